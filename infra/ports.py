@@ -1,0 +1,439 @@
+"""The ports: what the runtime and the consumers need of the world, as protocols.
+
+Every adapter of a port passes the same contract suite (tests/contracts). Engines (Sampler, Learner)
+are protocols of `schemas`, because trainer implements them.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
+
+from schemas.datasets import Row
+from schemas.events import Event
+from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId
+from schemas.learning import Learner
+from schemas.messages import Effect, Lane
+from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord, Sampler, Turn
+from schemas.specs import (
+    CommitSpec,
+    DatasetRef,
+    DiscoveredRollout,
+    Entrypoint,
+    GroupSpec,
+    RolloutRef,
+)
+
+if TYPE_CHECKING:
+    from infra.settings import Settings
+
+
+class Clock(Protocol):
+    def now(self) -> datetime: ...
+    async def sleep(self, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cursor:
+    """A position in the log: ordered by transaction, then by position. Opaque outside infra."""
+
+    xid: int = 0
+    position: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.xid:x}-{self.position:x}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Cursor":
+        """Read a cursor back. Raises ValueError when `text` is not one."""
+        xid, _, position = text.partition("-")
+        return cls(int(xid, 16), int(position, 16))
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An event as the log holds it."""
+
+    id: EventId
+    stream: StreamName
+    version: int
+    cursor: Cursor
+    time: datetime
+    causation: UUID | None
+    correlation: UUID
+    traceparent: str | None
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event to append at `version` of its stream (the first event of a stream has version 1)."""
+
+    id: EventId
+    stream: StreamName
+    version: int
+    event: Event
+    causation: UUID | None
+    correlation: UUID
+    traceparent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewEffect:
+    """An effect to write. `claimed`: born claimed by the worker that commits it, with epoch 1."""
+
+    effect: Effect
+    consumer: ConsumerName
+    stream: StreamName
+    correlation: UUID
+    traceparent: str | None = None
+    claimed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """An effect this worker holds, under `epoch`. `spent`: its workers died too often (crashes over
+    the limit); it must not be performed again but end as Failed(CRASH)."""
+
+    id: EffectId
+    effect: Effect
+    consumer: ConsumerName
+    stream: StreamName
+    epoch: int
+    attempts: int
+    crashes: int
+    correlation: UUID
+    traceparent: str | None
+    memo: str | None = None
+    spent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One decision, to be written whole or not at all.
+
+    `expected` are the versions at which the streams were read, for every stream that gets events.
+    `finished` are the effects whose outcomes are decided here, with the claim epochs that fence them.
+    """
+
+    worker: WorkerId | None = None
+    consumed: tuple[tuple[ConsumerName, EventId], ...] = ()
+    finished: tuple[tuple[EffectId, int], ...] = ()
+    expected: Mapping[StreamName, int] | None = None
+    events: tuple[NewEvent, ...] = ()
+    effects: tuple[NewEffect, ...] = ()
+    artifacts: tuple["SmallArtifact", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SmallArtifact:
+    """An artifact of at most 64 KiB that is written as a row, with the event that refers to it."""
+
+    sha256: str
+    data: bytes
+
+
+class CommitMiss(Exception):
+    """Nothing was written: what was read is no longer so. Read again and decide again.
+
+    kind `stale`: a stream moved; `duplicate`: an inbox row exists; `fenced`: a claim was lost (its
+    effect is finished, or another worker holds it). `what` names the stream, event or effect.
+    """
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(f"{kind}: {what}")
+        self.kind = kind
+        self.what = what
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A folded state (as JSON text) of a stream at a version."""
+
+    version: int
+    state: str
+
+
+class EventLog(Protocol):
+    """The truth. Reads take no transaction id; `commit` is one call."""
+
+    async def load(
+        self, streams: Mapping[StreamName, int]
+    ) -> Mapping[StreamName, Sequence[Recorded]]:
+        """The events of each stream above the given version, in order of version."""
+        ...
+
+    async def commit(self, commit: Commit) -> Sequence[Recorded]:
+        """Write a whole decision, return its events as recorded. Raises CommitMiss."""
+        ...
+
+    async def append(
+        self,
+        events: Sequence[Event],
+        *,
+        cause: UUID,
+        correlation: UUID | None = None,
+        traceparent: str | None = None,
+    ) -> Sequence[Recorded]:
+        """Append from an edge, at whatever version the streams have. The ids follow from `cause` and
+        each event's name: appending again under the same cause appends nothing and returns what
+        was appended before."""
+        ...
+
+    async def tail(
+        self, after: Cursor, *, limit: int, types: Sequence[str] | None = None
+    ) -> tuple[Sequence[Recorded], Cursor]:
+        """Events after a cursor in (xid, position) order, below the transaction horizon, and the
+        cursor to go on from (it moves past events of other types too)."""
+        ...
+
+    async def read(
+        self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
+    ) -> Sequence[Recorded]:
+        """A run's events in log order, below the horizon: for readers, not for consumers."""
+        ...
+
+    async def consumed(
+        self, keys: Sequence[tuple[ConsumerName, EventId]]
+    ) -> frozenset[tuple[ConsumerName, EventId]]:
+        """Which of these have an inbox row."""
+        ...
+
+    async def watermark(self, consumer: ConsumerName) -> Cursor: ...
+
+    async def advance(self, consumer: ConsumerName, cursor: Cursor) -> None:
+        """Everything up to `cursor` is consumed: move the watermark forward (never back) and delete
+        the inbox rows below it."""
+        ...
+
+    async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None: ...
+    async def save_snapshot(
+        self, stream: StreamName, fold_version: int, snapshot: Snapshot
+    ) -> None: ...
+    async def artifact(self, sha256: str) -> bytes | None:
+        """A small artifact's bytes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GateState:
+    """Whether a run's effects may be claimed: open, paused or closed."""
+
+    run_id: str
+    state: str
+
+
+class Effects(Protocol):
+    """Claims and leases over the effect rows."""
+
+    async def register(self, worker: WorkerId, *, host: str, pid: int, lease_s: float) -> None: ...
+    async def renew(self, worker: WorkerId, *, lease_s: float) -> bool:
+        """Extend the worker's lease. False when it has expired or was taken: stop performing."""
+        ...
+
+    async def expire(self, worker: WorkerId) -> None:
+        """End a lease at once (its process is known to be dead, or leaves)."""
+        ...
+
+    async def claim(
+        self,
+        worker: WorkerId,
+        *,
+        lanes: Sequence[Lane],
+        consumers: Sequence[ConsumerName],
+        limit: int,
+    ) -> Sequence[Claimed]:
+        """Claim due effects in order of their age: gate open, no live claim. Epoch + 1 each; a claim
+        taken over from a dead worker counts a crash."""
+        ...
+
+    async def retry(self, claimed: Claimed, *, delay_s: float, error: str) -> None:
+        """Give back for later: attempts + 1. Nothing happens if the claim was lost."""
+        ...
+
+    async def release(self, claimed: Claimed) -> None:
+        """Give back without counting an attempt (pause, shutdown)."""
+        ...
+
+    async def memo(self, claimed: Claimed, memo: str) -> bool:
+        """Remember something for a successor, under the epoch. False if the claim was lost."""
+        ...
+
+    async def gates(self, run_ids: Sequence[str]) -> Mapping[str, str]:
+        """The gates of these runs; a run without a row is open."""
+        ...
+
+    async def next_due_s(self, *, lanes: Sequence[Lane]) -> float | None:
+        """Seconds until the next effect of these lanes that is not yet due, or None."""
+        ...
+
+    async def depth(self) -> Mapping[str, int]:
+        """Effects per lane that are waiting or claimed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A record from the bus. `done` marks it consumed once its decision is committed (step 6)."""
+
+    recorded: Recorded
+
+
+class Bus(Protocol):
+    """Wakes consumers. At least once, in no global order; the log stays the truth."""
+
+    def subscribe(
+        self, consumers: Mapping[ConsumerName, Sequence[str]]
+    ) -> AsyncIterator[Sequence[tuple[ConsumerName, Recorded]]]:
+        """Batches of (consumer, event) to decide on, for ever. The iterator may deliver again what
+        was never acknowledged."""
+        ...
+
+    async def acknowledge(self, batch: Sequence[tuple[ConsumerName, Recorded]]) -> None:
+        """The decisions on this batch are committed."""
+        ...
+
+    async def idle(self) -> bool:
+        """Whether everything in the log that the subscribed consumers read was acknowledged."""
+        ...
+
+
+class BlobExists(Exception):
+    """A create-only put found that the key is taken."""
+
+
+class Blobs(Protocol):
+    """Bytes under keys (`runs/<run>/objects/<sha>`, `datasets/<sha>` ...). Durable on return."""
+
+    async def put(self, key: str, data: bytes, *, create_only: bool = False) -> str:
+        """Store, return the uri. Raises BlobExists with `create_only` when the key is taken."""
+        ...
+
+    async def put_file(self, key: str, path: Path) -> str: ...
+    async def get(self, uri: str) -> bytes:
+        """Raises NotFound."""
+        ...
+
+    async def delete(self, uri: str) -> None: ...
+    async def exists(self, key: str) -> str | None:
+        """The uri if the key is taken."""
+        ...
+
+
+class Artifacts(Protocol):
+    """Content-addressed bytes: small ones become rows of the commit, large ones blobs."""
+
+    async def put(self, data: bytes, *, run: str, blob: bool = False) -> ArtifactRef:
+        """Store under the content's hash. At most 64 KiB and not `blob`: staged, written with the
+        outcome's commit; else durable on return at `runs/<run>/objects/<sha256>`."""
+        ...
+
+    async def get(self, ref: ArtifactRef) -> bytes:
+        """Verified bytes. Raises CorruptData when size or hash differ, NotFound when absent."""
+        ...
+
+    async def discard(self, ref: ArtifactRef) -> None:
+        """Delete a blob artifact that nothing needs any more; absent is fine."""
+        ...
+
+
+class Datasets(Protocol):
+    async def rows(self, ref: DatasetRef) -> Sequence[Row]:
+        """All rows, cached by content hash."""
+        ...
+
+
+class Repositories(Protocol):
+    """Git, without ever running a checkout or a hook of a hostile repository."""
+
+    async def fetch(self, workspace: str, commit: CommitSpec) -> str:
+        """Fetch and return the full sha. Raises Refused when there is no such ref or commit."""
+        ...
+
+    async def snapshot(self, workspace: str, sha: str) -> bytes:
+        """The commit's tree as a deterministic tar. Raises Refused on what guarantees forbid."""
+        ...
+
+    async def check(self, url: str) -> str:
+        """The default branch's name. Raises Refused when `url` is not a repository."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowResult:
+    """What a workflow returned: its messages (None: it returned nothing; the gateway's record
+    stands)."""
+
+    messages: tuple[Message, ...] | None
+
+
+class UserCode(Protocol):
+    """The workspace's code, in confined processes: workflow and grader apart."""
+
+    async def discover(
+        self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
+    ) -> tuple[DiscoveredRollout, ...]:
+        """Import each entry point in a throw-away process and say what it holds."""
+        ...
+
+    async def run_workflow(
+        self,
+        rollout: RolloutRef,
+        *,
+        sample: str,
+        prompt: Sequence[Message],
+        metadata: Mapping[str, object],
+        base_url: str,
+        api_key: str,
+    ) -> WorkflowResult:
+        """Run the AgentWorkflow once, under its deadline. Raises UserCodeError."""
+        ...
+
+    async def grade(
+        self,
+        rollout: RolloutRef,
+        *,
+        group: str,
+        label: str | None,
+        metadata: Mapping[str, object],
+        samples: Sequence[SampleRecord],
+    ) -> tuple[Grade, ...]:
+        """Grade the samples that did not fail (a Grader, or weighted reward functions): one Grade per
+        sample, in index order. Raises UserCodeError when the grader as a whole failed."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class Session(Protocol):
+    """One sample's door to the policy. Usable until closed or past its deadline."""
+
+    base_url: str
+    api_key: str
+
+    def close(self) -> tuple[tuple[Turn, ...], tuple[Message, ...]]:
+        """End it; the exact turns, and the conversation as the gateway saw it."""
+        ...
+
+
+class Gateway(Protocol):
+    def open(self, spec: GroupSpec, index: int, *, deadline_s: float) -> Session: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What `perform` may use. A process that does not take a lane has None in its place."""
+
+    log: EventLog
+    blobs: Blobs
+    artifacts: Artifacts
+    datasets: Datasets
+    clock: Clock
+    settings: "Settings"
+    repositories: Repositories | None = None
+    sampler: Sampler | None = None
+    learner: Learner | None = None
+    user: UserCode | None = None
+    gateway: Gateway | None = None

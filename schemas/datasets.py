@@ -1,0 +1,29 @@
+"""A dataset row, as it is once a dataset was validated and normalised to JSON Lines."""
+
+import json
+
+from pydantic import Field
+
+from schemas.sampling import Message, Value
+
+
+class Row(Value):
+    """One row. `label` is the ground truth: only graders and SFT ever see it."""
+
+    prompt: tuple[Message, ...]
+    label: str | None = None
+    metadata: dict[str, object] = Field(default_factory=dict)
+
+    def to_line(self) -> bytes:
+        """The row as one line of the normalised content, newline included."""
+        return self.model_dump_json().encode() + b"\n"
+
+
+def parse_rows(content: bytes) -> tuple[Row, ...]:
+    """Normalised content -> rows. Raises ValueError on anything else."""
+    return tuple(Row.model_validate_json(line) for line in content.splitlines() if line)
+
+
+def metadata_json(row: Row) -> str:
+    """The row's metadata as canonical JSON."""
+    return json.dumps(row.metadata, sort_keys=True, separators=(",", ":"))

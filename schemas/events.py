@@ -1,0 +1,711 @@
+"""THE catalogue: every event, in the order a run lives them.
+
+Events are facts in the past tense, frozen, small (64 KiB at most); tokens, transcripts and weights
+travel as ArtifactRef. Each class says its wire type, its version, its Kafka topic, and (`gate`)
+whether it opens, pauses or closes the run it belongs to. An additive change with a default keeps the
+version; anything else bumps it and adds a function to `schemas/upcasts.py`.
+"""
+
+from typing import ClassVar, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict
+
+from schemas.config import EvalConfig, RunConfig
+from schemas.ids import (
+    Purpose,
+    StreamName,
+    checkpoint_stream,
+    dataset_stream,
+    dead_letter_stream,
+    eval_stream,
+    grade_stream,
+    group_stream,
+    policy_stream,
+    run_stream,
+    workspace_stream,
+)
+from schemas.sampling import ArtifactRef, Grade, ModelRef, Sha256
+from schemas.specs import (
+    BatchGroup,
+    CheckpointSpec,
+    CommitSpec,
+    DatasetRef,
+    DiscoveredRollout,
+    Entrypoint,
+    GroupSpec,
+    GroupTemplate,
+    Plan,
+    SampleEntry,
+    Slot,
+    StateRef,
+    TrainSpec,
+)
+
+MAX_EVENT_BYTES = 64 * 1024
+"""The largest payload an event may have, as JSON."""
+
+Gate = Literal["open", "paused", "closed"]
+
+WORKSPACE_TOPIC = "rl.workspace.v1"
+RUN_TOPIC = "rl.run.v1"
+GROUP_TOPIC = "rl.group.v1"
+DEAD_LETTER_TOPIC = "rl.dead-letter.v1"
+
+
+class Event(BaseModel):
+    """Root of all events.
+
+    `stream` is the stream an event belongs to (its owner appends it there, or an edge). `key` is the
+    Kafka message key. `run_id` names the run, evaluation or workspace the event is about. `name`
+    tells apart events that one cause brings about; together with the cause it is the event's id.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    type: ClassVar[str]
+    version: ClassVar[int] = 1
+    topic: ClassVar[str]
+    gate: ClassVar[Gate | None] = None
+
+    @property
+    def stream(self) -> StreamName:
+        raise NotImplementedError
+
+    @property
+    def run_id(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def key(self) -> str:
+        return self.run_id
+
+    @property
+    def name(self) -> str:
+        return self.type
+
+
+class _WorkspaceEvent(Event):
+    topic: ClassVar[str] = WORKSPACE_TOPIC
+    workspace: str
+
+    @property
+    def stream(self) -> StreamName:
+        return workspace_stream(self.workspace)
+
+    @property
+    def run_id(self) -> str:
+        return self.workspace
+
+
+class RepositoryPushed(_WorkspaceEvent):
+    """A repository may have something new, or a run needs a commit of it. A hint: sync resolves the
+    ref when it runs. `requester` is the stream that waits for the answer, if one does."""
+
+    type: ClassVar[str] = "rl.workspace.pushed"
+    workspace_name: str
+    commit: CommitSpec
+    entrypoints: tuple[Entrypoint, ...] = ()
+    requester: StreamName | None = None
+
+
+class WorkspaceSynced(_WorkspaceEvent):
+    """A commit was fetched, its snapshot stored, its entry points looked into."""
+
+    type: ClassVar[str] = "rl.workspace.synced"
+    push: UUID
+    commit: str
+    snapshot: ArtifactRef
+    rollouts: tuple[DiscoveredRollout, ...]
+    requester: StreamName | None = None
+
+
+class WorkspaceRejected(_WorkspaceEvent):
+    """The commit could not be fetched or its tree cannot be used; `message` says what to do."""
+
+    type: ClassVar[str] = "rl.workspace.rejected"
+    push: UUID
+    message: str
+    requester: StreamName | None = None
+
+
+class DatasetRegistered(Event):
+    """A dataset was uploaded, validated and stored."""
+
+    type: ClassVar[str] = "rl.dataset.registered"
+    topic: ClassVar[str] = WORKSPACE_TOPIC
+    dataset: DatasetRef
+    columns: tuple[str, ...]
+    file_name: str
+    file_size: int
+    original: ArtifactRef
+
+    @property
+    def stream(self) -> StreamName:
+        return dataset_stream(self.dataset.dataset)
+
+    @property
+    def run_id(self) -> str:
+        return self.dataset.dataset
+
+
+class _RunEvent(Event):
+    topic: ClassVar[str] = RUN_TOPIC
+    run: str
+
+    @property
+    def stream(self) -> StreamName:
+        return run_stream(self.run)
+
+    @property
+    def run_id(self) -> str:
+        return self.run
+
+
+class RunRequested(_RunEvent):
+    """A validated, admitted request for a run. `workspace` is None when no user code is needed."""
+
+    type: ClassVar[str] = "rl.run.requested"
+    run_name: str
+    config: RunConfig
+    model: ModelRef
+    dataset: DatasetRef
+    validation: DatasetRef | None = None
+    workspace: str | None = None
+    from_state: StateRef | None = None
+
+
+class RunRejected(_RunEvent):
+    """The run cannot start: its commit or entry point does not hold what its config needs."""
+
+    type: ClassVar[str] = "rl.run.rejected"
+    gate: ClassVar[Gate | None] = "closed"
+    message: str
+
+
+class RunStarted(_RunEvent):
+    """The plan of the run is fixed. `template` is what its training groups share, but the policy."""
+
+    type: ClassVar[str] = "rl.run.started"
+    gate: ClassVar[Gate | None] = "open"
+    plan: Plan
+    spec: TrainSpec
+    template: GroupTemplate | None = None
+    validation: GroupTemplate | None = None
+    commit: str | None = None
+
+
+class _PolicyEvent(Event):
+    topic: ClassVar[str] = RUN_TOPIC
+    run: str
+
+    @property
+    def stream(self) -> StreamName:
+        return policy_stream(self.run)
+
+    @property
+    def run_id(self) -> str:
+        return self.run
+
+
+class PolicyInitialized(_PolicyEvent):
+    """Version 0 of the run's policy exists and is durable."""
+
+    type: ClassVar[str] = "rl.policy.initialized"
+    spec: TrainSpec
+    state: StateRef
+    versions: dict[str, str]
+
+
+class PolicyFailed(_PolicyEvent):
+    """The learner could not build or step the policy; the run cannot go on."""
+
+    type: ClassVar[str] = "rl.policy.failed"
+    step: int
+    kind: Literal["error", "crash"]
+    message: str
+
+
+class GroupsRequested(Event):
+    """Groups of a step are due. Carries (dataset, row) pairs, never rows. `owner` is the run, or the
+    evaluation."""
+
+    type: ClassVar[str] = "rl.groups.requested"
+    topic: ClassVar[str] = RUN_TOPIC
+    owner: str
+    purpose: Purpose
+    step: int
+    slots: tuple[Slot, ...]
+    template: GroupTemplate
+
+    @property
+    def stream(self) -> StreamName:
+        return run_stream(self.owner) if self.purpose == Purpose.TRAIN else eval_stream(self.owner)
+
+    @property
+    def run_id(self) -> str:
+        return self.owner
+
+    @property
+    def name(self) -> str:
+        first = self.slots[0]
+        return f"{self.type}/{self.purpose}/{self.step}/{first.slot}/{first.replacement}"
+
+    def group_specs(self) -> tuple[GroupSpec, ...]:
+        """The groups asked for, each complete."""
+        prefix = f"{self.owner}-{self.purpose}-{self.step}"
+        return tuple(
+            GroupSpec(
+                group=f"{prefix}-{slot.slot}-{slot.replacement}",
+                row=slot.row,
+                template=self.template,
+            )
+            for slot in self.slots
+        )
+
+
+class _GroupEvent(Event):
+    topic: ClassVar[str] = GROUP_TOPIC
+    spec: GroupSpec
+
+    @property
+    def stream(self) -> StreamName:
+        return group_stream(self.spec.group)
+
+    @property
+    def run_id(self) -> str:
+        return self.spec.owner
+
+    @property
+    def key(self) -> str:
+        return self.spec.group
+
+
+class SampleGenerated(_GroupEvent):
+    """One sample of a group, run by a user workflow, is finished (or failed, as data)."""
+
+    type: ClassVar[str] = "rl.sample.generated"
+    entry: SampleEntry
+    artifact: ArtifactRef
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.entry.index}"
+
+
+class GroupGenerated(_GroupEvent):
+    """All samples of a group are finished. `parts` hold them, in index order."""
+
+    type: ClassVar[str] = "rl.group.generated"
+    entries: tuple[SampleEntry, ...]
+    parts: tuple[ArtifactRef, ...]
+
+
+class GroupGraded(_GroupEvent):
+    """The grader scored a group. `artifact` holds all its samples. On `rl.run.v1`, because the run
+    decides on it."""
+
+    type: ClassVar[str] = "rl.group.graded"
+    topic: ClassVar[str] = RUN_TOPIC
+    artifact: ArtifactRef
+    entries: tuple[SampleEntry, ...]
+    grades: tuple[Grade, ...]
+
+    @property
+    def stream(self) -> StreamName:
+        return grade_stream(self.spec.group)
+
+    @property
+    def key(self) -> str:
+        return self.spec.owner
+
+
+class SettledGroup(BaseModel):
+    """A group that is kept for its batch, or dropped with the reason."""
+
+    model_config = ConfigDict(frozen=True)
+    group: BatchGroup
+    entries: tuple[SampleEntry, ...] = ()
+    dropped: str | None = None
+    parts: dict[str, float] = {}
+
+
+class GroupsSettled(Event):
+    """The owner took note of graded groups: kept, or dropped with the reason."""
+
+    type: ClassVar[str] = "rl.groups.settled"
+    topic: ClassVar[str] = RUN_TOPIC
+    owner: str
+    purpose: Purpose
+    step: int
+    groups: tuple[SettledGroup, ...]
+
+    @property
+    def stream(self) -> StreamName:
+        return run_stream(self.owner) if self.purpose == Purpose.TRAIN else eval_stream(self.owner)
+
+    @property
+    def run_id(self) -> str:
+        return self.owner
+
+
+class BatchAssembled(_RunEvent):
+    """The batch of a step is fixed: groups in slot order (RL), or positions of the shuffled dataset
+    (SFT, `rows`). `durable`: the version this step makes must be stored whole."""
+
+    type: ClassVar[str] = "rl.batch.assembled"
+    step: int
+    groups: tuple[BatchGroup, ...] = ()
+    rows: tuple[int, ...] = ()
+    metrics: dict[str, float] = {}
+    durable: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.step}"
+
+
+class PolicyUpdated(_PolicyEvent):
+    """One optimizer step was taken: version `step` exists."""
+
+    type: ClassVar[str] = "rl.policy.updated"
+    step: int
+    state: StateRef
+    batch: UUID
+    metrics: dict[str, float]
+    plan: tuple[int, ...]
+    versions: dict[str, str]
+
+
+class StepSkipped(_RunEvent):
+    """No group of the step could be used; version `step` is an alias of the one before."""
+
+    type: ClassVar[str] = "rl.step.skipped"
+    step: int
+    reason: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.step}"
+
+
+class StepSettled(_RunEvent):
+    """The run took note of a step: its version, its reward, all its metrics."""
+
+    type: ClassVar[str] = "rl.step.settled"
+    step: int
+    state: StateRef
+    metrics: dict[str, float]
+    skipped: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.step}"
+
+
+class RunWarned(_RunEvent):
+    """Something a user should look at; the run goes on."""
+
+    type: ClassVar[str] = "rl.run.warned"
+    step: int
+    message: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.step}"
+
+
+class CheckpointRequested(_RunEvent):
+    """The run wants the checkpoint of a settled step: on cadence, at a stop, at the end."""
+
+    type: ClassVar[str] = "rl.checkpoint.requested"
+    spec: CheckpointSpec
+    reward: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.spec.step}"
+
+
+class CheckpointSaved(Event):
+    """A checkpoint's manifest is in place; whoever reads it can verify every byte."""
+
+    type: ClassVar[str] = "rl.checkpoint.saved"
+    topic: ClassVar[str] = RUN_TOPIC
+    spec: CheckpointSpec
+    manifest: ArtifactRef
+    reward: float | None = None
+
+    @property
+    def stream(self) -> StreamName:
+        return checkpoint_stream(self.spec.run)
+
+    @property
+    def run_id(self) -> str:
+        return self.spec.run
+
+
+class CheckpointFailed(Event):
+    """A checkpoint could not be put; the run fails with the last good one named."""
+
+    type: ClassVar[str] = "rl.checkpoint.failed"
+    topic: ClassVar[str] = RUN_TOPIC
+    run: str
+    step: int
+    message: str
+
+    @property
+    def stream(self) -> StreamName:
+        return checkpoint_stream(self.run)
+
+    @property
+    def run_id(self) -> str:
+        return self.run
+
+
+class CheckpointSettled(_RunEvent):
+    """The run took note of a checkpoint."""
+
+    type: ClassVar[str] = "rl.checkpoint.settled"
+    step: int
+    manifest_sha256: Sha256
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.step}"
+
+
+class EvaluationRequested(Event):
+    """An evaluation is wanted: by a user (`config`), or by a run at a step (`run`, `step`), which
+    appends it to its own stream. `rows` are the dataset rows, in order."""
+
+    type: ClassVar[str] = "rl.evaluation.requested"
+    topic: ClassVar[str] = RUN_TOPIC
+    evaluation: str
+    eval_name: str
+    template: GroupTemplate
+    rows: tuple[int, ...]
+    batch_size: int = 64
+    pass_threshold: float = 1.0
+    run: str | None = None
+    step: int | None = None
+    config: EvalConfig | None = None
+    workspace: str | None = None
+
+    @property
+    def stream(self) -> StreamName:
+        return run_stream(self.run) if self.run else eval_stream(self.evaluation)
+
+    @property
+    def run_id(self) -> str:
+        return self.run or self.evaluation
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.evaluation}"
+
+
+class EvaluationStarted(Event):
+    """The evaluation's owner took it up; `template` is complete."""
+
+    type: ClassVar[str] = "rl.evaluation.started"
+    topic: ClassVar[str] = RUN_TOPIC
+    evaluation: str
+    template: GroupTemplate
+    rows: tuple[int, ...]
+    batch_size: int
+    pass_threshold: float
+    run: str | None = None
+    step: int | None = None
+
+    @property
+    def stream(self) -> StreamName:
+        return eval_stream(self.evaluation)
+
+    @property
+    def run_id(self) -> str:
+        return self.evaluation
+
+
+class EvaluationCompleted(Event):
+    """An evaluation ended. `reward` is the mean over all graded samples."""
+
+    type: ClassVar[str] = "rl.evaluation.completed"
+    topic: ClassVar[str] = RUN_TOPIC
+    gate: ClassVar[Gate | None] = "closed"
+    evaluation: str
+    status: Literal["finished", "failed", "stopped"]
+    reward: float | None = None
+    metrics: dict[str, float] = {}
+    message: str | None = None
+    run: str | None = None
+    step: int | None = None
+
+    @property
+    def stream(self) -> StreamName:
+        return eval_stream(self.evaluation)
+
+    @property
+    def run_id(self) -> str:
+        return self.evaluation
+
+    @property
+    def key(self) -> str:
+        return self.run or self.evaluation
+
+
+class EvaluationStopRequested(Event):
+    """A user asked an evaluation to stop."""
+
+    type: ClassVar[str] = "rl.evaluation.stop-requested"
+    topic: ClassVar[str] = RUN_TOPIC
+    evaluation: str
+
+    @property
+    def stream(self) -> StreamName:
+        return eval_stream(self.evaluation)
+
+    @property
+    def run_id(self) -> str:
+        return self.evaluation
+
+
+class EvaluationSettled(_RunEvent):
+    """The run took note of its validation at a step."""
+
+    type: ClassVar[str] = "rl.evaluation.settled"
+    step: int
+    reward: float | None
+    metrics: dict[str, float] = {}
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.step}"
+
+
+class RunPauseRequested(_RunEvent):
+    """A user asked the run to pause at the next step boundary."""
+
+    type: ClassVar[str] = "rl.run.pause-requested"
+
+
+class RunPaused(_RunEvent):
+    """The run rests at a step boundary; its workers are free."""
+
+    type: ClassVar[str] = "rl.run.paused"
+    gate: ClassVar[Gate | None] = "paused"
+    step: int
+    reason: str | None = None
+
+
+class RunResumeRequested(_RunEvent):
+    """A user asked a paused run to go on."""
+
+    type: ClassVar[str] = "rl.run.resume-requested"
+
+
+class RunResumed(_RunEvent):
+    """The run goes on from where it paused."""
+
+    type: ClassVar[str] = "rl.run.resumed"
+    gate: ClassVar[Gate | None] = "open"
+    step: int
+
+
+class RunStopRequested(_RunEvent):
+    """A user asked the run to stop at the next step boundary, with a final checkpoint."""
+
+    type: ClassVar[str] = "rl.run.stop-requested"
+
+
+class RunStopped(_RunEvent):
+    """The run was stopped by a user; its final checkpoint is saved."""
+
+    type: ClassVar[str] = "rl.run.stopped"
+    gate: ClassVar[Gate | None] = "closed"
+    step: int
+
+
+class RunFailed(_RunEvent):
+    """The run cannot go on. kind error: its code, data or learning; crash: its processes died."""
+
+    type: ClassVar[str] = "rl.run.failed"
+    gate: ClassVar[Gate | None] = "closed"
+    kind: Literal["error", "crash"]
+    message: str
+
+
+class RunFinished(_RunEvent):
+    """All steps are taken, all checkpoints saved, all validations settled."""
+
+    type: ClassVar[str] = "rl.run.finished"
+    gate: ClassVar[Gate | None] = "closed"
+    step: int
+    reward: float | None = None
+
+
+class MessageDeadLettered(Event):
+    """A message that `consumer` could not decide on; nothing else waits for it."""
+
+    type: ClassVar[str] = "rl.dead-letter.message"
+    topic: ClassVar[str] = DEAD_LETTER_TOPIC
+    consumer: str
+    message_id: UUID
+    message_type: str
+    about: str
+    cause: str
+    payload: str
+
+    @property
+    def stream(self) -> StreamName:
+        return dead_letter_stream(self.consumer)
+
+    @property
+    def run_id(self) -> str:
+        return self.about
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.message_id}"
+
+
+ALL_EVENTS: tuple[type[Event], ...] = (
+    RepositoryPushed,
+    WorkspaceSynced,
+    WorkspaceRejected,
+    DatasetRegistered,
+    RunRequested,
+    RunRejected,
+    RunStarted,
+    PolicyInitialized,
+    PolicyFailed,
+    GroupsRequested,
+    SampleGenerated,
+    GroupGenerated,
+    GroupGraded,
+    GroupsSettled,
+    BatchAssembled,
+    PolicyUpdated,
+    StepSkipped,
+    StepSettled,
+    RunWarned,
+    CheckpointRequested,
+    CheckpointSaved,
+    CheckpointFailed,
+    CheckpointSettled,
+    EvaluationRequested,
+    EvaluationStarted,
+    EvaluationCompleted,
+    EvaluationStopRequested,
+    EvaluationSettled,
+    RunPauseRequested,
+    RunPaused,
+    RunResumeRequested,
+    RunResumed,
+    RunStopRequested,
+    RunStopped,
+    RunFailed,
+    RunFinished,
+    MessageDeadLettered,
+)
+
+EVENT_TYPES: dict[str, type[Event]] = {event.type: event for event in ALL_EVENTS}

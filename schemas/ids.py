@@ -1,0 +1,123 @@
+"""Names of things, and how new ids are derived.
+
+Every id that Headrace makes is a function of what caused it, so that doing something again after a
+crash makes the same id, and the database's keys can refuse the second copy. Nothing here is random.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+from uuid import UUID, uuid5
+
+RunId = NewType("RunId", str)
+EvalId = NewType("EvalId", str)
+WorkspaceId = NewType("WorkspaceId", str)
+DatasetId = NewType("DatasetId", str)
+GroupId = NewType("GroupId", str)
+SampleId = NewType("SampleId", str)
+StreamName = NewType("StreamName", str)
+ConsumerName = NewType("ConsumerName", str)
+EventId = NewType("EventId", UUID)
+EffectId = NewType("EffectId", UUID)
+WorkerId = NewType("WorkerId", str)
+
+HEADRACE = UUID("6f1c0c9e-6a0b-5a43-9d5c-0b8f6d0f7a11")
+"""The root namespace of all derived ids."""
+
+
+class Purpose(StrEnum):
+    """Why a group is generated."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+
+
+def derive_id(cause: UUID, name: str) -> UUID:
+    """The id of what `cause` brings about under `name` (uuid5: same inputs, same id)."""
+    return uuid5(cause, name)
+
+
+def short_id(kind: str, key: str) -> str:
+    """A 16-digit hex id for the thing of this `kind` that `key` identifies."""
+    return derive_id(HEADRACE, f"{kind}/{key}").hex[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """Which group: the G samples of one dataset row, for one slot of one step.
+
+    `owner` is the run or the evaluation that asked for it. `replacement` counts the groups that
+    stood in this slot before and were dropped; it starts at 0.
+    """
+
+    owner: str
+    purpose: Purpose
+    step: int
+    slot: int
+    replacement: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.owner}-{self.purpose}-{self.step}-{self.slot}-{self.replacement}"
+
+    @property
+    def id(self) -> GroupId:
+        return GroupId(str(self))
+
+    @classmethod
+    def parse(cls, group: str) -> "GroupKey":
+        """Read a group id back. Raises ValueError when `group` is not one."""
+        owner, purpose, step, slot, replacement = group.rsplit("-", 4)
+        return cls(owner, Purpose(purpose), int(step), int(slot), int(replacement))
+
+
+def sample_id(group: GroupId, index: int) -> SampleId:
+    """The id of the sample `index` (from 0) of a group."""
+    return SampleId(f"{group}.{index}")
+
+
+def parse_sample_id(sample: str) -> tuple[GroupId, int]:
+    """Read a sample id back. Raises ValueError when `sample` is not one."""
+    group, _, index = sample.rpartition(".")
+    GroupKey.parse(group)
+    return GroupId(group), int(index)
+
+
+def workspace_stream(workspace: str) -> StreamName:
+    return StreamName(f"workspace-{workspace}")
+
+
+def dataset_stream(dataset: str) -> StreamName:
+    return StreamName(f"dataset-{dataset}")
+
+
+def run_stream(run: str) -> StreamName:
+    return StreamName(f"run-{run}")
+
+
+def group_stream(group: str) -> StreamName:
+    return StreamName(f"group-{group}")
+
+
+def grade_stream(group: str) -> StreamName:
+    return StreamName(f"grade-{group}")
+
+
+def policy_stream(run: str) -> StreamName:
+    return StreamName(f"policy-{run}")
+
+
+def checkpoint_stream(run: str) -> StreamName:
+    return StreamName(f"checkpoint-{run}")
+
+
+def eval_stream(evaluation: str) -> StreamName:
+    return StreamName(f"eval-{evaluation}")
+
+
+def dead_letter_stream(consumer: str) -> StreamName:
+    return StreamName(f"dead-letter-{consumer}")
+
+
+def category(stream: StreamName) -> str:
+    """The stream's category: the part of its name that says who owns it."""
+    return "dead-letter" if stream.startswith("dead-letter-") else stream.partition("-")[0]

@@ -1,0 +1,250 @@
+"""Effects: what a decider may ask for. Outcomes: what comes back.
+
+An effect is a row that some worker claims and performs; it never travels on the bus. Its id is a
+function of what it does (`key`), so that asking twice is asking once. An outcome lives only between
+`perform` and `handle`; what must last becomes an event.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict
+
+from schemas.errors import FailureCategory, Issue
+from schemas.ids import HEADRACE, EffectId, derive_id
+from schemas.sampling import ArtifactRef, Grade
+from schemas.specs import (
+    CheckpointSpec,
+    CommitSpec,
+    DiscoveredRollout,
+    Entrypoint,
+    GroupSpec,
+    SampleEntry,
+    StateRef,
+    TrainSpec,
+)
+
+
+class Lane(StrEnum):
+    """What a worker must be able to do to perform an effect."""
+
+    CONTROL = "control"
+    USER = "user"
+    GENERATE = "generate"
+    TRAIN = "train"
+
+
+class Effect(BaseModel):
+    """Root of all effects. `lane` says who can perform it; `run_id` whose gate it obeys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    type: ClassVar[str]
+    lane: ClassVar[Lane]
+
+    @property
+    def key(self) -> str:
+        """What this effect does, uniquely: the root of its id."""
+        raise NotImplementedError
+
+    @property
+    def run_id(self) -> str:
+        """The run (or evaluation, or workspace) it works for."""
+        raise NotImplementedError
+
+    @property
+    def id(self) -> EffectId:
+        return EffectId(derive_id(HEADRACE, f"{self.type}/{self.key}"))
+
+
+class FetchCommit(Effect):
+    """Fetch a commit, store its snapshot, and discover what its entry points hold."""
+
+    type: ClassVar[str] = "FetchCommit"
+    lane: ClassVar[Lane] = Lane.CONTROL
+    workspace: str
+    push: UUID
+    commit: CommitSpec
+    entrypoints: tuple[Entrypoint, ...]
+    requester: str | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.workspace}/{self.push}"
+
+    @property
+    def run_id(self) -> str:
+        return self.requester.partition("-")[2] if self.requester else self.workspace
+
+
+class InitializePolicy(Effect):
+    """Build version 0 of a run's policy."""
+
+    type: ClassVar[str] = "InitializePolicy"
+    lane: ClassVar[Lane] = Lane.TRAIN
+    spec: TrainSpec
+
+    @property
+    def key(self) -> str:
+        return self.spec.run
+
+    @property
+    def run_id(self) -> str:
+        return self.spec.run
+
+
+class GenerateGroup(Effect):
+    """Sample a whole group, single turn, with no user workflow involved."""
+
+    type: ClassVar[str] = "GenerateGroup"
+    lane: ClassVar[Lane] = Lane.GENERATE
+    spec: GroupSpec
+
+    @property
+    def key(self) -> str:
+        return self.spec.group
+
+    @property
+    def run_id(self) -> str:
+        return self.spec.owner
+
+
+class GenerateSample(Effect):
+    """Run the user's workflow once, for one sample, against the gateway."""
+
+    type: ClassVar[str] = "GenerateSample"
+    lane: ClassVar[Lane] = Lane.GENERATE
+    spec: GroupSpec
+    index: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.spec.group}.{self.index}"
+
+    @property
+    def run_id(self) -> str:
+        return self.spec.owner
+
+
+class GradeGroup(Effect):
+    """Run the user's grader (or reward functions) on the samples of a group."""
+
+    type: ClassVar[str] = "GradeGroup"
+    lane: ClassVar[Lane] = Lane.USER
+    spec: GroupSpec
+    parts: tuple[ArtifactRef, ...]
+
+    @property
+    def key(self) -> str:
+        return self.spec.group
+
+    @property
+    def run_id(self) -> str:
+        return self.spec.owner
+
+
+class TrainStep(Effect):
+    """One optimizer step: version `step - 1` and the batch -> version `step`."""
+
+    type: ClassVar[str] = "TrainStep"
+    lane: ClassVar[Lane] = Lane.TRAIN
+    spec: TrainSpec
+    step: int
+    batch: UUID
+
+    @property
+    def key(self) -> str:
+        return f"{self.spec.run}/step/{self.step}"
+
+    @property
+    def run_id(self) -> str:
+        return self.spec.run
+
+
+class SaveCheckpoint(Effect):
+    """Put the manifest of a step: shards first, manifest last, create-only."""
+
+    type: ClassVar[str] = "SaveCheckpoint"
+    lane: ClassVar[Lane] = Lane.CONTROL
+    spec: CheckpointSpec
+
+    @property
+    def key(self) -> str:
+        return f"{self.spec.run}/ckpt/{self.spec.step}"
+
+    @property
+    def run_id(self) -> str:
+        return self.spec.run
+
+
+ALL_EFFECTS: tuple[type[Effect], ...] = (
+    FetchCommit,
+    InitializePolicy,
+    GenerateGroup,
+    GenerateSample,
+    GradeGroup,
+    TrainStep,
+    SaveCheckpoint,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Root of all outcomes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Outcome):
+    """The effect ended without a result: a fact about the work, not a crash of ours."""
+
+    effect: Effect
+    category: FailureCategory
+    message: str
+    issues: tuple[Issue, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFetched(Outcome):
+    effect: FetchCommit
+    commit: str
+    snapshot: ArtifactRef
+    rollouts: tuple[DiscoveredRollout, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyBuilt(Outcome):
+    """A version exists and is durable: version 0, or the version that a TrainStep made."""
+
+    effect: "InitializePolicy | TrainStep"
+    state: StateRef
+    metrics: dict[str, float] = field(default_factory=dict)
+    plan: tuple[int, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSampled(Outcome):
+    effect: GenerateGroup
+    artifact: ArtifactRef
+    entries: tuple[SampleEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFinished(Outcome):
+    effect: GenerateSample
+    artifact: ArtifactRef
+    entry: SampleEntry
+
+
+@dataclass(frozen=True, slots=True)
+class GroupScored(Outcome):
+    effect: GradeGroup
+    group_artifact: ArtifactRef
+    grades: tuple[Grade, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestPut(Outcome):
+    effect: SaveCheckpoint
+    manifest: ArtifactRef

@@ -1,0 +1,206 @@
+"""The values that events and effects share: what was asked for, in full, so that whoever performs
+the work needs nothing but the message in hand (and the artifacts it refers to)."""
+
+from typing import Literal
+from uuid import UUID
+
+from pydantic import Field
+
+from schemas.config import RunConfig
+from schemas.ids import GroupKey, Purpose
+from schemas.sampling import (
+    ArtifactRef,
+    DrawKey,
+    ModelRef,
+    PolicyRef,
+    SamplingParams,
+    Sha256,
+    Value,
+)
+
+
+class Entrypoint(Value):
+    """A Python file of a rollout: `rollouts/<rollout>/<path>`."""
+
+    rollout: str
+    path: str = "main.py"
+
+
+class CommitSpec(Value):
+    """Which commit: of a repository (path or URL), the head of a branch, or a pinned sha. Neither
+    branch nor sha: the default branch's head at the time the effect runs."""
+
+    url: str
+    branch: str | None = None
+    sha: str | None = None
+
+
+class DiscoveredRollout(Value):
+    """What an entry point's namespace holds, or why it could not be loaded (file and line)."""
+
+    entrypoint: Entrypoint
+    workflow: str | None = None
+    grader: str | None = None
+    rewards: tuple[str, ...] = ()
+    error: str | None = None
+
+
+class DatasetRef(Value):
+    """A registered dataset: its normalised content (JSON Lines) and its number of rows."""
+
+    dataset: str
+    name: str
+    content: ArtifactRef
+    num_rows: int = Field(ge=1)
+
+
+class RewardSpec(Value):
+    name: str
+    weight: float = 1.0
+
+
+class RolloutRef(Value):
+    """User code to run: the workspace snapshot (a tar) and what to use from its entry point."""
+
+    snapshot: ArtifactRef
+    commit: str
+    entrypoint: Entrypoint
+    workflow: str | None
+    grader: str | None
+    rewards: tuple[RewardSpec, ...] = ()
+    env: dict[str, str] = {}
+    workflow_timeout_s: float = 450
+    grader_timeout_s: float = 150
+
+
+class GroupTemplate(Value):
+    """What all groups of one request have in common. `rollout` None: single turn, no user code at
+    all (then nothing can grade it, so only engines are tested so)."""
+
+    dataset: DatasetRef
+    model: ModelRef
+    policy: PolicyRef
+    tuning: Literal["lora", "full"] = "lora"
+    lora_alpha: float = 32.0
+    params: SamplingParams
+    num_samples: int = Field(ge=1)
+    rollout: RolloutRef | None = None
+    run: str | None = None
+
+
+class Slot(Value):
+    """One group of a request: its slot, its replacement number, its dataset row."""
+
+    slot: int
+    replacement: int = 0
+    row: int
+
+
+class GroupSpec(Value):
+    """One group, complete."""
+
+    group: str
+    row: int
+    template: GroupTemplate
+
+    @property
+    def group_key(self) -> GroupKey:
+        return GroupKey.parse(self.group)
+
+    @property
+    def owner(self) -> str:
+        return self.group_key.owner
+
+    @property
+    def purpose(self) -> Purpose:
+        return self.group_key.purpose
+
+    def draw_key(self, index: int) -> DrawKey:
+        """The key of sample `index` for the counter-based generator; no uuid enters it."""
+        key = self.group_key
+        return DrawKey(
+            purpose=str(key.purpose),
+            step=key.step,
+            slot=key.slot,
+            replacement=key.replacement,
+            sample=index,
+        )
+
+
+class SampleEntry(Value):
+    """The index entry of one sample: enough for metrics and decisions, without its tokens."""
+
+    index: int
+    failure: str | None = None
+    message: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    num_turns: int = 0
+    truncated: bool = False
+
+
+class BatchGroup(Value):
+    """One group of a batch: where its samples are, and their rewards in index order."""
+
+    slot: int
+    replacement: int
+    artifact: ArtifactRef
+    rewards: tuple[float | None, ...]
+
+
+class TrainSpec(Value):
+    """Everything the learner must know of a run."""
+
+    run: str
+    config: RunConfig
+    model: ModelRef
+    total_steps: int = Field(ge=1)
+    dataset: DatasetRef
+
+
+class StateRef(Value):
+    """A policy version and where it is durable.
+
+    `weights` and `state` are None where only the hash was recorded: such a version is rebuilt by
+    replaying the steps since the last durable one. `durable` is true when both are stored.
+    """
+
+    step: int
+    weights_sha256: Sha256
+    state_sha256: Sha256
+    weights: ArtifactRef | None = None
+    state: ArtifactRef | None = None
+
+    @property
+    def durable(self) -> bool:
+        return self.weights is not None and self.state is not None
+
+
+class CheckpointSpec(Value):
+    """What a checkpoint's manifest is made from: a pure function of the step."""
+
+    run: str
+    step: int
+    model: ModelRef
+    tuning: Literal["lora", "full"]
+    state: StateRef
+    batch: UUID | None
+    plan: tuple[int, ...]
+    versions: dict[str, str]
+    seed: int
+    parent: Sha256 | None
+    lora: dict[str, str] = {}
+
+
+class Plan(Value):
+    """The shape of a run, fixed when it starts."""
+
+    total_steps: int
+    batch_size: int
+    num_samples: int
+    num_rows: int
+
+
+class MetricPoint(Value):
+    key: str
+    value: float
