@@ -214,6 +214,8 @@ class PolicyInitialized(_PolicyEvent):
     spec: TrainSpec
     state: StateRef
     versions: dict[str, str]
+    files: dict[str, ArtifactRef] = {}
+    weights_name: str = "adapter_model.safetensors"
 
 
 class PolicyFailed(_PolicyEvent):

@@ -67,13 +67,18 @@ class StepResult:
     """What one step made.
 
     `metrics` maps metric keys (`train/loss`, ...) to finite values. `plan` is the micro-batch
-    plan: the token count of each micro-batch, in order (other plans give other bits).
+    plan: the token count of each micro-batch, in order (other plans give other bits). `files` (from
+    `initialize` only) are the files that, beside the weights, make a checkpoint directory loadable
+    by plain Transformers and PEFT: config, tokenizer, adapter config, an unnamed base model.
+    `weights_name` is the file name of the weights there.
     """
 
     state: LearnerState
     metrics: dict[str, float]
     plan: tuple[int, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+    weights_name: str = "adapter_model.safetensors"
 
 
 class Learner(Protocol):

@@ -221,6 +221,8 @@ class PolicyBuilt(Outcome):
     metrics: dict[str, float] = field(default_factory=dict)
     plan: tuple[int, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    files: dict[str, ArtifactRef] = field(default_factory=dict)
+    weights_name: str = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,14 +43,15 @@ class ModelRef(Value):
 
     scratch: `name` is a shape that ships with Headrace, initialised from `seed`.
     directory, hub: `name` is the path or the hub id.
-    checkpoint: `name` is the run's id and `step` the checkpoint; `manifest` is its manifest.
+    checkpoint: `name` is `<run id>@<step>`, `files` the checkpoint's files by name: with full tuning
+    config.json, model.safetensors and the tokenizer's; with LoRA adapter_config.json,
+    adapter_model.safetensors and, where the base has no public name, the base model under base/.
     """
 
     kind: Literal["scratch", "directory", "hub", "checkpoint"]
     name: str
     seed: int = 0
-    step: int | None = None
-    manifest: ArtifactRef | None = None
+    files: dict[str, ArtifactRef] = {}
 
 
 class PolicyRef(Value):

@@ -177,7 +177,8 @@ class StateRef(Value):
 
 
 class CheckpointSpec(Value):
-    """What a checkpoint's manifest is made from: a pure function of the step."""
+    """What a checkpoint's manifest is made from: a pure function of the step. `files` are the fixed
+    files of the run's checkpoints; the step's weights stand beside them as `weights_name`."""
 
     run: str
     step: int
@@ -189,7 +190,8 @@ class CheckpointSpec(Value):
     versions: dict[str, str]
     seed: int
     parent: Sha256 | None
-    lora: dict[str, str] = {}
+    files: dict[str, ArtifactRef] = {}
+    weights_name: str = "adapter_model.safetensors"
 
 
 class Plan(Value):
