@@ -51,6 +51,8 @@ class Consumer(Generic[S]):
 
     `routes` maps a message to the streams of this consumer that it is decided for, in order; empty
     means "not for us". `fold_version` keys snapshots: bump it whenever `evolve` or the state change.
+    `snapshots` is the state's type (as pydantic reads it) for a consumer whose streams grow long; None:
+    its streams are always folded from the start.
     """
 
     name: ConsumerName
@@ -64,3 +66,4 @@ class Consumer(Generic[S]):
     routes: Callable[[Any], tuple[StreamName, ...]]
     perform: Callable[[Any, Ports], Awaitable[Outcome]] | None = None
     fold_version: int = 1
+    snapshots: Any = None

@@ -187,7 +187,8 @@ def sequences_of(turns: tuple[Turn, ...]) -> tuple[Sequence, ...]:
             rows.append((tokens, mask, logprobs))
             context = list(turn.prompt_ids)
         tokens += [*context, *turn.completion_ids]
-        mask += [0] * len(context) + [1] * len(turn.completion_ids)
+        mask.extend([0] * len(context))
+        mask.extend([1] * len(turn.completion_ids))
         logprobs += [0.0] * len(context) + list(turn.logprobs)
     return tuple(
         Sequence(tokens=tuple(t), loss_mask=tuple(m), logprobs=tuple(p)) for t, m, p in rows

@@ -1,0 +1,203 @@
+"""Read phase and cascade: messages in, one Commit out. Writes nothing.
+
+All deciders that this process hosts run here, in memory, until nothing new appears; what they decided
+together is written by one call. Delivered hop by hop by separate processes, the same messages end in
+the same streams (tests/properties).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from infra.consumer import Consumer, Decision, Message, Meta
+from infra.ports import Claimed, Commit, NewEffect, NewEvent, SmallArtifact
+from infra.states import Folded, States, fold
+from schemas.events import Event
+from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, derive_id
+from schemas.messages import Effect
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A message for one consumer: an event, or the outcome of an effect it claimed."""
+
+    consumer: Consumer[Any]
+    message: Message
+    id: UUID
+    correlation: UUID
+    traceparent: str | None = None
+    claimed: Claimed | None = None
+    artifacts: tuple[SmallArtifact, ...] = ()
+
+    @property
+    def streams(self) -> tuple[StreamName, ...]:
+        """Where it is decided: an outcome comes back to the stream that asked for the effect."""
+        return (self.claimed.stream,) if self.claimed else self.consumer.routes(self.message)
+
+
+class DecisionError(Exception):
+    """A decider raised, or decided something that no decider may: a bug, or poison."""
+
+    def __init__(self, work: Work, message: str) -> None:
+        super().__init__(f"{work.consumer.name} on {type(work.message).__name__}: {message}")
+        self.work = work
+
+
+@dataclass(slots=True)
+class Draft:
+    """What was decided so far, with the states as they would be after it."""
+
+    states: dict[StreamName, Folded[Any]] = field(default_factory=dict)
+    read: dict[StreamName, int] = field(default_factory=dict)
+    owners: dict[StreamName, Consumer[Any]] = field(default_factory=dict)
+    works: list[Work] = field(default_factory=list)
+    events: list[NewEvent] = field(default_factory=list)
+    effects: list[NewEffect] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        return not self.works
+
+    @property
+    def intake(self) -> frozenset[ConsumerName]:
+        """The consumers that consume an event in this commit."""
+        return frozenset(work.consumer.name for work in self.works if work.claimed is None)
+
+    @property
+    def performed(self) -> frozenset[tuple[ConsumerName, str]]:
+        """The (consumer, effect type) whose outcomes are decided in this commit."""
+        return frozenset(
+            (work.consumer.name, work.claimed.effect.type) for work in self.works if work.claimed
+        )
+
+    def commit(self, worker: WorkerId | None) -> Commit:
+        """The draft as one write."""
+        touched = {event.stream for event in self.events}
+        return Commit(
+            worker=worker,
+            consumed=tuple((w.consumer.name, EventId(w.id)) for w in self.works if not w.claimed),
+            finished=tuple((w.claimed.id, w.claimed.epoch) for w in self.works if w.claimed),
+            expected={stream: self.read[stream] for stream in sorted(touched)},
+            events=tuple(self.events),
+            effects=tuple(self.effects),
+            artifacts=tuple(artifact for work in self.works for artifact in work.artifacts),
+        )
+
+
+class Drafter:
+    """Runs the hosted deciders over messages."""
+
+    def __init__(
+        self,
+        consumers: Sequence[Consumer[Any]],
+        states: States,
+        *,
+        now: Callable[[], datetime],
+        claims: Callable[[Effect], bool],
+    ) -> None:
+        self._readers: dict[type[Event], list[Consumer[Any]]] = {}
+        for consumer in consumers:
+            for event_type in consumer.reads:
+                self._readers.setdefault(event_type, []).append(consumer)
+        self._states = states
+        self._now = now
+        self._claims = claims
+
+    async def draft(self, works: Sequence[Work]) -> Draft:
+        """Decide on `works` and, in waves, on all that follows here. Raises DecisionError."""
+        draft = Draft()
+        seen: set[tuple[ConsumerName, UUID]] = set()
+        wave = list(works)
+        while wave:
+            await self._load(draft, wave)
+            following: list[Work] = []
+            for work in wave:
+                if (work.consumer.name, work.id) in seen:
+                    continue
+                seen.add((work.consumer.name, work.id))
+                following += self._decide(draft, work)
+            wave = following
+        return draft
+
+    async def _load(self, draft: Draft, wave: Sequence[Work]) -> None:
+        wanted: dict[StreamName, Consumer[Any]] = {}
+        for work in wave:
+            wanted.update({s: work.consumer for s in work.streams if s not in draft.states})
+        loaded = await self._states.load(wanted)
+        draft.states.update(loaded)
+        draft.read.update({stream: folded.version for stream, folded in loaded.items()})
+        draft.owners.update(wanted)
+
+    def _decide(self, draft: Draft, work: Work) -> list[Work]:
+        draft.works.append(work)
+        following: list[Work] = []
+        for stream in work.streams:
+            meta = Meta(
+                event_id=work.id, stream=stream, correlation=work.correlation, now=self._now()
+            )
+            decision = _handle(work, draft.states[stream].state, meta)
+            events = _named(work, stream, decision, draft.states[stream].version)
+            draft.states[stream] = fold(
+                work.consumer, draft.states[stream], [new.event for new in events]
+            )
+            draft.events += events
+            draft.effects += [
+                NewEffect(
+                    effect=effect,
+                    consumer=work.consumer.name,
+                    stream=stream,
+                    correlation=work.correlation,
+                    traceparent=work.traceparent,
+                    claimed=self._claims(effect),
+                )
+                for effect in decision.effects
+            ]
+            following += [cascaded for new in events for cascaded in self._readers_of(new)]
+        return following
+
+    def _readers_of(self, new: NewEvent) -> list[Work]:
+        return [
+            Work(
+                consumer=reader,
+                message=new.event,
+                id=new.id,
+                correlation=new.correlation,
+                traceparent=new.traceparent,
+            )
+            for reader in self._readers.get(type(new.event), ())
+            if reader.routes(new.event)
+        ]
+
+
+def _handle(work: Work, state: object, meta: Meta) -> Decision:
+    try:
+        return work.consumer.handle(state, work.message, meta)
+    except Exception as error:
+        raise DecisionError(work, f"{type(error).__name__}: {error}") from error
+
+
+def _named(work: Work, stream: StreamName, decision: Decision, version: int) -> list[NewEvent]:
+    """The decision's events with their ids, which follow from the cause and the event's name."""
+    ids: Mapping[UUID, Event] = {
+        derive_id(work.id, f"{work.consumer.name}|{stream}|{event.name}"): event
+        for event in decision.events
+    }
+    if len(ids) != len(decision.events):
+        raise DecisionError(work, "two events of one decision have the same name")
+    strangers = [event.type for event in decision.events if event.stream != stream]
+    if strangers:
+        raise DecisionError(work, f"{strangers} do not belong to {stream}")
+    return [
+        NewEvent(
+            id=EventId(event_id),
+            stream=stream,
+            version=version + number,
+            event=event,
+            causation=work.id,
+            correlation=work.correlation,
+            traceparent=work.traceparent,
+        )
+        for number, (event_id, event) in enumerate(ids.items(), start=1)
+    ]

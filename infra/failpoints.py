@@ -1,0 +1,88 @@
+"""Failpoints: `HEADRACE_FAILPOINT=name:hit[,name:hit...]` makes this process kill itself there.
+
+`hit` counts from 1: the process dies the `hit`-th time the point is passed. A point fires once per
+HEADRACE_HOME: a marker file is written (and synced) first, so a restarted process does not kill
+itself again. Names are an API (`headrace doctor --failpoints`); the runtime's are made from the
+registry: `<consumer>.intake.<step>` and `<consumer>.perform.<Effect>.<step>`.
+"""
+
+import os
+import signal
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from schemas.messages import Effect
+
+INTAKE_STEPS = ("received", "decided", "tx_before_commit", "tx_after_commit", "offset_committed")
+PERFORM_STEPS = ("claimed", "effect_done", "tx_before_commit", "tx_after_commit")
+NAMED = (
+    "ckpt.shard",
+    "ckpt.before_manifest",
+    "ckpt.after_manifest",
+    "ckpt.before_event",
+    "lease.renew",
+    "submit.before_commit",
+    "submit.after_commit",
+)
+
+
+def runtime_points(consumer: str, effects: Iterable[type[Effect]]) -> tuple[str, ...]:
+    """The points of one consumer, in the order a message meets them."""
+    intake = tuple(f"{consumer}.intake.{step}" for step in INTAKE_STEPS)
+    perform = tuple(
+        f"{consumer}.perform.{effect.type}.{step}" for effect in effects for step in PERFORM_STEPS
+    )
+    return intake + perform
+
+
+def parse(text: str) -> dict[str, int]:
+    """`a:1,b:3` -> {"a": 1, "b": 3}. Raises ValueError when it is not of that form."""
+    points: dict[str, int] = {}
+    for item in filter(None, text.split(",")):
+        name, _, count = item.strip().rpartition(":")
+        if not name or not count.isdigit() or int(count) < 1:
+            raise ValueError(f"HEADRACE_FAILPOINT holds {item!r}; it may hold name:hit, hit from 1")
+        points[name] = int(count)
+    return points
+
+
+class Failpoints:
+    """The armed points of this process."""
+
+    def __init__(self, armed: Mapping[str, int], markers: Path) -> None:
+        self._left = dict(armed)
+        self._markers = markers
+
+    def hit(self, name: str) -> None:
+        """Pass a point; does not return if it fires."""
+        if name not in self._left:
+            return
+        self._left[name] -= 1
+        if self._left[name] == 0 and self._mark(name):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _mark(self, name: str) -> bool:
+        """Claim the point's only firing. False if it fired before."""
+        self._markers.mkdir(parents=True, exist_ok=True)
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+        try:
+            marker = os.open(self._markers / name, flags, 0o600)
+        except FileExistsError:
+            return False
+        os.fsync(marker)
+        os.close(marker)
+        return True
+
+
+_armed = Failpoints({}, Path())
+
+
+def arm(text: str, home: Path) -> None:
+    """Arm this process from a setting's value; markers live under `home/failpoints`."""
+    global _armed
+    _armed = Failpoints(parse(text), home / "failpoints")
+
+
+def hit(name: str) -> None:
+    """Pass a point by name."""
+    _armed.hit(name)

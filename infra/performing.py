@@ -1,0 +1,84 @@
+"""One attempt at an effect: call `perform` under a deadline and classify how it ended.
+
+What the user's code, data or request got wrong is an outcome, `Failed`; what the outside did not
+answer is tried again later; only then does it become `Failed` too. So the *run* always sees an event.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from infra import telemetry
+from infra.consumer import Consumer
+from infra.ports import Claimed, Ports, SmallArtifact
+from schemas.errors import (
+    CorruptData,
+    FailureCategory,
+    Refused,
+    ReplayDiverged,
+    UserCodeError,
+)
+from schemas.messages import Failed, Outcome
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 5
+"""Attempts at an effect whose outside does not answer, before it fails."""
+
+DEADLINE_S = 6 * 3600.0
+"""The longest an attempt may take; user code has its own, shorter deadlines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Performing:
+    """How an attempt ended: with an outcome, or (None) to be tried again in `retry_in_s`."""
+
+    claimed: Claimed
+    outcome: Outcome | None
+    retry_in_s: float = 0.0
+    error: str | None = None
+    artifacts: tuple[SmallArtifact, ...] = ()
+
+
+async def perform_once(consumer: Consumer[Any], claimed: Claimed, ports: Ports) -> Performing:
+    """Perform a claimed effect once. Never raises but CancelledError."""
+    if claimed.spent:
+        message = f"its worker died {claimed.crashes} times while performing it"
+        return Performing(claimed, Failed(claimed.effect, FailureCategory.CRASH, message))
+    assert consumer.perform is not None, consumer.name  # noqa: S101 - the registry is wrong
+    try:
+        with telemetry.span(
+            f"{consumer.name} perform {claimed.effect.type}", link=claimed.traceparent
+        ):
+            async with asyncio.timeout(DEADLINE_S):
+                outcome = await consumer.perform(claimed.effect, ports)
+    except UserCodeError as error:
+        return _failed(claimed, error.category, error.message)
+    except Refused as error:
+        failed = Failed(
+            claimed.effect, FailureCategory.VALIDATION, error.message, issues=error.issues
+        )
+        return Performing(claimed, failed)
+    except CorruptData as error:
+        return _failed(claimed, FailureCategory.INTERNAL, str(error))
+    except ReplayDiverged as error:
+        return _failed(claimed, FailureCategory.REPLAY_DIVERGED, str(error))
+    except Exception as error:
+        return _again(claimed, error)
+    return Performing(claimed, outcome)
+
+
+def _failed(claimed: Claimed, category: FailureCategory, message: str) -> Performing:
+    return Performing(claimed, Failed(claimed.effect, category, message))
+
+
+def _again(claimed: Claimed, error: Exception) -> Performing:
+    """Not our day: try again later, or give up with the error as the outcome."""
+    text = f"{type(error).__name__}: {error}"
+    logger.warning(
+        "%s attempt %d: %s", claimed.effect.type, claimed.attempts + 1, text, exc_info=error
+    )
+    if claimed.attempts + 1 >= ATTEMPTS:
+        return _failed(claimed, FailureCategory.INTERNAL, text)
+    return Performing(claimed, None, retry_in_s=0.2 * 4**claimed.attempts, error=text)
