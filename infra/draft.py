@@ -105,10 +105,13 @@ class Drafter:
         self._now = now
         self._claims = claims
 
-    async def draft(self, works: Sequence[Work]) -> Draft:
-        """Decide on `works` and, in waves, on all that follows here. Raises DecisionError."""
+    async def draft(
+        self, works: Sequence[Work], *, without: frozenset[tuple[ConsumerName, UUID]] = frozenset()
+    ) -> Draft:
+        """Decide on `works` and, in waves, on all that follows here; what is in `without` is left
+        for the bus to deliver by itself. Raises DecisionError."""
         draft = Draft()
-        seen: set[tuple[ConsumerName, UUID]] = set()
+        seen = set(without)
         wave = list(works)
         while wave:
             await self._load(draft, wave)

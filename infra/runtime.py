@@ -16,6 +16,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import UUID
 
 from infra import failpoints
 from infra.artifacts import ArtifactStore
@@ -154,11 +155,16 @@ class Runtime:
     async def _settle(self, works: Sequence[Work]) -> None:
         """Decide on these messages and write it; on a miss read again, without limit."""
         tries = 0
+        apart: frozenset[tuple[ConsumerName, UUID]] = frozenset()
         async with self._settling:
             while works:
                 try:
-                    draft = await self._drafter.draft(works)
+                    draft = await self._drafter.draft(works, without=apart)
                 except DecisionError as error:
+                    if error.work.id not in {work.id for work in works}:
+                        # It came up in the cascade: let the bus bring it, by itself.
+                        apart |= {(error.work.consumer.name, error.work.id)}
+                        continue
                     works = await self._isolate(works, error)
                     continue
                 self._pass(draft, "decided")
@@ -208,8 +214,8 @@ class Runtime:
         ]
 
     async def _isolate(self, works: Sequence[Work], error: DecisionError) -> list[Work]:
-        """One message made a decider raise: settle the others without it; after some tries put it
-        into the dead letters (an event) or let its effect be tried later (an outcome)."""
+        """One message makes its decider raise: try it alone some times, then put it into the dead
+        letters (an event) or let its effect be tried later (an outcome). Returns the others."""
         logger.exception("%s", error, exc_info=error)
         culprit = error.work
         for _ in range(HANDLE_TRIES - 1):
