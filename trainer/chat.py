@@ -1,0 +1,87 @@
+"""Chat messages -> token ids, by the model's own template.
+
+Sampled ids are never made again from text (two texts can be one, and one text several ids). When a
+conversation extends what was sampled, the next prompt is the previous prompt's ids, the sampled
+ids, and the ids of what the template puts after the reply. When the template rewrites what came
+before (some drop earlier reasoning), the conversation is rendered afresh, and a new training row
+starts.
+"""
+
+from collections.abc import Sequence
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from schemas.errors import FailureCategory, UserCodeError
+from schemas.sampling import Message, SampleRequest
+
+
+class Chat:
+    """A tokenizer and the ids that end a turn."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._stop_ids = stop_ids
+
+    def text(self, messages: Sequence[Message], *, reply_next: bool) -> str:
+        """The conversation as the template writes it; with `reply_next`, up to where the assistant
+        begins. Raises UserCodeError when the template refuses the messages."""
+        plain = [{"role": m.role, "content": m.content} for m in messages]
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                plain, tokenize=False, add_generation_prompt=reply_next
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise UserCodeError(
+                FailureCategory.VALIDATION,
+                f"the model's chat template does not take these messages: {error}",
+            ) from error
+        return str(rendered)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def prompt_ids(self, request: SampleRequest) -> list[int]:
+        """The prompt of a request: continued exactly where it extends what was sampled."""
+        continued = self._continuation(request) if request.history else None
+        if continued is not None:
+            return continued
+        return self.encode(self.text(request.messages, reply_next=True))
+
+    def _continuation(self, request: SampleRequest) -> list[int] | None:
+        before, last = request.history_messages, request.history[-1]
+        num_before = len(before)
+        if len(request.messages) <= num_before or request.messages[:num_before] != before:
+            return None
+        reply = request.messages[num_before]
+        if reply.role != "assistant" or reply.content != last.text:
+            return None
+        said = self.text(before, reply_next=True) + last.text
+        whole = self.text(request.messages, reply_next=True)
+        if not whole.startswith(said):
+            return None
+        suffix = self.encode(whole[len(said) :])
+        ended = last.completion_ids[-1:]
+        if ended and ended[0] in self._stop_ids and suffix[:1] == list(ended):
+            suffix = suffix[1:]
+        return [*last.prompt_ids, *last.completion_ids, *suffix]
+
+    def demonstration(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        """A conversation that ends with the assistant -> the ids of its context, and of the answer
+        up to and with the token that ends it."""
+        context = self.text(messages[:-1], reply_next=True)
+        whole = self.text(messages, reply_next=False)
+        answer = whole[len(context) :] if whole.startswith(context) else messages[-1].content
+        ids = self.encode(answer)
+        ends = [i for i, token in enumerate(ids) if token in self._stop_ids]
+        closed = ids[: ends[-1] + 1] if ends else [*ids, self._end_id]
+        return self.encode(context), closed
+
+    @property
+    def _end_id(self) -> int:
+        eos = self._tokenizer.eos_token_id
+        return int(eos) if isinstance(eos, int) else min(self._stop_ids)

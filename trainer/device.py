@@ -1,0 +1,55 @@
+"""The one thread on which all torch work of a process runs.
+
+Sampler and learner take turns on it, job by job, in the order they ask. That keeps two bodies of
+work from fighting over cores or GPU memory, and makes results independent of timing: the number of
+threads is fixed and only deterministic kernels are allowed, before the first operation.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Device:
+    """A torch device and the thread that owns it. `threads` None keeps torch's own choice."""
+
+    def __init__(self, *, threads: int | None = None) -> None:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        self.torch = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.threads = threads or torch.get_num_threads()
+        self._executor = ThreadPoolExecutor(
+            1, thread_name_prefix="device", initializer=self._prepare
+        )
+
+    def _prepare(self) -> None:
+        torch.set_num_threads(self.threads)
+        torch.use_deterministic_algorithms(mode=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work` on the device thread and wait for it. A cancelled caller leaves at once; work
+        that has begun ends on its own, and its result is dropped."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, lambda: work(*args, **kwargs))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What bits depend on beside seed and data."""
+        kind = torch.cuda.get_device_name() if self.torch.type == "cuda" else "cpu"
+        cpu = torch.backends.cpu.get_cpu_capability()
+        return {
+            "torch": torch.__version__,
+            "device": kind if self.torch.type == "cuda" else f"cpu {cpu}",
+            "threads": str(self.threads),
+        }
+
+    def close(self) -> None:
+        """Finish what runs, drop what waits."""
+        self._executor.shutdown(wait=True, cancel_futures=True)

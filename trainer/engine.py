@@ -1,0 +1,32 @@
+"""The engine of a device worker: a sampler and a learner over one device and one set of base
+weights.
+
+engine = Engine(fetch=artifacts.get, threads=2)
+engine.sampler, engine.learner     # the ports
+await engine.aclose()
+"""
+
+from trainer.device import Device
+from trainer.learner import TorchLearner
+from trainer.sampler.engine import TorchSampler
+from trainer.store import Fetch, Store
+
+
+class Engine:
+    """Owns the device thread. `fetch` gives the verified bytes of an artifact (sync or async)."""
+
+    def __init__(self, *, fetch: Fetch, threads: int | None = None) -> None:
+        self._device = Device(threads=threads)
+        store = Store(self._device, fetch)
+        self.sampler = TorchSampler(store)
+        self.learner = TorchLearner(store)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What bits depend on beside seed and data: torch, device, threads."""
+        return self._device.versions
+
+    async def aclose(self) -> None:
+        """Stop sampling, end the job that runs, and give the thread back."""
+        await self.sampler.aclose()
+        self._device.close()

@@ -1,0 +1,97 @@
+"""The forward pass of every other architecture: Transformers' own module, with our tensors in it.
+
+Full weights replace the module's parameters for the length of a call. Adapters go through peft: its
+layers are injected into the module once per (modules, rank, alpha), and their parameters replaced
+the same way. The shared base is never written to. Slower than `trainer/decoder.py`, right for any
+model.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from torch.func import functional_call
+from transformers import Cache
+
+from trainer.base import Base
+from trainer.batch import MicroBatch
+from trainer.lora import A_SUFFIX, PEFT_PREFIX, adapter_pairs
+from trainer.weights import Tensors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fallback:
+    """A base model behind Transformers' forward pass."""
+
+    base: Base
+    injected: dict[tuple[tuple[str, ...], int, float], str] = field(default_factory=dict)
+
+    def logits(self, trained: Tensors, micro: MicroBatch, *, alpha: float) -> torch.Tensor:
+        """(M, vocabulary) for plain rows: one sequence each, padded on the right."""
+        ids_B_T = micro.tokens_N[micro.gather_B_T]
+        output = self._call(
+            trained, alpha, input_ids=ids_B_T, attention_mask=micro.valid_B_T.long()
+        )
+        return output.logits.flatten(0, 1)[micro.place_N[micro.predictor_M]]
+
+    def extend(
+        self, trained: Tensors, ids_T: torch.Tensor, cache: Cache | None, *, alpha: float
+    ) -> tuple[torch.Tensor, Cache]:
+        """Read on: the logits (vocabulary) after the last of `ids_T`, and the grown cache."""
+        output = self._call(
+            trained, alpha, input_ids=ids_T[None], past_key_values=cache, use_cache=True
+        )
+        return output.logits[0, -1], output.past_key_values
+
+    def _call(self, trained: Tensors, alpha: float, **inputs: object):  # type: ignore[no-untyped-def]
+        pairs = adapter_pairs(dict(trained))
+        model = self.base.model
+        if not pairs:
+            self._activate(None)
+            return functional_call(model, self._plain(trained), kwargs=inputs)
+        rank = next(iter(pairs.values()))[0].shape[0]
+        name = self._inject(tuple(sorted(pairs)), rank, alpha)
+        self._activate(name)
+        replaced = {
+            f"{module}.lora_{part}.{name}.weight": tensor
+            for module, pair in pairs.items()
+            for part, tensor in zip("AB", pair, strict=True)
+        }
+        return functional_call(model, replaced, kwargs=inputs)
+
+    def _plain(self, trained: Tensors) -> Tensors:
+        """Names of full weights; a layer that peft has wrapped keeps its own under base_layer."""
+        wrapped = {module for modules, _, _ in self.injected for module in modules}
+
+        def renamed(name: str) -> str:
+            module, _, leaf = name.rpartition(".")
+            return f"{module}.base_layer.{leaf}" if module in wrapped else name
+
+        return {renamed(name): tensor for name, tensor in trained.items()}
+
+    def _inject(self, modules: tuple[str, ...], rank: int, alpha: float) -> str:
+        key = (modules, rank, alpha)
+        if key not in self.injected:
+            name = f"shape{len(self.injected)}"
+            config = LoraConfig(
+                r=rank,
+                lora_alpha=alpha,  # type: ignore[arg-type]
+                lora_dropout=0.0,
+                target_modules=list(modules),
+            )
+            inject_adapter_in_model(config, self.base.model, adapter_name=name)
+            self.base.model.eval().requires_grad_(requires_grad=False)
+            self.injected[key] = name
+        return self.injected[key]
+
+    def _activate(self, name: str | None) -> None:
+        for module in self.base.model.modules():
+            if hasattr(module, "set_adapter") and hasattr(module, "enable_adapters"):
+                module.enable_adapters(name is not None)
+                if name is not None:
+                    module.set_adapter(name)
+        self.base.model.requires_grad_(requires_grad=False)
+
+
+def is_adapter(name: str) -> bool:
+    return name.startswith(PEFT_PREFIX) and A_SUFFIX in name

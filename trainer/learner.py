@@ -1,0 +1,179 @@
+"""The learner: (version, batch) -> version, deterministic by construction.
+
+Nothing enters a step but the loaded tensors, the batch, the run's config and the step number: no
+clock, no random draw, one thread count, deterministic kernels. A version is its weights' and its
+optimizer state's bytes; loading them and stepping equals never having stopped, bit for bit.
+
+One call at a time per run. A run's version is taken out of the table while it is stepped and put
+back when the step is whole, so after a failure or a cancelled caller `holds` says no, and the
+version is loaded again from its bytes.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from schemas.errors import CorruptData, TransientError
+from schemas.learning import GradedGroup, LearnerJob, LearnerState, StepBatch, StepResult
+from trainer import grpo, sft
+from trainer.chat import Chat
+from trainer.optimizer import Optimizer, lr_at
+from trainer.policy import Loaded, Policy, check_fit, checkpoint_files, export, fresh_policy, parse
+from trainer.store import Store
+
+DEFAULT_MICRO_BATCH_TOKENS = 4096
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A run's loaded version."""
+
+    policy: Policy
+    optimizer: Optimizer
+    weights_sha256: str = ""
+    state_sha256: str = ""
+
+
+class TorchLearner:
+    """Takes optimizer steps on the device's thread (`schemas.learning.Learner`)."""
+
+    def __init__(self, store: Store, *, max_runs: int = 2) -> None:
+        self._store = store
+        self._sessions: dict[str, Session] = {}
+        self._max_runs = max_runs
+
+    async def initialize(self, job: LearnerJob) -> StepResult:
+        """Build version 0. Raises Refused when the model cannot be loaded."""
+        loaded = await self._store.loaded(job.model)
+        return await self._run(job, _fresh_session, loaded, job)
+
+    def holds(self, job: LearnerJob, step: int, weights_sha256: str, state_sha256: str) -> bool:
+        """Whether version `step` of this run, with these bits, can be stepped from."""
+        session = self._sessions.get(job.run)
+        return session is not None and (
+            session.optimizer.step,
+            session.weights_sha256,
+            session.state_sha256,
+        ) == (step, weights_sha256, state_sha256)
+
+    async def load(self, job: LearnerJob, state: LearnerState) -> None:
+        """Load a version. Raises CorruptData when its tensors do not fit the model."""
+        loaded = await self._store.loaded(job.model)
+        await self._run(job, _restored_session, loaded, job, state)
+
+    async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
+        """One optimizer step from the loaded version `batch.step - 1`. Raises TransientError when
+        that version is not loaded."""
+        session = self._sessions.get(job.run)
+        if session is None or session.optimizer.step != batch.step - 1:
+            raise TransientError(
+                f"version {batch.step - 1} of {job.run} is not loaded; load it, then step"
+            )
+        del self._sessions[job.run]
+        return await self._run(job, _step, session, job, batch, export_state)
+
+    async def _run(self, job, work, *args):  # type: ignore[no-untyped-def]
+        session, result, kept = await self._store.device.run(work, *args)
+        self._sessions[job.run] = session
+        while len(self._sessions) > self._max_runs:
+            del self._sessions[next(iter(self._sessions))]
+        self._store.keep(session.weights_sha256, kept)
+        if result is not None:
+            result.versions.update(self._store.device.versions)
+        return result
+
+
+Work = tuple[Session, StepResult | None, dict[str, torch.Tensor]]
+"""The session to go on from, the answer, and a copy of the trained tensors for samplers."""
+
+
+def _fresh_session(loaded: Loaded, job: LearnerJob) -> Work:
+    policy = fresh_policy(loaded, job)
+    session = Session(policy, Optimizer.fresh(policy.tensors, job))
+    state = _export(session, export_state=True)
+    files, weights_name = checkpoint_files(policy, job)
+    result = StepResult(state=state, metrics={}, files=files, weights_name=weights_name)
+    return session, result, _copy(policy.tensors)
+
+
+def _restored_session(loaded: Loaded, job: LearnerJob, state: LearnerState) -> Work:
+    fresh = fresh_policy(loaded, job)
+    device = loaded.base.model.device
+    tensors = parse(state.weights, device=device)
+    check_fit(tensors, fresh.tensors)
+    policy = Policy(loaded, tensors, fresh.alpha)
+    session = Session(policy, Optimizer.fresh(tensors, job))
+    if state.state is None:
+        raise CorruptData(f"version {state.step} of {job.run} has no optimizer state to go on from")
+    session.optimizer.restore(state.state)
+    if session.optimizer.step != state.step:
+        raise CorruptData(
+            f"the optimizer state is of step {session.optimizer.step}, not {state.step}"
+        )
+    session.weights_sha256, session.state_sha256 = state.weights_sha256, state.state_sha256
+    return session, None, _copy(tensors)
+
+
+def _step(session: Session, job: LearnerJob, batch: StepBatch, export_state: bool) -> Work:  # noqa: FBT001
+    config, policy = job.config, session.policy
+    advanced = config.advanced
+    tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
+    if advanced.algorithm == "sft":
+        base = policy.loaded.base
+        metrics, plan = sft.step(
+            policy,
+            Chat(base.tokenizer, base.stop_ids),
+            batch.conversations,
+            max_sequence_length=advanced.max_sequence_length,
+            micro_batch_tokens=tokens,
+        )
+    else:
+        settings = grpo.Settings.of(config, micro_batch_tokens=tokens)
+        metrics, plan = grpo.step(policy, batch.groups, settings)
+        metrics |= rollout_metrics(batch.groups)
+    lr = lr_at(batch.step, total_steps=job.total_steps, peak=config.training.lr, advanced=advanced)
+    norm = session.optimizer.take(lr=lr, clip=advanced.grad_clip)
+    metrics |= {
+        "train/lr": lr,
+        "train/grad_norm": norm,
+        "train/skipped": 0.0 if math.isfinite(norm) else 1.0,
+        "train/tokens": float(sum(plan)),
+    }
+    finite = {key: value for key, value in sorted(metrics.items()) if math.isfinite(value)}
+    state = _export(session, export_state=export_state)
+    return session, StepResult(state=state, metrics=finite, plan=plan), _copy(policy.tensors)
+
+
+def rollout_metrics(groups: Sequence[GradedGroup]) -> dict[str, float]:
+    """What the samples of a batch say about their own lengths. Empty without samples."""
+    samples = [s for group in groups for s in group.samples if s.failure is None]
+    if not samples:
+        return {}
+    lengths = [sum(sum(row.loss_mask) for row in s.sequences) for s in samples]
+    totals = [sum(len(row.tokens) for row in s.sequences) for s in samples]
+    return {
+        "rollout/response_lengths": sum(lengths) / len(samples),
+        "rollout/total_lengths": sum(totals) / len(samples),
+        "rollout/truncated_ratio": sum(s.truncated for s in samples) / len(samples),
+    }
+
+
+def _export(session: Session, *, export_state: bool) -> LearnerState:
+    weights = export(session.policy.tensors)
+    state = session.optimizer.export()
+    session.weights_sha256 = hashlib.sha256(weights).hexdigest()
+    session.state_sha256 = hashlib.sha256(state).hexdigest()
+    return LearnerState(
+        step=session.optimizer.step,
+        weights=weights,
+        weights_sha256=session.weights_sha256,
+        state=state if export_state else None,
+        state_sha256=session.state_sha256,
+    )
+
+
+def _copy(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}

@@ -1,0 +1,112 @@
+"""AdamW, its schedule, and its state as bytes.
+
+The moments and the step count are all that resume needs beside the weights: the learning rate is a
+function of the step, and training draws nothing at random. Loading a state and stepping gives the
+same bits as never having stopped.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from schemas.config import Advanced
+from schemas.errors import CorruptData
+from schemas.learning import LearnerJob
+from trainer.policy import check_fit, export, parse
+
+FIRST, SECOND, STEP = "exp_avg.", "exp_avg_sq.", "step"
+BETA2_RL, BETA2_SFT = 0.95, 0.98
+
+
+def lr_at(step: int, *, total_steps: int, peak: float, advanced: Advanced) -> float:
+    """The learning rate of step `step` (from 1). Warmup rises linearly and reaches the peak at
+    `warmup_steps`; the decay starts at the step after and would reach `lr_min_ratio` one step past
+    the last, so that no step is wasted on a rate of 0."""
+    warmup = min(advanced.warmup_steps, total_steps)
+    if step <= warmup:
+        return peak * step / warmup
+    done = min(1.0, (step - 1 - warmup) / max(1, total_steps - warmup))
+    left = {
+        "constant": 1.0,
+        "linear": 1.0 - done,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
+    }[advanced.lr_schedule]
+    floor = advanced.lr_min_ratio
+    return peak * (floor + (1.0 - floor) * left)
+
+
+def global_norm(gradients: list[torch.Tensor]) -> float:
+    """The 2-norm over all gradients together."""
+    if not gradients:
+        return 0.0
+    return float(torch.stack(torch._foreach_norm(gradients)).double().norm())
+
+
+@dataclass(slots=True, eq=False)
+class Optimizer:
+    """AdamW over named leaves; `step` counts what was taken."""
+
+    tensors: dict[str, torch.Tensor]
+    adam: torch.optim.AdamW
+    step: int = 0
+
+    @classmethod
+    def fresh(cls, tensors: dict[str, torch.Tensor], job: LearnerJob) -> "Optimizer":
+        """No moments yet. Makes the tensors require gradients."""
+        advanced = job.config.advanced
+        default = BETA2_SFT if advanced.algorithm == "sft" else BETA2_RL
+        beta2 = default if advanced.adam_beta2 is None else advanced.adam_beta2
+        leaves = [tensors[name].requires_grad_() for name in sorted(tensors)]
+        adam = torch.optim.AdamW(
+            leaves,
+            lr=job.config.training.lr,
+            betas=(advanced.adam_beta1, beta2),
+            eps=1e-8,
+            weight_decay=advanced.weight_decay,
+            fused=True,
+        )
+        return cls(tensors, adam)
+
+    def take(self, *, lr: float, clip: float) -> float:
+        """One step with the gradients at hand, then clear them. Returns their norm before clipping.
+        Gradients that are not finite change nothing but the count."""
+        gradients = [t.grad for t in self.tensors.values() if t.grad is not None]
+        norm = global_norm(gradients)
+        self.step += 1
+        if gradients and math.isfinite(norm):
+            if norm > clip:
+                torch._foreach_mul_(gradients, clip / norm)
+            self.adam.param_groups[0]["lr"] = lr
+            self.adam.step()
+        self.adam.zero_grad(set_to_none=True)
+        return norm
+
+    def export(self) -> bytes:
+        """Moments and step as safetensors."""
+        state: dict[str, torch.Tensor] = {STEP: torch.tensor(self.step)}
+        for name, tensor in self.tensors.items():
+            held = self.adam.state.get(tensor, {})
+            taken = held.get("step", torch.tensor(0.0))
+            state[f"{STEP}.{name}"] = taken.detach().cpu().to(torch.float32)
+            state[FIRST + name] = held.get("exp_avg", torch.zeros_like(tensor))
+            state[SECOND + name] = held.get("exp_avg_sq", torch.zeros_like(tensor))
+        return export(state)
+
+    def restore(self, data: bytes) -> None:
+        """Take over exported moments and step. Raises CorruptData when they do not fit."""
+        device = next(iter(self.tensors.values())).device
+        state = parse(data, device=device)
+        if STEP not in state:
+            raise CorruptData("the optimizer state has no step count")
+        self.step = int(state.pop(STEP))
+        shapes = {FIRST + n: t for n, t in self.tensors.items()}
+        shapes |= {SECOND + n: t for n, t in self.tensors.items()}
+        shapes |= {f"{STEP}.{n}": torch.tensor(0.0) for n in self.tensors}
+        check_fit(state, shapes)
+        for name, tensor in self.tensors.items():
+            self.adam.state[tensor] = {
+                "step": state[f"{STEP}.{name}"],
+                "exp_avg": state[FIRST + name],
+                "exp_avg_sq": state[SECOND + name],
+            }

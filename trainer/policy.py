@@ -1,0 +1,152 @@
+"""A policy: a frozen base and the tensors that are trained on top of it.
+
+With LoRA the trained tensors are the adapter's, with full tuning all of the model's. Either way
+they are plain named tensors under the names that Transformers and PEFT use, so exporting is writing
+them down. Bytes are deterministic: safetensors orders tensors by name, and the metadata is fixed.
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from schemas.errors import CorruptData
+from schemas.learning import LearnerJob
+from trainer.base import ADAPTER_CONFIG, Base
+from trainer.batch import MicroBatch, packed_attend
+from trainer.decoder import Decoder
+from trainer.fallback import Fallback
+from trainer.lora import adapter_config, fresh_adapter, target_modules
+from trainer.weights import Tensors, trainable
+
+METADATA = {"format": "pt"}
+ADAPTER_NAME = "adapter_model.safetensors"
+MODEL_NAME = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """A base model, ready to run: lean where the family allows, else through Transformers."""
+
+    base: Base
+    decoder: Decoder | None
+    fallback: Fallback
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Policy:
+    """`tensors` are leaves that require gradients while a learner owns them."""
+
+    loaded: Loaded
+    tensors: dict[str, torch.Tensor]
+    alpha: float
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.tensors.values())).device
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether trees can be packed: only the lean decoder attends under any mask."""
+        return self.loaded.decoder is not None
+
+    def logits(self, micro: MicroBatch, *, reference: bool = False) -> torch.Tensor:
+        """The logits (M, vocabulary) that predict each action; of the untrained base where
+        `reference` asks for it."""
+        trained: Tensors = {} if reference else self.tensors
+        decoder = self.loaded.decoder
+        if decoder is None:
+            return self.loaded.fallback.logits(trained, micro, alpha=self.alpha)
+        weights = trainable(self.loaded.base.tensors, trained, alpha=self.alpha)
+        attend = packed_attend(micro, kv_heads=decoder.kv_heads)
+        hidden_N_H = decoder.hidden(weights, micro.tokens_N, micro.positions_N, attend)
+        return decoder.logits(weights, hidden_N_H.index_select(0, micro.predictor_M))
+
+    def logprobs(
+        self, micro: MicroBatch, *, temperature: float, reference: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability (M) of each action at `temperature`, and the entropy (M, no gradient) of
+        the distribution it was drawn from."""
+        logits_M_V = self.logits(micro, reference=reference) / temperature
+        all_M_V = F.log_softmax(logits_M_V, dim=-1)
+        with torch.no_grad():
+            entropy_M = -(all_M_V.exp() * all_M_V).sum(dim=-1)
+        return all_M_V.gather(-1, micro.target_M[:, None])[:, 0], entropy_M
+
+
+def fresh_policy(loaded: Loaded, job: LearnerJob) -> Policy:
+    """Version 0: a fresh adapter from the seed, or a copy of all base weights."""
+    advanced = job.config.advanced
+    if advanced.tuning == "full":
+        tensors = {n: p.detach().clone() for n, p in loaded.base.model.named_parameters()}
+        return Policy(loaded, tensors, advanced.lora_alpha)
+    modules = target_modules(loaded.base, advanced.lora_targets)
+    tensors = fresh_adapter(loaded.base, modules, rank=advanced.lora_rank, seed=advanced.seed)
+    return Policy(loaded, tensors, advanced.lora_alpha)
+
+
+def export(tensors: Tensors) -> bytes:
+    """Named tensors -> safetensors bytes; the same tensors always give the same bytes."""
+    ordered = {name: tensors[name].detach().contiguous().cpu() for name in sorted(tensors)}
+    return save(ordered, metadata=METADATA)
+
+
+def parse(data: bytes, *, device: torch.device) -> dict[str, torch.Tensor]:
+    """Safetensors bytes -> tensors. Raises CorruptData."""
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError) as error:
+        raise CorruptData(f"these weights are not a safetensors file: {error}") from error
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def check_fit(tensors: Tensors, expected: Tensors) -> None:
+    """Raises CorruptData unless names and shapes are those the run trains."""
+    found = {name: tuple(t.shape) for name, t in tensors.items()}
+    wanted = {name: tuple(t.shape) for name, t in expected.items()}
+    if found == wanted:
+        return
+    wrong = sorted(n for n in {*found, *wanted} if found.get(n) != wanted.get(n))
+    raise CorruptData(
+        f"the weights do not fit the model: {wrong[0]} has shape {found.get(wrong[0])}, the run "
+        f"trains {wanted.get(wrong[0])} ({len(wrong)} tensors differ)"
+    )
+
+
+def checkpoint_files(policy: Policy, job: LearnerJob) -> tuple[dict[str, bytes], str]:
+    """The files that beside the weights make a checkpoint directory loadable by plain Transformers
+    and PEFT, and the name of the weights there. With LoRA, a base that has no name elsewhere lies
+    whole under base/."""
+    base = policy.loaded.base
+    tokenizer = _saved(base.tokenizer.save_pretrained)
+    if job.config.advanced.tuning == "full":
+        configs = _saved(base.model.config.save_pretrained)
+        return {**tokenizer, **configs, **_generation_config(base)}, MODEL_NAME
+    modules = target_modules(base, job.config.advanced.lora_targets)
+    files = {**tokenizer, ADAPTER_CONFIG: adapter_config(base, modules, job)}
+    if base.public_name is None:
+        whole = {
+            **tokenizer,
+            **_saved(base.model.config.save_pretrained),
+            **_generation_config(base),
+            MODEL_NAME: export(dict(base.model.named_parameters())),
+        }
+        files |= {f"base/{name}": content for name, content in whole.items()}
+    return files, ADAPTER_NAME
+
+
+def _generation_config(base: Base) -> Mapping[str, bytes]:
+    generation = base.model.generation_config
+    return {} if generation is None else _saved(generation.save_pretrained)
+
+
+def _saved(save_pretrained: Callable[[str], object]) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory(prefix="headrace-files-") as folder:
+        save_pretrained(folder)
+        paths = sorted(p for p in Path(folder).rglob("*") if p.is_file())
+        return {str(p.relative_to(folder)): p.read_bytes() for p in paths}

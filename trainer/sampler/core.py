@@ -1,0 +1,165 @@
+"""Continuous batching: rows wait, enter a lane as there is room, decode, and leave when they are
+over.
+
+All of this runs on the device thread. Rows of one version and capacity share lanes; different
+versions are served side by side, each in lanes of its own. Models outside the lean decoder's family
+are sampled one row at a time through Transformers.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import torch
+
+from trainer.decoder import Decoder, Weights
+from trainer.sampler.choose import choose
+from trainer.sampler.lane import Lane, capacity_for, independent
+from trainer.sampler.prefill import Prompt, Prompts
+from trainer.sampler.rows import Row, Version, parameters
+from trainer.store import Recent
+from trainer.weights import merge, trainable
+
+FIXED_ROWS = 32
+MOST_ROWS = 256
+LANE_BYTES = 2 << 30
+MERGE_BYTES = 2 << 30
+STEPS_PER_TURN = 16
+
+
+class Core:
+    """Lanes, prompts and the queue. Not thread-safe: the device thread owns it."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Row] = deque()
+        self._lanes: dict[tuple[str, int, bool], list[Lane]] = {}
+        self._prompts = Prompts()
+        self._weights: Recent[Weights] = Recent(4)
+        self._sizes: dict[tuple[str, int], int] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._lanes)
+
+    def advance(self, arrivals: Sequence[Row], interrupted: Callable[[], bool]) -> list[Row]:
+        """Take rows in and decode until one is over, more have arrived, or a turn is up. Returns
+        the rows that are over."""
+        self._waiting.extend(arrivals)
+        for _ in range(STEPS_PER_TURN):
+            over = self._admit()
+            for lane in [lane for lanes in self._lanes.values() for lane in lanes]:
+                lane.step()
+            over += self._leave()
+            if over or not self.busy or interrupted():
+                break
+        return over
+
+    def _admit(self) -> list[Row]:
+        """Read the prompts of all that wait, draw their first tokens, and put them into lanes.
+        Returns those that are over at once."""
+        rows = [row for row in self._waiting if not row.cancelled]
+        over = [row for row in self._waiting if row.cancelled]
+        self._waiting.clear()
+        lean = [row for row in rows if row.version.loaded.decoder is not None]
+        for row in rows:
+            if row.version.loaded.decoder is None:
+                sample_plainly(row)
+                over.append(row)
+        for fixed, batch in groupby(lean, key=lambda row: row.params.deterministic):
+            members = list(batch)
+            size = FIXED_ROWS if fixed else MOST_ROWS
+            for start in range(0, len(members), size):
+                over += self._begin(members[start : start + size], fixed=fixed)
+        return over
+
+    def _begin(self, rows: Sequence[Row], *, fixed: bool) -> list[Row]:
+        prompts = [self._prompt(row) for row in rows]
+        for vocabulary in {len(p.logits_V) for p in prompts}:
+            alike = [i for i, p in enumerate(prompts) if len(p.logits_V) == vocabulary]
+            size = FIXED_ROWS if fixed else len(alike)
+            logits_R_V = torch.stack([prompts[i].logits_V for i in alike])
+            if size > len(alike):
+                spare = logits_R_V.new_zeros(size - len(alike), vocabulary)
+                logits_R_V = torch.cat([logits_R_V, spare])
+            drawn = choose(logits_R_V, **parameters([rows[i] for i in alike], size))
+            for i, token, logprob in zip(alike, *drawn, strict=False):
+                rows[i].take(token, logprob)
+        for row, prompt in zip(rows, prompts, strict=True):
+            if not row.over:
+                self._enter(row, prompt.keys, prompt.values)
+        return [row for row in rows if row.over]
+
+    def _prompt(self, row: Row) -> Prompt:
+        decoder, weights = self._model(row.version)
+        return self._prompts.get(row.version.key, decoder, weights, row.prompt_ids)
+
+    def _model(self, version: Version) -> tuple[Decoder, Weights]:
+        decoder = version.loaded.decoder
+        assert decoder is not None  # noqa: S101
+        weights = self._weights.get(version.key)
+        if weights is None:
+            base = version.loaded.base
+            view = trainable(base.tensors, version.trained, alpha=version.alpha)
+            small = base.num_bytes <= MERGE_BYTES
+            weights = merge(view, num_layers=decoder.num_layers) if small else view
+            self._weights.put(version.key, weights)
+        return decoder, weights
+
+    def _enter(self, row: Row, keys: torch.Tensor, values: torch.Tensor) -> None:
+        fixed, capacity = row.params.deterministic, capacity_for(row.length)
+        lanes = self._lanes.setdefault((row.version.key, capacity, fixed), [])
+        lane = next((lane for lane in lanes if not lane.full), None)
+        if lane is None:
+            lane = self._new_lane(row.version, capacity, fixed=fixed)
+            lanes.append(lane)
+        lane.add(row, keys, values)
+
+    def _new_lane(self, version: Version, capacity: int, *, fixed: bool) -> Lane:
+        decoder, weights = self._model(version)
+        row_bytes = 8 * decoder.num_layers * decoder.kv_heads * capacity * decoder.head_dim
+        room = max(1, LANE_BYTES // row_bytes)
+        if not fixed:
+            size = min(MOST_ROWS, room)
+            return Lane(decoder, weights, capacity=capacity, size=size, fixed=False)
+        known = (version.key.partition("|")[0], capacity)
+        size = self._sizes.get(known, min(FIXED_ROWS, room))
+        lane = Lane(decoder, weights, capacity=capacity, size=size, fixed=True)
+        if known not in self._sizes:
+            self._sizes[known] = size if independent(lane) else 1
+        if self._sizes[known] == size:
+            return lane
+        return Lane(decoder, weights, capacity=capacity, size=1, fixed=True)
+
+    def _leave(self) -> list[Row]:
+        """Take out the rows that are over, and move those that have outgrown their lane."""
+        over: list[Row] = []
+        for key, lanes in list(self._lanes.items()):
+            for lane in lanes:
+                for row in list(lane.rows):
+                    if row.over:
+                        lane.drop(row)
+                        over.append(row)
+                    elif row.length > lane.capacity:
+                        cache = lane.cache_of(row)
+                        lane.drop(row)
+                        self._enter(row, *cache)
+            kept = [lane for lane in lanes if lane.rows]
+            if kept:
+                self._lanes[key] = kept
+            else:
+                del self._lanes[key]
+        return over
+
+
+@torch.no_grad()
+def sample_plainly(row: Row) -> None:
+    """Sample a whole completion through Transformers' module and cache, this row alone."""
+    version = row.version
+    fallback, device = version.loaded.fallback, version.loaded.base.model.device
+    ids, cache = list(row.prompt_ids), None
+    while not row.over:
+        ids_T = torch.tensor(ids, device=device)
+        logits_V, cache = fallback.extend(version.trained, ids_T, cache, alpha=version.alpha)
+        tokens, logprobs = choose(logits_V[None], **parameters([row], 1))
+        row.take(tokens[0], logprobs[0])
+        ids = row.completion_ids[-1:]

@@ -1,0 +1,57 @@
+"""The random numbers of sampling: a function of where in the run a token stands, of nothing else.
+
+A key is the SHA-256 of (run seed, purpose, step, slot, replacement, sample, SHA-256 of the prompt
+ids, occurrence); Philox, a counter-based generator, turns (key, completion position) into a uniform
+number. So a draw cannot depend on batch mates, on order, on timing or on a process that died.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from schemas.sampling import DrawKey
+
+BLOCK = 64
+"""Draws made at a time; how many does not change any of them."""
+
+
+def prompt_hash(ids: Sequence[int]) -> str:
+    """SHA-256 of the prompt ids, as little-endian 32-bit integers."""
+    return hashlib.sha256(np.asarray(ids, dtype="<u4").tobytes()).hexdigest()
+
+
+class Draws:
+    """The uniform numbers of one sampled completion, by position."""
+
+    def __init__(self, key: DrawKey, *, seed: int, prompt: str, occurrence: int) -> None:
+        parts = [
+            seed,
+            key.purpose,
+            key.step,
+            key.slot,
+            key.replacement,
+            key.sample,
+            prompt,
+            occurrence,
+        ]
+        digest = hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).digest()
+        self._key = int.from_bytes(digest[:16], "little")
+        self._block = -1
+        self._values: list[float] = []
+
+    def at(self, position: int) -> float:
+        """A number in [0, 1) with 53 random bits."""
+        block, offset = divmod(position, BLOCK)
+        if block != self._block:
+            generator = np.random.Philox(key=self._key, counter=block * BLOCK)
+            bits = generator.random_raw(BLOCK) >> np.uint64(11)
+            self._values = (bits * 2.0**-53).tolist()
+            self._block = block
+        return self._values[offset]
+
+
+def occurrence_of(history: Sequence[Sequence[int]], prompt: Sequence[int]) -> int:
+    """How many earlier requests of this sample had the same prompt ids."""
+    return sum(1 for earlier in history if list(earlier) == list(prompt))

@@ -1,0 +1,127 @@
+"""The torch sampler: many callers, one batch (`schemas.sampling.Sampler`).
+
+Callers wait on futures in the event loop; the device thread decodes whatever is there, a few steps
+at a time, so that newcomers join and learner jobs get their turn.
+"""
+
+import asyncio
+from collections import deque
+
+from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
+from schemas.sampling import SampleRequest, Turn
+from trainer.chat import Chat
+from trainer.policy import Loaded
+from trainer.sampler.core import Core
+from trainer.sampler.draws import Draws, prompt_hash
+from trainer.sampler.rows import Row, Version
+from trainer.store import Recent, Store
+
+
+class TorchSampler:
+    """Samples on the device's thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._core = Core()
+        self._arrivals: deque[tuple[Row, asyncio.Future[None]]] = deque()
+        self._pump: asyncio.Task[None] | None = None
+        self._chats: Recent[Chat] = Recent(4)
+        self._closed = False
+
+    async def sample(self, request: SampleRequest) -> Turn:
+        """Sample one completion. Raises UserCodeError(PROMPT_TOO_LONG) when the prompt does not
+        fit, Refused for what training must not do, TransientError when the engine has closed."""
+        if request.params.top_p < 1 and request.key.purpose == "train":
+            raise Refused(
+                "sampling.rollout_top_p must be 1 in training: what top-p cuts off biases the ratio "
+                "of every token. Use rollout_temperature instead"
+            )
+        loaded = await self._store.loaded(request.model)
+        trained = await self._store.trained(request.policy)
+        weights = request.policy.weights
+        key = f"{request.model.model_dump_json()}|{request.lora_alpha}|"
+        version = Version(
+            key + (weights.sha256 if weights else ""), loaded, trained, request.lora_alpha
+        )
+        return await self._sampled(self._row(request, version))
+
+    def _row(self, request: SampleRequest, version: Version) -> Row:
+        loaded, params = version.loaded, request.params
+        chat = self._chat(request, loaded)
+        prompt_ids = tuple(chat.prompt_ids(request))
+        longest = min(params.max_prompt_tokens, loaded.base.context - 1)
+        if len(prompt_ids) > longest:
+            raise UserCodeError(
+                FailureCategory.PROMPT_TOO_LONG,
+                f"the prompt has {len(prompt_ids)} tokens; at most {longest} fit. Shorten it, or "
+                "raise training.max_prompt_length if the model has room",
+            )
+        return Row(
+            version=version,
+            chat=chat,
+            stop_ids=loaded.base.stop_ids,
+            params=params,
+            prompt_ids=prompt_ids,
+            max_new_tokens=min(params.max_new_tokens, loaded.base.context - len(prompt_ids)),
+            draws=Draws(
+                request.key,
+                seed=params.seed,
+                prompt=prompt_hash(prompt_ids),
+                occurrence=sum(1 for turn in request.history if turn.prompt_ids == prompt_ids),
+            ),
+        )
+
+    def _chat(self, request: SampleRequest, loaded: Loaded) -> Chat:
+        key = request.model.model_dump_json()
+        chat = self._chats.get(key)
+        return chat or self._chats.put(key, Chat(loaded.base.tokenizer, loaded.base.stop_ids))
+
+    async def _sampled(self, row: Row) -> Turn:
+        if self._closed:
+            raise TransientError("the sampling engine has closed; another worker will sample this")
+        future = asyncio.get_running_loop().create_future()
+        self._arrivals.append((row, future))
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._decode())
+        try:
+            await future
+        finally:
+            row.cancelled = row.finish is None
+        if row.diverged:
+            raise UserCodeError(
+                FailureCategory.INTERNAL,
+                "the policy's logits are not finite: training has diverged; lower training.lr",
+            )
+        return row.turn()
+
+    async def _decode(self) -> None:
+        """Feed the device thread while there is anything to sample."""
+        waiting: dict[int, tuple[Row, asyncio.Future[None]]] = {}
+        try:
+            await asyncio.sleep(0)
+            while self._arrivals or self._core.busy:
+                arrived = [self._arrivals.popleft() for _ in range(len(self._arrivals))]
+                waiting |= {id(row): (row, future) for row, future in arrived}
+                rows = [row for row, _ in arrived]
+                over = await self._store.device.run(
+                    self._core.advance, rows, lambda: bool(self._arrivals)
+                )
+                for row in over:
+                    _, future = waiting.pop(id(row))
+                    if not future.done():
+                        future.set_result(None)
+                await asyncio.sleep(0)
+        except Exception as error:
+            self._core = Core()
+            for _, future in waiting.values():
+                if not future.done():
+                    future.set_exception(TransientError(f"sampling failed: {error!r}"))
+            raise
+
+    async def aclose(self) -> None:
+        """Refuse what comes, and fail what waits."""
+        self._closed = True
+        if self._pump is None or self._pump.done():
+            return
+        self._pump.cancel()
+        await asyncio.gather(self._pump, return_exceptions=True)

@@ -1,0 +1,142 @@
+"""A lane: rows that decode together, over one key-value cache of fixed capacity.
+
+With `fixed` the shapes of a step never change: the same number of rows (dummies fill up), the same
+capacity, whatever company a row has. A row's bits are then its own, which `independent` checks on
+the machine at hand before a lane is trusted. Without it the step computes the rows that are there.
+
+Legend: R rows, A query heads, K key heads, G query heads per key head, C capacity, D head size.
+"""
+
+import torch
+
+from trainer.decoder import Attend, Decoder, Weights
+from trainer.sampler.choose import choose
+from trainer.sampler.rows import Row, parameters
+
+STEPS_OF_CAPACITY = (64, 128, 192, 256, 384, 512, 768)
+ROUND_ROWS = 8
+
+
+def capacity_for(length: int) -> int:
+    """How much room a row of this length gets: a function of the row alone."""
+    for capacity in STEPS_OF_CAPACITY:
+        if length <= capacity:
+            return capacity
+    return -(-length // 512) * 512
+
+
+class Lane:
+    """Up to `size` rows of one version. Keys and values are (layers, R, K, C, D)."""
+
+    def __init__(
+        self, decoder: Decoder, weights: Weights, *, capacity: int, size: int, fixed: bool
+    ) -> None:
+        embedding = weights.tensor("model.embed_tokens.weight")
+        assert embedding is not None  # noqa: S101
+        self.decoder, self.weights = decoder, weights
+        self.capacity, self.size, self.fixed = capacity, size, fixed
+        self.device = embedding.device
+        shape = (decoder.num_layers, size, decoder.kv_heads, capacity, decoder.head_dim)
+        self.keys = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
+        self.values = torch.zeros_like(self.keys)
+        self.rows: list[Row] = []
+        self._slots = torch.arange(size, device=self.device)
+        self._places = torch.arange(capacity, device=self.device)
+
+    @property
+    def full(self) -> bool:
+        return len(self.rows) >= self.size
+
+    def add(self, row: Row, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Take a row in with its cache so far, (layers, K, length, D) each. The rest of the slot is
+        cleared: a NaN left behind by another row would leak through its zero weight."""
+        slot, length = len(self.rows), keys.shape[2]
+        for own, held in ((keys, self.keys), (values, self.values)):
+            held[:, slot, :, :length] = own
+            held[:, slot, :, length:] = 0
+        self.rows.append(row)
+
+    def cache_of(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
+        """A copy of a row's cache: all but its last token, which was not read yet."""
+        slot, length = self.rows.index(row), row.length - 1
+        return self.keys[:, slot, :, :length].clone(), self.values[:, slot, :, :length].clone()
+
+    def drop(self, row: Row) -> None:
+        """Forget a row; the last one moves into its slot."""
+        slot, last = self.rows.index(row), len(self.rows) - 1
+        if slot != last:
+            self.keys[:, slot] = self.keys[:, last]
+            self.values[:, slot] = self.values[:, last]
+            self.rows[slot] = self.rows[last]
+        self.rows.pop()
+
+    def step(self) -> None:
+        """Draw the next token of every row."""
+        num = self.size if self.fixed else min(self.size, -(-len(self.rows) // ROUND_ROWS) * 8)
+        spare = [0] * (num - len(self.rows))
+        tokens = [row.completion_ids[-1] for row in self.rows] + spare
+        positions = [row.length - 1 for row in self.rows] + spare
+        logits_R_V = self.logits(
+            torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device)
+        )
+        drawn = choose(logits_R_V, **parameters(self.rows, num))
+        for row, token, logprob in zip(self.rows, *drawn, strict=False):
+            row.take(token, logprob)
+
+    @torch.no_grad()
+    def logits(self, tokens_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
+        """Read one token per row into the cache; the logits (R, vocabulary) after it."""
+        attend = self._attend(positions_R)
+        hidden_R_H = self.decoder.hidden(self.weights, tokens_R, positions_R, attend)
+        return self.decoder.logits(self.weights, hidden_R_H)
+
+    def _attend(self, positions_R: torch.Tensor) -> Attend:
+        num = len(positions_R)
+        slots_R = self._slots[:num]
+        unseen_R_C = (self._places > positions_R[:, None])[:, None, None, :]
+
+        def attend(
+            layer: int, q_R_A_D: torch.Tensor, k_R_K_D: torch.Tensor, v_R_K_D: torch.Tensor
+        ) -> torch.Tensor:
+            keys, values = self.keys[layer, :num], self.values[layer, :num]
+            keys[slots_R, :, positions_R] = k_R_K_D
+            values[slots_R, :, positions_R] = v_R_K_D
+            size = q_R_A_D.shape[-1]
+            q = (q_R_A_D * size**-0.5).view(num, self.decoder.kv_heads, -1, size)
+            scores = (q @ keys.transpose(-1, -2)).masked_fill(unseen_R_C, float("-inf"))
+            return (scores.softmax(dim=-1) @ values).reshape(num, -1)
+
+        return attend
+
+
+def independent(lane: Lane) -> bool:
+    """Whether a row's bits depend neither on its slot nor on its mates, on this machine: the same
+    row is computed at another slot, among others, and alone. Leaves the lane empty."""
+    if lane.size == 1:
+        return True
+    generator = torch.Generator().manual_seed(0)
+    shape = lane.keys.shape
+    keys = torch.randn(shape, generator=generator).to(lane.keys)
+    values = torch.randn(shape, generator=generator).to(lane.keys)
+    embedding = lane.weights.tensor("model.embed_tokens.weight")
+    assert embedding is not None  # noqa: S101
+    tokens_R = torch.arange(lane.size, device=lane.device) % len(embedding)
+    positions_R = (torch.arange(lane.size, device=lane.device) * 7) % lane.capacity
+    order_R = torch.arange(lane.size, device=lane.device).roll(lane.size // 2 + 1)
+
+    def computed(chosen_R: torch.Tensor, kept_R: torch.Tensor) -> torch.Tensor:
+        mask = kept_R.to(keys.dtype)
+        lane.keys.copy_(keys[:, chosen_R] * mask[:, None, None, None])
+        lane.values.copy_(values[:, chosen_R] * mask[:, None, None, None])
+        return lane.logits(tokens_R[chosen_R] * kept_R, positions_R[chosen_R] * kept_R)
+
+    everyone_R = torch.ones_like(order_R)
+    first = computed(order_R.sort().values, everyone_R)
+    moved = computed(order_R, everyone_R)
+    alone_R = torch.zeros_like(order_R)
+    alone_R[lane.size // 3] = 1
+    alone = computed(order_R, alone_R)
+    at = lane.size // 3
+    lane.keys.zero_()
+    lane.values.zero_()
+    return bool(torch.equal(first[order_R], moved) and torch.equal(alone[at], moved[at]))

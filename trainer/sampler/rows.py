@@ -1,0 +1,101 @@
+"""One completion being sampled: what was asked, what was drawn so far, when it is over."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from schemas.sampling import SamplingParams, Turn
+from trainer.chat import Chat
+from trainer.policy import Loaded
+from trainer.sampler.draws import Draws
+from trainer.weights import Tensors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Version:
+    """What rows must share to share a batch: the model, the trained tensors, how shapes are
+    fixed."""
+
+    key: str
+    loaded: Loaded
+    trained: Tensors
+    alpha: float
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """`cancelled` is set by the event loop when nobody waits any more; the device thread obeys."""
+
+    version: Version
+    chat: Chat
+    stop_ids: frozenset[int]
+    params: SamplingParams
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    draws: Draws
+    completion_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: Literal["stop", "length"] | None = None
+    text: str | None = None
+    cancelled: bool = False
+    diverged: bool = False
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, prompt included."""
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+    @property
+    def uniform(self) -> float:
+        """The number that draws the next token."""
+        return self.draws.at(len(self.completion_ids))
+
+    @property
+    def over(self) -> bool:
+        return self.finish is not None or self.cancelled or self.diverged
+
+    def take(self, token: int, logprob: float) -> None:
+        """Append a drawn token. A token that ends the turn belongs to the completion. A logprob
+        that is not finite ends the row: nothing that was drawn so is a sample of anything."""
+        if not math.isfinite(logprob):
+            self.diverged = True
+            return
+        self.completion_ids.append(token)
+        self.logprobs.append(logprob)
+        if token in self.stop_ids or self._says_stop():
+            self.finish = "stop"
+        elif len(self.completion_ids) >= self.max_new_tokens:
+            self.finish = "length"
+
+    def _says_stop(self) -> bool:
+        """Whether a stop string has appeared; the text then ends before it."""
+        if not self.params.stop:
+            return False
+        text = self.chat.decode(self.completion_ids)
+        found = [at for at in (text.find(stop) for stop in self.params.stop) if at >= 0]
+        if not found:
+            return False
+        self.text = text[: min(found)]
+        return True
+
+    def turn(self) -> Turn:
+        """The finished exchange."""
+        text = self.chat.decode(self.completion_ids) if self.text is None else self.text
+        return Turn(
+            prompt_ids=self.prompt_ids,
+            completion_ids=tuple(self.completion_ids),
+            logprobs=tuple(self.logprobs),
+            text=text,
+            finish_reason=self.finish or "length",
+        )
+
+
+def parameters(rows: Sequence[Row], size: int) -> dict[str, list[float]]:
+    """The arguments of `choose` for these rows, filled up with dummies to `size`."""
+    spare = size - len(rows)
+    return {
+        "temperatures": [r.params.temperature for r in rows] + [1.0] * spare,
+        "top_ps": [r.params.top_p for r in rows] + [1.0] * spare,
+        "uniforms": [r.uniform for r in rows] + [0.0] * spare,
+    }
