@@ -22,12 +22,17 @@ from trainer.policy import Policy
 
 def example_of(chat: Chat, conversation: Conversation, sample: int, *, max_tokens: int) -> Example:
     """A conversation as a training row. Raises Refused unless its last turn is the assistant's."""
-    messages = tuple(Message(role=role, content=text) for role, text in conversation.messages)  #
-    type: ignore[arg-type] if not messages or messages[-1].role != "assistant": raise Refused(f"row
-    {conversation.row}: the last message must be the assistant's answer") prompt, answer =
-    chat.demonstration(messages) tokens = (*prompt, *answer)[:max_tokens] mask = ((0,) * len(prompt)
-    + (1,) * len(answer))[:max_tokens] row = TokenSequence(tokens=tokens, loss_mask=mask,
-    logprobs=(0.0,) * len(tokens)) return Example(sample, row)
+    messages = tuple(
+        Message.model_validate({"role": role, "content": text})
+        for role, text in conversation.messages
+    )
+    if not messages or messages[-1].role != "assistant":
+        raise Refused(f"row {conversation.row}: the last message must be the assistant's answer")
+    prompt, answer = chat.demonstration(messages)
+    tokens = (*prompt, *answer)[:max_tokens]
+    mask = ((0,) * len(prompt) + (1,) * len(answer))[:max_tokens]
+    row = TokenSequence(tokens=tokens, loss_mask=mask, logprobs=(0.0,) * len(tokens))
+    return Example(sample, row)
 
 
 def step(

@@ -33,8 +33,8 @@ class TorchSampler:
         fit, Refused for what training must not do, TransientError when the engine has closed."""
         if request.params.top_p < 1 and request.key.purpose == "train":
             raise Refused(
-                "sampling.rollout_top_p must be 1 in training: what top-p cuts off biases the ratio "
-                "of every token. Use rollout_temperature instead"
+                "sampling.rollout_top_p must be 1 in training: what top-p cuts off biases the "
+                "ratio of every token. Use rollout_temperature instead"
             )
         loaded = await self._store.loaded(request.model)
         trained = await self._store.trained(request.policy)
