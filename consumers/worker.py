@@ -1,0 +1,132 @@
+"""Composition of a worker process: adapters and engines for the consumers it hosts.
+
+The engine (torch) is built only for a process that takes the lanes of a device; user code's processes
+and the gateway only where samples are generated or graded.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+from infra import failpoints, telemetry
+from infra.backend import Backend, open_backend
+from infra.consumer import Consumer
+from infra.gateway.server import HttpGateway
+from infra.git import GitRepositories
+from infra.lease import LeaseKeeper
+from infra.ports import Ports
+from infra.runtime import Hosting, Runtime
+from infra.sandbox import ProcessSandbox
+from infra.settings import Settings
+from schemas.ids import WorkerId
+from schemas.messages import Lane
+
+logger = logging.getLogger(__name__)
+
+LEASE_LOST = 3
+"""Exit code of a worker whose lease ran out: what it holds is no longer its own."""
+
+
+def worker_id() -> WorkerId:
+    """The name under which this process holds claims: given by the supervisor, or made up."""
+    given = os.environ.get("HEADRACE_WORKER_ID")
+    return WorkerId(given or f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}")
+
+
+async def work(consumers: Sequence[Consumer[Any]], *, lanes: Sequence[Lane], drain: bool) -> int:
+    """Host `consumers` until stopped, or with `drain` until nothing is left. Returns an exit code."""
+    settings = Settings.load(os.environ)
+    telemetry.setup(settings, service="+".join(consumer.name for consumer in consumers))
+    failpoints.arm(settings.failpoint or "", settings.home)
+    hosting = Hosting(worker=worker_id(), consumers=tuple(consumers), lanes=tuple(lanes))
+    async with open_backend(settings) as backend, hosted(hosting, backend, settings) as runtime:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, runtime.stop)
+        async with leased(hosting, backend, runtime) as keeper:
+            logger.info("worker %s hosts %s", hosting.worker, [c.name for c in consumers])
+            await runtime.run(drain=drain)
+            return LEASE_LOST if keeper.lost else 0
+
+
+@asynccontextmanager
+async def leased(
+    hosting: Hosting, backend: Backend, runtime: Runtime
+) -> AsyncIterator[LeaseKeeper]:
+    """Hold this worker's lease while inside; each heartbeat brings the gates, losing it stops us."""
+    loop = asyncio.get_running_loop()
+
+    def beat() -> None:
+        asyncio.run_coroutine_threadsafe(runtime.apply_gates(), loop)
+
+    def lost() -> None:
+        loop.call_soon_threadsafe(runtime.stop)
+
+    keeper = LeaseKeeper(backend.url, hosting.worker, on_beat=beat, on_lost=lost)
+    await keeper.start()
+    try:
+        yield keeper
+    finally:
+        await keeper.stop()
+
+
+@asynccontextmanager
+async def hosted(
+    hosting: Hosting, backend: Backend, settings: Settings
+) -> AsyncIterator[Runtime]:
+    """A runtime with what its lanes need."""
+    async with AsyncExitStack() as stack:
+        ports = await _ports(stack, hosting, backend, settings)
+        runtime = Runtime(
+            hosting,
+            log=backend.log,
+            effects=backend.effects,
+            bus=backend.bus(),
+            ports=ports,
+            artifacts=backend.artifacts,
+            wakeups=backend.wakeups,
+        )
+        yield runtime
+
+
+async def _ports(
+    stack: AsyncExitStack, hosting: Hosting, backend: Backend, settings: Settings
+) -> Ports:
+    lanes = set(hosting.lanes)
+    sampler, learner, gateway, user, repositories = None, None, None, None, None
+    if lanes & {Lane.GENERATE, Lane.TRAIN}:
+        from trainer.engine import Engine
+
+        engine = Engine(fetch=backend.artifacts.get)
+        stack.push_async_callback(engine.aclose)
+        sampler, learner = engine.sampler, engine.learner
+    if lanes & {Lane.CONTROL, Lane.USER, Lane.GENERATE}:
+        user = ProcessSandbox(settings, fetch=backend.artifacts.get)
+        stack.push_async_callback(user.aclose)
+    if Lane.CONTROL in lanes:
+        repositories = GitRepositories(settings.home / "git")
+    if sampler is not None:
+        gateway = HttpGateway(sampler)
+        await gateway.start()
+        stack.push_async_callback(gateway.aclose)
+        await backend.announce_door(
+            hosting.worker, gateway.internal_url, gateway.internal_key
+        )
+    return Ports(
+        log=backend.log,
+        blobs=backend.blobs,
+        artifacts=backend.artifacts,
+        datasets=backend.datasets,
+        clock=backend.clock,
+        settings=settings,
+        repositories=repositories,
+        sampler=sampler,
+        learner=learner,
+        user=user,
+        gateway=gateway,
+    )

@@ -1,0 +1,142 @@
+"""Claims and leases on Postgres: who performs what, and what fences an outcome.
+
+A lease belongs to a worker, not to an effect. Nothing here waits for the disk: a claim that a power
+cut forgets is claimed again under another epoch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from infra.database import Database
+from infra.ports import Claimed
+from schemas.ids import ConsumerName, EffectId, StreamName, WorkerId
+from schemas.messages import ALL_EFFECTS, Effect, Lane
+
+CRASH_LIMIT = 20
+"""How often the workers of an effect may die before it ends as a crash."""
+
+EFFECT_TYPES: dict[str, type[Effect]] = {effect.type: effect for effect in ALL_EFFECTS}
+
+
+class PostgresEffects:
+    """`infra.ports.Effects` for one worker at a time on Postgres."""
+
+    def __init__(self, database: Database) -> None:
+        self._pool = database.lazy
+
+    async def register(
+        self,
+        worker: WorkerId,
+        *,
+        host: str,
+        pid: int,
+        lease_s: float,
+        lanes: Sequence[Lane] = (),
+    ) -> None:
+        await self._pool.execute(
+            "insert into workers (id, host, pid, lanes, expires_at)"
+            " values ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5))"
+            " on conflict (id) do update set expires_at = excluded.expires_at",
+            worker,
+            host,
+            pid,
+            [str(lane) for lane in lanes],
+            lease_s,
+        )
+        await self._pool.execute(
+            "delete from workers w where expires_at < clock_timestamp() - interval '1 hour'"
+            " and not exists (select from effects e where e.worker = w.id)"
+        )
+
+    async def renew(self, worker: WorkerId, *, lease_s: float) -> bool:
+        status = await self._pool.execute(
+            "update workers set expires_at = clock_timestamp() + make_interval(secs => $2)"
+            " where id = $1 and expires_at > clock_timestamp()",
+            worker,
+            lease_s,
+        )
+        return bool(status == "UPDATE 1")
+
+    async def expire(self, worker: WorkerId) -> None:
+        await self._pool.execute(
+            "update workers set expires_at = least(expires_at, clock_timestamp()) where id = $1",
+            worker,
+        )
+
+    async def claim(
+        self,
+        worker: WorkerId,
+        *,
+        lanes: Sequence[Lane],
+        consumers: Sequence[ConsumerName],
+        limit: int,
+    ) -> Sequence[Claimed]:
+        rows = await self._pool.fetch(
+            "select * from claim_effects($1, $2, $3, $4)",
+            worker,
+            [str(lane) for lane in lanes],
+            list(consumers),
+            limit,
+        )
+        return [_claimed(row) for row in sorted(rows, key=lambda row: int(row["created"]))]
+
+    async def retry(self, claimed: Claimed, *, delay_s: float, error: str) -> None:
+        await self._pool.execute(
+            "update effects set worker = null, attempts = attempts + 1, error = $3,"
+            " due_at = clock_timestamp() + make_interval(secs => $4)"
+            " where id = $1 and epoch = $2",
+            claimed.id,
+            claimed.epoch,
+            error[:2000],
+            delay_s,
+        )
+
+    async def release(self, claimed: Claimed) -> None:
+        await self._pool.execute(
+            "update effects set worker = null where id = $1 and epoch = $2",
+            claimed.id,
+            claimed.epoch,
+        )
+
+    async def memo(self, claimed: Claimed, memo: str) -> bool:
+        status = await self._pool.execute(
+            "update effects set memo = $3 where id = $1 and epoch = $2",
+            claimed.id,
+            claimed.epoch,
+            memo,
+        )
+        return bool(status == "UPDATE 1")
+
+    async def gates(self, run_ids: Sequence[str]) -> Mapping[str, str]:
+        rows = await self._pool.fetch(
+            "select run_id, state from run_gates where run_id = any ($1)", list(run_ids)
+        )
+        return {row["run_id"]: row["state"] for row in rows}
+
+    async def next_due_s(self, *, lanes: Sequence[Lane]) -> float | None:
+        seconds = await self._pool.fetchval(
+            "select extract(epoch from min(due_at) - clock_timestamp()) from effects"
+            " where lane = any ($1) and worker is null and due_at > clock_timestamp()",
+            [str(lane) for lane in lanes],
+        )
+        return None if seconds is None else float(seconds)
+
+    async def depth(self) -> Mapping[str, int]:
+        rows = await self._pool.fetch("select lane, count(*) from effects group by lane")
+        return {row["lane"]: row["count"] for row in rows}
+
+
+def _claimed(row: Any) -> Claimed:
+    return Claimed(
+        id=EffectId(row["id"]),
+        effect=EFFECT_TYPES[row["type"]].model_validate_json(row["data"]),
+        consumer=ConsumerName(row["consumer"]),
+        stream=StreamName(row["stream"]),
+        epoch=row["epoch"],
+        attempts=row["attempts"],
+        crashes=row["crashes"],
+        correlation=row["correlation"],
+        traceparent=row["traceparent"],
+        memo=row["memo"],
+        spent=row["crashes"] > CRASH_LIMIT,
+    )

@@ -1,0 +1,320 @@
+"""The event log on Postgres: the truth of every run.
+
+Reads run in autocommit and take no transaction id; `commit` is one call of one SQL function. The tail
+is ordered by (xid, position) and stops below the horizon: a plain `position > last` tail loses events
+of transactions that commit late (tests/contracts/test_postgres.py shows it).
+"""
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from infra.database import Database
+from infra.notify import Notifier
+from infra.ports import Commit, CommitMiss, Cursor, NewEvent, Recorded, Snapshot
+from schemas.envelope import UnknownEvent, decode_event
+from schemas.errors import Refused
+from schemas.events import MAX_EVENT_BYTES, Event
+from schemas.ids import ConsumerName, EventId, StreamName, derive_id
+
+COLUMNS = (
+    "position, xid, id, stream, version, type, schema_version, data, causation, correlation,"
+    " traceparent, time"
+)
+
+BELOW_HORIZON = "xid < pg_snapshot_xmin(pg_current_snapshot())"
+
+EDGE = ConsumerName("edge")
+"""The inbox name under which edges remember what they appended."""
+
+COMMIT = f"select * from commit_decision({', '.join(f'${n}' for n in range(1, 33))})"  # noqa: S608
+
+
+class PostgresLog:
+    """`infra.ports.EventLog` on Postgres."""
+
+    def __init__(self, database: Database, notifier: Notifier) -> None:
+        self._pool = database.durable
+        self._lazy = database.lazy
+        self._notifier = notifier
+
+    async def load(
+        self, streams: Mapping[StreamName, int]
+    ) -> Mapping[StreamName, Sequence[Recorded]]:
+        rows = await self._pool.fetch(
+            f"select {COLUMNS} from unnest($1::text[], $2::integer[]) as w (name, above)"  # noqa: S608
+            " join events on stream = w.name and version > w.above order by stream, version",
+            list(streams),
+            list(streams.values()),
+        )
+        found: dict[StreamName, list[Recorded]] = {stream: [] for stream in streams}
+        for row in rows:
+            found[row["stream"]].append(_recorded(row))
+        return found
+
+    async def commit(self, commit: Commit) -> Sequence[Recorded]:
+        arguments = _arguments(commit)
+        try:
+            rows = await self._pool.fetch(COMMIT, *arguments)
+        except asyncpg.UniqueViolationError as error:
+            raise CommitMiss("duplicate", str(error.detail)) from error
+        except asyncpg.PostgresError as error:
+            if error.sqlstate == "HR001":
+                raise CommitMiss("stale", str(error.args[0])) from error
+            if error.sqlstate == "HR002":
+                raise CommitMiss("fenced", str(error.args[0])) from error
+            if error.sqlstate in ("40P01", "40001"):
+                raise CommitMiss("stale", "a lock") from error
+            raise
+        if commit.events or commit.effects:
+            self._notifier.ping()
+        return [_written(new, row) for new, row in zip(commit.events, rows, strict=True)]
+
+    async def append(
+        self,
+        events: Sequence[Event],
+        *,
+        cause: UUID,
+        correlation: UUID | None = None,
+        traceparent: str | None = None,
+    ) -> Sequence[Recorded]:
+        ids = [EventId(derive_id(cause, f"edge|{e.stream}|{e.name}")) for e in events]
+        while True:
+            known = await self._by_ids(ids)
+            if len(known) == len(ids):
+                return known
+            versions = await self._versions({event.stream for event in events})
+            expected = dict(versions)
+            new = []
+            for event_id, event in zip(ids, events, strict=True):
+                versions[event.stream] += 1
+                new.append(
+                    NewEvent(
+                        id=event_id,
+                        stream=event.stream,
+                        version=versions[event.stream],
+                        event=event,
+                        causation=cause,
+                        correlation=correlation or cause,
+                        traceparent=traceparent,
+                    )
+                )
+            commit = Commit(
+                consumed=tuple((EDGE, event_id) for event_id in ids),
+                expected=expected,
+                events=tuple(new),
+            )
+            try:
+                return await self.commit(commit)
+            except CommitMiss:
+                await asyncio.sleep(random.uniform(0, 0.01))  # noqa: S311 - jitter
+
+    async def tail(
+        self, after: Cursor, *, limit: int, types: Sequence[str] | None = None
+    ) -> tuple[Sequence[Recorded], Cursor]:
+        rows = await self._pool.fetch(
+            f"select {COLUMNS} from events where (xid, position) > ($1, $2)"  # noqa: S608
+            f" and {BELOW_HORIZON} order by xid, position limit $3",
+            after.xid,
+            after.position,
+            limit,
+        )
+        if not rows:
+            return [], after
+        wanted = [row for row in rows if types is None or row["type"] in types]
+        last = rows[-1]
+        return _decoded(wanted), Cursor(last["xid"], last["position"])
+
+    async def read(
+        self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
+    ) -> Sequence[Recorded]:
+        rows = await self._pool.fetch(
+            f"select {COLUMNS} from events where run_id = $1 and (xid, position) > ($2, $3)"  # noqa: S608
+            f" and {BELOW_HORIZON} and ($5::text[] is null or type = any ($5))"
+            " order by xid, position limit $4",
+            run,
+            after.xid,
+            after.position,
+            limit,
+            list(types) if types is not None else None,
+        )
+        return _decoded(rows)
+
+    async def find(self, event_id: UUID, *, stream: StreamName) -> Recorded | None:
+        """One event of a stream by its id."""
+        row = await self._pool.fetchrow(
+            f"select {COLUMNS} from events where stream = $1 and id = $2",  # noqa: S608
+            stream,
+            event_id,
+        )
+        return _recorded(row) if row else None
+
+    async def consumed(
+        self, keys: Sequence[tuple[ConsumerName, EventId]]
+    ) -> frozenset[tuple[ConsumerName, EventId]]:
+        rows = await self._pool.fetch(
+            "select consumer, event_id from inbox"
+            " join unnest($1::text[], $2::uuid[]) as w (name, id) on consumer = name and event_id = id",
+            [name for name, _ in keys],
+            [event_id for _, event_id in keys],
+        )
+        return frozenset((row["consumer"], row["event_id"]) for row in rows)
+
+    async def watermark(self, consumer: ConsumerName) -> Cursor:
+        row = await self._pool.fetchrow(
+            "select xid, position from watermarks where consumer = $1", consumer
+        )
+        return Cursor(row["xid"], row["position"]) if row else Cursor()
+
+    async def advance(self, consumer: ConsumerName, cursor: Cursor) -> None:
+        await self._lazy.execute(
+            "insert into watermarks as w (consumer, xid, position) values ($1, $2, $3)"
+            " on conflict (consumer) do update set xid = excluded.xid, position = excluded.position"
+            " where (excluded.xid, excluded.position) > (w.xid, w.position)",
+            consumer,
+            cursor.xid,
+            cursor.position,
+        )
+        await self._lazy.execute(
+            "delete from inbox where consumer = $1 and xid < $2", consumer, cursor.xid
+        )
+
+    async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None:
+        row = await self._pool.fetchrow(
+            "select version, state from snapshots where stream = $1 and fold_version = $2",
+            stream,
+            fold_version,
+        )
+        return Snapshot(row["version"], row["state"]) if row else None
+
+    async def save_snapshot(
+        self, stream: StreamName, fold_version: int, snapshot: Snapshot
+    ) -> None:
+        await self._lazy.execute(
+            "insert into snapshots as s (stream, fold_version, version, state)"
+            " values ($1, $2, $3, $4) on conflict (stream, fold_version) do update"
+            " set version = excluded.version, state = excluded.state"
+            " where excluded.version > s.version",
+            stream,
+            fold_version,
+            snapshot.version,
+            snapshot.state,
+        )
+
+    async def artifact(self, sha256: str) -> bytes | None:
+        data: bytes | None = await self._pool.fetchval(
+            "select data from artifacts where sha256 = $1", sha256
+        )
+        return data
+
+    async def _versions(self, streams: Iterable[StreamName]) -> dict[StreamName, int]:
+        names = sorted(streams)
+        rows = await self._pool.fetch(
+            "select stream, version from streams where stream = any ($1)", names
+        )
+        return {**dict.fromkeys(names, 0), **{row["stream"]: row["version"] for row in rows}}
+
+    async def _by_ids(self, ids: Sequence[EventId]) -> list[Recorded]:
+        consumed = await self.consumed([(EDGE, event_id) for event_id in ids])
+        if len(consumed) < len(ids):
+            return []
+        rows = await self._pool.fetch(
+            f"select {COLUMNS} from events where id = any ($1) order by position",  # noqa: S608
+            list(ids),
+        )
+        return [_recorded(row) for row in rows]
+
+
+def _arguments(commit: Commit) -> tuple[Any, ...]:
+    events, effects = commit.events, commit.effects
+    heads = sorted((commit.expected or {}).items())
+    written = {new.stream: new.version for new in events}
+    gates = {new.event.run_id: new.event.gate for new in events if new.event.gate}
+    return (
+        commit.worker,
+        [name for name, _ in commit.consumed],
+        [event_id for _, event_id in commit.consumed],
+        [effect_id for effect_id, _ in commit.finished],
+        [epoch for _, epoch in commit.finished],
+        [stream for stream, _ in heads],
+        [version for _, version in heads],
+        [written[stream] for stream, _ in heads],
+        [new.id for new in events],
+        [new.stream for new in events],
+        [new.version for new in events],
+        [new.event.type for new in events],
+        [new.event.version for new in events],
+        [encode(new.event) for new in events],
+        [new.event.run_id for new in events],
+        [new.causation for new in events],
+        [new.correlation for new in events],
+        [new.traceparent for new in events],
+        [new.effect.id for new in effects],
+        [new.consumer for new in effects],
+        [new.stream for new in effects],
+        [str(new.effect.lane) for new in effects],
+        [new.effect.run_id for new in effects],
+        [new.effect.type for new in effects],
+        [new.effect.model_dump_json() for new in effects],
+        [new.correlation for new in effects],
+        [new.traceparent for new in effects],
+        [new.claimed for new in effects],
+        [artifact.sha256 for artifact in commit.artifacts],
+        [artifact.data for artifact in commit.artifacts],
+        list(gates),
+        list(gates.values()),
+    )
+
+
+def encode(event: Event) -> str:
+    """The payload as JSON. Raises Refused when it is larger than an event may be."""
+    data = event.model_dump_json()
+    if len(data) > MAX_EVENT_BYTES:
+        raise Refused(
+            f"{event.type} of {event.run_id} has {len(data)} bytes; an event may have "
+            f"{MAX_EVENT_BYTES}. Make the step smaller (rollout_batch_size, n_samples_per_prompt)"
+        )
+    return data
+
+
+def _written(new: NewEvent, row: Any) -> Recorded:
+    return Recorded(
+        id=new.id,
+        stream=new.stream,
+        version=new.version,
+        cursor=Cursor(row["r_xid"], row["r_position"]),
+        time=row["r_time"],
+        causation=new.causation,
+        correlation=new.correlation,
+        traceparent=new.traceparent,
+        event=new.event,
+    )
+
+
+def _recorded(row: Any) -> Recorded:
+    return Recorded(
+        id=EventId(row["id"]),
+        stream=StreamName(row["stream"]),
+        version=row["version"],
+        cursor=Cursor(row["xid"], row["position"]),
+        time=row["time"],
+        causation=row["causation"],
+        correlation=row["correlation"],
+        traceparent=row["traceparent"],
+        event=decode_event(row["type"], row["schema_version"], row["data"]),
+    )
+
+
+def _decoded(rows: Sequence[Any]) -> list[Recorded]:
+    """The rows whose type this version knows; the others are skipped."""
+    found = []
+    for row in rows:
+        try:
+            found.append(_recorded(row))
+        except UnknownEvent:
+            continue
+    return found

@@ -1,0 +1,108 @@
+"""Wake-ups between processes: one coalesced NOTIFY after a commit, and a listener.
+
+A lost wake-up costs one slow poll, never work: whoever waits looks again by itself.
+"""
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Any, Self
+
+import asyncpg
+
+from infra.database import Database
+
+CHANNEL = "headrace"
+
+COALESCE_S = 0.005
+"""At most one NOTIFY per process in this time."""
+
+
+class Wakeup:
+    """An event that many may set and one waits for."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return once set (and clear it), or after the time."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._event.wait(), timeout_s)
+        self._event.clear()
+
+
+class Notifier:
+    """Sends and receives wake-ups over one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting: list[Wakeup] = []
+        self._sender: asyncio.Task[None] | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._again = False
+
+    async def __aenter__(self) -> Self:
+        self._listener = asyncio.ensure_future(self._listen())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        tasks = [task for task in (self._listener, self._sender) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def subscribe(self) -> Wakeup:
+        """A wake-up that is set by every notification from now on."""
+        wakeup = Wakeup()
+        self._waiting.append(wakeup)
+        return wakeup
+
+    def ping(self) -> None:
+        """Wake the others, soon: many pings in a short time are one NOTIFY."""
+        self.wake()
+        self._again = True
+        if self._sender is None or self._sender.done():
+            self._sender = asyncio.ensure_future(self._send())
+
+    def wake(self) -> None:
+        """Wake who waits in this process."""
+        for wakeup in self._waiting:
+            wakeup.set()
+
+    async def _send(self) -> None:
+        while self._again:
+            self._again = False
+            with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await self._database.lazy.execute(f"notify {CHANNEL}")
+            await asyncio.sleep(COALESCE_S)
+
+    async def _listen(self) -> None:
+        while True:
+            with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await self._listen_once()
+            await asyncio.sleep(1.0)
+            self.wake()
+
+    async def _listen_once(self) -> None:
+        connection = await asyncpg.connect(self._database.url)
+        lost = asyncio.Event()
+        connection.add_termination_listener(lambda _: lost.set())
+        own = connection.get_server_pid()
+
+        def notified(_: Any, pid: int, __: str, ___: object) -> None:
+            if pid != own:
+                self.wake()
+
+        try:
+            await connection.add_listener(CHANNEL, notified)
+            await lost.wait()
+        finally:
+            connection.terminate()

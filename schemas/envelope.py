@@ -1,0 +1,67 @@
+"""Events on the wire: payloads decoded by type and version, CloudEvents 1.0 in structured form.
+
+Binary mode on Kafka (headers `ce_*`) carries the same attributes; here is the JSON form that the API,
+the CLI and `docs/asyncapi.json` speak.
+"""
+
+import json
+from datetime import datetime
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from schemas.errors import HeadraceError
+from schemas.events import EVENT_TYPES, Event
+from schemas.upcasts import upcast
+
+SOURCE = "headrace"
+
+
+class UnknownEvent(HeadraceError):
+    """A type this version does not know; readers skip it and count it."""
+
+
+class BadEvent(HeadraceError):
+    """A known type with a payload that is not of any version known here."""
+
+
+def decode_event(event_type: str, version: int, data: str | bytes) -> Event:
+    """A payload of any released version -> the event as it is today.
+
+    Raises UnknownEvent for a foreign type, BadEvent for a payload that does not fit its type or is of
+    a version from the future.
+    """
+    kind = EVENT_TYPES.get(event_type)
+    if kind is None:
+        raise UnknownEvent(f"{event_type} is not an event of this version of Headrace")
+    if version > kind.version:
+        raise BadEvent(f"{event_type} has version {version}; this Headrace knows {kind.version}")
+    try:
+        if version == kind.version:
+            return kind.model_validate_json(data)
+        return kind.model_validate(
+            upcast(event_type, version, json.loads(data), current=kind.version)
+        )
+    except (ValidationError, KeyError) as error:
+        raise BadEvent(f"{event_type} version {version}: {error}") from error
+
+
+class CloudEvent(BaseModel):
+    """The structured JSON form of an event, with Headrace's extension attributes."""
+
+    model_config = ConfigDict(frozen=True)
+    specversion: str = "1.0"
+    id: UUID
+    source: str = SOURCE
+    type: str
+    subject: str
+    time: datetime
+    datacontenttype: str = "application/json"
+    dataversion: int
+    streamversion: int
+    runid: str
+    correlationid: UUID
+    causationid: UUID | None = None
+    traceparent: str | None = None
+    cursor: str | None = None
+    data: dict[str, object]

@@ -1,0 +1,26 @@
+"""Retired payloads -> current payloads, one function per retired version.
+
+`UPCASTS[(type, version)]` turns a payload of that version into one of `version + 1`. Nothing was
+retired yet; tests/unit/schemas/test_upcasts.py holds a worked example.
+"""
+
+from collections.abc import Callable, Mapping
+
+Payload = Mapping[str, object]
+Upcast = Callable[[Payload], Payload]
+
+UPCASTS: dict[tuple[str, int], Upcast] = {}
+
+
+def upcast(
+    event_type: str,
+    version: int,
+    payload: Payload,
+    *,
+    current: int,
+    upcasts: Mapping[tuple[str, int], Upcast] = UPCASTS,
+) -> Payload:
+    """Bring a payload of `version` to version `current`. Raises KeyError when a step is missing."""
+    for step in range(version, current):
+        payload = upcasts[(event_type, step)](payload)
+    return payload

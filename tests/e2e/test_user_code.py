@@ -1,0 +1,143 @@
+"""Hostile and broken user code: a bad sample is data, and only its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kit.platform import MAIN, Platform, make_workspace, platform, run_config
+
+pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
+
+HOSTILE = """
+import asyncio, os, sys, time
+from headrace import AgentWorkflow, Grader
+
+
+class Hostile(AgentWorkflow):
+    async def run(self, ctx):
+        reply = await ctx.chat(ctx.prompt)
+        row = ctx.metadata["row"]
+        if row == 0:
+            raise RuntimeError("a workflow raised")
+        if row == 1:
+            while True:
+                time.sleep(0.01)
+        if row == 2:
+            os._exit(3)
+        if row == 3:
+            for _ in range(1024):
+                sys.stdout.write("x" * (1 << 20))
+        if row == 4:
+            return None
+        assert not hasattr(ctx, "label")
+        return [*ctx.prompt, reply]
+
+
+class Check(Grader):
+    async def grade(self, ctx):
+        row = ctx.metadata["row"]
+        for index, name in enumerate(sorted(ctx.samples)):
+            value = float(index)
+            if row == 5:
+                value = float("nan")
+            if row == 6:
+                value = "a string"
+            if row == 7:
+                await asyncio.sleep(3600)
+            if row == 8:
+                continue
+            ctx.set_sample_reward(name, value)
+"""
+
+ALL_FAIL = MAIN.replace(
+    "reply = await ctx.chat(ctx.prompt)", 'raise RuntimeError("nothing works today")'
+)
+
+ROWS = "".join(
+    f'{{"user_prompt": "Say {n}", "ground_truth": "{n}", "metadata": {{"row": {n}}}}}\n'
+    for n in range(10)
+)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    root = tmp_path_factory.mktemp("hostile")
+    files = {"rollouts/hostile/main.py": HOSTILE, "rollouts/failing/main.py": ALL_FAIL}
+    workspace = make_workspace(root / "workspace", files)
+    with platform(root / "home") as started:
+        started.post("/workspaces", {"url": str(workspace), "name": "w"})
+        started.upload("rows", ROWS)
+        yield started
+
+
+def test_bad_samples_are_data_and_the_run_goes_on(running: Platform) -> None:
+    config = run_config(
+        experiment={"rollout": "hostile", "dataset": "rows"},
+        training={
+            "rollout_batch_size": 10,
+            "n_samples_per_prompt": 2,
+            "agent_workflow_timeout_s": 5,
+            "grader_timeout_s": 3,
+        },
+        advanced={"max_steps": 1, "deterministic": False},
+    )
+    run = running.submit(config, workspace="w")
+    info = running.wait(run, "finished", within_s=180)
+    assert info["run"]["current_step"] == 1
+    samples = running.get(f"/runs/{run}/samples", step=1, limit=50)["samples"]
+    failures = {
+        sample["row"]: (sample["failure"] or {}).get("category") for sample in samples
+    }
+    assert failures[0] == "agent_error"
+    assert failures[1] == "timeout"
+    assert failures[2] == "process_died"
+    by_row = {sample["row"]: sample["reward"] for sample in samples}
+    assert by_row[5] is None
+    assert by_row[6] is None
+    assert by_row[7] is None
+    assert {s["reward"] for s in samples if s["row"] == 9} == {0.0, 1.0}
+
+
+def test_a_run_in_which_every_sample_fails_quotes_the_first_error(running: Platform) -> None:
+    config = run_config(experiment={"rollout": "failing", "dataset": "rows"})
+    info = running.wait(running.submit(config, workspace="w"), "failed")
+    assert "nothing works today" in info["run"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("main", "says"),
+    [
+        ("def broken(:\n", "main.py:1"),
+        (MAIN + "\nclass Second(Say):\n    async def run(self, ctx): ...\n", "two"),
+        (MAIN.replace("    async def run", "    def run"), "async"),
+        (MAIN.split("class Count")[0], "Grader"),
+        ("import no_such_module_anywhere\n", "no_such_module_anywhere"),
+    ],
+)
+def test_entry_points_that_cannot_be_used_are_refused(
+    running: Platform, tmp_path: Path, main: str, says: str
+) -> None:
+    workspace = make_workspace(tmp_path / "w", {"rollouts/say/main.py": main})
+    name = f"w{abs(hash(main)) % 10**6}"
+    assert running.post("/workspaces", {"url": str(workspace), "name": name}).status_code == 201
+    config = run_config(experiment={"dataset": "rows"})
+    info = running.wait(running.submit(config, workspace=name), "failed", within_s=60)
+    assert says in info["run"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rollout": "nowhere"}, "nowhere"),
+        ({"entrypoint": "other.py"}, "other.py"),
+        ({"commit_sha": "0123456789abcdef"}, "0123456789abcdef"),
+        ({"branch": "no-such-branch"}, "no-such-branch"),
+    ],
+)
+def test_what_does_not_exist_is_named(
+    running: Platform, change: dict[str, object], says: str
+) -> None:
+    config = run_config(experiment={"dataset": "rows", **change})
+    info = running.wait(running.submit(config, workspace="w"), "failed", within_s=60)
+    assert says in info["run"]["error"]

@@ -1,0 +1,259 @@
+"""A whole platform for a test: real processes, a home of its own, a small workspace to run.
+
+The supervisor is the real one (`headrace up`), so what a test kills is restarted as it would be for a
+user. Everything lives in a temporary directory and on free ports.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import httpx
+
+T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[2]
+
+TINY = "scratch:qwen3-tiny"
+
+MAIN = '''
+from headrace import AgentWorkflow, Grader
+
+
+class Say(AgentWorkflow):
+    async def run(self, ctx):
+        reply = await ctx.chat(ctx.prompt)
+        return [*ctx.prompt, reply]
+
+
+class Count(Grader):
+    """Pays for the digits of the answer, so that rewards differ within a group."""
+
+    async def grade(self, ctx):
+        for name, sample in ctx.samples.items():
+            digits = sum(character.isdigit() for character in sample.text)
+            ctx.set_sample_reward(name, digits / 8)
+'''
+
+GRADER_ONLY = MAIN.replace("class Say(AgentWorkflow)", "class Say")
+
+
+def eventually(get: Callable[[], T | None], *, within_s: float, what: str) -> T:
+    """Poll until `get` returns something that is not None. Raises AssertionError at the deadline."""
+    deadline = time.monotonic() + within_s
+    while (value := get()) is None:
+        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
+        time.sleep(0.05)
+    return value
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def git(directory: Path, *arguments: str) -> str:
+    """Run git as a user would; returns its output."""
+    environment = {
+        **os.environ,
+        "GIT_AUTHOR_NAME": "t",
+        "GIT_AUTHOR_EMAIL": "t@example.org",
+        "GIT_COMMITTER_NAME": "t",
+        "GIT_COMMITTER_EMAIL": "t@example.org",
+    }
+    done = subprocess.run(
+        ["git", *arguments], cwd=directory, env=environment, check=True, capture_output=True
+    )
+    return done.stdout.decode().strip()
+
+
+def make_workspace(directory: Path, files: Mapping[str, str] | None = None) -> Path:
+    """A git repository with one rollout `say` (and `files` over it), committed on `main`."""
+    tree = {
+        "rollouts/say/main.py": MAIN,
+        "rollouts/say/pyproject.toml": '[project]\nname = "say"\nversion = "0"\n',
+        **(files or {}),
+    }
+    for name, text in tree.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    if not (directory / ".git").exists():
+        git(directory, "init", "-q", "-b", "main")
+    git(directory, "add", "-A")
+    git(directory, "commit", "-q", "-m", "a commit")
+    return directory
+
+
+def run_config(**changes: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """A short deterministic GRPO run of the tiny model on `numbers`; `changes` per section."""
+    config: dict[str, dict[str, object]] = {
+        "experiment": {
+            "rollout": "say",
+            "entrypoint": "main.py",
+            "model_path": TINY,
+            "dataset": "numbers",
+        },
+        "training": {
+            "lr": 1e-2,
+            "n_samples_per_prompt": 4,
+            "rollout_batch_size": 2,
+            "max_prompt_length": 64,
+            "max_response_length": 6,
+            "agent_workflow_timeout_s": 30,
+            "grader_timeout_s": 30,
+        },
+        "checkpoints": {"checkpoint_save_freq": 2},
+        "advanced": {"algorithm": "grpo", "max_steps": 4, "seed": 7, "deterministic": True},
+    }
+    for section, values in changes.items():
+        config.setdefault(section, {}).update(values)
+    return config
+
+
+ROWS = "".join(
+    json.dumps({"user_prompt": f"Say {n}", "ground_truth": str(n)}) + "\n" for n in range(8)
+)
+
+
+@dataclass
+class Platform:
+    """A running platform. `api` speaks to it with its token."""
+
+    home: Path
+    url: str
+    process: subprocess.Popen[bytes]
+    environment: dict[str, str]
+    api: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        token = (self.home / "token").read_text().strip()
+        self.api = httpx.Client(
+            base_url=f"{self.url}/api/v1",
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=30,
+            transport=httpx.HTTPTransport(retries=3),
+        )
+
+    def get(self, path: str, **parameters: str | int) -> Any:
+        """GET, through restarts of the control process."""
+        return eventually(lambda: self._get(path, parameters), within_s=60, what=f"GET {path}")
+
+    def _get(self, path: str, parameters: Mapping[str, str | int]) -> Any:
+        try:
+            answer = self.api.get(path, params=dict(parameters))
+        except httpx.TransportError:
+            return None
+        if answer.status_code == 503:
+            return None
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def post(self, path: str, body: object, *, key: str | None = None) -> httpx.Response:
+        """POST with an idempotency key, again and again while the control process is away."""
+        headers = {"Idempotency-Key": key or uuid4().hex}
+        return eventually(
+            lambda: self._post(path, body, headers), within_s=60, what=f"POST {path}"
+        )
+
+    def _post(self, path: str, body: object, headers: dict[str, str]) -> httpx.Response | None:
+        try:
+            answer = self.api.post(path, json=body, headers=headers)
+        except httpx.TransportError:
+            return None
+        return None if answer.status_code == 503 else answer
+
+    def upload(self, name: str, content: str = ROWS, *, file_name: str = "rows.jsonl") -> None:
+        """Register a dataset."""
+        made = self.post("/datasets", {"name": name, "file_name": file_name})
+        assert made.status_code == 201, made.text
+        path = made.json()["upload"]["path"].removeprefix("/api/v1")
+        put = self.api.put(path, content=content.encode())
+        assert put.status_code == 200, put.text
+
+    def submit(self, config: Mapping[str, object], **more: object) -> str:
+        """Submit a run, return its id."""
+        answer = self.post("/runs", {"config": config, **more})
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["run"]["id"])
+
+    def info(self, run: str) -> Any:
+        return self.get(f"/runs/{run}")
+
+    def wait(self, run: str, *statuses: str, within_s: float = 120) -> Any:
+        """Until the run has one of these statuses (default: any final one); returns its info."""
+        wanted = statuses or ("finished", "failed", "stopped", "killed", "crashed")
+
+        def look() -> Any:
+            info = self.info(run)
+            return info if info["run"]["status"] in wanted else None
+
+        return eventually(look, within_s=within_s, what=f"run {run} {'/'.join(wanted)}")
+
+    def events(self, run: str) -> list[Any]:
+        """All events of a run, in log order."""
+        found: list[Any] = []
+        after = ""
+        while True:
+            page = self.get(f"/runs/{run}/events", limit=500, **({"after": after} if after else {}))
+            found += page["events"]
+            if not page["events"]:
+                return found
+            after = page["next"]
+
+
+@contextmanager
+def platform(
+    home: Path, *, environment: Mapping[str, str] | None = None
+) -> Iterator[Platform]:
+    """`headrace up` on `home` until the block ends, then stopped in order."""
+    url = f"http://127.0.0.1:{free_port()}"
+    env = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")},
+        "HEADRACE_HOME": str(home),
+        "HEADRACE_URL": url,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        **(environment or {}),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "producers.cli.main", "up"],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        eventually(lambda: _ready(url, process), within_s=60, what="headrace up is ready")
+        yield Platform(home=home, url=url, process=process, environment=env)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+
+def _ready(url: str, process: subprocess.Popen[bytes]) -> bool | None:
+    assert process.poll() is None, f"headrace up ended with {process.returncode}"
+    try:
+        answer = httpx.get(f"{url}/readyz", timeout=2)
+    except httpx.TransportError:
+        return None
+    return True if answer.status_code == 200 else None
+
+
+def final_adapter(info: Any) -> str:
+    """The hash of the last checkpoint's weights."""
+    last = max(info["checkpoints"], key=lambda checkpoint: checkpoint["step"])
+    return str(last["adapter_sha256"])
