@@ -1,0 +1,42 @@
+# Needs Python 3.11 or newer (with venv), make and git. `make demo` on a fresh machine installs the rest.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+THREADS := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE
+
+.PHONY: demo test test-fast lint format bench venv clean
+
+venv: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Headrace needs Python 3.11 or newer; name one with: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/headrace demo $(ARGS)
+
+test: $(READY)
+	$(THREADS) $(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(READY)
+	$(THREADS) $(BIN)/python -m pytest -m 'not slow and not processes' $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	@for script in bench/b*.py; do $(THREADS) $(BIN)/python $$script $(ARGS) || exit 1; done
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
