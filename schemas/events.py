@@ -162,7 +162,9 @@ class _RunEvent(Event):
 
 
 class RunRequested(_RunEvent):
-    """A validated, admitted request for a run. `workspace` is None when no user code is needed."""
+    """A validated, admitted request for a run. `workspace` is None when no user code is needed.
+    `request_sha256` is the hash of what was asked, so that asking again can be told from asking for
+    something else under the same idempotency key."""
 
     type: ClassVar[str] = "rl.run.requested"
     run_name: str
@@ -172,6 +174,7 @@ class RunRequested(_RunEvent):
     validation: DatasetRef | None = None
     workspace: str | None = None
     from_state: StateRef | None = None
+    request_sha256: str | None = None
 
 
 class RunRejected(_RunEvent):
@@ -492,6 +495,7 @@ class EvaluationRequested(Event):
     step: int | None = None
     config: EvalConfig | None = None
     workspace: str | None = None
+    request_sha256: str | None = None
 
     @property
     def stream(self) -> StreamName:
