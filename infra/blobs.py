@@ -1,0 +1,118 @@
+"""Blobs in a local directory: durable, never torn, create-only where asked.
+
+A blob is written to a scratch file, synced, and published under its key in one step; a crash leaves
+either nothing or the whole.
+"""
+
+import asyncio
+import errno
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from infra.ports import BlobExists
+from schemas.errors import NotFound, TransientError
+
+KEY = re.compile(r"^[A-Za-z0-9_@.-]+(/[A-Za-z0-9_@.-]+)*$")
+
+
+class LocalBlobs:
+    """`infra.ports.Blobs` below one directory."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._scratch = root / ".scratch"
+        self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    async def put(self, key: str, data: bytes, *, create_only: bool = False) -> str:
+        path = self._path(key)
+        await asyncio.to_thread(self._write, path, data, create_only)
+        return path.as_uri()
+
+    async def put_file(self, key: str, path: Path) -> str:
+        target = self._path(key)
+        await asyncio.to_thread(self._copy, target, path)
+        return target.as_uri()
+
+    async def get(self, uri: str) -> bytes:
+        path = self._located(uri)
+        try:
+            return await asyncio.to_thread(path.read_bytes)
+        except FileNotFoundError as error:
+            raise NotFound(f"no blob at {uri}") from error
+
+    async def delete(self, uri: str) -> None:
+        await asyncio.to_thread(self._located(uri).unlink, missing_ok=True)
+
+    async def exists(self, key: str) -> str | None:
+        path = self._path(key)
+        return path.as_uri() if await asyncio.to_thread(path.exists) else None
+
+    def _path(self, key: str) -> Path:
+        if not KEY.match(key) or any(part in (".", "..") for part in key.split("/")):
+            raise ValueError(f"{key!r} is not a blob key")
+        return self._root / key
+
+    def _located(self, uri: str) -> Path:
+        """The path of a uri of ours. Raises NotFound for any other."""
+        path = Path(unquote(urlsplit(uri).path))
+        if not uri.startswith("file://") or not path.resolve().is_relative_to(self._root.resolve()):
+            raise NotFound(f"{uri} is not in {self._root}")
+        return path
+
+    def _write(self, path: Path, data: bytes, create_only: bool) -> None:  # noqa: FBT001 - to_thread
+        scratch = self._scratch_file()
+        try:
+            with scratch.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            self._publish(scratch, path, create_only=create_only)
+        except OSError as error:
+            raise self._full(error) from error
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    def _copy(self, path: Path, source: Path) -> None:
+        scratch = self._scratch_file()
+        try:
+            with source.open("rb") as reader, scratch.open("wb") as file:
+                shutil.copyfileobj(reader, file, 1 << 20)
+                file.flush()
+                os.fsync(file.fileno())
+            self._publish(scratch, path, create_only=False)
+        except OSError as error:
+            raise self._full(error) from error
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    def _scratch_file(self) -> Path:
+        try:
+            handle, name = tempfile.mkstemp(dir=self._scratch)
+        except OSError as error:
+            raise self._full(error) from error
+        os.close(handle)
+        return Path(name)
+
+    def _publish(self, scratch: Path, path: Path, *, create_only: bool) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if create_only:
+            try:
+                os.link(scratch, path)
+            except FileExistsError as error:
+                raise BlobExists(str(path)) from error
+        else:
+            scratch.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _full(self, error: OSError) -> TransientError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return TransientError(f"the disk that holds {self._root} is full; make room there")
+        return TransientError(f"a blob could not be written below {self._root}: {error}")
