@@ -286,11 +286,12 @@ class _GroupEvent(Event):
 
 
 class SampleGenerated(_GroupEvent):
-    """One sample of a group, run by a user workflow, is finished (or failed, as data)."""
+    """One sample of a group, run by a user workflow, is finished (or failed, as data). No
+    `artifact`: its workers died or gave up, and `entry` is all there is."""
 
     type: ClassVar[str] = "rl.sample.generated"
     entry: SampleEntry
-    artifact: ArtifactRef
+    artifact: ArtifactRef | None = None
 
     @property
     def name(self) -> str:
@@ -298,7 +299,8 @@ class SampleGenerated(_GroupEvent):
 
 
 class GroupGenerated(_GroupEvent):
-    """All samples of a group are finished. `parts` hold them, in index order."""
+    """All samples of a group are finished. `parts` hold them, in index order; a sample whose
+    entry has failed may be missing there."""
 
     type: ClassVar[str] = "rl.group.generated"
     entries: tuple[SampleEntry, ...]
@@ -370,7 +372,8 @@ class BatchAssembled(_RunEvent):
 
 
 class PolicyUpdated(_PolicyEvent):
-    """One optimizer step was taken: version `step` exists."""
+    """One optimizer step was taken: version `step` exists. `pinned`: it is stored whole because a
+    checkpoint needs it, so its optimizer state is never collected."""
 
     type: ClassVar[str] = "rl.policy.updated"
     step: int
@@ -379,6 +382,7 @@ class PolicyUpdated(_PolicyEvent):
     metrics: dict[str, float]
     plan: tuple[int, ...]
     versions: dict[str, str]
+    pinned: bool = False
 
 
 class StepSkipped(_RunEvent):

@@ -16,6 +16,7 @@ from schemas.errors import FailureCategory, Issue
 from schemas.ids import HEADRACE, EffectId, derive_id
 from schemas.sampling import ArtifactRef, Grade
 from schemas.specs import (
+    BatchGroup,
     CheckpointSpec,
     CommitSpec,
     DiscoveredRollout,
@@ -134,6 +135,7 @@ class GradeGroup(Effect):
     lane: ClassVar[Lane] = Lane.USER
     spec: GroupSpec
     parts: tuple[ArtifactRef, ...]
+    entries: tuple[SampleEntry, ...] = ()
 
     @property
     def key(self) -> str:
@@ -145,13 +147,26 @@ class GradeGroup(Effect):
 
 
 class TrainStep(Effect):
-    """One optimizer step: version `step - 1` and the batch -> version `step`."""
+    """One optimizer step: the version before and the batch -> version `step`.
+
+    `base` is the version to step from and `taken` how many optimizer steps led to it (skipped steps
+    make no version of their own). `groups` or `rows` are those of the BatchAssembled event `batch`.
+    `durable`: the new version is stored whole; `pinned`: a checkpoint needs it. `retired` are
+    optimizer states that nothing needs any more; they are discarded on the way.
+    """
 
     type: ClassVar[str] = "TrainStep"
     lane: ClassVar[Lane] = Lane.TRAIN
     spec: TrainSpec
     step: int
     batch: UUID
+    base: StateRef | None = None
+    taken: int = 0
+    groups: tuple[BatchGroup, ...] = ()
+    rows: tuple[int, ...] = ()
+    durable: bool = True
+    pinned: bool = False
+    retired: tuple[ArtifactRef, ...] = ()
 
     @property
     def key(self) -> str:
@@ -163,11 +178,13 @@ class TrainStep(Effect):
 
 
 class SaveCheckpoint(Effect):
-    """Put the manifest of a step: shards first, manifest last, create-only."""
+    """Put the manifest of a step: shards first, manifest last, create-only. `reward` is passed on to
+    CheckpointSaved and does not enter the manifest."""
 
     type: ClassVar[str] = "SaveCheckpoint"
     lane: ClassVar[Lane] = Lane.CONTROL
     spec: CheckpointSpec
+    reward: float | None = None
 
     @property
     def key(self) -> str:
