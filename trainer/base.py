@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -79,7 +80,12 @@ def _base(
     public_name: str | None,
     device: torch.device,
 ) -> Base:
-    model = model.to(device=device).eval().requires_grad_(requires_grad=False)
+    nn.Module.to(model, device)
+    model.eval().requires_grad_(requires_grad=False)
+    for parameter in model.parameters():
+        # Loaded tensors may lie anywhere in a mapped file; kernels pick their path by alignment,
+        # and another path gives other bits.
+        parameter.data = parameter.data.clone()
     return Base(
         model=model,
         tokenizer=tokenizer,

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch.func import functional_call
 from transformers import Cache
 
 from trainer.base import Base
 from trainer.batch import MicroBatch
-from trainer.lora import A_SUFFIX, PEFT_PREFIX, adapter_pairs
+from trainer.lora import adapter_pairs
 from trainer.weights import Tensors
 
 
@@ -59,7 +60,7 @@ class Fallback:
         }
         return functional_call(model, replaced, kwargs=inputs)
 
-    def _plain(self, trained: Tensors) -> Tensors:
+    def _plain(self, trained: Tensors) -> dict[str, torch.Tensor]:
         """Names of full weights; a layer that peft has wrapped keeps its own under base_layer."""
         wrapped = {module for modules, _, _ in self.injected for module in modules}
 
@@ -86,12 +87,8 @@ class Fallback:
 
     def _activate(self, name: str | None) -> None:
         for module in self.base.model.modules():
-            if hasattr(module, "set_adapter") and hasattr(module, "enable_adapters"):
-                module.enable_adapters(name is not None)
+            if isinstance(module, BaseTunerLayer):
+                module.enable_adapters(enabled=name is not None)
                 if name is not None:
                     module.set_adapter(name)
         self.base.model.requires_grad_(requires_grad=False)
-
-
-def is_adapter(name: str) -> bool:
-    return name.startswith(PEFT_PREFIX) and A_SUFFIX in name

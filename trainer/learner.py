@@ -11,8 +11,9 @@ version is loaded again from its bytes.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -48,7 +49,9 @@ class TorchLearner:
     async def initialize(self, job: LearnerJob) -> StepResult:
         """Build version 0. Raises Refused when the model cannot be loaded."""
         loaded = await self._store.loaded(job.model)
-        return await self._run(job, _fresh_session, loaded, job)
+        result = await self._run(job, partial(_fresh_session, loaded, job))
+        assert result is not None  # noqa: S101
+        return result
 
     def holds(self, job: LearnerJob, step: int, weights_sha256: str, state_sha256: str) -> bool:
         """Whether version `step` of this run, with these bits, can be stepped from."""
@@ -62,7 +65,7 @@ class TorchLearner:
     async def load(self, job: LearnerJob, state: LearnerState) -> None:
         """Load a version. Raises CorruptData when its tensors do not fit the model."""
         loaded = await self._store.loaded(job.model)
-        await self._run(job, _restored_session, loaded, job, state)
+        await self._run(job, partial(_restored_session, loaded, job, state))
 
     async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
         """One optimizer step from the loaded version `batch.step - 1`. Raises TransientError when
@@ -73,10 +76,13 @@ class TorchLearner:
                 f"version {batch.step - 1} of {job.run} is not loaded; load it, then step"
             )
         del self._sessions[job.run]
-        return await self._run(job, _step, session, job, batch, export_state)
+        work = partial(_step, session, job, batch, export_state=export_state)
+        result = await self._run(job, work)
+        assert result is not None  # noqa: S101
+        return result
 
-    async def _run(self, job, work, *args):  # type: ignore[no-untyped-def]
-        session, result, kept = await self._store.device.run(work, *args)
+    async def _run(self, job: LearnerJob, work: "Callable[[], Work]") -> StepResult | None:
+        session, result, kept = await self._store.device.run(work)
         self._sessions[job.run] = session
         while len(self._sessions) > self._max_runs:
             del self._sessions[next(iter(self._sessions))]
@@ -117,7 +123,7 @@ def _restored_session(loaded: Loaded, job: LearnerJob, state: LearnerState) -> W
     return session, None, _copy(tensors)
 
 
-def _step(session: Session, job: LearnerJob, batch: StepBatch, export_state: bool) -> Work:  # noqa: FBT001
+def _step(session: Session, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> Work:
     config, policy = job.config, session.policy
     advanced = config.advanced
     tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS

@@ -97,12 +97,14 @@ def export(tensors: Tensors) -> bytes:
 
 
 def parse(data: bytes, *, device: torch.device) -> dict[str, torch.Tensor]:
-    """Safetensors bytes -> tensors. Raises CorruptData."""
+    """Safetensors bytes -> tensors, each in memory of its own: inside the file they may lie
+    unaligned, kernels pick their path by alignment, and another path gives other bits. Raises
+    CorruptData."""
     try:
         tensors = load(data)
     except (SafetensorError, ValueError) as error:
         raise CorruptData(f"these weights are not a safetensors file: {error}") from error
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
+    return {name: tensor.clone().to(device) for name, tensor in tensors.items()}
 
 
 def check_fit(tensors: Tensors, expected: Tensors) -> None:

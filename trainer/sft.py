@@ -9,6 +9,7 @@ conversation longer than the run's max_sequence_length is cut at its end.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from schemas.errors import Refused
 from schemas.learning import Conversation
@@ -30,8 +31,11 @@ def example_of(chat: Chat, conversation: Conversation, sample: int, *, max_token
         raise Refused(f"row {conversation.row}: the last message must be the assistant's answer")
     prompt, answer = chat.demonstration(messages)
     tokens = (*prompt, *answer)[:max_tokens]
-    mask = ((0,) * len(prompt) + (1,) * len(answer))[:max_tokens]
-    row = TokenSequence(tokens=tokens, loss_mask=mask, logprobs=(0.0,) * len(tokens))
+    mask: list[Literal[0, 1]] = [0] * len(prompt)
+    mask.extend([1] * len(answer))
+    row = TokenSequence(
+        tokens=tokens, loss_mask=tuple(mask[:max_tokens]), logprobs=(0.0,) * len(tokens)
+    )
     return Example(sample, row)
 
 

@@ -19,15 +19,15 @@ def choose(
     uniforms: Sequence[float],
 ) -> tuple[list[int], list[float]]:
     """Token ids and logprobs, row by row."""
-    like = {"dtype": torch.float64, "device": logits_R_V.device}
-    temperature_R = torch.tensor(temperatures, **like)
+    logits_R_V = logits_R_V.double()
+    temperature_R = logits_R_V.new_tensor(temperatures)
     greedy_R = temperature_R == 0
-    scaled_R_V = logits_R_V.double() / temperature_R.where(~greedy_R, 1.0)[:, None]
+    scaled_R_V = logits_R_V / temperature_R.where(~greedy_R, 1.0)[:, None]
     logprobs_R_V = scaled_R_V.log_softmax(dim=-1)
     if min(top_ps) < 1:
-        logprobs_R_V = _nucleus(logprobs_R_V, torch.tensor(top_ps, **like))
+        logprobs_R_V = _nucleus(logprobs_R_V, logits_R_V.new_tensor(top_ps))
     mass_R_V = logprobs_R_V.exp().cumsum(dim=-1)
-    drawn_R = torch.tensor(uniforms, **like) * mass_R_V[:, -1]
+    drawn_R = logits_R_V.new_tensor(uniforms) * mass_R_V[:, -1]
     picked_R = (mass_R_V <= drawn_R[:, None]).sum(dim=-1).clamp(max=logits_R_V.shape[-1] - 1)
     picked_R = logprobs_R_V.argmax(dim=-1).where(greedy_R, picked_R)
     chosen_R = logprobs_R_V.gather(-1, picked_R[:, None])[:, 0]
