@@ -162,9 +162,7 @@ class _RunEvent(Event):
 
 
 class RunRequested(_RunEvent):
-    """A validated, admitted request for a run. `workspace` is None when no user code is needed.
-    `request_sha256` is the hash of what was asked, so that asking again can be told from asking for
-    something else under the same idempotency key."""
+    """A validated, admitted request for a run. `workspace` is None when no user code is needed."""
 
     type: ClassVar[str] = "rl.run.requested"
     run_name: str
@@ -174,7 +172,6 @@ class RunRequested(_RunEvent):
     validation: DatasetRef | None = None
     workspace: str | None = None
     from_state: StateRef | None = None
-    request_sha256: str | None = None
 
 
 class RunRejected(_RunEvent):
@@ -499,7 +496,6 @@ class EvaluationRequested(Event):
     step: int | None = None
     config: EvalConfig | None = None
     workspace: str | None = None
-    request_sha256: str | None = None
 
     @property
     def stream(self) -> StreamName:
