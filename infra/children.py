@@ -1,0 +1,126 @@
+"""A process that the supervisor keeps alive: started, restarted with growing pauses, stopped.
+
+Each incarnation gets a worker id of its own, so that the supervisor can end its lease the moment it
+is dead. A child is in a session of its own (a terminal's Ctrl-C reaches the supervisor only, which
+then stops things in order) and is killed by the kernel when the supervisor dies.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from infra.home import ChildState
+
+PR_SET_PDEATHSIG = 1
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 10.0
+STEADY_S = 5.0
+"""A child that lived this long is not in a crash loop: its next restart is immediate again."""
+LARGEST_LOG_BYTES = 64 << 20
+
+_libc = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to run. `stop_s` is how long it may take to stop before it is killed."""
+
+    name: str
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    stop_s: float
+
+
+class Child:
+    """One supervised process and its incarnations."""
+
+    def __init__(
+        self, spec: ChildSpec, *, log: Path, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.spec = spec
+        self.log = log
+        self.starts = 0
+        self.worker = ""
+        self._clock = clock
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+        self._deaths = 0
+        self._due_at = 0.0
+
+    @property
+    def state(self) -> ChildState:
+        pid = self._process.pid if self._process else None
+        return ChildState(self.spec.name, pid, self.worker, self.starts, str(self.log))
+
+    def due_in_s(self) -> float | None:
+        """Seconds until it is to be started (0: now); None while it runs."""
+        return None if self._process else max(0.0, self._due_at - self._clock())
+
+    def start(self) -> None:
+        self.starts += 1
+        self.worker = f"{socket.gethostname()}-{self.starts}-{uuid4().hex[:12]}"
+        self._started_at = self._clock()
+        _make_room(self.log)
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.spec.argv,
+                env={**self.spec.environment, "HEADRACE_WORKER_ID": self.worker},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - one thread, async-signal-safe calls
+            )
+
+    def reap(self) -> int | None:
+        """The exit code of an incarnation that has just been found dead; its restart is planned."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return None
+        self._process = None
+        lived_s = self._clock() - self._started_at
+        self._deaths = 0 if lived_s >= STEADY_S else self._deaths + 1
+        self._due_at = self._clock() + pause_s(self._deaths)
+        return code
+
+    def stop(self) -> None:
+        """Ask it to stop, wait, and kill it when it does not."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(self.spec.stop_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+def pause_s(deaths: int) -> float:
+    """The pause before a restart after so many early deaths in a row: none after the first."""
+    if deaths <= 1:
+        return 0.0
+    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(deaths - 2, 16)))
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """What runs in the child before its program: die with `parent`, take all signals again."""
+
+    def prepare() -> None:
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    return prepare
+
+
+def _make_room(log: Path) -> None:
+    if log.exists() and log.stat().st_size > LARGEST_LOG_BYTES:
+        log.rename(log.with_suffix(".log.1"))

@@ -1,0 +1,230 @@
+"""`headrace up`: everything on one machine under one process.
+
+Starts Postgres (unless HEADRACE_DATABASE_URL names one), brings its schema up to date, starts the
+control process and the device worker, restarts what dies, and on SIGTERM or SIGINT stops it all in
+order: workers, control, Postgres. It has one thread and waits for signals, so it costs nothing while
+nothing happens; a dead child is a signal too, and its lease is ended at once, so that the work it
+held is taken up without waiting for the lease to run out.
+"""
+
+import asyncio
+import http.client
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from infra import embedded, home
+from infra.children import Child, ChildSpec
+from infra.database import connect
+from infra.effects import PostgresEffects
+from infra.migrate import migrate
+from infra.settings import Settings
+from schemas.errors import Conflict, HeadraceError, Refused, TransientError
+from schemas.ids import WorkerId
+
+logger = logging.getLogger(__name__)
+
+DEVICE_CONSUMERS = ("run", "rollout", "grade", "learn", "checkpoint", "evaluate")
+PYTHON = (sys.executable, "-P", "-m")
+"""-P: the directory that someone calls from must not shadow our modules."""
+STOP = frozenset({signal.SIGTERM, signal.SIGINT})
+WATCHED = STOP | {signal.SIGCHLD}
+READY_POLL_S = 0.05
+READY_S = 60.0
+EARLY_DEATHS = 3
+"""So many deaths of the control process before it ever answered mean that it never will."""
+
+
+def supervise(
+    settings: Settings, environ: Mapping[str, str], *, on_ready: Callable[[], None]
+) -> None:
+    """Run until told to stop; `on_ready` is called once, when the server answers.
+
+    Raises Conflict when the home has an owner or the port is taken, InvalidConfig or TransientError
+    when the database or the control process cannot be started.
+    """
+    home.prepare(settings.home)
+    with home.owned(settings.home):
+        check_port(settings.host, settings.port)
+        with _database(settings) as (url, postgres_pid):
+            asyncio.run(migrate(url))
+            children = tuple(
+                Child(spec, log=settings.home / "logs" / f"{spec.name}.log")
+                for spec in specs(settings, environ, database_url=url)
+            )
+            Supervisor(settings, children, url=url, postgres_pid=postgres_pid).run(on_ready)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises Conflict when something listens there already."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise Conflict(
+                f"port {port} on {host} cannot be had ({error.strerror}); stop what listens there, "
+                f"or choose another with HEADRACE_URL=http://{host}:PORT"
+            ) from error
+
+
+@contextmanager
+def _database(settings: Settings) -> Iterator[tuple[str, int | None]]:
+    """The database's URL, and the pid of the embedded server when it is ours to run."""
+    if settings.database_url is not None:
+        yield settings.database_url, None
+        return
+    server = embedded.start(settings.home)
+    try:
+        yield server.url, server.process.pid
+    finally:
+        server.stop()
+
+
+def specs(
+    settings: Settings, environ: Mapping[str, str], *, database_url: str
+) -> tuple[ChildSpec, ...]:
+    """The processes of one machine. Threads of numerical code are set on purpose: all cores for the
+    device worker, and waiting threads sleep instead of spinning, for others need the cores too."""
+    shared = {
+        **environ,
+        "HEADRACE_HOME": str(settings.home),
+        "HEADRACE_URL": settings.url,
+        "HEADRACE_DATABASE_URL": database_url,
+        "PYTHONUNBUFFERED": "1",
+        "OMP_WAIT_POLICY": environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+    }
+    cores = str(len(os.sched_getaffinity(0)))
+    device = {**shared, "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", cores)}
+    consumers = (*PYTHON, "consumers", *DEVICE_CONSUMERS, "--forever")
+    control = (*PYTHON, "producers.serve")
+    return (
+        ChildSpec("control", control, {**shared, "OMP_NUM_THREADS": "1"}, stop_s=8),
+        ChildSpec("worker", consumers, device, stop_s=15),
+    )
+
+
+class Supervisor:
+    """Keeps `children` alive; they are stopped in the reverse of their order."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        children: tuple[Child, ...],
+        *,
+        url: str,
+        postgres_pid: int | None = None,
+    ) -> None:
+        self._settings = settings
+        self._children = children
+        self._url = url
+        self._postgres_pid = postgres_pid
+        self._started_at = datetime.now(UTC).isoformat()
+        self._ready_by = time.monotonic() + READY_S
+        self._ready = False
+
+    def run(self, on_ready: Callable[[], None]) -> None:
+        """Start, watch, restart; returns after everything was stopped."""
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+        try:
+            while not self._told_to_stop():
+                self._restart()
+                if not self._ready and self._answers():
+                    self._ready = True
+                    self._record()
+                    on_ready()
+        finally:
+            for child in reversed(self._children):
+                child.stop()
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+    def _told_to_stop(self) -> bool:
+        """Wait for a signal, or until something is due. True when the signal means: stop."""
+        due = [s for child in self._children if (s := child.due_in_s()) is not None]
+        if not self._ready:
+            due.append(READY_POLL_S)
+        if due:
+            came = signal.sigtimedwait(WATCHED, min(due))
+        else:
+            came = signal.sigwaitinfo(WATCHED)
+        return came is not None and came.si_signo in STOP
+
+    def _restart(self) -> None:
+        changed = False
+        for child in self._children:
+            code = child.reap()
+            if code is not None:
+                logger.warning("%s ended with %s", child.spec.name, code)
+                self._expire(child)
+                self._give_up_early(child)
+            if child.due_in_s() == 0.0:
+                child.start()
+                changed = True
+        if changed:
+            self._record()
+
+    def _expire(self, child: Child) -> None:
+        """End the dead child's lease. A database that is away only means waiting for the lease."""
+        try:
+            asyncio.run(_expire(self._url, child.worker))
+        except (HeadraceError, OSError) as error:
+            logger.warning("the lease of %s runs out by itself: %s", child.worker, error)
+
+    def _give_up_early(self, child: Child) -> None:
+        if self._ready or child is not self._children[0] or child.starts < EARLY_DEATHS:
+            return
+        raise Refused(
+            f"the {child.spec.name} process does not start; the end of {child.log}:\n{tail(child.log)}"
+        )
+
+    def _answers(self) -> bool:
+        """Whether the control process answers /readyz. Raises TransientError when it is too late."""
+        if time.monotonic() > self._ready_by:
+            raise TransientError(
+                f"the server did not answer within {READY_S:.0f} s; look into "
+                f"{self._children[0].log}"
+            )
+        connection = http.client.HTTPConnection(
+            self._settings.host, self._settings.port, timeout=2
+        )
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _record(self) -> None:
+        home.write_state(
+            self._settings.home,
+            home.SupervisorState(
+                pid=os.getpid(),
+                url=self._settings.url,
+                ready=self._ready,
+                started_at=self._started_at,
+                postgres_pid=self._postgres_pid,
+                children=tuple(child.state for child in self._children),
+            ),
+        )
+
+
+async def _expire(url: str, worker: str) -> None:
+    async with connect(url, size=1) as database:
+        await PostgresEffects(database).expire(WorkerId(worker))
+
+
+def tail(path: Path, *, num_bytes: int = 2000) -> str:
+    """The end of a log."""
+    if not path.exists():
+        return "(no log)"
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - num_bytes))
+        return file.read().decode(errors="replace").strip()

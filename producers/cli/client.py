@@ -1,0 +1,186 @@
+"""The HTTP client of the command line: it knows the server's address, its token, and how it fails.
+
+Connection errors are retried. A write always carries an Idempotency-Key, and its retries carry the
+same one, so a lost answer never makes a second run. A server that cannot be reached, or that
+refuses, becomes a Failure with the server's own code and issues.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+import httpx
+
+from infra.settings import Settings
+from producers.cli.failures import Failure
+from producers.cli.output import Document
+from schemas.errors import Issue
+
+PREFIX = "/api/v1"
+BACKOFF_S = (0.1, 0.3, 0.6, 1.0)
+"""Pauses between the attempts of one request."""
+
+Parameters = Mapping[str, str | int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the server is and what opens it."""
+
+    url: str
+    token: str | None
+
+    @classmethod
+    def from_environment(cls) -> "Address":
+        """As the settings say: HEADRACE_URL, and HEADRACE_TOKEN or the local token file."""
+        settings = Settings.load(os.environ)
+        return cls(settings.url, settings.read_token())
+
+
+class Client:
+    """Requests to one server. `transport` is for tests."""
+
+    def __init__(
+        self, address: Address | None = None, *, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self.address = address or Address.from_environment()
+        token = self.address.token
+        self._http = httpx.Client(
+            base_url=self.address.url,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=httpx.Timeout(60, connect=5),
+            transport=transport,
+            trust_env=not self.address.url.startswith("http://127.0.0.1"),
+        )
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def get(self, path: str, parameters: Parameters | None = None) -> Document:
+        """GET a JSON object. Raises Failure."""
+        given = {k: v for k, v in (parameters or {}).items() if v is not None}
+        return self._answer(self._send("GET", path, params=given))
+
+    def post(
+        self, path: str, body: object = None, *, key: str | None = None, **parameters: str
+    ) -> Document:
+        """POST JSON under an idempotency key. Raises Failure."""
+        headers = {"Idempotency-Key": key or uuid4().hex}
+        content: Document = {} if body is None else {"json": body}
+        return self._answer(
+            self._send("POST", path, headers=headers, params=parameters, **content)
+        )
+
+    def post_file(self, path: str, file: Path, **parameters: str) -> Document:
+        """POST a file's bytes. Raises Failure."""
+        return self._answer(
+            self._send("POST", path, content=file.read_bytes(), params=parameters, timeout=600)
+        )
+
+    def put_file(self, path: str, file: Path) -> Document:
+        """PUT a file, streamed: it is never held in memory whole. Raises Failure."""
+        with file.open("rb") as stream:
+            return self._answer(self._send("PUT", path, content=stream, timeout=600))
+
+    @contextmanager
+    def stream(
+        self, path: str, *, headers: Mapping[str, str] | None = None, read_s: float = 60
+    ) -> Iterator[httpx.Response]:
+        """An answer to be read as it comes. Raises Failure, and httpx's errors while it is read."""
+        timeout = httpx.Timeout(read_s, connect=5)
+        with self._http.stream("GET", _url(path), headers=headers, timeout=timeout) as answer:
+            if answer.is_error:
+                answer.read()
+                self._answer(answer)
+            yield answer
+
+    def ready(self) -> bool:
+        """Whether the server answers /readyz with 200."""
+        try:
+            return self._http.get("/readyz", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def unreachable(self) -> Failure:
+        return Failure(
+            "UNREACHABLE",
+            f"no Headrace server answers at {self.address.url}; start one with "
+            "`headrace up --detach`, or name another in HEADRACE_URL",
+        )
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send, and again after a connection error or a 503. Raises Failure when it stays so."""
+        last: httpx.Response | None = None
+        for pause in (*BACKOFF_S, None):
+            last = self._try(method, path, options)
+            if last is not None and last.status_code != 503:
+                return last
+            if pause is not None:
+                time.sleep(pause)
+                _rewind(options.get("content"))
+        if last is None:
+            raise self.unreachable()
+        return last
+
+    def _try(self, method: str, path: str, options: Document) -> httpx.Response | None:
+        try:
+            return self._http.request(method, _url(path), **options)
+        except httpx.TransportError:
+            return None
+
+    def _answer(self, answer: httpx.Response) -> Document:
+        if answer.is_error:
+            raise refusal(answer)
+        document = _document(answer)
+        if document is None:
+            raise Failure(
+                "BAD_ANSWER",
+                f"{self.address.url} answered with something that is not Headrace's JSON; "
+                "look at HEADRACE_URL",
+            )
+        return document
+
+
+def part(text: str) -> str:
+    """A user's string as one segment of a path."""
+    return quote(text, safe="@.")
+
+
+def refusal(answer: httpx.Response) -> Failure:
+    """A problem document as a Failure."""
+    problem = _document(answer) or {}
+    message = str(problem.get("detail") or problem.get("title") or f"HTTP {answer.status_code}")
+    if answer.status_code == 401:
+        message += " (the token is read from HEADRACE_TOKEN, else from $HEADRACE_HOME/token)"
+    issues = tuple(
+        Issue(str(i.get("key", "")), str(i.get("message", "")), i.get("did_you_mean"))
+        for i in problem.get("issues") or ()
+    )
+    return Failure(str(problem.get("code") or "HTTP"), message, issues=issues)
+
+
+def _document(answer: httpx.Response) -> Document | None:
+    try:
+        document = answer.json()
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _url(path: str) -> str:
+    return path if path.startswith("/api/") else PREFIX + path
+
+
+def _rewind(content: object) -> None:
+    seek = getattr(content, "seek", None)
+    if seek is not None:
+        seek(0)

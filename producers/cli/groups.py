@@ -1,0 +1,79 @@
+"""The command tree's building blocks: groups that import a command only when it is used, and the
+`command` decorator, which gives every command its `--json`.
+
+`headrace --help` must cost next to nothing, so the help of a group is written where the group is
+defined, and nothing but click is imported to print it.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar
+
+import click
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in other modules: name -> ("module:attribute", one line)."""
+
+    def __init__(
+        self, name: str, *, commands: Mapping[str, tuple[str, str]], help: str
+    ) -> None:
+        super().__init__(name, help=help, context_settings=HELP_OPTIONS)
+        self._lazy = dict(commands)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now; None when there is none of this name."""
+        if cmd_name not in self._lazy:
+            return None
+        module, _, attribute = self._lazy[cmd_name][0].partition(":")
+        found: click.Command = getattr(importlib.import_module(module), attribute)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, without importing one."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self._lazy.items()])
+
+
+class Group(click.Group):
+    """A group of one module: its commands in the order in which they are written."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+def group(name: str, help: str) -> Group:
+    """A command group that prints its help when it is called without a command."""
+    return Group(name, help=help, context_settings=HELP_OPTIONS)
+
+
+def command(
+    parent: click.Group | None, name: str, *, example: str
+) -> Callable[[Callable[P, R]], click.Command]:
+    """Register a function as a command with `--json` (passed as `as_json`) and an example."""
+
+    def register(function: Callable[P, R]) -> click.Command:
+        @functools.wraps(function)
+        def body(*args: P.args, **kwargs: P.kwargs) -> R:
+            return function(*args, **kwargs)
+
+        made = click.command(
+            name, context_settings=HELP_OPTIONS, epilog=f"Example:  {example}"
+        )(body)
+        made.params.append(
+            click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, for programs.")
+        )
+        if parent is not None:
+            parent.add_command(made)
+        return made
+
+    return register

@@ -1,0 +1,93 @@
+"""`headrace`: the command line. It speaks HTTP to a server, and starts one (`headrace up`).
+
+This module holds the tree of commands and the one place where failures become output and an exit
+code: 0 done, 1 refused or failed, 2 usage, 130 interrupted. Only click is imported at start.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from infra.settings import BadSetting
+from producers.cli.failures import Interrupted
+from producers.cli.groups import LazyGroup
+from producers.cli.output import print_failure
+from schemas.errors import HeadraceError, Refused
+
+CLI = "producers.cli."
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": (CLI + "demo:demo", "The whole story on this machine: teach a model, then improve it."),
+    "up": (CLI + "server:up", "Start the server, its workers and its database."),
+    "down": (CLI + "server:down", "Stop them, in order."),
+    "status": (CLI + "server:status", "What runs, and what waits."),
+    "doctor": (CLI + "doctor:doctor", "What is missing on this machine, and how to get it."),
+    "worker": (CLI + "server:worker", "Run the named consumers only."),
+    "workspace": (CLI + "workspace:workspace", "Repositories with rollouts: add, list, info, init."),
+    "dataset": (CLI + "dataset:dataset", "Datasets: upload, list, info, preview, download, validate."),
+    "train": (CLI + "train:train", "Training runs: submit, watch, stop, samples, trace and more."),
+    "eval": (CLI + "evaluation:evaluation", "Evaluations: submit, list, info, logs, stop, download."),
+    "events": (CLI + "events:events", "The event log of a run."),
+    "checkpoint": (CLI + "checkpoint:checkpoint", "Checkpoints: list, info, download, chat."),
+    "models": (CLI + "models:models", "The base models known here, and the scratch: shapes."),
+}
+
+cli = LazyGroup(
+    "headrace",
+    commands=COMMANDS,
+    help="""Post-train language models with reinforcement learning: a commit and a TOML become a
+    better model.
+
+    \b
+    Example:
+      headrace up --detach
+      headrace workspace init sums && cd sums
+      headrace train submit configs/training/sft.toml --watch
+    """,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in arguments
+    try:
+        code = cli.main(args=arguments, prog_name="headrace", standalone_mode=False)
+    except click.UsageError as error:
+        return _usage(error, as_json=as_json)
+    except Refused as error:
+        print_failure(error.code, error.message, error.issues, as_json=as_json)
+        return 1
+    except (HeadraceError, BadSetting) as error:
+        print_failure("FAILED", str(error), as_json=as_json)
+        return 1
+    except (Interrupted, KeyboardInterrupt, click.Abort) as error:
+        return _interrupted(error, as_json=as_json)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def _usage(error: click.UsageError, *, as_json: bool) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+    elif as_json:
+        print_failure("USAGE", error.format_message(), as_json=True)
+    else:
+        error.show()
+    return 2
+
+
+def _interrupted(error: BaseException, *, as_json: bool) -> int:
+    told = error if isinstance(error, Interrupted) else Interrupted("interrupted")
+    message = told.message
+    if told.come_back:
+        message += f"; come back with: {told.come_back}"
+    print_failure("INTERRUPTED", message, as_json=as_json)
+    return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Printing: the JSON envelopes for programs, tables and colours for people.
+
+Rich is imported only when something is drawn. It draws plain text when stdout is a pipe or NO_COLOR
+is set; a server's text is always escaped, since rollout text is hostile.
+"""
+
+import json
+import os
+import sys
+import unicodedata
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from schemas.errors import Issue
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA_VERSION = 1
+Document = dict[str, Any]
+"""A JSON object, as a server sent it or as a program reads it from us."""
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def print_json(document: Mapping[str, object]) -> None:
+    """A success, on stdout."""
+    text = json.dumps({"schema_version": SCHEMA_VERSION, **document}, ensure_ascii=False)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def print_failure(
+    code: str, message: str, issues: Sequence[Issue] = (), *, as_json: bool
+) -> None:
+    """A failure, on stderr."""
+    if as_json:
+        listed = [
+            {"key": i.key, "message": i.message, "did_you_mean": i.did_you_mean} for i in issues
+        ]
+        error = {"code": code, "message": message, "issues": listed}
+        document = {"schema_version": SCHEMA_VERSION, "error": error}
+        sys.stderr.write(json.dumps(document, ensure_ascii=False) + "\n")
+        return
+    sys.stderr.write(f"Error: {printable(message)}\n")
+    for issue in issues:
+        meant = f" (did you mean {issue.did_you_mean}?)" if issue.did_you_mean else ""
+        sys.stderr.write(f"  - {printable(issue.key)}: {printable(issue.message)}{meant}\n")
+
+
+def console() -> "Console":
+    """Where people read: colours and width follow the terminal."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "120"))
+    return Console(highlight=False, width=width)
+
+
+def say(text: str) -> None:
+    """A line for people."""
+    sys.stdout.write(printable(text) + "\n")
+    sys.stdout.flush()
+
+
+def printable(text: str) -> str:
+    """`text` without control characters: hostile text must not move a terminal's cursor."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf"))
+
+
+def one_line(text: str, *, limit: int = 80) -> str:
+    flat = " ".join(printable(text).split())
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table; None is shown as a dash."""
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(title=title or None, title_justify="left", header_style="bold")
+    for column in columns:
+        drawn.add_column(column)
+    for row in rows:
+        drawn.add_row(*(Text(cell(value)) for value in row))
+    console().print(drawn)
+
+
+def fields(title: str, pairs: Sequence[tuple[str, object]]) -> None:
+    """Names and values, one a line; pairs whose value is None are left out."""
+    shown = [(name, value) for name, value in pairs if value is not None]
+    table(title, ("", ""), shown) if shown else say(title)
+
+
+def cell(value: object) -> str:
+    """A value as people read it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping | list | tuple):
+        return one_line(json.dumps(value, ensure_ascii=False, default=str))
+    return printable(str(value))
+
+
+def when(moment: object) -> str | None:
+    """An ISO time as how long ago it was."""
+    if not isinstance(moment, str) or not moment:
+        return None
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{max(0, seconds):.0f} s ago"
+
+
+def sparkline(values: Sequence[float], *, width: int = 40) -> str:
+    """The last values as a row of bars, at most `width` of them (neighbours are averaged)."""
+    if not values:
+        return ""
+    size = -(-len(values) // width)
+    chunks = [values[i : i + size] for i in range(0, len(values), size)]
+    means = [sum(chunk) / len(chunk) for chunk in chunks]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(BARS[round((mean - low) / span * (len(BARS) - 1))] for mean in means)
