@@ -1,0 +1,100 @@
+"""Packing: order, masks, positions, which token predicts which."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.sampling import Sequence as Row
+from trainer.batch import SHARED_ROW_TOKENS, Example, MicroBatch, pack, trees
+
+
+def example(sample: int, context: tuple[int, ...], reply: tuple[int, ...]) -> Example:
+    mask = (0,) * len(context) + (1,) * len(reply)
+    logprobs = tuple(-float(t) if m else 0.0 for t, m in zip(context + reply, mask, strict=True))
+    return Example(sample, Row(tokens=context + reply, loss_mask=mask, logprobs=logprobs))
+
+
+def packed(
+    examples: list[Example], *, tokens: int = 10_000, share: bool = True
+) -> list[MicroBatch]:
+    return list(pack(examples, micro_batch_tokens=tokens, share=share))
+
+
+def test_a_shared_prompt_is_packed_once() -> None:
+    (micro,) = packed([example(0, (1, 2, 3), (4, 5)), example(1, (1, 2, 3), (6,))])
+    assert micro.tokens_N.tolist() == [1, 2, 3, 4, 5, 6]
+    assert micro.positions_N.tolist() == [0, 1, 2, 3, 4, 3]
+    assert micro.predictor_M.tolist() == [2, 3, 2]
+    assert micro.target_M.tolist() == [4, 5, 6]
+    assert micro.behaviour_M.tolist() == [-4.0, -5.0, -6.0]
+    assert micro.sample_M.tolist() == [0, 0, 1]
+    sees = micro.visible_B_T_T[0]
+    assert sees[5].tolist() == [True, True, True, False, False, True]
+    assert sees[4].tolist() == [True, True, True, True, True, False]
+    assert sees[2].tolist() == [True, True, True, False, False, False]
+
+
+def test_the_last_response_token_trains_and_the_last_prompt_token_does_not() -> None:
+    (micro,) = packed([example(0, (1, 2), (3, 4))])
+    assert micro.target_M.tolist() == [3, 4]
+    assert micro.predictor_M.tolist() == [1, 2]
+
+
+def test_rows_without_actions_are_left_out() -> None:
+    empty = example(0, (1, 2, 3), ())
+    only_first = Example(1, Row(tokens=(7,), loss_mask=(1,), logprobs=(-1.0,)))
+    assert packed([empty, only_first]) == []
+    (micro,) = packed([empty, example(2, (1, 2), (3,))])
+    assert micro.sample_M.tolist() == [2]
+
+
+def test_tool_tokens_between_actions_are_context() -> None:
+    row = Row(tokens=(1, 2, 3, 4, 5), loss_mask=(0, 1, 0, 0, 1), logprobs=(0, -2, 0, 0, -5))
+    (micro,) = packed([Example(0, row)])
+    assert micro.target_M.tolist() == [2, 5]
+    assert micro.predictor_M.tolist() == [0, 3]
+
+
+def test_padding_sees_itself_only_and_is_seen_by_none() -> None:
+    (micro,) = packed([example(0, (1, 2), (3,)), example(1, (9,), (8,))])
+    assert micro.gather_B_T.tolist() == [[0, 1, 2], [3, 4, 0]]
+    assert micro.place_N.tolist() == [0, 1, 2, 3, 4]
+    assert micro.visible_B_T_T[1, 2].tolist() == [False, False, True]
+    assert not micro.visible_B_T_T[1, :2, 2].any()
+
+
+def test_a_row_longer_than_the_micro_batch_stands_alone() -> None:
+    rows = [example(i, (i + 1,), tuple(range(2, 2 + n))) for i, n in enumerate((3, 50, 3))]
+    assert [m.num_tokens for m in packed(rows, tokens=20)] == [4, 51, 4]
+
+
+def test_a_tree_stops_growing() -> None:
+    context, reply = tuple(range(100)), tuple(range(200))
+    grown = list(trees([example(i, context, reply) for i in range(5)], share=True))
+    assert [len(tree.examples) for tree in grown] == [2, 2, 1]
+    assert all(tree.num_tokens <= SHARED_ROW_TOKENS for tree in grown)
+
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 2), st.lists(st.integers(0, 90), min_size=1, max_size=9)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(rows=ROWS, tokens=st.integers(1, 64), share=st.booleans())
+def test_every_action_trains_once_in_order_whatever_the_plan(
+    rows: list[tuple[int, list[int]]], tokens: int, share: bool
+) -> None:
+    examples = [example(i, (prompt, 5), tuple(reply)) for i, (prompt, reply) in enumerate(rows)]
+    micros = packed(examples, tokens=tokens, share=share)
+    targets = [t for m in micros for t in m.target_M.tolist()]
+    assert targets == [t for _, reply in rows for t in reply]
+    samples = [s for m in micros for s in m.sample_M.tolist()]
+    assert samples == [i for i, (_, reply) in enumerate(rows) for _ in reply]
+    for micro in micros:
+        before = micro.tokens_N[micro.predictor_M]
+        assert len(before) == len(micro.target_M)
+        assert torch.equal(
+            micro.tokens_N, micro.tokens_N[micro.gather_B_T].flatten()[micro.place_N]
+        )

@@ -1,0 +1,320 @@
+"""Sampling: exact ids and logprobs; in deterministic mode, bits that are the sample's alone."""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
+from schemas.sampling import Message, PolicyRef, SampleRequest, Turn
+from tests.unit.trainer.support import TINY, Shelf, job, request
+from trainer.base import build_base
+from trainer.engine import Engine
+from trainer.sampler import lane as lanes
+from trainer.sampler.core import Core
+from trainer.sampler.lane import Lane, capacity_for, independent
+
+PROMPTS = ("hi", "What is 47 + 38?", "a somewhat longer prompt, to be sure")
+
+
+def many(**params: object) -> list[SampleRequest]:
+    """Samples of several groups, some long enough to outgrow their lane."""
+    return [
+        request(
+            text,
+            slot=slot,
+            sample=i,
+            deterministic=True,
+            max_new_tokens=70 if i == 0 else 9,
+            **params,
+        )
+        for slot, text in enumerate(PROMPTS)
+        for i in range(4)
+    ]
+
+
+async def together(engine: Engine, requests: list[SampleRequest]) -> list[Turn]:
+    return list(await asyncio.gather(*(engine.sampler.sample(r) for r in requests)))
+
+
+async def test_bits_do_not_depend_on_company_order_or_timing(engine: Engine) -> None:
+    requests = many()
+    alone = [await engine.sampler.sample(r) for r in requests]
+    assert await together(engine, requests) == alone
+
+    order = list(range(len(requests)))
+    random.Random(5).shuffle(order)  # noqa: S311
+    shuffled = await together(engine, [requests[i] for i in order])
+    assert [shuffled[order.index(i)] for i in range(len(requests))] == alone
+
+    async def late(i: int) -> Turn:
+        for _ in range(3 * i):
+            await asyncio.sleep(0)
+        return await engine.sampler.sample(requests[i])
+
+    assert list(await asyncio.gather(*(late(i) for i in order))) == [alone[i] for i in order]
+
+
+async def test_a_full_lane_gives_the_same_bits_as_an_empty_one(engine: Engine) -> None:
+    requests = [request("x", sample=i, deterministic=True, max_new_tokens=5) for i in range(80)]
+    crowd = await together(engine, requests)
+    assert [await engine.sampler.sample(requests[i]) for i in (0, 41, 79)] == [
+        crowd[i] for i in (0, 41, 79)
+    ]
+
+
+async def test_another_engine_gives_the_same_bits(engine: Engine, shelf: Shelf) -> None:
+    requests = many()
+    other = Engine(fetch=shelf.fetch, threads=1)
+    assert await together(engine, requests) == await together(other, requests)
+    await other.aclose()
+
+
+async def test_draws_differ_by_key(engine: Engine) -> None:
+    turns = await together(engine, [request(sample=i, max_new_tokens=16) for i in range(6)])
+    assert len({turn.completion_ids for turn in turns}) == 6
+    seeds = await together(engine, [request(seed=i, max_new_tokens=16) for i in range(6)])
+    assert len({turn.completion_ids for turn in seeds}) == 6
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+async def test_logprobs_are_those_of_transformers(
+    engine: Engine, deterministic: bool, temperature: float
+) -> None:
+    asked = [
+        request(t, deterministic=deterministic, temperature=temperature, max_new_tokens=70)
+        for t in PROMPTS
+    ]
+    model = build_base(TINY, {}, device=torch.device("cpu")).model
+    for turn in await together(engine, asked):
+        ids = torch.tensor([[*turn.prompt_ids, *turn.completion_ids]])
+        with torch.no_grad():
+            logits = model(ids).logits[0, len(turn.prompt_ids) - 1 : -1]
+        expected = (logits / temperature).log_softmax(-1)
+        chosen = expected.gather(-1, torch.tensor(turn.completion_ids)[:, None])[:, 0]
+        assert turn.logprobs == pytest.approx(chosen.tolist(), abs=1e-5)
+
+
+async def test_temperature_zero_is_the_argmax(engine: Engine) -> None:
+    turn = await engine.sampler.sample(request(temperature=0.0))
+    model = build_base(TINY, {}, device=torch.device("cpu")).model
+    ids = torch.tensor([[*turn.prompt_ids, *turn.completion_ids]])
+    with torch.no_grad():
+        best = model(ids).logits[0, len(turn.prompt_ids) - 1 : -1].argmax(-1)
+    assert turn.completion_ids == tuple(best.tolist())
+    again = await engine.sampler.sample(request(temperature=0.0, seed=9))
+    assert again.completion_ids == turn.completion_ids
+
+
+async def test_samples_follow_the_distribution(engine: Engine) -> None:
+    turns = await together(
+        engine, [request("z", sample=i, max_new_tokens=1, temperature=0.5) for i in range(600)]
+    )
+    model = build_base(TINY, {}, device=torch.device("cpu")).model
+    with torch.no_grad():
+        logits = model(torch.tensor([turns[0].prompt_ids])).logits[0, -1]
+    expected = (logits / 0.5).softmax(-1)
+    counts = torch.bincount(
+        torch.tensor([t.completion_ids[0] for t in turns]), minlength=len(expected)
+    )
+    chi_square = ((counts - 600 * expected) ** 2 / (600 * expected)).sum()
+    assert float(chi_square) < len(expected) + 6 * (2 * len(expected)) ** 0.5
+
+
+async def test_the_token_that_ends_the_turn_is_an_action(engine: Engine) -> None:
+    turns = await together(engine, [request(sample=i, max_new_tokens=200) for i in range(8)])
+    ended = [turn for turn in turns if turn.finish_reason == "stop"]
+    assert ended
+    for turn in ended:
+        assert turn.completion_ids[-1] == 6
+        assert 6 not in turn.completion_ids[:-1]
+        assert len(turn.logprobs) == len(turn.completion_ids)
+    cut = await engine.sampler.sample(request(max_new_tokens=1))
+    assert (cut.finish_reason, len(cut.completion_ids)) in {("length", 1), ("stop", 1)}
+
+
+async def test_a_stop_string_ends_the_text_before_it(engine: Engine) -> None:
+    free = await engine.sampler.sample(request(max_new_tokens=20))
+    stop = free.text[4:6]
+    turn = await engine.sampler.sample(request(max_new_tokens=20, stop=(stop,)))
+    assert turn.finish_reason == "stop"
+    assert turn.text == free.text[: free.text.index(stop)]
+    assert turn.completion_ids == free.completion_ids[: len(turn.completion_ids)]
+
+
+async def test_a_prompt_that_does_not_fit_is_the_samples_failure(engine: Engine) -> None:
+    for asked in (request("x" * 50, max_prompt_tokens=40), request("x" * 1100)):
+        with pytest.raises(UserCodeError, match="at most") as failure:
+            await engine.sampler.sample(asked)
+        assert failure.value.category is FailureCategory.PROMPT_TOO_LONG
+
+
+async def test_the_context_bounds_the_completion(engine: Engine) -> None:
+    turn = await engine.sampler.sample(request("x" * 1015, max_new_tokens=8000))
+    assert len(turn.prompt_ids) + len(turn.completion_ids) <= 1024
+
+
+async def test_top_p_is_refused_in_training_and_cuts_in_evaluation(engine: Engine) -> None:
+    with pytest.raises(Refused, match="rollout_top_p"):
+        await engine.sampler.sample(request(top_p=0.9))
+    asked = request(top_p=1e-6, max_new_tokens=6)
+    asked = asked.model_copy(update={"key": asked.key.model_copy(update={"purpose": "evaluate"})})
+    turn = await engine.sampler.sample(asked)
+    greedy = await engine.sampler.sample(request(temperature=0.0, max_new_tokens=6))
+    assert turn.completion_ids == greedy.completion_ids
+    assert turn.logprobs == pytest.approx([0.0] * len(turn.logprobs))
+
+
+async def test_versions_are_served_side_by_side(engine: Engine, shelf: Shelf) -> None:
+    first = await engine.learner.initialize(job(seed=1))
+    policies = [PolicyRef(version=0), shelf.policy(first.state)]
+    asked = [request(policy=p, sample=i, deterministic=True) for p in policies for i in range(3)]
+    mixed = await together(engine, asked)
+    assert mixed == [await engine.sampler.sample(r) for r in asked]
+    assert mixed[:3] == mixed[3:], "version 0 of an adapter is the base"
+    assert shelf.num_fetched == 0, "the learner's version is handed over, not fetched"
+
+
+async def test_a_version_from_elsewhere_is_fetched_once(engine: Engine, shelf: Shelf) -> None:
+    first = await engine.learner.initialize(job(seed=1))
+    policy = shelf.policy(first.state)
+    other = Engine(fetch=shelf.fetch, threads=1)
+    asked = [request(policy=policy, sample=i) for i in range(5)]
+    assert await together(other, asked) == await together(engine, asked)
+    assert shelf.num_fetched == 1
+    await other.aclose()
+
+
+async def test_cancelled_requests_leave_their_neighbours_alone(engine: Engine) -> None:
+    keep = request(sample=1, deterministic=True, max_new_tokens=60)
+    expected = await engine.sampler.sample(keep)
+    drop = asyncio.create_task(engine.sampler.sample(request(sample=2, max_new_tokens=900)))
+    stay = asyncio.create_task(engine.sampler.sample(keep))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    drop.cancel()
+    assert await stay == expected
+    with pytest.raises(asyncio.CancelledError):
+        await drop
+
+
+async def test_a_closed_engine_refuses(shelf: Shelf) -> None:
+    engine = Engine(fetch=shelf.fetch, threads=1)
+    await engine.sampler.sample(request())
+    await engine.aclose()
+    with pytest.raises((TransientError, RuntimeError)):
+        await engine.sampler.sample(request())
+
+
+async def test_an_engine_failure_reaches_every_caller_and_passes(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Lane) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Lane, "step", broken)
+    with pytest.raises(TransientError, match="out of memory"):
+        await together(engine, [request(sample=i, max_new_tokens=5) for i in range(3)])
+    monkeypatch.undo()
+    await engine.sampler.sample(request())
+
+
+async def test_logits_that_are_not_finite_fail_the_sample(engine: Engine, shelf: Shelf) -> None:
+    first = await engine.learner.initialize(job(seed=1))
+    version = await engine.sampler._store.trained(shelf.policy(first.state))
+    for tensor in version.values():
+        tensor.fill_(float("nan"))
+    with pytest.raises(UserCodeError, match="not finite"):
+        await engine.sampler.sample(request(policy=shelf.policy(first.state)))
+    await engine.sampler.sample(request())
+
+
+def test_capacity_is_a_function_of_the_length() -> None:
+    assert [capacity_for(n) for n in (1, 64, 65, 700, 769, 1025)] == [64, 64, 128, 768, 1024, 1536]
+
+
+def test_lanes_are_checked_before_they_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, sizes = Core(), []
+    monkeypatch.setattr("trainer.sampler.core.independent", lambda lane: False)
+    monkeypatch.setattr(Lane, "add", lambda lane, *_: sizes.append(lane.size))
+    row = _row()
+    core._enter(row, *[torch.zeros(2, 1, 3, 16)] * 2)
+    assert sizes == [1]
+
+
+def test_a_lane_whose_rows_depend_on_their_slot_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = Core()
+    decoder, weights = core._model(_row().version)
+    lane = Lane(decoder, weights, capacity=64, size=8, fixed=True)
+    assert independent(lane)
+    honest = Lane.logits
+
+    def slotted(self: Lane, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return honest(self, tokens, positions) * (1 + 1e-6 * torch.arange(8.0))[:, None]
+
+    monkeypatch.setattr(Lane, "logits", slotted)
+    assert not independent(lane)
+
+
+def _row() -> "lanes.Row":
+    from trainer.chat import Chat
+    from trainer.decoder import decoder_of
+    from trainer.fallback import Fallback
+    from trainer.policy import Loaded
+    from trainer.sampler.draws import Draws
+    from trainer.sampler.rows import Row, Version
+
+    base = build_base(TINY, {}, device=torch.device("cpu"))
+    asked = request(deterministic=True)
+    return Row(
+        version=Version("tiny|", Loaded(base, decoder_of(base), Fallback(base)), {}, 1.0),
+        chat=Chat(base.tokenizer, base.stop_ids),
+        stop_ids=base.stop_ids,
+        params=asked.params,
+        prompt_ids=(1, 2, 3),
+        max_new_tokens=4,
+        draws=Draws(asked.key, seed=0, prompt="p", occurrence=0),
+    )
+
+
+async def test_other_architectures_are_sampled_through_transformers(
+    engine: Engine, shelf: Shelf
+) -> None:
+    loaded = await engine.sampler._store.loaded(TINY)
+    first = await engine.learner.initialize(job(seed=1))
+    engine.sampler._store._loaded.put(TINY.model_dump_json(), replace(loaded, decoder=None))
+    slow = [
+        await engine.sampler.sample(request(policy=p, max_new_tokens=20, deterministic=True))
+        for p in (PolicyRef(version=0), shelf.policy(first.state))
+    ]
+    engine.sampler._store._loaded.put(TINY.model_dump_json(), loaded)
+    fast = await engine.sampler.sample(request(max_new_tokens=20, deterministic=True))
+    for turn in slow:
+        assert turn.completion_ids == fast.completion_ids
+        assert turn.logprobs == pytest.approx(fast.logprobs, abs=1e-5)
+
+
+async def test_a_conversation_continues_the_exact_ids(engine: Engine) -> None:
+    first = await engine.sampler.sample(request("hi", max_new_tokens=12))
+    asked = request("hi", max_new_tokens=4)
+    reply = Message(role="assistant", content=first.text)
+    follow = Message(role="user", content="and?")
+    second = asked.model_copy(
+        update={
+            "history": (first,),
+            "history_messages": asked.messages,
+            "messages": (*asked.messages, reply, follow),
+        }
+    )
+    turn = await engine.sampler.sample(second)
+    said = (*first.prompt_ids, *first.completion_ids)
+    assert turn.prompt_ids[: len(said)] == said
+    end = () if first.finish_reason == "stop" else (6,)
+    suffix = turn.prompt_ids[len(said) :]
+    assert suffix[: len(end)] == end
+    assert suffix[len(end)] == 3
