@@ -1,0 +1,286 @@
+"""What the log of a run or an evaluation says, in plain English: a few lines for some events.
+
+Lines are for people: one per thing worth knowing, with the step it belongs to. What a program needs
+is in the events.
+"""
+
+from collections.abc import Iterator
+from functools import singledispatch
+
+from infra.ports import Recorded
+from infra.projection import PutLog
+from schemas.events import (
+    CheckpointFailed,
+    CheckpointSaved,
+    EvaluationCompleted,
+    EvaluationRequested,
+    EvaluationSettled,
+    EvaluationStarted,
+    EvaluationStopRequested,
+    Event,
+    GroupGraded,
+    GroupsSettled,
+    MessageDeadLettered,
+    PolicyFailed,
+    PolicyInitialized,
+    RunFailed,
+    RunFinished,
+    RunPaused,
+    RunPauseRequested,
+    RunRejected,
+    RunRequested,
+    RunResumed,
+    RunStarted,
+    RunStopped,
+    RunStopRequested,
+    RunWarned,
+    StepSettled,
+    StepSkipped,
+    WorkspaceRejected,
+    WorkspaceSynced,
+)
+from schemas.ids import GroupKey, StreamName
+
+Line = tuple[str, int | None, str]
+"""Level, step, message."""
+
+LONGEST = 2000
+"""Characters of a line: what user code says is quoted, never in full length."""
+
+SHOWN_METRICS = {
+    "rollout/raw_reward": "reward",
+    "train/loss": "loss",
+    "train/kl": "kl",
+    "train/grad_norm": "gradient norm",
+}
+
+
+def narrate(recorded: Recorded) -> tuple[PutLog, ...]:
+    """The log lines of one event."""
+    return tuple(
+        PutLog(
+            run=_about(recorded.event),
+            xid=recorded.cursor.xid,
+            position=recorded.cursor.position,
+            line=number,
+            at=recorded.time,
+            level=level,
+            step=step,
+            message=message.replace("\0", "�")[:LONGEST],
+        )
+        for number, (level, step, message) in enumerate(lines(recorded.event))
+    )
+
+
+def _about(event: Event) -> str:
+    """Whose log it is: what a workspace answers to a run is the run's."""
+    if isinstance(event, WorkspaceSynced | WorkspaceRejected) and event.requester:
+        return _owner(event.requester)
+    if isinstance(event, EvaluationRequested):
+        return event.evaluation
+    return event.run_id
+
+
+def _owner(stream: StreamName) -> str:
+    return stream.partition("-")[2]
+
+
+@singledispatch
+def lines(event: Event) -> Iterator[Line]:
+    """The lines of an event; most say nothing."""
+    yield from ()
+
+
+@lines.register
+def workspace_synced(event: WorkspaceSynced) -> Iterator[Line]:
+    yield "info", None, f"Commit {event.commit[:12]} is fetched"
+    for rollout in event.rollouts:
+        if rollout.error:
+            yield "error", None, rollout.error
+
+
+@lines.register
+def workspace_rejected(event: WorkspaceRejected) -> Iterator[Line]:
+    yield "error", None, event.message
+
+
+@lines.register
+def run_requested(event: RunRequested) -> Iterator[Line]:
+    experiment, algorithm = event.config.experiment, event.config.advanced.algorithm
+    yield (
+        "info",
+        None,
+        f"Run {event.run_name} is requested: {algorithm} of {experiment.model_path} on "
+        f"{event.dataset.name} ({event.dataset.num_rows} rows)",
+    )
+
+
+@lines.register
+def run_rejected(event: RunRejected) -> Iterator[Line]:
+    yield "error", None, f"The run cannot start: {event.message}"
+
+
+@lines.register
+def run_started(event: RunStarted) -> Iterator[Line]:
+    plan = event.plan
+    shape = f"{plan.batch_size} rows"
+    if event.template is not None:
+        shape = f"{plan.batch_size} prompts x {plan.num_samples} samples"
+    yield "info", 0, f"Started: {plan.total_steps} steps of {shape}"
+
+
+@lines.register
+def policy_initialized(event: PolicyInitialized) -> Iterator[Line]:
+    yield "info", 0, "The model is loaded; policy version 0 is ready"
+
+
+@lines.register
+def policy_failed(event: PolicyFailed) -> Iterator[Line]:
+    yield "error", event.step, f"The learner failed: {event.message}"
+
+
+@lines.register
+def group_graded(event: GroupGraded) -> Iterator[Line]:
+    """The first failure of a group stands for all."""
+    step = GroupKey.parse(event.spec.group).step
+    failed = [entry for entry in event.entries if entry.failure]
+    if failed:
+        first = failed[0]
+        yield (
+            "warning",
+            step,
+            f"{len(failed)} of {len(event.entries)} samples of row {event.spec.row} failed; "
+            f"the first: {first.failure}: {first.message or 'no message'}",
+        )
+    ungraded = [grade for grade in event.grades if grade.failure]
+    if ungraded and ungraded[0].failure:
+        failure = ungraded[0].failure
+        yield (
+            "warning",
+            step,
+            f"{len(ungraded)} samples of row {event.spec.row} have no grade; "
+            f"the first: {failure.category}: {failure.message}",
+        )
+
+
+@lines.register
+def groups_settled(event: GroupsSettled) -> Iterator[Line]:
+    for settled in event.groups:
+        if settled.dropped:
+            yield (
+                "warning",
+                event.step,
+                f"The group in slot {settled.group.slot} is dropped: {settled.dropped}",
+            )
+
+
+@lines.register
+def step_settled(event: StepSettled) -> Iterator[Line]:
+    if event.skipped:
+        return
+    shown = [
+        f"{label} {event.metrics[key]:.4g}"
+        for key, label in SHOWN_METRICS.items()
+        if key in event.metrics
+    ]
+    yield "info", event.step, f"Step {event.step} is done: {', '.join(shown) or 'no metrics'}"
+
+
+@lines.register
+def step_skipped(event: StepSkipped) -> Iterator[Line]:
+    yield "warning", event.step, f"Step {event.step} is skipped: {event.reason}"
+
+
+@lines.register
+def run_warned(event: RunWarned) -> Iterator[Line]:
+    yield "warning", event.step, event.message
+
+
+@lines.register
+def checkpoint_saved(event: CheckpointSaved) -> Iterator[Line]:
+    step = event.spec.step
+    yield "info", step, f"Checkpoint {step} is saved ({event.manifest.sha256[:12]})"
+
+
+@lines.register
+def checkpoint_failed(event: CheckpointFailed) -> Iterator[Line]:
+    yield "error", event.step, f"Checkpoint {event.step} could not be saved: {event.message}"
+
+
+@lines.register
+def evaluation_requested(event: EvaluationRequested) -> Iterator[Line]:
+    if event.config is not None:
+        yield "info", None, f"Evaluation {event.eval_name} is requested: {len(event.rows)} rows"
+
+
+@lines.register
+def evaluation_started(event: EvaluationStarted) -> Iterator[Line]:
+    yield "info", event.step, f"Evaluating {len(event.rows)} rows of {event.template.dataset.name}"
+
+
+@lines.register
+def evaluation_completed(event: EvaluationCompleted) -> Iterator[Line]:
+    if event.status == "failed":
+        yield "error", event.step, f"The evaluation failed: {event.message or 'no reason given'}"
+        return
+    reward = "no reward" if event.reward is None else f"reward {event.reward:.4g}"
+    yield "info", event.step, f"The evaluation {event.status}: {reward}"
+
+
+@lines.register
+def evaluation_stop_requested(event: EvaluationStopRequested) -> Iterator[Line]:
+    yield "info", None, "A stop is requested"
+
+
+@lines.register
+def evaluation_settled(event: EvaluationSettled) -> Iterator[Line]:
+    reward = "no reward" if event.reward is None else f"reward {event.reward:.4g}"
+    yield "info", event.step, f"Validation after step {event.step}: {reward}"
+
+
+@lines.register
+def run_pause_requested(event: RunPauseRequested) -> Iterator[Line]:
+    yield "info", None, "A pause is requested; it begins at the next step boundary"
+
+
+@lines.register
+def run_paused(event: RunPaused) -> Iterator[Line]:
+    reason = f": {event.reason}" if event.reason else ""
+    yield "info", event.step, f"Paused after step {event.step}{reason}"
+
+
+@lines.register
+def run_resumed(event: RunResumed) -> Iterator[Line]:
+    yield "info", event.step, f"Resumed after step {event.step}"
+
+
+@lines.register
+def run_stop_requested(event: RunStopRequested) -> Iterator[Line]:
+    yield "info", None, "A stop is requested; it ends with a checkpoint at the next step boundary"
+
+
+@lines.register
+def run_stopped(event: RunStopped) -> Iterator[Line]:
+    yield "info", event.step, f"Stopped after step {event.step}"
+
+
+@lines.register
+def run_failed(event: RunFailed) -> Iterator[Line]:
+    word = "crashed" if event.kind == "crash" else "failed"
+    yield "error", None, f"The run {word}: {event.message}"
+
+
+@lines.register
+def run_finished(event: RunFinished) -> Iterator[Line]:
+    reward = "" if event.reward is None else f"; reward {event.reward:.4g}"
+    yield "info", event.step, f"Finished after {event.step} steps{reward}"
+
+
+@lines.register
+def message_dead_lettered(event: MessageDeadLettered) -> Iterator[Line]:
+    yield (
+        "error",
+        None,
+        f"{event.consumer} could not decide on {event.message_type}; it is a dead letter: "
+        f"{event.cause}",
+    )

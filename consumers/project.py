@@ -1,0 +1,344 @@
+"""Projects every event into the tables that the API and the dashboard read.
+Reads: every event.  Emits: nothing.  Stream: none; it tails the log with a cursor of its own.
+Does: turns events into rows; a batch and the cursor are one commit.  Waits for: nothing.
+Safe to repeat because: the cursor moves with the rows, and putting a known row changes nothing."""
+
+import json
+import logging
+import math
+from datetime import datetime
+from functools import singledispatch
+from typing import Protocol
+
+from consumers.narrate import narrate
+from infra.notify import Wakeup
+from infra.ports import Cursor, EventLog, Recorded
+from infra.projection import (
+    ChangeEvaluation,
+    ChangeRun,
+    ChangeWorkspace,
+    PutCheckpoint,
+    PutDataset,
+    PutEvaluation,
+    PutGroup,
+    PutMetric,
+    PutRun,
+    PutWorkspace,
+    Write,
+)
+from schemas.events import (
+    CheckpointSaved,
+    DatasetRegistered,
+    EvaluationCompleted,
+    EvaluationRequested,
+    EvaluationSettled,
+    EvaluationStarted,
+    Event,
+    GroupGraded,
+    PolicyInitialized,
+    RepositoryPushed,
+    RunFailed,
+    RunFinished,
+    RunPaused,
+    RunRejected,
+    RunRequested,
+    RunResumed,
+    RunStarted,
+    RunStopped,
+    RunStopRequested,
+    StepSettled,
+    WorkspaceRejected,
+    WorkspaceSynced,
+)
+from schemas.ids import GroupKey, category, run_stream
+
+logger = logging.getLogger(__name__)
+
+BATCH = 500
+SLOW_POLL_S = 1.0
+
+REWARD = "rollout/raw_reward"
+VALIDATION = "eval/validation/reward"
+
+
+class Tables(Protocol):
+    """Where rows go (`infra.readmodel.ReadModel`)."""
+
+    async def cursor(self) -> Cursor: ...
+    async def apply(self, writes: list[Write], *, before: Cursor, after: Cursor) -> bool: ...
+    async def reset(self) -> None: ...
+
+
+class Wakeups(Protocol):
+    """Who says that the log grew (`infra.notify.Notifier`)."""
+
+    def subscribe(self) -> Wakeup: ...
+
+
+class Projector:
+    """Keeps the tables up with the log, for ever."""
+
+    def __init__(self, log: EventLog, readmodel: Tables, *, wakeups: Wakeups | None = None) -> None:
+        self._log = log
+        self._tables = readmodel
+        self._wakeup = wakeups.subscribe() if wakeups else Wakeup()
+
+    async def run(self) -> None:
+        """Tail until cancelled. A lost wake-up costs one slow poll."""
+        while True:
+            if await self.step() == 0:
+                await self._wakeup.wait(SLOW_POLL_S)
+
+    async def step(self) -> int:
+        """Project one batch; returns how many events it held. 0: nothing new below the horizon."""
+        before = await self._tables.cursor()
+        events, after = await self._log.tail(before, limit=BATCH)
+        if after == before:
+            return 0
+        writes = [write for recorded in events for write in project(recorded)]
+        if not await self._tables.apply(writes, before=before, after=after):
+            logger.info("another process projects from %s on", before)
+        return max(1, len(events))
+
+    async def rebuild(self) -> int:
+        """Forget the tables and project the whole log again; returns the number of events."""
+        await self._tables.reset()
+        total = 0
+        while count := await self.step():
+            total += count
+        return total
+
+
+def project(recorded: Recorded) -> tuple[Write, ...]:
+    """What one event means for the tables."""
+    return (*rows(recorded.event, recorded.time), *narrate(recorded))
+
+
+@singledispatch
+def rows(event: Event, at: datetime) -> tuple[Write, ...]:
+    """The rows of an event, but for the log lines. Most events have none."""
+    return ()
+
+
+@rows.register
+def repository_pushed(event: RepositoryPushed, at: datetime) -> tuple[Write, ...]:
+    put = PutWorkspace(event.workspace, event.workspace_name, event.commit.url, at)
+    if event.requester is None or category(event.requester) != "run":
+        return (put,)
+    return (put, ChangeRun(_requester(event.requester), at, phase="provision"))
+
+
+@rows.register
+def workspace_synced(event: WorkspaceSynced, at: datetime) -> tuple[Write, ...]:
+    """A run's own commit may be an old one: only a plain push says where the workspace stands."""
+    found = json.dumps([rollout.model_dump() for rollout in event.rollouts])
+    rollouts = found if event.rollouts else None
+    if event.requester is not None:
+        return (ChangeWorkspace(event.workspace, at, "synced", None, rollouts, ""),)
+    return (ChangeWorkspace(event.workspace, at, "synced", event.commit, rollouts, ""),)
+
+
+@rows.register
+def workspace_rejected(event: WorkspaceRejected, at: datetime) -> tuple[Write, ...]:
+    if event.requester is not None:
+        return ()
+    return (ChangeWorkspace(event.workspace, at, "error", error=event.message),)
+
+
+@rows.register
+def dataset_registered(event: DatasetRegistered, at: datetime) -> tuple[Write, ...]:
+    ref = event.dataset
+    put = PutDataset(
+        dataset=ref.dataset,
+        name=ref.name,
+        ref=ref.model_dump_json(),
+        columns=json.dumps(event.columns),
+        num_rows=ref.num_rows,
+        file_name=event.file_name,
+        file_size=event.file_size,
+        original=event.original.model_dump_json(),
+        created_at=at,
+    )
+    return (put,)
+
+
+@rows.register
+def run_requested(event: RunRequested, at: datetime) -> tuple[Write, ...]:
+    config = event.config
+    put = PutRun(
+        run=event.run,
+        name=event.run_name,
+        created_at=at,
+        algorithm=config.advanced.algorithm,
+        execution_mode=config.advanced.execution_mode,
+        model=config.experiment.model_path,
+        dataset=event.dataset.name,
+        rollout=config.experiment.rollout,
+        workspace=event.workspace,
+        config=config.model_dump_json(),
+        dataset_ref=event.dataset.model_dump_json(),
+    )
+    return (put,)
+
+
+@rows.register
+def run_rejected(event: RunRejected, at: datetime) -> tuple[Write, ...]:
+    return (_ended(event.run, at, "failed", "error", event.message),)
+
+
+@rows.register
+def run_started(event: RunStarted, at: datetime) -> tuple[Write, ...]:
+    change = ChangeRun(
+        event.run,
+        at,
+        status="running",
+        phase="setup",
+        commit_sha=event.commit,
+        current_step=0,
+        total_steps=event.plan.total_steps,
+        started_at=at,
+    )
+    return (change,)
+
+
+@rows.register
+def policy_initialized(event: PolicyInitialized, at: datetime) -> tuple[Write, ...]:
+    return (ChangeRun(event.run, at, phase="train"),)
+
+
+@rows.register
+def group_graded(event: GroupGraded, at: datetime) -> tuple[Write, ...]:
+    key = GroupKey.parse(event.spec.group)
+    put = PutGroup(
+        owner=key.owner,
+        purpose=str(key.purpose),
+        step=key.step,
+        slot=key.slot,
+        replacement=key.replacement,
+        dataset_row=event.spec.row,
+        num_samples=len(event.entries),
+        artifact=event.artifact.model_dump_json(),
+        grades=json.dumps([grade.model_dump(mode="json") for grade in event.grades]),
+        at=at,
+    )
+    return (put, ChangeRun(event.spec.template.run or key.owner, at))
+
+
+@rows.register
+def step_settled(event: StepSettled, at: datetime) -> tuple[Write, ...]:
+    reward = event.metrics.get(REWARD)
+    change = ChangeRun(
+        event.run,
+        at,
+        current_step=event.step,
+        reward=reward if reward is not None and math.isfinite(reward) else None,
+    )
+    return (change, *_points(event.run, event.step, event.metrics, at))
+
+
+@rows.register
+def evaluation_settled(event: EvaluationSettled, at: datetime) -> tuple[Write, ...]:
+    metrics = dict(event.metrics)
+    if event.reward is not None:
+        metrics.setdefault(VALIDATION, event.reward)
+    return (ChangeRun(event.run, at), *_points(event.run, event.step, metrics, at))
+
+
+@rows.register
+def checkpoint_saved(event: CheckpointSaved, at: datetime) -> tuple[Write, ...]:
+    put = PutCheckpoint(
+        run=event.spec.run,
+        step=event.spec.step,
+        reward=event.reward,
+        uri=event.manifest.uri,
+        manifest_sha256=event.manifest.sha256,
+        adapter_sha256=event.spec.state.weights_sha256,
+        created_at=at,
+    )
+    return (put, ChangeRun(event.spec.run, at))
+
+
+@rows.register
+def run_stop_requested(event: RunStopRequested, at: datetime) -> tuple[Write, ...]:
+    return (ChangeRun(event.run, at, phase="finalize"),)
+
+
+@rows.register
+def run_paused(event: RunPaused, at: datetime) -> tuple[Write, ...]:
+    return (ChangeRun(event.run, at, phase="paused"),)
+
+
+@rows.register
+def run_resumed(event: RunResumed, at: datetime) -> tuple[Write, ...]:
+    return (ChangeRun(event.run, at, phase="train"),)
+
+
+@rows.register
+def run_stopped(event: RunStopped, at: datetime) -> tuple[Write, ...]:
+    return (_ended(event.run, at, "stopped", "complete"),)
+
+
+@rows.register
+def run_failed(event: RunFailed, at: datetime) -> tuple[Write, ...]:
+    status = "crashed" if event.kind == "crash" else "failed"
+    return (_ended(event.run, at, status, "error", event.message),)
+
+
+@rows.register
+def run_finished(event: RunFinished, at: datetime) -> tuple[Write, ...]:
+    return (_ended(event.run, at, "finished", "complete"),)
+
+
+@rows.register
+def evaluation_requested(event: EvaluationRequested, at: datetime) -> tuple[Write, ...]:
+    experiment = event.config.experiment if event.config else None
+    dataset = event.template.dataset
+    put = PutEvaluation(
+        evaluation=event.evaluation,
+        name=event.eval_name,
+        run=event.run,
+        step=event.step,
+        model=experiment.model_path if experiment else event.template.model.name,
+        dataset=dataset.name,
+        rollout=experiment.rollout if experiment else None,
+        config=event.config.model_dump_json() if event.config else None,
+        dataset_ref=dataset.model_dump_json(),
+        total=len(event.rows),
+        created_at=at,
+    )
+    return (put,)
+
+
+@rows.register
+def evaluation_started(event: EvaluationStarted, at: datetime) -> tuple[Write, ...]:
+    return (ChangeEvaluation(event.evaluation, status="running", started_at=at),)
+
+
+@rows.register
+def evaluation_completed(event: EvaluationCompleted, at: datetime) -> tuple[Write, ...]:
+    change = ChangeEvaluation(
+        event.evaluation,
+        status=event.status,
+        reward=event.reward,
+        metrics=json.dumps({k: v for k, v in event.metrics.items() if math.isfinite(v)}),
+        error=event.message,
+        completed_at=at,
+    )
+    return (change,)
+
+
+def _ended(run: str, at: datetime, status: str, phase: str, error: str | None = None) -> ChangeRun:
+    return ChangeRun(run, at, status=status, phase=phase, error=error, completed_at=at)
+
+
+def _points(run: str, step: int, metrics: dict[str, float], at: datetime) -> tuple[PutMetric, ...]:
+    """JSON knows no NaN: a metric that is not finite has no point."""
+    return tuple(
+        PutMetric(run, key, step, value, at)
+        for key, value in metrics.items()
+        if math.isfinite(value)
+    )
+
+
+def _requester(stream: str) -> str:
+    return stream.removeprefix(run_stream(""))

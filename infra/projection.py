@@ -1,0 +1,165 @@
+"""What the read model is told: one frozen value per kind of row, made by `consumers/project.py`.
+
+Fields are columns. Puts are whole rows and idempotent; changes name only what changed (None: as it
+was). JSON travels as text. Several values about one key in a batch are merged in log order.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PutRun:
+    run: str
+    name: str
+    created_at: datetime
+    algorithm: str
+    execution_mode: str
+    model: str
+    dataset: str
+    rollout: str | None
+    workspace: str | None
+    config: str
+    dataset_ref: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRun:
+    """`last_at` is when something last happened to the run."""
+
+    run: str
+    last_at: datetime
+    status: str | None = None
+    phase: str | None = None
+    commit_sha: str | None = None
+    current_step: int | None = None
+    total_steps: int | None = None
+    reward: float | None = None
+    error: str | None = None
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PutMetric:
+    run: str
+    key: str
+    step: int
+    value: float
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PutCheckpoint:
+    run: str
+    step: int
+    reward: float | None
+    uri: str
+    manifest_sha256: str
+    adapter_sha256: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PutGroup:
+    """`artifact` is an ArtifactRef, `grades` a list of Grade, as JSON."""
+
+    owner: str
+    purpose: str
+    step: int
+    slot: int
+    replacement: int
+    dataset_row: int
+    num_samples: int
+    artifact: str
+    grades: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PutLog:
+    """A line of a run's or an evaluation's log; (xid, position) is its event's cursor, `line`
+    counts within the event."""
+
+    run: str
+    xid: int
+    position: int
+    line: int
+    at: datetime
+    level: str
+    step: int | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutDataset:
+    dataset: str
+    name: str
+    ref: str
+    columns: str
+    num_rows: int
+    file_name: str
+    file_size: int
+    original: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PutWorkspace:
+    workspace: str
+    name: str
+    url: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeWorkspace:
+    """An `error` of "" clears it."""
+
+    workspace: str
+    updated_at: datetime
+    status: str
+    commit_sha: str | None = None
+    rollouts: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PutEvaluation:
+    evaluation: str
+    name: str
+    run: str | None
+    step: int | None
+    model: str
+    dataset: str
+    rollout: str | None
+    config: str | None
+    dataset_ref: str
+    total: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeEvaluation:
+    evaluation: str
+    status: str | None = None
+    reward: float | None = None
+    metrics: str | None = None
+    error: str | None = None
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+
+
+Write = (
+    PutRun
+    | ChangeRun
+    | PutMetric
+    | PutCheckpoint
+    | PutGroup
+    | PutLog
+    | PutDataset
+    | PutWorkspace
+    | ChangeWorkspace
+    | PutEvaluation
+    | ChangeEvaluation
+)

@@ -1,0 +1,207 @@
+"""The read model on Postgres: what the projector writes, and the doors to what the API reads.
+
+A batch and the cursor that it moves are one transaction, so a crash never shows half a batch or
+counts one twice; the commit need not wait for the disk, because the log can always say it again. All
+but names, uploads and doors (edge tables) is a function of the log: `reset`, then project anew.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from infra.database import Database
+from infra.names import PostgresNames
+from infra.ports import Cursor
+from infra.projection import (
+    ChangeEvaluation,
+    ChangeRun,
+    ChangeWorkspace,
+    PutCheckpoint,
+    PutDataset,
+    PutEvaluation,
+    PutGroup,
+    PutLog,
+    PutMetric,
+    PutRun,
+    PutWorkspace,
+    Write,
+)
+from infra.readmodel_platform import Doors, Platform
+from infra.readmodel_registry import Evaluations, Registry, Uploads
+from infra.readmodel_runs import Runs
+from schemas.ids import ConsumerName, WorkerId
+
+PROJECT = ConsumerName("project")
+"""The watermark that is the read model's cursor."""
+
+PUTS: tuple[tuple[type[Write], str], ...] = (
+    (PutRun, "runs"),
+    (PutDataset, "datasets"),
+    (PutWorkspace, "workspaces"),
+    (PutEvaluation, "evaluations"),
+    (PutMetric, "metric_points"),
+    (PutCheckpoint, "checkpoints"),
+    (PutGroup, "graded_groups"),
+    (PutLog, "log_lines"),
+)
+CHANGES: tuple[tuple[type[Write], str, str], ...] = (
+    (ChangeRun, "runs", "run"),
+    (ChangeWorkspace, "workspaces", "workspace"),
+    (ChangeEvaluation, "evaluations", "evaluation"),
+)
+
+COLUMN_TYPES = {
+    "step": "integer",
+    "slot": "integer",
+    "replacement": "integer",
+    "dataset_row": "integer",
+    "num_samples": "integer",
+    "num_rows": "integer",
+    "line": "integer",
+    "total": "integer",
+    "current_step": "integer",
+    "total_steps": "integer",
+    "xid": "bigint",
+    "position": "bigint",
+    "file_size": "bigint",
+    "reward": "double precision",
+    "value": "double precision",
+    "at": "timestamptz",
+    "created_at": "timestamptz",
+    "started_at": "timestamptz",
+    "completed_at": "timestamptz",
+    "updated_at": "timestamptz",
+    "last_at": "timestamptz",
+}
+"""Columns that are not text."""
+
+W = TypeVar("W")
+
+
+class ReadModel:
+    """Applies writes; `runs`, `registry`, `evaluations`, `platform` answer questions."""
+
+    def __init__(self, database: Database) -> None:
+        self._lazy = database.lazy
+        self._moved = asyncio.Event()
+        self._at = Cursor()
+        self.names = PostgresNames(database)
+        self.runs = Runs(database)
+        self.registry = Registry(database)
+        self.evaluations = Evaluations(database)
+        self.uploads = Uploads(database)
+        self.doors = Doors(database)
+        self.platform = Platform(database)
+
+    async def cursor(self) -> Cursor:
+        """Up to where the log is projected."""
+        row = await self._lazy.fetchrow(
+            "select xid, position from watermarks where consumer = $1", PROJECT
+        )
+        return Cursor(row["xid"], row["position"]) if row else Cursor()
+
+    async def apply(self, writes: Sequence[Write], *, before: Cursor, after: Cursor) -> bool:
+        """Write a batch and move the cursor from `before` to `after`. False, with nothing written,
+        when the cursor stands elsewhere: another process projects too."""
+        async with self._lazy.acquire() as connection, connection.transaction():
+            if not await _move(connection, before, after):
+                return False
+            for kind, table in PUTS:
+                if rows := [write for write in writes if type(write) is kind]:
+                    await connection.execute(_insert(kind, table), *_columns(kind, rows))
+            for kind, table, key in CHANGES:
+                if rows := _merged([write for write in writes if type(write) is kind], key):
+                    await connection.execute(_update(kind, table, key), *_columns(kind, rows))
+        self._at = after
+        self._moved.set()
+        return True
+
+    async def caught_up(self, cursor: Cursor, *, timeout_s: float = 2.0) -> bool:
+        """Wait until everything up to `cursor` is projected, so that who wrote can read it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._at < cursor:
+                    self._moved.clear()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._moved.wait(), 0.05)
+                    if self._at < cursor:
+                        self._at = max(self._at, await self.cursor())
+                return True
+        return False
+
+    async def reset(self) -> None:
+        """Forget everything that follows from the log, and start again at its beginning."""
+        tables = ", ".join(table for _, table in PUTS)
+        async with self._lazy.acquire() as connection, connection.transaction():
+            await connection.execute(f"truncate {tables}")
+            await connection.execute("delete from watermarks where consumer = $1", PROJECT)
+        self._at = Cursor()
+
+
+async def announce_door(database: Database, worker: WorkerId, url: str, key: str) -> None:
+    """Tell the API where this worker's engine answers, and the key it asks for."""
+    await Doors(database).announce(worker, url, key)
+
+
+async def _move(connection: Any, before: Cursor, after: Cursor) -> bool:
+    if before == Cursor():
+        await connection.execute(
+            "insert into watermarks (consumer, xid, position) values ($1, 0, 0)"
+            " on conflict do nothing",
+            PROJECT,
+        )
+    status = await connection.execute(
+        "update watermarks set xid = $4, position = $5"
+        " where consumer = $1 and xid = $2 and position = $3",
+        PROJECT,
+        before.xid,
+        before.position,
+        after.xid,
+        after.position,
+    )
+    return bool(status == "UPDATE 1")
+
+
+def _names(kind: type[Write]) -> list[str]:
+    return [field.name for field in fields(kind)]
+
+
+def _columns(kind: type[Write], rows: Sequence[object]) -> list[list[Any]]:
+    return [[getattr(row, name) for row in rows] for name in _names(kind)]
+
+
+def _unnest(names: Sequence[str]) -> str:
+    types = (COLUMN_TYPES.get(name, "text") for name in names)
+    return f"unnest({', '.join(f'${n}::{kind}[]' for n, kind in enumerate(types, 1))})"
+
+
+def _insert(kind: type[Write], table: str) -> str:
+    names = _names(kind)
+    return (
+        f"insert into {table} ({', '.join(names)}) select * from {_unnest(names)}"  # noqa: S608
+        " on conflict do nothing"
+    )
+
+
+def _update(kind: type[Write], table: str, key: str) -> str:
+    names = _names(kind)
+    changes = ", ".join(f"{n} = coalesce(c.{n}, t.{n})" for n in names if n != key)
+    return (
+        f"update {table} t set {changes} from {_unnest(names)} as c ({', '.join(names)})"  # noqa: S608
+        f" where t.{key} = c.{key}"
+    )
+
+
+def _merged(changes: Sequence[Any], key: str) -> list[Any]:
+    """One change per row: of several, the last that says something about a column stands."""
+    merged: dict[str, Any] = {}
+    for change in changes:
+        identity = getattr(change, key)
+        if identity in merged:
+            said = {f.name: getattr(change, f.name) for f in fields(change)}
+            news = {name: value for name, value in said.items() if value is not None}
+            change = replace(merged[identity], **news)
+        merged[identity] = change
+    return list(merged.values())

@@ -1,0 +1,133 @@
+"""The platform's own state, for `headrace status` and the API: workers, effects, lag, doors."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypedDict
+
+from infra.database import Database
+from schemas.ids import WorkerId
+
+
+class WorkerJson(TypedDict):
+    id: str
+    host: str
+    pid: int
+    lanes: list[str]
+    expires_in_s: float
+
+
+class LaneJson(TypedDict):
+    waiting: int
+    claimed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where a device worker samples for the API (`checkpoint chat`)."""
+
+    worker: str
+    url: str
+    key: str
+
+
+class Platform:
+    """Queries over the spine's tables."""
+
+    def __init__(self, database: Database) -> None:
+        self._pool = database.durable
+
+    async def alive(self) -> datetime:
+        """The database's clock. Raises what asyncpg raises when it is away."""
+        now: datetime = await self._pool.fetchval("select clock_timestamp()")
+        return now
+
+    async def workers(self) -> list[WorkerJson]:
+        """Workers with a live lease."""
+        rows = await self._pool.fetch(
+            "select id, host, pid, lanes,"
+            " extract(epoch from expires_at - clock_timestamp())::float8 as remaining"
+            " from workers where expires_at > clock_timestamp() order by started_at"
+        )
+        return [
+            WorkerJson(
+                id=row["id"],
+                host=row["host"],
+                pid=row["pid"],
+                lanes=list(row["lanes"]),
+                expires_in_s=round(row["remaining"], 2),
+            )
+            for row in rows
+        ]
+
+    async def effects(self) -> dict[str, LaneJson]:
+        """Effects per lane: claimed under a live lease, or waiting."""
+        rows = await self._pool.fetch(
+            "select lane, count(*) filter (where w.id is not null) as claimed, count(*) as total"
+            " from effects e left join workers w"
+            " on w.id = e.worker and w.expires_at > clock_timestamp() group by lane"
+        )
+        return {
+            row["lane"]: LaneJson(waiting=row["total"] - row["claimed"], claimed=row["claimed"])
+            for row in rows
+        }
+
+    async def oldest_waiting_s(self) -> float:
+        """The age of the oldest effect that is due and that nobody holds."""
+        age = await self._pool.fetchval(
+            "select extract(epoch from clock_timestamp() - min(e.due_at))::float8 from effects e"
+            " where e.due_at <= clock_timestamp() and not exists (select from workers w"
+            " where w.id = e.worker and w.expires_at > clock_timestamp())"
+        )
+        return float(age or 0.0)
+
+    async def lag(self, *, at_most: int = 100_000) -> dict[str, int]:
+        """Consumer -> events of the log above its watermark, counted up to `at_most`."""
+        rows = await self._pool.fetch(
+            "select w.consumer, (select count(*) from (select from events e"
+            " where (e.xid, e.position) > (w.xid, w.position) limit $1) above) as lag"
+            " from watermarks w",
+            at_most,
+        )
+        return {row["consumer"]: row["lag"] for row in rows}
+
+    async def horizon_age_s(self) -> float:
+        """Since when the oldest transaction of the server holds the log's horizon back."""
+        age = await self._pool.fetchval(
+            "select extract(epoch from clock_timestamp() - min(xact_start))::float8"
+            " from pg_stat_activity where backend_xid is not null or backend_xmin is not null"
+        )
+        return float(age or 0.0)
+
+    async def run_counts(self) -> dict[str, int]:
+        """Status -> runs."""
+        rows = await self._pool.fetch("select status, count(*) from runs group by status")
+        return {row["status"]: row["count"] for row in rows}
+
+
+class Doors:
+    """Where device workers answer the API."""
+
+    def __init__(self, database: Database) -> None:
+        self._pool = database.durable
+
+    async def announce(self, worker: WorkerId, url: str, key: str) -> None:
+        await self._pool.execute(
+            "insert into worker_doors (worker, url, key) values ($1, $2, $3)"
+            " on conflict (worker) do update set url = excluded.url, key = excluded.key,"
+            " updated_at = clock_timestamp()",
+            worker,
+            url,
+            key,
+        )
+        await self._pool.execute(
+            "delete from worker_doors d where not exists (select from workers w"
+            " where w.id = d.worker) and updated_at < clock_timestamp() - interval '1 hour'"
+        )
+
+    async def open(self) -> list[Door]:
+        """The doors of workers with a live lease, the newest first."""
+        rows = await self._pool.fetch(
+            "select d.worker, d.url, d.key from worker_doors d join workers w on w.id = d.worker"
+            " where w.expires_at > clock_timestamp() order by d.updated_at desc"
+        )
+        return [Door(row["worker"], row["url"], row["key"]) for row in rows]

@@ -1,0 +1,303 @@
+"""A TOML file -> a config, or every mistake in it at once, each with its key and what was meant.
+
+The bounds stand in `schemas/config.py` and nowhere else; here their violations become sentences. What
+is valid but not built in this version is refused by name (`not_built`), never ignored.
+"""
+
+import difflib
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from schemas.config import EvalConfig, Experiment, RunConfig
+from schemas.errors import InvalidConfig, Issue
+
+C = TypeVar("C", RunConfig, EvalConfig)
+ErrorDetails = Mapping[str, Any]
+"""One error as pydantic reports it: type, loc, msg, input, ctx."""
+
+BUILT_ALGORITHMS = ("grpo", "sft")
+BUILT_MODES = ("sync",)
+RESERVED_ENV_PREFIXES = ("_OSMOSIS_", "HEADRACE_")
+
+
+def load_toml(text: str, path: str) -> Mapping[str, object]:
+    """Parse TOML. Raises InvalidConfig naming the file and the line."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfig(f"Invalid TOML in {path}: {error}") from error
+
+
+def parse_run(data: Mapping[str, object]) -> RunConfig:
+    """A training TOML as data -> its config. Raises InvalidConfig with all issues."""
+    return _parse(data, RunConfig, "training")
+
+
+def parse_eval(data: Mapping[str, object]) -> EvalConfig:
+    """An evaluation TOML as data -> its config. Raises InvalidConfig with all issues."""
+    return _parse(data, EvalConfig, "evaluation")
+
+
+def refuse(what: str, issues: tuple[Issue, ...]) -> InvalidConfig:
+    """The error that carries these issues; its message quotes the first."""
+    first = issues[0]
+    more = f" (and {len(issues) - 1} more)" if len(issues) > 1 else ""
+    meant = f"; did you mean {first.did_you_mean}?" if first.did_you_mean else ""
+    return InvalidConfig(
+        f"Invalid {what} config: {first.key} {first.message}{meant}{more}", issues=issues
+    )
+
+
+def not_built(config: RunConfig | EvalConfig) -> tuple[Issue, ...]:
+    """What is valid and not built in this version, by name."""
+    issues = [
+        Issue("secrets.required", "is not built yet: pass what is not secret in [env]")
+        for _ in config.secrets.required[:1]
+    ]
+    if isinstance(config, RunConfig):
+        issues.extend(_training_not_built(config))
+    return tuple(issues)
+
+
+def _training_not_built(config: RunConfig) -> Iterator[Issue]:
+    advanced, mode = config.advanced, config.advanced.execution_mode
+    if advanced.algorithm not in BUILT_ALGORITHMS:
+        built = " and ".join(BUILT_ALGORITHMS)
+        yield Issue(
+            "advanced.algorithm", f"{advanced.algorithm!r} is not built yet; {built} are", "grpo"
+        )
+    if mode not in BUILT_MODES:
+        yield Issue(
+            "advanced.execution_mode", f"{mode!r} is not built yet; 'sync' is", BUILT_MODES[0]
+        )
+    elif advanced.max_steps_off_policy:
+        yield Issue(
+            "advanced.max_steps_off_policy",
+            f"must be 0 in sync mode, got {advanced.max_steps_off_policy}",
+        )
+    if advanced.weight_sync_interval != 1:
+        yield Issue(
+            "advanced.weight_sync_interval",
+            f"must be 1 in sync mode, got {advanced.weight_sync_interval}",
+        )
+    if config.sampling.rollout_top_p != 1.0:
+        yield Issue(
+            "sampling.rollout_top_p",
+            f"must be 1.0 in training, got {config.sampling.rollout_top_p:g}: a cut-off "
+            "distribution biases the ratio of every token",
+        )
+    if config.advanced.algorithm == "sft":
+        yield from _sft_ignores(config)
+
+
+def _sft_ignores(config: RunConfig) -> Iterator[Issue]:
+    """An SFT run without user code has nobody to grade a validation."""
+    if config.advanced.validation_dataset and not config.experiment.rollout:
+        yield Issue(
+            "advanced.validation_dataset",
+            "needs experiment.rollout and experiment.entrypoint, whose grader scores it; without "
+            "them, evaluate the checkpoint with `headrace eval submit`",
+        )
+    if config.advanced.rewards and not config.experiment.rollout:
+        yield Issue("advanced.rewards", "has no meaning for sft without a rollout")
+
+
+def _parse(data: Mapping[str, object], model: type[C], what: str) -> C:
+    if early := tuple(_not_json("", data)):
+        raise refuse(what, early)
+    try:
+        config = model.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        raise refuse(what, _issues(error, model)) from error
+    if late := tuple(_incoherent(config)):
+        raise refuse(what, late)
+    return config
+
+
+def _not_json(key: str, value: object) -> Iterator[Issue]:
+    """TOML knows dates, inf and nan; no key of ours does."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _not_json(f"{key}.{name}".lstrip("."), inner)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _not_json(f"{key}[{index}]", inner)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield Issue(key, f"must be a finite number, got {value}")
+    elif value is not None and not isinstance(value, str | int | float | bool):
+        yield Issue(key, f"must not be a date or a time, got {value}; put it in quotes")
+
+
+def _incoherent(config: RunConfig | EvalConfig) -> Iterator[Issue]:
+    """What no single key shows."""
+    experiment = config.experiment
+    if experiment.branch and experiment.commit_sha:
+        yield Issue("experiment.commit_sha", "give either branch or commit_sha, not both")
+    if isinstance(config, EvalConfig) or config.advanced.algorithm != "sft":
+        yield from _without_code(experiment)
+    if experiment.entrypoint is not None and (wrong := _bad_entrypoint(experiment.entrypoint)):
+        yield Issue("experiment.entrypoint", wrong)
+    yield from _bad_env(config)
+
+
+def _without_code(experiment: Experiment) -> Iterator[Issue]:
+    for name in ("rollout", "entrypoint"):
+        if not getattr(experiment, name):
+            yield Issue(f"experiment.{name}", "is missing (only sft runs without user code)")
+
+
+def _bad_entrypoint(entrypoint: str) -> str | None:
+    path = PurePosixPath(entrypoint)
+    if path.is_absolute() or ".." in path.parts or "\\" in entrypoint or "\0" in entrypoint:
+        return f"must be a path inside its rollout, got {entrypoint!r}"
+    if path.suffix != ".py":
+        return f"must be a Python file like 'main.py', got {entrypoint!r}"
+    return None
+
+
+def _bad_env(config: RunConfig | EvalConfig) -> Iterator[Issue]:
+    for name in config.env:
+        if name.startswith(RESERVED_ENV_PREFIXES):
+            yield Issue(f"env.{name}", "is reserved; choose a name with another beginning")
+    seen: set[str] = set()
+    for index, name in enumerate(config.secrets.required):
+        if name in seen:
+            yield Issue(f"secrets.required[{index}]", f"names {name} twice")
+        if name in config.env:
+            yield Issue(f"secrets.required[{index}]", f"{name} stands in [env] too; keep one")
+        seen.add(name)
+
+
+def _issues(error: ValidationError, model: type[BaseModel]) -> tuple[Issue, ...]:
+    """One issue per key; a union reports the same key once per member."""
+    found: dict[str, Issue] = {}
+    for details in error.errors(include_url=False):
+        issue = _issue(details, model)
+        found.setdefault(issue.key, issue)
+    return tuple(found.values())
+
+
+def _issue(details: ErrorDetails, model: type[BaseModel]) -> Issue:
+    location = tuple(details["loc"])
+    kind = details["type"]
+    if kind == "extra_forbidden":
+        return _unrecognized(location, details["input"], model)
+    if location[:1] == ("env",) and location[-1] == "[key]":
+        return Issue(
+            f"env.{location[1]}", "is no name for a variable; use A-Z, 0-9 and _, like API_HOST"
+        )
+    if kind == "value_error":
+        key, _, message = details["msg"].removeprefix("Value error, ").partition(": ")
+        return Issue(key, message)
+    if kind == "missing":
+        if len(location) == 1:
+            return Issue(str(location[0]), f"section [{location[0]}] is missing")
+        return Issue(_key(location), "is missing")
+    section = model.model_fields.get(str(location[0])) if location else None
+    if len(location) == 1 and section is not None:
+        return Issue(str(location[0]), f"must be a table: [{location[0]}]")
+    return Issue(_key(location), _sentence(details), _meant_value(details))
+
+
+def _unrecognized(location: tuple[Any, ...], value: object, model: type[BaseModel]) -> Issue:
+    keys = _known_keys(model)
+    name = str(location[-1])
+    if len(location) == 1:
+        sections = list(model.model_fields)
+        close = difflib.get_close_matches(name, sections, n=1)
+        if isinstance(value, dict):
+            return Issue(name, "Unrecognized section", close[0] if close else None)
+        elsewhere = keys.get(name)
+        return Issue(name, "Unrecognized key: every key stands in a section", elsewhere)
+    section = str(location[0])
+    if name in keys and len(location) == 2:
+        return Issue(_key(location), "Unrecognized key", keys[name])
+    own = [key for key, full in keys.items() if full.startswith(f"{section}.")]
+    close = difflib.get_close_matches(name, own, n=1, cutoff=0.6) or difflib.get_close_matches(
+        name, keys, n=1, cutoff=0.75
+    )
+    return Issue(_key(location), "Unrecognized key", keys[close[0]] if close else None)
+
+
+def _known_keys(model: type[BaseModel]) -> dict[str, str]:
+    """Key -> `section.key`, the first section first."""
+    found: dict[str, str] = {}
+    for section, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            for key in kind.model_fields:
+                found.setdefault(key, f"{section}.{key}")
+    return found
+
+
+def _key(location: tuple[Any, ...]) -> str:
+    """`("advanced", "rewards", 0, "name")` -> `advanced.rewards[0].name`. The name of a union's
+    member is not part of a key."""
+    if location[:2] == ("advanced", "lora_targets"):
+        location = location[:2]
+    key = ""
+    for part in location:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return key.lstrip(".")
+
+
+KINDS = {
+    "string_type": "must be a string",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "must be a smaller number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a table",
+    "model_type": "must be a table",
+    "string_too_short": "must not be empty",
+}
+BOUNDS = {
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+}
+PATTERNS = {
+    "rollout": "must be a name of lower-case letters, digits, - and _",
+    "commit_sha": "must be 7 to 40 hex digits",
+    "branch": "must be a branch's name without white space",
+    "required": "must be a name of A-Z, 0-9 and _",
+}
+
+
+def _sentence(details: ErrorDetails) -> str:
+    kind, got = details["type"], _shown(details["input"])
+    if kind in KINDS:
+        return f"{KINDS[kind]}, got {got}"
+    if kind in BOUNDS:
+        bounds = {name: f"{bound:g}" for name, bound in details["ctx"].items()}
+        return f"{BOUNDS[kind].format(**bounds)}, got {got}"
+    if kind == "literal_error":
+        return f"must be one of {details['ctx']['expected']}, got {got}"
+    if kind == "string_pattern_mismatch":
+        named = [PATTERNS[part] for part in details["loc"] if part in PATTERNS]
+        pattern = details["ctx"]["pattern"]
+        return f"{named[0] if named else f'must match {pattern}'}, got {got}"
+    return f"is invalid: {details['msg']}, got {got}"
+
+
+def _meant_value(details: ErrorDetails) -> str | None:
+    if details["type"] != "literal_error" or not isinstance(details["input"], str):
+        return None
+    options = [option.strip("' ") for option in details["ctx"]["expected"].split(",")]
+    options = [part.strip("' ") for option in options for part in option.split(" or ")]
+    close = difflib.get_close_matches(details["input"], options, n=1)
+    return close[0] if close else None
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
