@@ -37,7 +37,7 @@ def lr_at(step: int, *, total_steps: int, peak: float, advanced: Advanced) -> fl
 
 
 def global_norm(gradients: list[torch.Tensor]) -> float:
-    """The 2-norm over all gradients together."""
+    """The 2-norm over all gradients together. Their order is part of the bits."""
     if not gradients:
         return 0.0
     return float(torch.stack(torch._foreach_norm(gradients)).double().norm())
@@ -71,7 +71,8 @@ class Optimizer:
     def take(self, *, lr: float, clip: float) -> float:
         """One step with the gradients at hand, then clear them. Returns their norm before clipping.
         Gradients that are not finite change nothing but the count."""
-        gradients = [t.grad for t in self.tensors.values() if t.grad is not None]
+        ordered = [self.tensors[name] for name in sorted(self.tensors)]
+        gradients = [t.grad for t in ordered if t.grad is not None]
         norm = global_norm(gradients)
         self.step += 1
         if gradients and math.isfinite(norm):

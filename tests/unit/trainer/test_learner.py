@@ -1,0 +1,257 @@
+"""The learner: deterministic, and resuming at any step equals never having stopped."""
+
+from hashlib import sha256
+
+import pytest
+import torch
+
+from schemas.errors import CorruptData, Refused, TransientError
+from schemas.learning import (
+    Conversation,
+    GradedGroup,
+    LearnerJob,
+    LearnerState,
+    StepBatch,
+    StepResult,
+)
+from schemas.sampling import ModelRef, SampleFailure, SampleRecord, Turn, sequences_of
+from tests.unit.trainer.support import Shelf, job
+from trainer import grpo
+from trainer.engine import Engine
+
+NUM_STEPS = 5
+
+
+def talk(step: int) -> StepBatch:
+    rows = tuple(
+        Conversation(i, (("user", f"{step} + {i}?"), ("assistant", f"{step + i}")))
+        for i in range(6)
+    )
+    return StepBatch(step, conversations=rows)
+
+
+def play(step: int) -> StepBatch:
+    """Groups whose samples are the same at every call."""
+    groups = []
+    for slot in range(3):
+        prompt = (3, 10 + slot, 11 + step, 6, 4)
+        turns = [
+            Turn(
+                prompt_ids=prompt,
+                completion_ids=tuple(20 + (slot + i + j) % 50 for j in range(3 + i)),
+                logprobs=tuple(-4.5 - 0.01 * j for j in range(3 + i)),
+                text="",
+                finish_reason="length",
+            )
+            for i in range(3)
+        ]
+        samples = tuple(
+            SampleRecord(index=i, sequences=sequences_of((turn,)), truncated=i == 0)
+            for i, turn in enumerate(turns)
+        )
+        groups.append(GradedGroup(slot, samples, (1.0, 0.0, None if slot == 2 else 0.5)))
+    return StepBatch(step, groups=tuple(groups))
+
+
+CASES = {
+    "lora grpo": (job(kl_coef=0.05, warmup_steps=2, lr_schedule="linear"), play),
+    "full grpo": (job(tuning="full", weight_decay=0.1, micro_batch_tokens=32), play),
+    "lora sft": (job(algorithm="sft", lr_schedule="cosine"), talk),
+    "full sft": (job(algorithm="sft", tuning="full", grad_clip=0.1), talk),
+}
+
+
+async def undisturbed(engine: Engine, asked: LearnerJob, batches) -> list[StepResult]:  # type: ignore[no-untyped-def]
+    results = [await engine.learner.initialize(asked)]
+    for step in range(1, NUM_STEPS + 1):
+        results.append(await engine.learner.step(asked, batches(step), export_state=True))
+    return results
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_resuming_at_every_step_equals_never_stopping(
+    engine: Engine, shelf: Shelf, case: str
+) -> None:
+    asked, batches = CASES[case]
+    straight = await undisturbed(engine, asked, batches)
+    for at in range(NUM_STEPS):
+        other = Engine(fetch=shelf.fetch, threads=1)
+        await other.learner.load(asked, straight[at].state)
+        resumed = await other.learner.step(asked, batches(at + 1), export_state=True)
+        await other.aclose()
+        assert resumed.state == straight[at + 1].state
+        assert resumed.metrics == straight[at + 1].metrics
+        assert resumed.plan == straight[at + 1].plan
+
+
+async def test_without_the_moments_a_resumed_step_has_other_bits(engine: Engine) -> None:
+    asked, batches = CASES["lora grpo"]
+    straight = await undisturbed(engine, asked, batches)
+    fresh = (await engine.learner.initialize(asked)).state
+    mixed = straight[2].state
+    moments = _renumbered(fresh.state, 2)
+    await engine.learner.load(
+        asked,
+        LearnerState(
+            step=2,
+            weights=mixed.weights,
+            weights_sha256=mixed.weights_sha256,
+            state=moments,
+            state_sha256=sha256(moments).hexdigest(),
+        ),
+    )
+    other = await engine.learner.step(asked, batches(3), export_state=True)
+    assert other.state.weights_sha256 != straight[3].state.weights_sha256
+
+
+def _renumbered(state: bytes | None, step: int) -> bytes:
+    from safetensors.torch import load, save
+
+    assert state is not None
+    return save({**load(state), "step": torch.tensor(step)}, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_steps_learn_and_metrics_are_finite(engine: Engine, case: str) -> None:
+    asked, batches = CASES[case]
+    results = await undisturbed(engine, asked, batches)
+    hashes = {r.state.weights_sha256 for r in results}
+    assert len(hashes) == NUM_STEPS + 1
+    for result in results[1:]:
+        assert {"train/loss", "train/grad_norm", "train/entropy_loss", "train/lr"} <= set(
+            result.metrics
+        )
+        assert all(v == v and abs(v) != float("inf") for v in result.metrics.values())
+        assert sum(result.plan) == result.metrics["train/tokens"]
+        assert set(result.versions) == {"torch", "device", "threads"}
+
+
+async def test_sft_lowers_its_loss(engine: Engine) -> None:
+    asked = job(algorithm="sft", tuning="full", total_steps=30)
+    await engine.learner.initialize(asked)
+    losses = []
+    for step in range(1, 31):
+        batch = StepBatch(step, conversations=talk(1).conversations)
+        result = await engine.learner.step(asked, batch, export_state=False)
+        losses.append(result.metrics["train/loss"])
+        assert result.state.state is None
+    assert losses[-1] < 0.3 * losses[0]
+
+
+async def test_grpo_reports_what_it_saw(engine: Engine) -> None:
+    asked, _ = CASES["lora grpo"]
+    await engine.learner.initialize(asked)
+    metrics = (await engine.learner.step(asked, play(1), export_state=True)).metrics
+    assert metrics["rollout/response_lengths"] == 4
+    assert metrics["rollout/total_lengths"] == 9
+    assert metrics["rollout/truncated_ratio"] == pytest.approx(1 / 3)
+    assert metrics["train/lr"] == pytest.approx(0.005)
+    assert {"train/kl", "train/clip_ratio", "train/sampler_mismatch"} <= set(metrics)
+
+
+async def test_failed_samples_train_nothing(engine: Engine) -> None:
+    asked = job()
+    zero = await engine.learner.initialize(asked)
+    failed = SampleRecord(index=0, failure=SampleFailure(category="timeout", message="slow"))
+    batch = StepBatch(1, groups=(GradedGroup(0, (failed, failed), (None, None)),))
+    result = await engine.learner.step(asked, batch, export_state=True)
+    assert result.state.weights == zero.state.weights
+    assert result.metrics["train/grad_norm"] == 0.0
+    assert result.plan == ()
+
+
+async def test_the_seed_decides_version_zero(engine: Engine) -> None:
+    hashes = [
+        (await engine.learner.initialize(job(run=str(i), seed=seed))).state.weights_sha256
+        for i, seed in enumerate((1, 1, 2))
+    ]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+async def test_holds_only_these_bits_of_this_step(engine: Engine) -> None:
+    asked, batches = CASES["lora grpo"]
+    zero = (await engine.learner.initialize(asked)).state
+    assert engine.learner.holds(asked, 0, zero.weights_sha256, zero.state_sha256)
+    assert not engine.learner.holds(asked, 1, zero.weights_sha256, zero.state_sha256)
+    assert not engine.learner.holds(asked, 0, zero.state_sha256, zero.state_sha256)
+    await engine.learner.step(asked, batches(1), export_state=True)
+    assert not engine.learner.holds(asked, 0, zero.weights_sha256, zero.state_sha256)
+    with pytest.raises(TransientError, match="version 2"):
+        await engine.learner.step(asked, batches(3), export_state=True)
+
+
+async def test_a_failed_step_is_forgotten(engine: Engine) -> None:
+    asked = CASES["lora sft"][0]
+    zero = (await engine.learner.initialize(asked)).state
+    bad = StepBatch(1, conversations=(Conversation(0, (("user", "hi"),)),))
+    with pytest.raises(Refused, match="row 0"):
+        await engine.learner.step(asked, bad, export_state=True)
+    assert not engine.learner.holds(asked, 0, zero.weights_sha256, zero.state_sha256)
+
+
+async def test_bytes_that_do_not_fit_are_refused(engine: Engine) -> None:
+    asked = job()
+    zero = (await engine.learner.initialize(asked)).state
+    other = (await engine.learner.initialize(job(run="b", lora_rank=2))).state
+    for state in (
+        LearnerState(0, other.weights, "", zero.state, ""),
+        LearnerState(0, zero.weights, "", other.state, ""),
+        LearnerState(0, zero.weights, "", None, ""),
+        LearnerState(3, zero.weights, "", zero.state, ""),
+        LearnerState(0, b"no tensors", "", zero.state, ""),
+        LearnerState(0, zero.weights[:-8], "", zero.state, ""),
+    ):
+        with pytest.raises(CorruptData):
+            await engine.learner.load(asked, state)
+
+
+async def test_gradients_that_are_not_finite_change_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = job()
+    zero = await engine.learner.initialize(asked)
+    monkeypatch.setattr(grpo, "advantages", lambda rewards: [float("inf")] * len(rewards))
+    result = await engine.learner.step(asked, play(1), export_state=True)
+    assert result.state.weights == zero.state.weights
+    assert result.metrics["train/skipped"] == 1.0
+    assert all(v == v and abs(v) != float("inf") for v in result.metrics.values())
+
+
+async def test_only_a_few_runs_are_held(engine: Engine) -> None:
+    states = [(await engine.learner.initialize(job(run=str(i)))).state for i in range(4)]
+    held = [
+        engine.learner.holds(job(run=str(i)), 0, s.weights_sha256, s.state_sha256)
+        for i, s in enumerate(states)
+    ]
+    assert held == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (ModelRef(kind="directory", name="/nowhere"), "not a model directory"),
+        (ModelRef(kind="scratch", name="qwen3-tny"), "there is no shape"),
+    ],
+)
+async def test_a_model_that_cannot_be_loaded_is_refused(
+    engine: Engine, model: ModelRef, said: str
+) -> None:
+    with pytest.raises(Refused, match=said):
+        await engine.learner.initialize(job(model))
+
+
+async def test_an_unknown_lora_target_is_refused(engine: Engine) -> None:
+    with pytest.raises(Refused, match="q_proj"):
+        await engine.learner.initialize(job(lora_targets=("q_prj",)))
+    few = await engine.learner.initialize(job(lora_targets=("q_proj", "v_proj")))
+    assert few.state.weights_sha256
+
+
+async def test_versions_that_the_sampler_holds_do_not_change_under_it(engine: Engine) -> None:
+    asked, batches = CASES["full sft"]
+    zero = (await engine.learner.initialize(asked)).state
+    kept = engine.sampler._store._trained.get(zero.weights_sha256)
+    assert kept is not None
+    before = {name: tensor.clone() for name, tensor in kept.items()}
+    await engine.learner.step(asked, batches(1), export_state=False)
+    assert all(torch.equal(before[name], kept[name]) for name in before)
