@@ -56,7 +56,10 @@ async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
             "HEADRACE_DATABASE_URL is not set; start everything with `headrace up`, or name a "
             "Postgres server there"
         )
-    async with open_pool(settings.database_url) as pool, Notifier(settings.database_url) as notifier:
+    async with (
+        open_pool(settings.database_url) as pool,
+        Notifier(settings.database_url) as notifier,
+    ):
         log = PostgresLog(pool, notifier)
         blobs = open_blobs(settings)
         artifacts = ArtifactStore(log, blobs)

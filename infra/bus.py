@@ -42,9 +42,7 @@ class EmbeddedBus:
         marks = {name: await self._log.watermark(name) for name in consumers}
         self._cursor = self._next = min(marks.values(), default=Cursor())
         while True:
-            events, self._next = await self._log.tail(
-                self._cursor, limit=BATCH, types=self._types
-            )
+            events, self._next = await self._log.tail(self._cursor, limit=BATCH, types=self._types)
             if self._next == self._cursor:
                 await self._advance()
                 await self._wakeup.wait(SLOW_POLL_S)

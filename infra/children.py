@@ -76,7 +76,7 @@ class Child:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - one thread, async-signal-safe calls
+                preexec_fn=_die_with(os.getpid()),
             )
 
     def reap(self) -> int | None:

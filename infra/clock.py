@@ -17,7 +17,7 @@ class SystemClock:
 class ManualClock:
     """Stands still until `advance`; sleeping moves it."""
 
-    def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:  # noqa: B008 - a constant
+    def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._now = start
 
     def now(self) -> datetime:

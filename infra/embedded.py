@@ -110,7 +110,7 @@ def start(home: Path) -> EmbeddedPostgres:
         extra_groups=() if place.user else None,
         cwd=place.data,
         start_new_session=True,
-        preexec_fn=_die_with_parent,  # noqa: PLW1509 - the supervisor starts it before any thread
+        preexec_fn=_die_with_parent,
     )
     log.close()
     server = EmbeddedPostgres(place, process)

@@ -94,6 +94,6 @@ class LeaseKeeper:
         for _ in range(int(LEASE_S / BEAT_S)):
             try:
                 return await effects.renew(self._worker, lease_s=LEASE_S)
-            except (OSError, asyncio.TimeoutError, ConnectionError):
+            except (TimeoutError, OSError, ConnectionError):
                 await asyncio.sleep(BEAT_S)
         return False

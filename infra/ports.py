@@ -16,7 +16,7 @@ from schemas.events import Event
 from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId
 from schemas.learning import Learner
 from schemas.messages import Effect, Lane
-from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord, Sampler, Turn
+from schemas.sampling import ArtifactRef, Grade, Message, Sampler, SampleRecord, Turn
 from schemas.specs import (
     CommitSpec,
     DatasetRef,

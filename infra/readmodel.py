@@ -1,7 +1,7 @@
 """The read model on Postgres: what the projector writes, and the doors to what the API reads.
 
 A batch and the cursor that it moves are one transaction, so a crash never shows half a batch or
-counts one twice; the commit need not wait for the disk, because the log can always say it again. All
+counts one twice; the commit need not wait for the disk, for the log can always say it again. All
 but names, uploads and doors (edge tables) is a function of the log: `reset`, then project anew.
 """
 

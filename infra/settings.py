@@ -40,9 +40,7 @@ class Settings:
             database_url=_database(environ),
             blobs=_blobs(environ, home),
             sampler=_one_of(environ, "HEADRACE_SAMPLER", ("torch",), later="vllm="),
-            sandbox=_one_of(
-                environ, "HEADRACE_SANDBOX", ("process",), later=("bwrap", "gvisor")
-            ),
+            sandbox=_one_of(environ, "HEADRACE_SANDBOX", ("process",), later=("bwrap", "gvisor")),
             failpoint=environ.get("HEADRACE_FAILPOINT") or None,
             telemetry=any(
                 environ.get(name)
@@ -111,7 +109,9 @@ def _one_of(
 
 def _not_built(environ: Mapping[str, str], name: str, instead: str) -> None:
     if environ.get(name):
-        raise BadSetting(f"{name} holds {environ[name]!r}; it is not built in this version: {instead}")
+        raise BadSetting(
+            f"{name} holds {environ[name]!r}; it is not built in this version: {instead}"
+        )
 
 
 def _bad(name: str, value: str, may: str) -> BadSetting:

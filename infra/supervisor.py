@@ -191,9 +191,7 @@ class Supervisor:
                 f"the server did not answer within {READY_S:.0f} s; look into "
                 f"{self._children[0].log}"
             )
-        connection = http.client.HTTPConnection(
-            self._settings.host, self._settings.port, timeout=2
-        )
+        connection = http.client.HTTPConnection(self._settings.host, self._settings.port, timeout=2)
         try:
             connection.request("GET", "/readyz")
             return connection.getresponse().status == 200

@@ -90,5 +90,7 @@ def prometheus(values: Mapping[str, tuple[str, Mapping[str, float]]]) -> str:
     lines = []
     for name, (meaning, samples) in values.items():
         lines += [f"# HELP {name} {meaning}", f"# TYPE {name} gauge"]
-        lines += [f"{name}{{{labels}}} {v}" if labels else f"{name} {v}" for labels, v in samples.items()]
+        lines += [
+            f"{name}{{{labels}}} {v}" if labels else f"{name} {v}" for labels, v in samples.items()
+        ]
     return "\n".join(lines) + "\n"

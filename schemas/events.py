@@ -395,13 +395,19 @@ class StepSkipped(_RunEvent):
 
 
 class StepSettled(_RunEvent):
-    """The run took note of a step: its version, its reward, all its metrics."""
+    """The run took note of a step: its version, its reward, all its metrics, and what the manifest of
+    its checkpoint needs. Step 0 is the start: version 0, and the run's fixed checkpoint files."""
 
     type: ClassVar[str] = "rl.step.settled"
     step: int
     state: StateRef
     metrics: dict[str, float]
     skipped: bool = False
+    batch: UUID | None = None
+    plan: tuple[int, ...] = ()
+    versions: dict[str, str] = {}
+    files: dict[str, ArtifactRef] = {}
+    weights_name: str | None = None
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 """A TOML file -> a config, or every mistake in it at once, each with its key and what was meant.
 
-The bounds stand in `schemas/config.py` and nowhere else; here their violations become sentences. What
-is valid but not built in this version is refused by name (`not_built`), never ignored.
+The bounds stand in `schemas/config.py` and nowhere else; here their violations become sentences.
+What is valid but not built in this version is refused by name (`not_built`), never ignored.
 """
 
 import difflib

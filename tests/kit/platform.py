@@ -162,9 +162,7 @@ class Platform:
     def post(self, path: str, body: object, *, key: str | None = None) -> httpx.Response:
         """POST with an idempotency key, again and again while the control process is away."""
         headers = {"Idempotency-Key": key or uuid4().hex}
-        return eventually(
-            lambda: self._post(path, body, headers), within_s=60, what=f"POST {path}"
-        )
+        return eventually(lambda: self._post(path, body, headers), within_s=60, what=f"POST {path}")
 
     def _post(self, path: str, body: object, headers: dict[str, str]) -> httpx.Response | None:
         try:
@@ -213,9 +211,7 @@ class Platform:
 
 
 @contextmanager
-def platform(
-    home: Path, *, environment: Mapping[str, str] | None = None
-) -> Iterator[Platform]:
+def platform(home: Path, *, environment: Mapping[str, str] | None = None) -> Iterator[Platform]:
     """`headrace up` on `home` until the block ends, then stopped in order."""
     url = f"http://127.0.0.1:{free_port()}"
     env = {

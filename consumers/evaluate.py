@@ -1,0 +1,259 @@
+"""Evaluates a model or a checkpoint on a dataset, and validates runs while they train.
+Reads: EvaluationRequested, WorkspaceSynced, WorkspaceRejected, GroupGraded, EvaluationStopRequested.
+Emits: EvaluationStarted, GroupsRequested, GroupsSettled, EvaluationCompleted.  Stream: eval.
+Does: nothing itself; it asks for groups.  Waits for: the workspace, and each chunk's groups.
+Safe to repeat because: each chunk is asked for once and each slot settled once, by the state."""
+
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from consumers.run_batch import settle
+from consumers.run_start import unusable
+from infra.consumer import NOTHING, Consumer, Decision, Meta
+from schemas.events import (
+    EvaluationCompleted,
+    EvaluationRequested,
+    EvaluationStarted,
+    EvaluationStopRequested,
+    GroupGraded,
+    GroupsRequested,
+    GroupsSettled,
+    SettledGroup,
+    WorkspaceRejected,
+    WorkspaceSynced,
+)
+from schemas.ids import ConsumerName, Purpose, StreamName, eval_stream
+from schemas.specs import Entrypoint, RewardSpec, RolloutRef, SampleEntry, Slot
+
+EvalEvent = (
+    EvaluationRequested
+    | EvaluationStopRequested
+    | EvaluationStarted
+    | GroupsRequested
+    | GroupsSettled
+    | EvaluationCompleted
+)
+EvalMessage = (
+    EvaluationRequested
+    | WorkspaceSynced
+    | WorkspaceRejected
+    | GroupGraded
+    | EvaluationStopRequested
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalState:
+    """`asked` counts the rows asked for so far; `rewards` are those of settled slots, in slot order
+    when read."""
+
+    request: EvaluationRequested | None = None
+    started: EvaluationStarted | None = None
+    asked: int = 0
+    rewards: dict[int, tuple[float | None, ...]] = field(default_factory=dict)
+    tokens: int = 0
+    failed: int = 0
+    first_error: str | None = None
+    ended: bool = False
+
+
+def evolve(state: EvalState, event: EvalEvent) -> EvalState:
+    """Fold one event of `eval-<id>`."""
+    match event:
+        case EvaluationRequested():
+            return replace(state, request=event)
+        case EvaluationStarted():
+            return replace(state, started=event)
+        case GroupsRequested():
+            return replace(state, asked=state.asked + len(event.slots))
+        case GroupsSettled():
+            for group in event.groups:
+                state = _count(state, group)
+            return state
+        case EvaluationCompleted():
+            return replace(state, ended=True)
+        case EvaluationStopRequested():
+            return state
+        case _:
+            assert_never(event)
+
+
+def _count(state: EvalState, group: SettledGroup) -> EvalState:
+    failures = [entry for entry in group.entries if entry.failure is not None]
+    return replace(
+        state,
+        rewards={**state.rewards, group.group.slot: group.group.rewards},
+        tokens=state.tokens + sum(entry.completion_tokens for entry in group.entries),
+        failed=state.failed + sum(reward is None for reward in group.group.rewards),
+        first_error=state.first_error or _error(failures) or group.dropped,
+    )
+
+
+def _error(failures: list[SampleEntry]) -> str | None:
+    return f"{failures[0].failure}: {failures[0].message}" if failures else None
+
+
+def routes(message: EvalMessage) -> tuple[StreamName, ...]:
+    """The evaluation that a message is about."""
+    match message:
+        case WorkspaceSynced() | WorkspaceRejected():
+            requester = message.requester
+            return (requester,) if requester and requester.startswith("eval-") else ()
+        case GroupGraded():
+            evaluating = message.spec.purpose == Purpose.EVALUATE
+            return (eval_stream(message.spec.owner),) if evaluating else ()
+        case EvaluationRequested() | EvaluationStopRequested():
+            return (eval_stream(message.evaluation),)
+
+
+def handle(state: EvalState, message: EvalMessage, meta: Meta) -> Decision:
+    """Start, ask for the next rows, count what was graded, and end."""
+    if state.ended:
+        return NOTHING
+    match message:
+        case EvaluationRequested():
+            return _begin(state, message)
+        case WorkspaceSynced():
+            return _synced(state, message)
+        case WorkspaceRejected():
+            return _end(state, "failed", message.message)
+        case GroupGraded():
+            return _graded(state, message)
+        case EvaluationStopRequested():
+            return _end(state, "stopped", "stopped by a user")
+
+
+def _begin(state: EvalState, request: EvaluationRequested) -> Decision:
+    if state.started is not None or request.workspace is not None:
+        return NOTHING
+    return _start(state, request, request.template.rollout)
+
+
+def _synced(state: EvalState, synced: WorkspaceSynced) -> Decision:
+    request = state.request
+    if state.started is not None or request is None or request.config is None:
+        return NOTHING
+    config = request.config
+    entrypoint = Entrypoint(
+        rollout=config.experiment.rollout or "", path=config.experiment.entrypoint or ""
+    )
+    found = next((r for r in synced.rollouts if r.entrypoint == entrypoint), None)
+    problem = unusable(found, entrypoint, [reward.name for reward in config.advanced.rewards])
+    if found is None or problem is not None:
+        return _end(state, "failed", problem or "no entry point")
+    rollout = RolloutRef(
+        snapshot=synced.snapshot,
+        commit=synced.commit,
+        entrypoint=entrypoint,
+        workflow=found.workflow,
+        grader=None if config.advanced.rewards else found.grader,
+        rewards=tuple(RewardSpec(name=r.name, weight=r.weight) for r in config.advanced.rewards),
+        env=config.env,
+        workflow_timeout_s=config.evaluation.agent_workflow_timeout_s,
+        grader_timeout_s=config.evaluation.grader_timeout_s,
+    )
+    return _start(state, request, rollout)
+
+
+def _start(state: EvalState, request: EvaluationRequested, rollout: RolloutRef | None) -> Decision:
+    started = EvaluationStarted(
+        evaluation=request.evaluation,
+        template=request.template.model_copy(update={"rollout": rollout}),
+        rows=request.rows,
+        batch_size=request.batch_size,
+        pass_threshold=request.pass_threshold,
+        run=request.run,
+        step=request.step,
+    )
+    return Decision(events=(started, *_ask(evolve(state, started))))
+
+
+def _ask(state: EvalState) -> tuple[GroupsRequested, ...]:
+    """The next chunk of rows."""
+    started = state.started
+    if started is None or state.asked >= len(started.rows):
+        return ()
+    chunk = started.rows[state.asked : state.asked + started.batch_size]
+    return (
+        GroupsRequested(
+            owner=started.evaluation,
+            purpose=Purpose.EVALUATE,
+            step=started.step or 0,
+            slots=tuple(Slot(slot=state.asked + n, row=row) for n, row in enumerate(chunk)),
+            template=started.template,
+        ),
+    )
+
+
+def _graded(state: EvalState, message: GroupGraded) -> Decision:
+    started, key = state.started, message.spec.group_key
+    if started is None or key.slot in state.rewards:
+        return NOTHING
+    settled = GroupsSettled(
+        owner=key.owner, purpose=key.purpose, step=key.step, groups=(settle(message),)
+    )
+    state = evolve(state, settled)
+    if len(state.rewards) == len(started.rows):
+        return Decision(events=(settled, *_result(state).events))
+    more = _ask(state) if len(state.rewards) == state.asked else ()
+    return Decision(events=(settled, *more))
+
+
+def _result(state: EvalState) -> Decision:
+    rewards = _rewards(state)
+    if not rewards:
+        return _end(state, "failed", f"no sample has a reward; {state.first_error}")
+    return _end(state, "finished", None)
+
+
+def _rewards(state: EvalState) -> list[float]:
+    in_order = [state.rewards[slot] for slot in sorted(state.rewards)]
+    return [reward for group in in_order for reward in group if reward is not None]
+
+
+def _end(state: EvalState, status: str, message: str | None) -> Decision:
+    asked = state.started or state.request
+    if asked is None:
+        return NOTHING
+    rewards = _rewards(state)
+    figures = {
+        "eval/count": float(sum(len(group) for group in state.rewards.values())),
+        "eval/failed": float(state.failed),
+        "eval/tokens": float(state.tokens),
+    }
+    mean = sum(rewards) / len(rewards) if rewards else None
+    if mean is not None:
+        passed = sum(reward >= asked.pass_threshold for reward in rewards)
+        figures |= {"eval/reward": mean, "eval/pass_rate": passed / len(rewards)}
+    ended = EvaluationCompleted.model_validate(
+        {
+            "evaluation": asked.evaluation,
+            "status": status,
+            "reward": mean,
+            "metrics": figures,
+            "message": message,
+            "run": asked.run,
+            "step": asked.step,
+        }
+    )
+    return Decision(events=(ended,))
+
+
+CONSUMER = Consumer(
+    name=ConsumerName("evaluate"),
+    category="eval",
+    reads=(
+        EvaluationRequested,
+        WorkspaceSynced,
+        WorkspaceRejected,
+        GroupGraded,
+        EvaluationStopRequested,
+    ),
+    emits=(EvaluationStarted, GroupsRequested, GroupsSettled, EvaluationCompleted),
+    effects=(),
+    initial=EvalState(),
+    evolve=evolve,
+    handle=handle,
+    routes=routes,
+    snapshots=EvalState,
+)

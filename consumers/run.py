@@ -1,0 +1,243 @@
+"""Orchestrates a run: which groups, which batch, which checkpoint comes next.
+Reads: RunRequested, WorkspaceSynced, WorkspaceRejected, PolicyInitialized, PolicyFailed, GroupGraded,
+PolicyUpdated, CheckpointSaved, CheckpointFailed, EvaluationCompleted, RunPauseRequested,
+RunResumeRequested, RunStopRequested.
+Emits: RunRejected, RunStarted, GroupsRequested, GroupsSettled, BatchAssembled, StepSkipped, StepSettled,
+RunWarned, CheckpointRequested, CheckpointSettled, EvaluationRequested, EvaluationSettled, RunPaused,
+RunResumed, RunStopped, RunFailed, RunFinished.  Stream: run.
+Does: nothing itself; it only decides.  Waits for: the facts above, never for time.
+Safe to repeat because: each fact is first re-recorded in the run's own stream, and what follows from the
+state alone (`consumers/run_next.py`) is decided once."""
+
+from consumers.run_batch import settle
+from consumers.run_next import follow
+from consumers.run_start import start
+from consumers.run_state import RunEvent, RunState, evolve
+from infra.consumer import NOTHING, Consumer, Decision, Meta
+from schemas.events import (
+    BatchAssembled,
+    CheckpointFailed,
+    CheckpointRequested,
+    CheckpointSaved,
+    CheckpointSettled,
+    EvaluationCompleted,
+    EvaluationRequested,
+    EvaluationSettled,
+    GroupGraded,
+    GroupsRequested,
+    GroupsSettled,
+    PolicyFailed,
+    PolicyInitialized,
+    PolicyUpdated,
+    RunFailed,
+    RunFinished,
+    RunPaused,
+    RunPauseRequested,
+    RunRejected,
+    RunRequested,
+    RunResumed,
+    RunResumeRequested,
+    RunStarted,
+    RunStopped,
+    RunStopRequested,
+    RunWarned,
+    StepSettled,
+    StepSkipped,
+    WorkspaceRejected,
+    WorkspaceSynced,
+)
+from schemas.ids import ConsumerName, Purpose, StreamName, run_stream
+
+RunMessage = (
+    RunRequested
+    | WorkspaceSynced
+    | WorkspaceRejected
+    | PolicyInitialized
+    | PolicyFailed
+    | GroupGraded
+    | PolicyUpdated
+    | CheckpointSaved
+    | CheckpointFailed
+    | EvaluationCompleted
+    | RunPauseRequested
+    | RunResumeRequested
+    | RunStopRequested
+)
+
+
+def routes(message: RunMessage) -> tuple[StreamName, ...]:
+    """The run that a message is about; none for what belongs to others."""
+    match message:
+        case WorkspaceSynced() | WorkspaceRejected():
+            requester = message.requester
+            return (requester,) if requester and requester.startswith("run-") else ()
+        case GroupGraded():
+            training = message.spec.purpose == Purpose.TRAIN
+            return (run_stream(message.spec.owner),) if training else ()
+        case CheckpointSaved():
+            return (run_stream(message.spec.run),)
+        case EvaluationCompleted():
+            return (run_stream(message.run),) if message.run else ()
+        case _:
+            return (run_stream(message.run),)
+
+
+def handle(state: RunState, message: RunMessage, meta: Meta) -> Decision:
+    """Record the fact, then decide what follows from the state it leads to."""
+    if state.ended or state.request is None:
+        return NOTHING
+    recorded = record(state, message)
+    for event in recorded:
+        state = evolve(state, event)
+    return Decision(events=(*recorded, *follow(state)))
+
+
+def record(state: RunState, message: RunMessage) -> tuple[RunEvent, ...]:
+    """The message as facts of the run's own stream; none if the run knows it already."""
+    match message:
+        case RunRequested() | WorkspaceSynced() | WorkspaceRejected():
+            return start(state, message)
+        case PolicyInitialized():
+            return _policy_initialized(state, message)
+        case PolicyFailed():
+            run = message.run
+            return (RunFailed(run=run, kind=message.kind, message=_at(message)),)
+        case GroupGraded():
+            return _group_graded(state, message)
+        case PolicyUpdated():
+            return _policy_updated(state, message)
+        case CheckpointSaved():
+            return _checkpoint_saved(state, message)
+        case CheckpointFailed():
+            return (_checkpoint_failed(state, message),)
+        case EvaluationCompleted():
+            return _evaluation_completed(state, message)
+        case RunPauseRequested() | RunResumeRequested() | RunStopRequested():
+            return ()
+
+
+def _policy_initialized(state: RunState, message: PolicyInitialized) -> tuple[RunEvent, ...]:
+    if state.settled >= 0:
+        return ()
+    return (
+        StepSettled(
+            run=message.run,
+            step=0,
+            state=message.state,
+            metrics={},
+            versions=message.versions,
+            files=message.files,
+            weights_name=message.weights_name,
+        ),
+    )
+
+
+def _group_graded(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]:
+    key = message.spec.group_key
+    step = state.open.get(key.step)
+    if step is None or key.slot in step.settled:
+        return ()
+    return (
+        GroupsSettled(
+            owner=key.owner, purpose=key.purpose, step=key.step, groups=(settle(message),)
+        ),
+    )
+
+
+def _policy_updated(state: RunState, message: PolicyUpdated) -> tuple[RunEvent, ...]:
+    if state.training != message.step:
+        return ()
+    return (
+        StepSettled(
+            run=message.run,
+            step=message.step,
+            state=message.state,
+            metrics={**state.batch_metrics, **message.metrics},
+            batch=message.batch,
+            plan=message.plan,
+            versions=message.versions,
+        ),
+    )
+
+
+def _checkpoint_saved(state: RunState, message: CheckpointSaved) -> tuple[RunEvent, ...]:
+    if state.checkpointing != message.spec.step:
+        return ()
+    return (
+        CheckpointSettled(
+            run=message.spec.run,
+            step=message.spec.step,
+            manifest_sha256=message.manifest.sha256,
+        ),
+    )
+
+
+def _checkpoint_failed(state: RunState, message: CheckpointFailed) -> RunFailed:
+    good = f"{message.run}@{state.checkpointed}" if state.checkpointed else "none"
+    text = f"the checkpoint of step {message.step} failed: {message.message}; last good one: {good}"
+    return RunFailed(run=message.run, kind="error", message=text)
+
+
+def _evaluation_completed(state: RunState, message: EvaluationCompleted) -> tuple[RunEvent, ...]:
+    step = message.step or 0
+    if step not in state.evaluating or state.request is None:
+        return ()
+    run = state.request.run
+    settled = EvaluationSettled(run=run, step=step, reward=message.reward, metrics=message.metrics)
+    if message.status == "finished":
+        return (settled,)
+    text = f"the validation at step {step} {message.status}: {message.message or 'no reason given'}"
+    return (settled, RunWarned(run=run, step=step, message=text))
+
+
+def _at(message: PolicyFailed) -> str:
+    what = f"step {message.step}" if message.step else "the start of the learner"
+    return f"{what} failed: {message.message}"
+
+
+RUN_EVENTS = (
+    RunRejected,
+    RunStarted,
+    GroupsRequested,
+    GroupsSettled,
+    BatchAssembled,
+    StepSkipped,
+    StepSettled,
+    RunWarned,
+    CheckpointRequested,
+    CheckpointSettled,
+    EvaluationRequested,
+    EvaluationSettled,
+    RunPaused,
+    RunResumed,
+    RunStopped,
+    RunFailed,
+    RunFinished,
+)
+
+CONSUMER = Consumer(
+    name=ConsumerName("run"),
+    category="run",
+    reads=(
+        RunRequested,
+        WorkspaceSynced,
+        WorkspaceRejected,
+        PolicyInitialized,
+        PolicyFailed,
+        GroupGraded,
+        PolicyUpdated,
+        CheckpointSaved,
+        CheckpointFailed,
+        EvaluationCompleted,
+        RunPauseRequested,
+        RunResumeRequested,
+        RunStopRequested,
+    ),
+    emits=RUN_EVENTS,
+    effects=(),
+    initial=RunState(),
+    evolve=evolve,
+    handle=handle,
+    routes=routes,
+    snapshots=RunState,
+)

@@ -1,0 +1,92 @@
+"""From graded groups to a batch: which are kept, what a step's figures are. Pure."""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from schemas.events import GroupGraded, SettledGroup
+from schemas.sampling import ArtifactRef, Grade
+from schemas.specs import BatchGroup
+
+NOTHING = ArtifactRef(uri="row:", sha256="0" * 64, size=0)
+"""Stands where a dropped group has no artifact."""
+
+
+def settle(graded: GroupGraded) -> SettledGroup:
+    """Keep a group, or drop it with the reason. A failed or ungraded sample has reward None and stays
+    out of the baseline; a group needs two rewards (one, if it has one sample only)."""
+    key = graded.spec.group_key
+    by_index = {grade.index: grade for grade in graded.grades}
+    rewards = tuple(_reward(by_index.get(entry.index)) for entry in graded.entries)
+    usable = [reward for reward in rewards if reward is not None]
+    needed = min(2, graded.spec.template.num_samples)
+    dropped = None
+    if graded.artifact is None or len(usable) < needed:
+        dropped = first_error([graded]) or f"{len(usable)} of {len(rewards)} samples have a reward"
+    return SettledGroup(
+        group=BatchGroup(
+            slot=key.slot,
+            replacement=key.replacement,
+            artifact=graded.artifact or NOTHING,
+            rewards=rewards,
+        ),
+        entries=graded.entries,
+        dropped=dropped,
+        parts=_mean_parts(graded.grades),
+    )
+
+
+def first_error(graded: Iterable[GroupGraded]) -> str | None:
+    """The first failure's message, of a sample or of a grade."""
+    for group in graded:
+        for entry in group.entries:
+            if entry.failure is not None:
+                return f"{entry.failure}: {entry.message}"
+        for grade in group.grades:
+            if grade.failure is not None:
+                return f"{grade.failure.category}: {grade.failure.message}"
+    return None
+
+
+def metrics(groups: Sequence[SettledGroup]) -> dict[str, float]:
+    """The figures of a step's generation and grading, over all its groups."""
+    rewards = [r for group in groups for r in group.group.rewards if r is not None]
+    entries = [entry for group in groups for entry in group.entries]
+    done = [entry for entry in entries if entry.failure is None]
+    figures = {
+        "rollout/num_samples": float(len(entries)),
+        "rollout/failed_ratio": 1 - len(done) / max(1, len(entries)),
+        "rollout/dropped_groups": float(sum(group.dropped is not None for group in groups)),
+        "rollout/zero_variance_ratio": _mean([_flat(group) for group in groups]),
+        "rollout/response_lengths": _mean([float(e.completion_tokens) for e in done]),
+        "rollout/total_lengths": _mean(
+            [float(e.prompt_tokens + e.completion_tokens) for e in done]
+        ),
+        "rollout/truncated_ratio": _mean([float(e.truncated) for e in done]),
+        "rollout/tokens": float(sum(entry.completion_tokens for entry in done)),
+    }
+    if rewards:
+        figures["rollout/raw_reward"] = math.fsum(rewards) / len(rewards)
+        figures["rollout/reward_std"] = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
+    for name in sorted({name for group in groups for name in group.parts}):
+        figures[f"reward/{name}"] = _mean([g.parts[name] for g in groups if name in g.parts])
+    return figures
+
+
+def _flat(group: SettledGroup) -> float:
+    return float(len({reward for reward in group.group.rewards if reward is not None}) <= 1)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def _reward(grade: Grade | None) -> float | None:
+    if grade is None or grade.reward is None or not math.isfinite(grade.reward):
+        return None
+    return grade.reward
+
+
+def _mean_parts(grades: Sequence[Grade]) -> dict[str, float]:
+    names = sorted({name for grade in grades for name in grade.parts})
+    return {name: _mean([g.parts[name] for g in grades if name in g.parts]) for name in names}

@@ -1,0 +1,247 @@
+"""What follows from a run's state, and nothing else: the same state always leads to the same events.
+
+Each rule yields at most the events of one decision; `follow` folds them and asks again, until nothing
+new follows. So a stop, a pause or a late fact needs no path of its own.
+"""
+
+from collections.abc import Callable, Iterator
+
+from consumers.run_batch import metrics
+from consumers.run_state import Due, OpenStep, RunEvent, RunState, evolve
+from schemas.events import (
+    BatchAssembled,
+    CheckpointRequested,
+    EvaluationRequested,
+    GroupsRequested,
+    RunFailed,
+    RunFinished,
+    RunPaused,
+    RunResumed,
+    RunStopped,
+    StepSettled,
+    StepSkipped,
+)
+from schemas.ids import Purpose
+from schemas.sampling import PolicyRef
+from schemas.specs import CheckpointSpec
+from trainer import schedule
+
+Rule = Callable[[RunState], tuple[RunEvent, ...]]
+
+
+def follow(state: RunState) -> tuple[RunEvent, ...]:
+    """All events that follow from `state`, in order."""
+    events: list[RunEvent] = []
+    while not state.ended:
+        new = next((found for rule in RULES if (found := rule(state))), ())
+        if not new:
+            break
+        for event in new:
+            state = evolve(state, event)
+        events += new
+    return tuple(events)
+
+
+def checkpoint(state: RunState) -> tuple[RunEvent, ...]:
+    """One checkpoint at a time, oldest first: each names its parent's manifest."""
+    if state.checkpointing is not None or not state.checkpoints_due or state.started is None:
+        return ()
+    return (_checkpoint_of(state, state.checkpoints_due[0]),)
+
+
+def stop(state: RunState) -> tuple[RunEvent, ...]:
+    """At a step boundary, with a final checkpoint of the last durable version."""
+    run = _run(state)
+    if not state.stop_wanted or state.checkpointing is not None:
+        return ()
+    if state.settled < 0:
+        return (RunStopped(run=run, step=0),)
+    if not state.at_boundary or state.last is None:
+        return ()
+    if state.settled in (0, state.checkpointed):
+        return (RunStopped(run=run, step=state.settled),)
+    if state.last.state.durable:
+        return (_checkpoint_of(state, state.last),)
+    return ()
+
+
+def validate(state: RunState) -> tuple[RunEvent, ...]:
+    """Held-out reward before step 1, every `eval_interval` steps, and after the last."""
+    started = state.started
+    if started is None or started.validation is None or state.state is None:
+        return ()
+    every = started.spec.config.checkpoints.eval_interval
+    step = state.settled
+    wanted = step in (0, state.total) or (every is not None and step % every == 0)
+    if not wanted or step <= state.evaluated or (state.stop_wanted and step != state.total):
+        return ()
+    policy = PolicyRef(version=step, weights=state.state.weights)
+    return (
+        EvaluationRequested(
+            evaluation=f"{started.run}v{step}",
+            eval_name=f"{started.run}v{step}",
+            template=started.validation.model_copy(update={"policy": policy}),
+            rows=tuple(range(started.validation.dataset.num_rows)),
+            batch_size=VALIDATION_GROUPS,
+            run=started.run,
+            step=step,
+        ),
+    )
+
+
+VALIDATION_GROUPS = 64
+"""Groups of a validation that are asked for at once."""
+
+
+def pause(state: RunState) -> tuple[RunEvent, ...]:
+    """Rest at a step boundary; go on from exactly there."""
+    run = _run(state)
+    if state.paused and (state.resume_wanted or state.stop_wanted):
+        return (RunResumed(run=run, step=max(0, state.settled)),)
+    if state.pause_wanted and state.at_boundary and not state.stop_wanted:
+        return (RunPaused(run=run, step=state.settled),) if not state.paused else ()
+    return ()
+
+
+def finish(state: RunState) -> tuple[RunEvent, ...]:
+    """After the last step, the last checkpoint and the last validation."""
+    over = state.settled == state.total > 0 and not state.stop_wanted
+    open_ends = state.checkpoints_due or state.checkpointing is not None or state.evaluating
+    if not over or open_ends or state.paused:
+        return ()
+    reward = state.last.reward if state.last else None
+    return (RunFinished(run=_run(state), step=state.settled, reward=reward),)
+
+
+def assemble(state: RunState) -> tuple[RunEvent, ...]:
+    """The batch of the next step, once all its groups are settled."""
+    step = state.settled + 1
+    opened = state.open.get(step)
+    if opened is None or not opened.complete or state.training is not None:
+        return ()
+    groups = [opened.settled[slot] for slot in sorted(opened.settled)]
+    kept = tuple(group.group for group in groups if group.dropped is None)
+    figures = metrics(groups)
+    run = _run(state)
+    if kept:
+        return (
+            BatchAssembled(
+                run=run, step=step, groups=kept, metrics=figures, durable=_durable(state, step)
+            ),
+        )
+    return _nothing_kept(state, step, opened, figures)
+
+
+def request(state: RunState) -> tuple[RunEvent, ...]:
+    """The groups of every step that is due now (RL), or the rows of the next batch (SFT)."""
+    if state.started is None or state.settled < 0 or not _may_go_on(state):
+        return ()
+    if state.started.spec.config.advanced.algorithm == "sft":
+        return _next_rows(state)
+    return tuple(_groups_due(state))
+
+
+RULES: tuple[Rule, ...] = (checkpoint, stop, validate, pause, finish, assemble, request)
+
+
+def _may_go_on(state: RunState) -> bool:
+    """Whether another step may begin: not paused, and a stop only needs a durable version."""
+    if state.paused or state.settled >= state.total:
+        return False
+    if not state.stop_wanted:
+        return True
+    ready = state.settled == 0 or state.state is None or state.state.durable
+    return state.at_boundary and not ready
+
+
+def _next_rows(state: RunState) -> tuple[RunEvent, ...]:
+    if not state.at_boundary or state.started is None:
+        return ()
+    plan, step = state.started.plan, state.settled + 1
+    seed = state.started.spec.config.advanced.seed
+    rows = schedule.step_rows(seed, step=step, batch=plan.batch_size, num_rows=plan.num_rows)
+    return (
+        BatchAssembled(run=_run(state), step=step, rows=tuple(rows), durable=_durable(state, step)),
+    )
+
+
+def _groups_due(state: RunState) -> Iterator[RunEvent]:
+    started = state.started
+    if started is None or started.template is None or state.state is None:
+        return
+    config, plan = started.spec.config, started.plan
+    pace = schedule.pace(config)
+    steps = schedule.due(
+        pace, settled=state.settled, requested=state.requested, total=plan.total_steps
+    )
+    policy = PolicyRef(version=state.settled, weights=state.state.weights)
+    for step in steps:
+        if pace.pinned(step) != state.settled:
+            continue
+        yield GroupsRequested(
+            owner=started.run,
+            purpose=Purpose.TRAIN,
+            step=step,
+            slots=schedule.slots(
+                config.advanced.seed, step=step, batch=plan.batch_size, num_rows=plan.num_rows
+            ),
+            template=started.template.model_copy(update={"policy": policy}),
+        )
+
+
+def _durable(state: RunState, step: int) -> bool:
+    if state.started is None:
+        return True
+    every = state.started.spec.config.checkpoints.checkpoint_save_freq
+    return state.stop_wanted or step % every == 0 or step == state.total
+
+
+def _nothing_kept(
+    state: RunState, step: int, opened: OpenStep, figures: dict[str, float]
+) -> tuple[RunEvent, ...]:
+    run = _run(state)
+    reason = opened.settled[min(opened.settled)].dropped or "no group could be used"
+    if figures["rollout/failed_ratio"] == 1.0:
+        text = f"every sample of step {step} failed; the first error: {reason}"
+        return (RunFailed(run=run, kind="error", message=text),)
+    if state.state is None or state.last is None:
+        return ()
+    settled = StepSettled(
+        run=run,
+        step=step,
+        state=state.state,
+        metrics=figures,
+        skipped=True,
+        batch=state.last.batch,
+        plan=state.last.plan,
+        versions=state.last.versions,
+    )
+    return (StepSkipped(run=run, step=step, reason=reason), settled)
+
+
+def _checkpoint_of(state: RunState, due: Due) -> CheckpointRequested:
+    started = state.started
+    assert started is not None  # noqa: S101 - a version exists, so the run has started
+    config = started.spec.config
+    return CheckpointRequested(
+        run=started.run,
+        spec=CheckpointSpec(
+            run=started.run,
+            step=due.step,
+            model=started.spec.model,
+            tuning=config.advanced.tuning,
+            state=due.state,
+            batch=due.batch,
+            plan=due.plan,
+            versions=due.versions,
+            seed=config.advanced.seed,
+            parent=state.manifest,
+            files=state.files,
+            weights_name=state.weights_name,
+        ),
+        reward=due.reward,
+    )
+
+
+def _run(state: RunState) -> str:
+    return state.request.run if state.request else ""

@@ -1,0 +1,139 @@
+"""How a run starts: from its request and, where user code is needed, from the synced workspace.
+
+RunRequested is appended before (and with) the RepositoryPushed that asks for the workspace, so whoever
+answers finds the request in the stream.
+"""
+
+from consumers.run_state import RunEvent, RunState
+from schemas.config import RunConfig
+from schemas.events import (
+    RunRejected,
+    RunRequested,
+    RunStarted,
+    WorkspaceRejected,
+    WorkspaceSynced,
+)
+from schemas.limits import batch_size, total_steps
+from schemas.sampling import PolicyRef, SamplingParams
+from schemas.specs import (
+    DiscoveredRollout,
+    Entrypoint,
+    GroupTemplate,
+    Plan,
+    RewardSpec,
+    RolloutRef,
+    TrainSpec,
+)
+
+
+def start(
+    state: RunState, message: RunRequested | WorkspaceSynced | WorkspaceRejected
+) -> tuple[RunEvent, ...]:
+    """RunStarted or RunRejected; nothing while the workspace is awaited, or if it has started."""
+    request = state.request
+    if request is None or state.started is not None:
+        return ()
+    match message:
+        case RunRequested():
+            return () if request.workspace else (_started(request, None),)
+        case WorkspaceRejected():
+            return (RunRejected(run=request.run, message=message.message),)
+        case WorkspaceSynced():
+            return (_synced(request, message),)
+
+
+def _synced(request: RunRequested, synced: WorkspaceSynced) -> RunStarted | RunRejected:
+    config = request.config
+    entrypoint = Entrypoint(
+        rollout=config.experiment.rollout or "", path=config.experiment.entrypoint or ""
+    )
+    found = next((r for r in synced.rollouts if r.entrypoint == entrypoint), None)
+    problem = unusable(found, entrypoint, [reward.name for reward in config.advanced.rewards])
+    if found is None or problem is not None:
+        return RunRejected(run=request.run, message=problem or "no entry point")
+    rollout = RolloutRef(
+        snapshot=synced.snapshot,
+        commit=synced.commit,
+        entrypoint=entrypoint,
+        workflow=found.workflow,
+        grader=None if config.advanced.rewards else found.grader,
+        rewards=tuple(RewardSpec(name=r.name, weight=r.weight) for r in config.advanced.rewards),
+        env=config.env,
+        workflow_timeout_s=config.training.agent_workflow_timeout_s,
+        grader_timeout_s=config.training.grader_timeout_s,
+    )
+    return _started(request, rollout)
+
+
+def unusable(
+    found: DiscoveredRollout | None, entrypoint: Entrypoint, rewards: list[str]
+) -> str | None:
+    """Why an entry point cannot be run with these reward functions, or None."""
+    where = f"rollouts/{entrypoint.rollout}/{entrypoint.path}"
+    if found is None:
+        return f"there is no {where} in this commit; check experiment.rollout and entrypoint"
+    if found.error is not None:
+        return found.error
+    missing = [name for name in rewards if name not in found.rewards]
+    if missing:
+        has = ", ".join(found.rewards) or "none"
+        return f"{where} has no reward function {', '.join(missing)}; it has: {has}"
+    if not rewards and found.grader is None:
+        return f"{where} has no Grader; write one, or name reward functions in advanced.rewards"
+    return None
+
+
+def _started(request: RunRequested, rollout: RolloutRef | None) -> RunStarted:
+    config = request.config
+    steps = total_steps(config, request.dataset.num_rows)
+    return RunStarted(
+        run=request.run,
+        plan=Plan(
+            total_steps=steps,
+            batch_size=batch_size(config),
+            num_samples=config.training.n_samples_per_prompt,
+            num_rows=request.dataset.num_rows,
+        ),
+        spec=TrainSpec(
+            run=request.run,
+            config=config,
+            model=request.model,
+            total_steps=steps,
+            dataset=request.dataset,
+        ),
+        template=_template(request, rollout, validation=False) if rollout else None,
+        validation=(
+            _template(request, rollout, validation=True)
+            if rollout is not None and request.validation is not None
+            else None
+        ),
+        commit=rollout.commit if rollout else None,
+    )
+
+
+def _template(request: RunRequested, rollout: RolloutRef, *, validation: bool) -> GroupTemplate:
+    config: RunConfig = request.config
+    advanced = config.advanced
+    temperature = (
+        advanced.validation_temperature if validation else config.sampling.rollout_temperature
+    )
+    return GroupTemplate(
+        dataset=request.validation if validation and request.validation else request.dataset,
+        model=request.model,
+        policy=PolicyRef(version=0),
+        tuning=advanced.tuning,
+        lora_alpha=advanced.lora_alpha,
+        params=SamplingParams(
+            temperature=temperature,
+            top_p=1.0 if validation else config.sampling.rollout_top_p,
+            max_prompt_tokens=config.training.max_prompt_length,
+            max_new_tokens=config.training.max_response_length,
+            seed=advanced.seed,
+            deterministic=advanced.deterministic,
+        ),
+        num_samples=(
+            advanced.validation_samples if validation else config.training.n_samples_per_prompt
+        ),
+        rollout=rollout,
+        run=request.run,
+    )

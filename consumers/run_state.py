@@ -1,0 +1,222 @@
+"""The state of a run: what is in flight and what comes next, never what has been."""
+
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+from uuid import UUID
+
+from schemas.events import (
+    BatchAssembled,
+    CheckpointRequested,
+    CheckpointSettled,
+    EvaluationRequested,
+    EvaluationSettled,
+    GroupsRequested,
+    GroupsSettled,
+    RunFailed,
+    RunFinished,
+    RunPaused,
+    RunPauseRequested,
+    RunRejected,
+    RunRequested,
+    RunResumed,
+    RunResumeRequested,
+    RunStarted,
+    RunStopped,
+    RunStopRequested,
+    RunWarned,
+    SettledGroup,
+    StepSettled,
+    StepSkipped,
+)
+from schemas.sampling import ArtifactRef
+from schemas.specs import StateRef
+
+RunEvent = (
+    RunRequested
+    | RunRejected
+    | RunStarted
+    | GroupsRequested
+    | GroupsSettled
+    | BatchAssembled
+    | StepSkipped
+    | StepSettled
+    | RunWarned
+    | CheckpointRequested
+    | CheckpointSettled
+    | EvaluationRequested
+    | EvaluationSettled
+    | RunPauseRequested
+    | RunPaused
+    | RunResumeRequested
+    | RunResumed
+    | RunStopRequested
+    | RunStopped
+    | RunFailed
+    | RunFinished
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStep:
+    """A step whose groups are asked for: how many, and those that are settled, by slot."""
+
+    num_slots: int
+    settled: dict[int, SettledGroup] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.settled) == self.num_slots
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A settled step that wants a checkpoint: what its manifest is made from."""
+
+    step: int
+    state: StateRef
+    batch: UUID | None
+    plan: tuple[int, ...]
+    versions: dict[str, str]
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """`settled` is the last settled step (-1: version 0 does not exist yet), `requested` the last step
+    whose groups were asked for, `training` the step whose batch is with the learner. `evaluated` is
+    the last step whose validation was asked for."""
+
+    request: RunRequested | None = None
+    started: RunStarted | None = None
+    settled: int = -1
+    state: StateRef | None = None
+    last: Due | None = None
+    files: dict[str, ArtifactRef] = field(default_factory=dict)
+    weights_name: str = ""
+    requested: int = 0
+    open: dict[int, OpenStep] = field(default_factory=dict)
+    training: int | None = None
+    batch_metrics: dict[str, float] = field(default_factory=dict)
+    skips: frozenset[int] = frozenset()
+    checkpoints_due: tuple[Due, ...] = ()
+    checkpointing: int | None = None
+    checkpointed: int | None = None
+    manifest: str | None = None
+    evaluated: int = -1
+    evaluating: frozenset[int] = frozenset()
+    pause_wanted: bool = False
+    resume_wanted: bool = False
+    paused: bool = False
+    stop_wanted: bool = False
+    ended: bool = False
+
+    @property
+    def total(self) -> int:
+        return self.started.plan.total_steps if self.started else 0
+
+    @property
+    def at_boundary(self) -> bool:
+        """No step is in flight: version `settled` exists and nothing works on the next one."""
+        return self.settled >= 0 and self.requested == self.settled and self.training is None
+
+
+def evolve(state: RunState, event: RunEvent) -> RunState:
+    """Fold one event of `run-<id>`."""
+    match event:
+        case RunRequested():
+            return replace(state, request=event)
+        case RunStarted():
+            return replace(state, started=event)
+        case GroupsRequested():
+            opened = {**state.open, event.step: OpenStep(len(event.slots))}
+            return replace(state, requested=max(state.requested, event.step), open=opened)
+        case GroupsSettled():
+            return _groups_settled(state, event)
+        case BatchAssembled():
+            left = {step: group for step, group in state.open.items() if step != event.step}
+            return replace(
+                state,
+                open=left,
+                training=event.step,
+                requested=max(state.requested, event.step),
+                batch_metrics=event.metrics,
+            )
+        case StepSkipped():
+            left = {step: group for step, group in state.open.items() if step != event.step}
+            return replace(state, open=left)
+        case StepSettled():
+            return _step_settled(state, event)
+        case CheckpointRequested():
+            due = tuple(d for d in state.checkpoints_due if d.step != event.spec.step)
+            return replace(state, checkpoints_due=due, checkpointing=event.spec.step)
+        case CheckpointSettled():
+            return replace(
+                state,
+                checkpointing=None,
+                checkpointed=event.step,
+                manifest=event.manifest_sha256,
+            )
+        case EvaluationRequested():
+            step = event.step or 0
+            return replace(
+                state,
+                evaluated=max(state.evaluated, step),
+                evaluating=state.evaluating | {step},
+            )
+        case EvaluationSettled():
+            return replace(state, evaluating=state.evaluating - {event.step})
+        case RunPauseRequested():
+            return replace(state, pause_wanted=True)
+        case RunResumeRequested():
+            return replace(state, pause_wanted=False, resume_wanted=state.paused)
+        case RunPaused():
+            return replace(state, paused=True, pause_wanted=False)
+        case RunResumed():
+            return replace(state, paused=False, resume_wanted=False)
+        case RunStopRequested():
+            return replace(state, stop_wanted=True)
+        case RunRejected() | RunStopped() | RunFailed() | RunFinished():
+            return replace(state, ended=True)
+        case RunWarned():
+            return state
+        case _:
+            assert_never(event)
+
+
+def _groups_settled(state: RunState, event: GroupsSettled) -> RunState:
+    step = state.open.get(event.step)
+    if step is None:
+        return state
+    settled = {**step.settled, **{group.group.slot: group for group in event.groups}}
+    return replace(state, open={**state.open, event.step: replace(step, settled=settled)})
+
+
+def _step_settled(state: RunState, event: StepSettled) -> RunState:
+    due = Due(
+        step=event.step,
+        state=event.state,
+        batch=event.batch,
+        plan=event.plan,
+        versions=event.versions,
+        reward=event.metrics.get("rollout/raw_reward"),
+    )
+    new = replace(
+        state,
+        settled=event.step,
+        requested=max(state.requested, event.step),
+        state=event.state,
+        last=due,
+        training=None if state.training == event.step else state.training,
+        files=event.files or state.files,
+        weights_name=event.weights_name or state.weights_name,
+    )
+    if _on_cadence(new) and event.state.durable:
+        return replace(new, checkpoints_due=(*new.checkpoints_due, due))
+    return new
+
+
+def _on_cadence(state: RunState) -> bool:
+    if state.started is None or state.settled < 1:
+        return False
+    every = state.started.spec.config.checkpoints.checkpoint_save_freq
+    return state.settled % every == 0 or state.settled == state.total

@@ -1,0 +1,72 @@
+"""Which groups are due now, at which policy version, on which dataset row. Pure; no torch.
+
+A group of step s pins the version it samples with: max(0, s - 1 - depth), rounded down to the weight
+sync interval. So the batch of a step is the same whatever finishes first, and a trained token is never
+more than depth + interval - 1 versions old. Depth 0 is sync, 1 one_step_off_async, k fully_async.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from schemas.config import RunConfig
+from schemas.specs import Slot
+
+FULLY_ASYNC_DEPTH = 4
+ROUNDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How far sampling may run ahead of learning, and how often samplers take new weights."""
+
+    depth: int
+    interval: int = 1
+
+    def pinned(self, step: int) -> int:
+        """The policy version that the groups of `step` (from 1) sample with."""
+        return max(0, step - 1 - self.depth) // self.interval * self.interval
+
+
+def pace(config: RunConfig) -> Pace:
+    """The pace of a run's execution mode."""
+    default = {"sync": 0, "one_step_off_async": 1, "fully_async": FULLY_ASYNC_DEPTH}
+    depth = config.advanced.max_steps_off_policy
+    mode = config.advanced.execution_mode
+    return Pace(default[mode] if depth is None else depth, config.advanced.weight_sync_interval)
+
+
+def due(pace: Pace, *, settled: int, requested: int, total: int) -> tuple[int, ...]:
+    """The steps whose groups can be requested: their pinned version exists, and no more than
+    depth + 1 steps are open. `settled` is the newest version, `requested` the last step asked for."""
+    last = min(total, settled + 1 + pace.depth)
+    return tuple(s for s in range(requested + 1, last + 1) if pace.pinned(s) <= settled)
+
+
+def slots(seed: int, *, step: int, batch: int, num_rows: int) -> tuple[Slot, ...]:
+    """The groups of a step with their dataset rows: a function of the seed alone."""
+    rows = step_rows(seed, step=step, batch=batch, num_rows=num_rows)
+    return tuple(Slot(slot=slot, row=row) for slot, row in enumerate(rows))
+
+
+def step_rows(seed: int, *, step: int, batch: int, num_rows: int) -> Iterator[int]:
+    """The dataset rows of a step. Each epoch visits every row once, in an order of its own; a step
+    may reach from one epoch into the next."""
+    for position in range((step - 1) * batch, step * batch):
+        epoch, index = divmod(position, num_rows)
+        yield shuffled(index, num_rows, key=f"{seed}/{epoch}")
+
+
+def shuffled(index: int, size: int, *, key: str) -> int:
+    """Where a keyed permutation of range(size) sends `index`: a Feistel network over the next power
+    of four, walked until it lands inside (Black and Rogaway 2002, "cycle walking")."""
+    half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = index >> half, index & mask
+        for number in range(ROUNDS):
+            mixed = hashlib.blake2b(f"{key}/{number}/{right}".encode(), digest_size=8).digest()
+            left, right = right, left ^ (int.from_bytes(mixed, "big") & mask)
+        index = left << half | right
+        if index < size:
+            return index
