@@ -1,0 +1,183 @@
+"""Commits checkpoints.
+Reads: CheckpointRequested.  Emits: CheckpointSaved, CheckpointFailed.  Stream: checkpoint.
+Does: verifies the shards, puts the manifest last (lane: control).  Waits for: nothing.
+Safe to repeat because: a manifest is a pure function of its step, and its put is create-only.
+
+A run asks for its checkpoints in the order of their steps (each manifest names the hash of the one
+before), so the newest step that was answered says which requests are old. A manifest that is there
+already is verified and adopted: whoever put it died before telling, or lost the race.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from pydantic import ValidationError
+
+from consumers.excerpt import excerpt
+from infra.artifacts import ROW, verified
+from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
+from infra.failpoints import hit
+from infra.ports import BlobExists, Ports
+from schemas.errors import CorruptData
+from schemas.events import CheckpointFailed, CheckpointRequested, CheckpointSaved
+from schemas.ids import ConsumerName, StreamName, checkpoint_stream
+from schemas.messages import Failed, ManifestPut, SaveCheckpoint
+from schemas.sampling import ArtifactRef, Value
+from schemas.specs import CheckpointSpec
+
+FORMAT = 1
+"""The version of the manifest's own format."""
+
+CheckpointEvent = CheckpointSaved | CheckpointFailed
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointState:
+    """The newest step that was answered; -1 before the first."""
+
+    answered: int = -1
+
+
+def evolve(state: CheckpointState, event: CheckpointEvent) -> CheckpointState:
+    """Fold one event of a checkpoint stream."""
+    match event:
+        case CheckpointSaved():
+            return CheckpointState(max(state.answered, event.spec.step))
+        case CheckpointFailed():
+            return CheckpointState(max(state.answered, event.step))
+        case _:
+            assert_never(event)
+
+
+def handle(state: CheckpointState, message: Message, meta: Meta) -> Decision:
+    """Each step that is asked for is saved once, or failed once."""
+    match message:
+        case CheckpointRequested(spec=spec) if spec.step > state.answered:
+            return Decision(effects=(SaveCheckpoint(spec=spec, reward=message.reward),))
+        case ManifestPut(effect=effect) if effect.spec.step > state.answered:
+            saved = CheckpointSaved(
+                spec=effect.spec, manifest=message.manifest, reward=effect.reward
+            )
+            return Decision(events=(saved,))
+        case Failed(effect=SaveCheckpoint(spec=spec)) if spec.step > state.answered:
+            failed = CheckpointFailed(
+                run=spec.run, step=spec.step, message=excerpt(message.message)
+            )
+            return Decision(events=(failed,))
+        case _:
+            return NOTHING
+
+
+def routes(message: Message) -> tuple[StreamName, ...]:
+    """A run's checkpoints share one stream."""
+    return (checkpoint_stream(message.run),) if isinstance(message, CheckpointRequested) else ()
+
+
+class Manifest(Value):
+    """What a checkpoint is made of. Every file is named with its size and hash."""
+
+    format: int
+    files: dict[str, ArtifactRef]
+    state: ArtifactRef | None
+
+
+async def perform(effect: SaveCheckpoint, ports: Ports) -> ManifestPut:
+    """Verify, then put. Raises CorruptData when a shard is not what was recorded."""
+    spec = effect.spec
+    await _verify([*_files(spec).values(), *_optional(spec.state.state)], ports)
+    hit("ckpt.shard")
+    data = manifest_json(spec)
+    hit("ckpt.before_manifest")
+    data, uri = await _put_first(f"runs/{spec.run}/ckpt/{spec.step}/MANIFEST.json", data, ports)
+    hit("ckpt.after_manifest")
+    if data != manifest_json(spec):
+        await _verify_other(uri, data, ports)
+    manifest = ArtifactRef(uri=uri, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+    hit("ckpt.before_event")
+    return ManifestPut(effect=effect, manifest=manifest)
+
+
+def manifest_json(spec: CheckpointSpec) -> bytes:
+    """The manifest: canonical JSON, a pure function of the step. No attempt, no time, no reward."""
+    content = {
+        "format": FORMAT,
+        "run": spec.run,
+        "step": spec.step,
+        "policy_version": spec.state.step,
+        "model": spec.model.model_dump(mode="json"),
+        "tuning": spec.tuning,
+        "files": {name: ref.model_dump() for name, ref in _files(spec).items()},
+        "weights": spec.weights_name,
+        "weights_sha256": spec.state.weights_sha256,
+        "state": spec.state.state.model_dump() if spec.state.state else None,
+        "state_sha256": spec.state.state_sha256,
+        "batch": str(spec.batch) if spec.batch else None,
+        "plan": list(spec.plan),
+        "versions": spec.versions,
+        "seed": spec.seed,
+        "parent": spec.parent,
+    }
+    return json.dumps(content, sort_keys=True, indent=1, ensure_ascii=True).encode() + b"\n"
+
+
+def _files(spec: CheckpointSpec) -> dict[str, ArtifactRef]:
+    """The files of the checkpoint's directory. Raises CorruptData when its weights are nowhere."""
+    if spec.state.weights is None:
+        raise CorruptData(
+            f"the weights of step {spec.step} of {spec.run} were not stored, only their hash: a "
+            "checkpoint needs a version that was stored whole"
+        )
+    return {**spec.files, spec.weights_name: spec.state.weights}
+
+
+def _optional(ref: ArtifactRef | None) -> tuple[ArtifactRef, ...]:
+    return () if ref is None else (ref,)
+
+
+async def _put_first(key: str, data: bytes, ports: Ports) -> tuple[bytes, str]:
+    """Put the manifest unless there is one; what stands there then, and where."""
+    try:
+        return data, await ports.blobs.put(key, data, create_only=True)
+    except BlobExists:
+        uri = await ports.blobs.exists(key)
+    if uri is None:
+        raise CorruptData(f"{key} was there and is gone: somebody deletes checkpoints")
+    return await ports.blobs.get(uri), uri
+
+
+async def _verify_other(uri: str, data: bytes, ports: Ports) -> None:
+    """Another manifest of this step was first. It stands if every byte it names is there. Raises
+    CorruptData otherwise."""
+    try:
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
+        raise CorruptData(
+            f"{uri} is not a manifest of ours; who else writes to these blobs? {error}"
+        ) from error
+    await _verify([*manifest.files.values(), *_optional(manifest.state)], ports)
+
+
+async def _verify(refs: Iterable[ArtifactRef], ports: Ports) -> None:
+    """Read every shard from where it will be read later, past all caches."""
+    for ref in refs:
+        if ref.uri.startswith(ROW):
+            verified(ref, await ports.artifacts.get(ref))
+        else:
+            verified(ref, await ports.blobs.get(ref.uri))
+
+
+CONSUMER = Consumer(
+    name=ConsumerName("checkpoint"),
+    category="checkpoint",
+    reads=(CheckpointRequested,),
+    emits=(CheckpointSaved, CheckpointFailed),
+    effects=(SaveCheckpoint,),
+    initial=CheckpointState(),
+    evolve=evolve,
+    handle=handle,
+    routes=routes,
+    perform=perform,
+)

@@ -1,0 +1,163 @@
+"""How samples come about: dataset row -> conversation -> turns -> a record in an artifact.
+
+What goes wrong with one sample (its workflow raises, hangs, never asks; its prompt is too long) is
+written into its record, and the others go on. What goes wrong with the platform is raised, so that
+the effect runs again. A failed sample carries no sequences: there is nothing to train in it.
+The row's label is never passed on: workflows see the prompt and the metadata only.
+"""
+
+import asyncio
+
+from consumers.excerpt import excerpt
+from consumers.needs import need
+from infra.ports import Ports, Session
+from schemas.errors import FailureCategory, UserCodeError
+from schemas.ids import sample_id
+from schemas.messages import GenerateGroup, GenerateSample, GroupSampled, SampleFinished
+from schemas.sampling import (
+    Message,
+    SampleBatch,
+    SampleFailure,
+    Sampler,
+    SampleRecord,
+    SampleRequest,
+    Turn,
+    sequences_of,
+)
+from schemas.specs import GroupSpec, RolloutRef, SampleEntry
+
+NEVER_ASKED = SampleFailure(
+    category=FailureCategory.VALIDATION,
+    message="the workflow never asked the policy for a reply; call ctx.chat, or send a request to "
+    "ctx.base_url, before it returns",
+)
+
+
+async def generate_group(effect: GenerateGroup, ports: Ports) -> GroupSampled:
+    """Sample a group, one turn each, all requests in flight together, so that the engine batches
+    them. Raises TransientError when the engine is gone."""
+    sampler = need(ports.sampler, "sampler")
+    spec = effect.spec
+    row = (await ports.datasets.rows(spec.template.dataset))[spec.row]
+    requests = [_request(spec, i, row.prompt) for i in range(spec.template.num_samples)]
+    turns = await asyncio.gather(
+        *(_single_turn(sampler, request) for request in requests), return_exceptions=True
+    )
+    records = []
+    for index, turn in enumerate(turns):
+        if isinstance(turn, BaseException):
+            raise turn
+        records.append(_record(index, row.prompt, turn))
+    batch = SampleBatch(group=spec.group, samples=tuple(records))
+    artifact = await ports.artifacts.put(batch.model_dump_json().encode(), run=spec.owner)
+    entries = tuple(entry_of(record, num_samples=len(records)) for record in records)
+    return GroupSampled(effect=effect, artifact=artifact, entries=entries)
+
+
+def _request(spec: GroupSpec, index: int, prompt: tuple[Message, ...]) -> SampleRequest:
+    template = spec.template
+    return SampleRequest(
+        model=template.model,
+        policy=template.policy,
+        tuning=template.tuning,
+        lora_alpha=template.lora_alpha,
+        params=template.params,
+        key=spec.draw_key(index),
+        messages=prompt,
+    )
+
+
+async def _single_turn(sampler: Sampler, request: SampleRequest) -> Turn | SampleFailure:
+    try:
+        return await sampler.sample(request)
+    except UserCodeError as error:
+        return SampleFailure(category=error.category, message=error.message)
+
+
+def _record(index: int, prompt: tuple[Message, ...], turn: Turn | SampleFailure) -> SampleRecord:
+    if isinstance(turn, SampleFailure):
+        return SampleRecord(index=index, messages=prompt, failure=turn)
+    reply = Message(role="assistant", content=turn.text)
+    return record_of(index, (turn,), (*prompt, reply), failure=None)
+
+
+async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinished:
+    """Run the workflow once against a session of its own. Raises TransientError when the engine or
+    the sandbox is gone."""
+    rollout = need(effect.spec.template.rollout, "rollout")
+    session = need(ports.gateway, "gateway").open(
+        effect.spec, effect.index, deadline_s=rollout.workflow_timeout_s
+    )
+    try:
+        returned = await _run_workflow(effect, rollout, ports, session)
+    finally:
+        turns, conversation = session.close()
+    failure = returned if isinstance(returned, SampleFailure) else None
+    if failure is None and not turns:
+        failure = NEVER_ASKED
+    messages = returned if isinstance(returned, tuple) else conversation
+    record = record_of(effect.index, turns, messages, failure=failure)
+    batch = SampleBatch(group=effect.spec.group, samples=(record,))
+    data = batch.model_dump_json().encode()
+    artifact = await ports.artifacts.put(data, run=effect.spec.owner)
+    return SampleFinished(effect=effect, artifact=artifact, entry=entry_of(record))
+
+
+async def _run_workflow(
+    effect: GenerateSample, rollout: RolloutRef, ports: Ports, session: Session
+) -> tuple[Message, ...] | SampleFailure | None:
+    """What the workflow returned (None: nothing), or how it failed."""
+    spec = effect.spec
+    row = (await ports.datasets.rows(spec.template.dataset))[spec.row]
+    try:
+        result = await need(ports.user, "sandbox").run_workflow(
+            rollout,
+            sample=sample_id(spec.group_key.id, effect.index),
+            prompt=row.prompt,
+            metadata=row.metadata,
+            base_url=session.base_url,
+            api_key=session.api_key,
+        )
+    except UserCodeError as error:
+        return SampleFailure(category=error.category, message=error.message)
+    return result.messages
+
+
+def record_of(
+    index: int,
+    turns: tuple[Turn, ...],
+    messages: tuple[Message, ...],
+    *,
+    failure: SampleFailure | None,
+) -> SampleRecord:
+    """A sample as it happened. Prompt tokens are what the policy was given, completion tokens what
+    it chose; the text is the conversation's last answer."""
+    sequences = sequences_of(turns)
+    num_tokens = sum(len(sequence.tokens) for sequence in sequences)
+    num_actions = sum(sum(sequence.loss_mask) for sequence in sequences)
+    answers = [message.content for message in messages if message.role == "assistant"]
+    return SampleRecord(
+        index=index,
+        messages=messages,
+        text=answers[-1] if answers else turns[-1].text if turns else "",
+        sequences=() if failure else sequences,
+        num_turns=len(turns),
+        prompt_tokens=num_tokens - num_actions,
+        completion_tokens=num_actions,
+        truncated=any(turn.finish_reason == "length" for turn in turns),
+        failure=failure,
+    )
+
+
+def entry_of(record: SampleRecord, *, num_samples: int = 1) -> SampleEntry:
+    """A record's index entry, small enough for an event about `num_samples` samples."""
+    failure = record.failure
+    return SampleEntry(
+        index=record.index,
+        failure=str(failure.category) if failure else None,
+        message=excerpt(failure.message, num_samples=num_samples) if failure else None,
+        prompt_tokens=record.prompt_tokens,
+        completion_tokens=record.completion_tokens,
+        num_turns=record.num_turns,
+        truncated=record.truncated,
+    )

@@ -1,0 +1,176 @@
+"""Grades generated groups.
+Reads: GroupGenerated.  Emits: GroupGraded.  Stream: grade.
+Does: runs the user's Grader or reward functions (lane: user).  Waits for: nothing.
+Safe to repeat because: one grade stream per group; a second outcome decides nothing.
+
+Every sample gets a grade. One that failed, or whose grader failed or gave something that is not a
+finite number, gets the reward None and the reason: it stays out of every baseline, and is never
+turned into a 0, which would be a statement about the sample.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from pydantic import ValidationError
+
+from consumers.excerpt import excerpt
+from consumers.needs import need
+from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
+from infra.ports import Ports
+from schemas.errors import CorruptData, FailureCategory, UserCodeError
+from schemas.events import GroupGenerated, GroupGraded
+from schemas.ids import ConsumerName, StreamName, grade_stream
+from schemas.messages import Failed, GradeGroup, GroupScored
+from schemas.sampling import ArtifactRef, Grade, SampleBatch, SampleFailure, SampleRecord
+from schemas.specs import GroupSpec, SampleEntry
+
+NO_SAMPLES = ArtifactRef(uri="none:", sha256=hashlib.sha256(b"").hexdigest(), size=0)
+"""Stands for the samples of a group that has none and whose grading was given up. All its rewards
+are None, so no batch will ever read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradeState:
+    """Whether the group is graded."""
+
+    graded: bool = False
+
+
+def evolve(state: GradeState, event: GroupGraded) -> GradeState:
+    """Fold one event of a grade stream."""
+    match event:
+        case GroupGraded():
+            return GradeState(graded=True)
+        case _:
+            assert_never(event)
+
+
+def handle(state: GradeState, message: Message, meta: Meta) -> Decision:
+    """A generated group is graded once, whatever its grader does."""
+    if state.graded:
+        return NOTHING
+    match message:
+        case GroupGenerated(spec=spec, parts=parts, entries=entries):
+            return Decision(effects=(GradeGroup(spec=spec, parts=parts, entries=entries),))
+        case GroupScored(effect=effect):
+            return _graded(effect, message.group_artifact, message.grades)
+        case Failed(effect=GradeGroup() as effect):
+            failure = SampleFailure(
+                category=message.category,
+                message=excerpt(message.message, num_samples=len(effect.entries)),
+            )
+            grades = (Grade(index=e.index, reward=None, failure=failure) for e in effect.entries)
+            artifact = effect.parts[0] if effect.parts else NO_SAMPLES
+            return _graded(effect, artifact, tuple(grades))
+        case _:
+            return NOTHING
+
+
+def _graded(effect: GradeGroup, artifact: ArtifactRef, grades: tuple[Grade, ...]) -> Decision:
+    graded = GroupGraded(spec=effect.spec, artifact=artifact, entries=effect.entries, grades=grades)
+    return Decision(events=(graded,))
+
+
+def routes(message: Message) -> tuple[StreamName, ...]:
+    """A group is graded on a stream of its own."""
+    return (grade_stream(message.spec.group),) if isinstance(message, GroupGenerated) else ()
+
+
+async def perform(effect: GradeGroup, ports: Ports) -> GroupScored:
+    """Read the samples, grade those that did not fail, put them together in one artifact. Raises
+    TransientError when the sandbox is gone, CorruptData when a part cannot be read."""
+    batches = [_parsed(await ports.artifacts.get(part), part) for part in effect.parts]
+    found = {record.index: record for batch in batches for record in batch.samples}
+    records = tuple(found.get(entry.index) or _missing(entry) for entry in effect.entries)
+    if len(batches) == 1 and batches[0].samples == records:
+        artifact = effect.parts[0]
+    else:
+        whole = SampleBatch(group=effect.spec.group, samples=records)
+        data = whole.model_dump_json().encode()
+        artifact = await ports.artifacts.put(data, run=effect.spec.owner)
+    given = await _given(effect.spec, [r for r in records if r.failure is None], ports)
+    by_index = {grade.index: grade for grade in given}
+    grades = (_checked(record, by_index.get(record.index), len(records)) for record in records)
+    return GroupScored(effect=effect, group_artifact=artifact, grades=tuple(grades))
+
+
+def _parsed(data: bytes, ref: ArtifactRef) -> SampleBatch:
+    try:
+        return SampleBatch.model_validate_json(data)
+    except ValidationError as error:
+        raise CorruptData(f"{ref.uri} does not hold samples: {error}") from error
+
+
+def _missing(entry: SampleEntry) -> SampleRecord:
+    """A sample that is in no part: it failed, as its entry says."""
+    failure = SampleFailure(
+        category=FailureCategory(entry.failure or FailureCategory.INTERNAL),
+        message=entry.message or "the sample was lost",
+    )
+    return SampleRecord(index=entry.index, failure=failure)
+
+
+async def _given(
+    spec: GroupSpec, samples: Sequence[SampleRecord], ports: Ports
+) -> tuple[Grade, ...]:
+    """What the user's grader says. A grader that fails as a whole fails each grade."""
+    rollout = spec.template.rollout
+    if rollout is None or not samples:
+        return ()
+    row = (await ports.datasets.rows(spec.template.dataset))[spec.row]
+    try:
+        return await need(ports.user, "sandbox").grade(
+            rollout,
+            group=spec.group,
+            label=row.label,
+            metadata=row.metadata,
+            samples=samples,
+        )
+    except UserCodeError as error:
+        failure = SampleFailure(category=error.category, message=error.message)
+        return tuple(Grade(index=s.index, reward=None, failure=failure) for s in samples)
+
+
+def _checked(record: SampleRecord, grade: Grade | None, num_samples: int) -> Grade:
+    """The sample's grade as the log takes it: a finite reward, or None and why."""
+    if grade is None:
+        failure = record.failure or SampleFailure(
+            category=FailureCategory.VALIDATION, message="the grader gave this sample no reward"
+        )
+        grade = Grade(index=record.index, reward=None, failure=failure)
+    reward, failed = grade.reward, grade.failure
+    if reward is not None and not _finite(reward):
+        failed = SampleFailure(
+            category=FailureCategory.VALIDATION,
+            message=f"the reward must be a finite number, not {reward!r}",
+        )
+    if failed is not None:
+        message = excerpt(failed.message, num_samples=num_samples)
+        failed = SampleFailure(category=failed.category, message=message)
+    return Grade(
+        index=record.index,
+        reward=float(reward) if reward is not None and failed is None else None,
+        parts={name: float(part) for name, part in grade.parts.items() if _finite(part)},
+        failure=failed,
+    )
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+CONSUMER = Consumer(
+    name=ConsumerName("grade"),
+    category="grade",
+    reads=(GroupGenerated,),
+    emits=(GroupGraded,),
+    effects=(GradeGroup,),
+    initial=GradeState(),
+    evolve=evolve,
+    handle=handle,
+    routes=routes,
+    perform=perform,
+)

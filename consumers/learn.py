@@ -1,0 +1,258 @@
+"""Takes a run's optimizer steps.
+Reads: RunStarted, BatchAssembled.  Emits: PolicyInitialized, PolicyUpdated, PolicyFailed.  Stream: policy.
+Does: builds version 0, steps, stores what must last (lane: train).  Waits for: nothing.
+Safe to repeat because: one TrainStep per step of a run; a version that is known decides nothing.
+
+A run assembles the batch of step s only once step s - 1 is settled, so the version to step from is
+always the newest one here. Its hash always enters the log. Its bytes are stored where something needs
+them: samplers (weights, RL), checkpoints (`pinned`), and recovery (every `interval` steps, of which the
+two newest are kept). `consumers/replay.py` rebuilds all others.
+"""
+
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from consumers.excerpt import excerpt
+from consumers.needs import need
+from consumers.replay import hold, job_of, step_batch
+from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
+from infra.ports import Ports
+from schemas.errors import FailureCategory
+from schemas.events import (
+    BatchAssembled,
+    PolicyFailed,
+    PolicyInitialized,
+    PolicyUpdated,
+    RunStarted,
+)
+from schemas.ids import ConsumerName, StreamName, policy_stream
+from schemas.learning import LearnerState
+from schemas.messages import Failed, InitializePolicy, PolicyBuilt, TrainStep
+from schemas.sampling import ArtifactRef
+from schemas.specs import StateRef, TrainSpec
+
+SMALL_STATE_BYTES = 64 << 20
+"""Below this, every version is stored whole: writing it costs less than replaying a step."""
+
+LARGE_STATE_INTERVAL = 10
+
+LOOSE_KEPT = 2
+"""Versions stored for recovery alone that are kept: the newest, and the one before in case it is the
+newest that turns out to be unreadable."""
+
+PolicyEvent = PolicyInitialized | PolicyUpdated | PolicyFailed
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """The newest version, how many steps led to it, and what may be discarded after it.
+
+    `loose` are versions stored for recovery alone, oldest first. `failed`: the learner gave up.
+    """
+
+    spec: TrainSpec | None = None
+    base: StateRef | None = None
+    taken: int = 0
+    interval: int = 1
+    loose: tuple[StateRef, ...] = ()
+    failed: bool = False
+
+
+def evolve(state: PolicyState, event: PolicyEvent) -> PolicyState:
+    """Fold one event of a policy stream."""
+    match event:
+        case PolicyInitialized(spec=spec, state=base):
+            return PolicyState(spec=spec, base=base, interval=_interval(spec, base))
+        case PolicyUpdated(state=base):
+            kept = state.loose[-LOOSE_KEPT:]
+            loose = kept if event.pinned or not base.durable else (*kept, base)
+            return replace(state, base=base, taken=state.taken + 1, loose=loose)
+        case PolicyFailed():
+            return replace(state, failed=True)
+        case _:
+            assert_never(event)
+
+
+def _interval(spec: TrainSpec, base: StateRef) -> int:
+    """How many steps lie between versions that are stored whole."""
+    if spec.config.advanced.state_interval is not None:
+        return spec.config.advanced.state_interval
+    size = sum(ref.size for ref in (base.weights, base.state) if ref is not None)
+    return 1 if size < SMALL_STATE_BYTES else LARGE_STATE_INTERVAL
+
+
+def handle(state: PolicyState, message: Message, meta: Meta) -> Decision:
+    """Build version 0 of a run that started; take each step once."""
+    if state.failed:
+        return NOTHING
+    match message:
+        case RunStarted(spec=spec) if state.spec is None:
+            return Decision(effects=(InitializePolicy(spec=spec),))
+        case BatchAssembled():
+            return _step(state, message, meta)
+        case PolicyBuilt(effect=InitializePolicy(spec=spec)) if state.spec is None:
+            initialized = PolicyInitialized(
+                run=spec.run,
+                spec=spec,
+                state=message.state,
+                versions=message.versions,
+                files=message.files,
+                weights_name=message.weights_name,
+            )
+            return Decision(events=(initialized,))
+        case PolicyBuilt(effect=TrainStep() as effect) if not _known(state, effect.step):
+            return Decision(events=(_updated(message, effect),))
+        case Failed(effect=InitializePolicy(spec=spec)) if state.spec is None:
+            return Decision(events=(_failed(spec, 0, message),))
+        case Failed(effect=TrainStep(spec=spec, step=step)) if not _known(state, step):
+            return Decision(events=(_failed(spec, step, message),))
+        case _:
+            return NOTHING
+
+
+def _known(state: PolicyState, step: int) -> bool:
+    return state.base is not None and step <= state.base.step
+
+
+def _step(state: PolicyState, message: BatchAssembled, meta: Meta) -> Decision:
+    if state.spec is None or state.base is None:
+        raise RuntimeError(
+            f"step {message.step} of {message.run} has a batch before version 0 exists"
+        )
+    if _known(state, message.step):
+        return NOTHING
+    step = TrainStep(
+        spec=state.spec,
+        step=message.step,
+        batch=meta.event_id,
+        base=state.base,
+        taken=state.taken,
+        groups=message.groups,
+        rows=message.rows,
+        durable=message.durable or message.step % state.interval == 0,
+        pinned=message.durable,
+        retired=_retired(state.spec, state.loose[:-LOOSE_KEPT]),
+    )
+    return Decision(effects=(step,))
+
+
+def _retired(spec: TrainSpec, loose: tuple[StateRef, ...]) -> tuple[ArtifactRef, ...]:
+    """What can be discarded of versions that recovery needs no more. Samplers may still need the
+    weights of RL steps; in SFT nobody samples."""
+    states = [version.state for version in loose]
+    weights = [version.weights for version in loose] if _is_sft(spec) else []
+    return tuple(ref for ref in (*states, *weights) if ref is not None)
+
+
+def _is_sft(spec: TrainSpec) -> bool:
+    return spec.config.advanced.algorithm == "sft"
+
+
+def _updated(message: PolicyBuilt, effect: TrainStep) -> PolicyUpdated:
+    return PolicyUpdated(
+        run=effect.spec.run,
+        step=effect.step,
+        state=message.state,
+        batch=effect.batch,
+        metrics=message.metrics,
+        plan=message.plan,
+        versions=message.versions,
+        pinned=effect.pinned,
+    )
+
+
+def _failed(spec: TrainSpec, step: int, message: Failed) -> PolicyFailed:
+    crashed = message.category == FailureCategory.CRASH
+    text = f"{message.category}: {message.message}"
+    return PolicyFailed(
+        run=spec.run, step=step, kind="crash" if crashed else "error", message=excerpt(text)
+    )
+
+
+def routes(message: Message) -> tuple[StreamName, ...]:
+    """Everything about a run is decided on its one policy stream."""
+    return (policy_stream(message.run),) if isinstance(message, RunStarted | BatchAssembled) else ()
+
+
+async def perform(effect: InitializePolicy | TrainStep, ports: Ports) -> PolicyBuilt:
+    """Build or step. Raises Refused (a model or row that cannot be used), ReplayDiverged,
+    CorruptData, TransientError."""
+    match effect:
+        case InitializePolicy():
+            return await _initialize(effect, ports)
+        case TrainStep():
+            return await _train(effect, ports)
+        case _:
+            assert_never(effect)
+
+
+async def _initialize(effect: InitializePolicy, ports: Ports) -> PolicyBuilt:
+    result = await need(ports.learner, "learner").initialize(job_of(effect.spec))
+    run = effect.spec.run
+    files = {
+        name: await ports.artifacts.put(data, run=run, blob=True)
+        for name, data in result.files.items()
+    }
+    return PolicyBuilt(
+        effect=effect,
+        state=await _store(result.state, ports, run, step=0, weights=True),
+        metrics=result.metrics,
+        versions=result.versions,
+        files=files,
+        weights_name=result.weights_name,
+    )
+
+
+async def _train(effect: TrainStep, ports: Ports) -> PolicyBuilt:
+    learner, spec = need(ports.learner, "learner"), effect.spec
+    began = ports.clock.now()
+    await hold(learner, ports, spec, need(effect.base, "base version"), taken=effect.taken)
+    batch = await step_batch(
+        ports, spec, number=effect.taken + 1, groups=effect.groups, rows=effect.rows
+    )
+    result = await learner.step(job_of(spec), batch, export_state=effect.durable)
+    learned = ports.clock.now()
+    weights = effect.durable or not _is_sft(spec)
+    state = await _store(result.state, ports, spec.run, step=effect.step, weights=weights)
+    for ref in effect.retired:
+        await ports.artifacts.discard(ref)
+    times = {
+        "time/learn_s": (learned - began).total_seconds(),
+        "time/publish_s": (ports.clock.now() - learned).total_seconds(),
+    }
+    return PolicyBuilt(
+        effect=effect,
+        state=state,
+        metrics=result.metrics | times,
+        plan=result.plan,
+        versions=result.versions,
+    )
+
+
+async def _store(
+    made: LearnerState, ports: Ports, run: str, *, step: int, weights: bool
+) -> StateRef:
+    """Make a version durable, as far as something needs its bytes; the hashes are always kept."""
+    put = ports.artifacts.put
+    return StateRef(
+        step=step,
+        weights_sha256=made.weights_sha256,
+        state_sha256=made.state_sha256,
+        weights=await put(made.weights, run=run, blob=True) if weights else None,
+        state=await put(made.state, run=run, blob=True) if made.state is not None else None,
+    )
+
+
+CONSUMER = Consumer(
+    name=ConsumerName("learn"),
+    category="policy",
+    reads=(RunStarted, BatchAssembled),
+    emits=(PolicyInitialized, PolicyUpdated, PolicyFailed),
+    effects=(InitializePolicy, TrainStep),
+    initial=PolicyState(),
+    evolve=evolve,
+    handle=handle,
+    routes=routes,
+    perform=perform,
+    snapshots=PolicyState,
+)

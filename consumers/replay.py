@@ -1,0 +1,162 @@
+"""Brings a learner to a version: what `consumers/learn.py` does before it takes a step.
+
+The log holds the hash of every version and the bytes of some. A learner that does not hold the wanted
+one loads the newest that is stored whole and replays the steps between, and each must give the hashes
+that the log holds for it: a step that gives other bits ends the run rather than go on unnoticed.
+
+The learner counts the steps that were taken. A skipped step of the run made no version, so the n-th
+PolicyUpdated of a run, whatever its step, is the learner's version n.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from infra.ports import Cursor, Ports
+from schemas.errors import CorruptData, Refused, ReplayDiverged, TransientError
+from schemas.events import BatchAssembled, PolicyInitialized, PolicyUpdated
+from schemas.ids import policy_stream
+from schemas.learning import (
+    Conversation,
+    GradedGroup,
+    Learner,
+    LearnerJob,
+    LearnerState,
+    StepBatch,
+)
+from schemas.sampling import SampleBatch
+from schemas.specs import BatchGroup, StateRef, TrainSpec
+
+PAGE = 256
+"""Batches that are read at once from the log."""
+
+Version = PolicyInitialized | PolicyUpdated
+
+
+def job_of(spec: TrainSpec) -> LearnerJob:
+    """The learner's view of a run."""
+    return LearnerJob(
+        run=spec.run, config=spec.config, model=spec.model, total_steps=spec.total_steps
+    )
+
+
+async def hold(
+    learner: Learner, ports: Ports, spec: TrainSpec, base: StateRef, *, taken: int
+) -> None:
+    """Make the learner hold version `taken`, whose bits `base` names. Raises ReplayDiverged,
+    CorruptData, and TransientError while the log cannot be read that far."""
+    job = job_of(spec)
+    if learner.holds(job, taken, base.weights_sha256, base.state_sha256):
+        return
+    versions = await _versions(ports, spec.run)
+    if len(versions) <= taken or versions[taken].state != base:
+        raise TransientError(f"the log does not show version {taken} of {spec.run} yet")
+    start = max(n for n in range(taken + 1) if versions[n].state.durable)
+    await learner.load(job, await _stored(ports, versions[start].state, start))
+    replayed = [v for v in versions[start + 1 : taken + 1] if isinstance(v, PolicyUpdated)]
+    batches = await _batches(ports, spec.run, replayed)
+    for number, updated in enumerate(replayed, start=start + 1):
+        assembled = batches[updated.step]
+        batch = await step_batch(
+            ports, spec, number=number, groups=assembled.groups, rows=assembled.rows
+        )
+        result = await learner.step(job, batch, export_state=False)
+        _compare(result.state, updated)
+
+
+async def _versions(ports: Ports, run: str) -> list[Version]:
+    """The versions of a run; position n of the list is the learner's version n."""
+    stream = policy_stream(run)
+    history = (await ports.log.load({stream: 0})).get(stream, ())
+    events = (recorded.event for recorded in history)
+    return [event for event in events if isinstance(event, PolicyInitialized | PolicyUpdated)]
+
+
+async def _stored(ports: Ports, state: StateRef, number: int) -> LearnerState:
+    if state.weights is None or state.state is None:
+        raise CorruptData(f"version {state.step} was not stored whole")
+    return LearnerState(
+        step=number,
+        weights=await ports.artifacts.get(state.weights),
+        weights_sha256=state.weights_sha256,
+        state=await ports.artifacts.get(state.state),
+        state_sha256=state.state_sha256,
+    )
+
+
+async def _batches(
+    ports: Ports, run: str, wanted: Sequence[PolicyUpdated]
+) -> dict[int, BatchAssembled]:
+    """The batches of these steps, from the log."""
+    ids = {updated.batch for updated in wanted}
+    found: dict[int, BatchAssembled] = {}
+    cursor = Cursor()
+    while len(found) < len(ids):
+        page = await ports.log.read(run, after=cursor, limit=PAGE, types=[BatchAssembled.type])
+        if not page:
+            raise TransientError(f"the log does not show all batches of {run} yet")
+        for recorded in page:
+            if recorded.id in ids and isinstance(recorded.event, BatchAssembled):
+                found[recorded.event.step] = recorded.event
+        cursor = page[-1].cursor
+    return found
+
+
+def _compare(made: LearnerState, updated: PolicyUpdated) -> None:
+    """A replayed step must give the bits of the first time."""
+    recorded = updated.state
+    pairs = (
+        ("weights", made.weights_sha256, recorded.weights_sha256),
+        ("state", made.state_sha256, recorded.state_sha256),
+    )
+    for what, ours, theirs in pairs:
+        if ours != theirs:
+            raise ReplayDiverged(
+                f"step {updated.step}, taken again, gave other {what}: {ours[:16]} instead of "
+                f"{theirs[:16]}. Device, torch version or thread count have changed since "
+                f"({updated.versions}); continue on a machine like the first"
+            )
+
+
+async def step_batch(
+    ports: Ports,
+    spec: TrainSpec,
+    *,
+    number: int,
+    groups: Sequence[BatchGroup],
+    rows: Sequence[int],
+) -> StepBatch:
+    """The batch of the learner's step `number`: groups in slot order, conversations in row order.
+    Raises CorruptData when an artifact does not hold samples, Refused for a row without label."""
+    ordered = sorted(groups, key=lambda group: group.slot)
+    graded = await asyncio.gather(*(_graded(ports, group) for group in ordered))
+    conversations = await _conversations(ports, spec, rows)
+    return StepBatch(step=number, groups=tuple(graded), conversations=conversations)
+
+
+async def _graded(ports: Ports, group: BatchGroup) -> GradedGroup:
+    data = await ports.artifacts.get(group.artifact)
+    try:
+        batch = SampleBatch.model_validate_json(data)
+    except ValidationError as error:
+        raise CorruptData(f"{group.artifact.uri} does not hold samples: {error}") from error
+    return GradedGroup(slot=group.slot, samples=batch.samples, rewards=group.rewards)
+
+
+async def _conversations(
+    ports: Ports, spec: TrainSpec, rows: Sequence[int]
+) -> tuple[Conversation, ...]:
+    """Dataset rows as demonstrations: the prompt, answered with the label."""
+    if not rows:
+        return ()
+    content = await ports.datasets.rows(spec.dataset)
+    conversations = []
+    for row in rows:
+        label = content[row].label
+        if label is None:
+            raise Refused(f"row {row} of {spec.dataset.name} has no label to learn from")
+        prompt = [(message.role, message.content) for message in content[row].prompt]
+        messages: tuple[tuple[str, str], ...] = (*prompt, ("assistant", label))
+        conversations.append(Conversation(row=row, messages=messages))
+    return tuple(conversations)

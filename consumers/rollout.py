@@ -1,0 +1,166 @@
+"""Generates the samples of requested groups.
+Reads: GroupsRequested.  Emits: SampleGenerated, GroupGenerated.  Stream: group.
+Does: samples a group, or runs the user's workflow per sample (lane: generate).  Waits for: nothing.
+Safe to repeat because: one group stream per slot; a known sample or group decides nothing.
+
+A finished group has exactly `num_samples` entries: what failed stands there as failed. How samples
+come about is in `consumers/generate.py`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from consumers.excerpt import excerpt
+from consumers.generate import generate_group, generate_sample
+from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
+from infra.ports import Ports
+from schemas.events import GroupGenerated, GroupsRequested, SampleGenerated
+from schemas.ids import ConsumerName, GroupKey, StreamName, group_stream
+from schemas.messages import (
+    Effect,
+    Failed,
+    GenerateGroup,
+    GenerateSample,
+    GroupSampled,
+    SampleFinished,
+)
+from schemas.sampling import ArtifactRef
+from schemas.specs import GroupSpec, SampleEntry
+
+GroupEvent = SampleGenerated | GroupGenerated
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A sample that is finished; without an artifact when its workers gave it up."""
+
+    entry: SampleEntry
+    artifact: ArtifactRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """The samples finished so far, in the order of their index; none once the group is done."""
+
+    samples: tuple[Finished, ...] = ()
+    done: bool = False
+
+    def holds(self, index: int) -> bool:
+        return self.done or any(sample.entry.index == index for sample in self.samples)
+
+
+def evolve(state: GroupState, event: GroupEvent) -> GroupState:
+    """Fold one event of a group stream."""
+    match event:
+        case SampleGenerated():
+            return replace(state, samples=_with(state, Finished(event.entry, event.artifact)))
+        case GroupGenerated():
+            return GroupState(done=True)
+        case _:
+            assert_never(event)
+
+
+def _with(state: GroupState, sample: Finished) -> tuple[Finished, ...]:
+    return tuple(sorted((*state.samples, sample), key=lambda each: each.entry.index))
+
+
+def handle(state: GroupState, message: Message, meta: Meta) -> Decision:
+    """Ask for what the group lacks; record each sample, and the group with its last one."""
+    match message:
+        case GroupsRequested() if not state.done:
+            return Decision(effects=_effects(state, _spec(message, meta.stream)))
+        case GroupSampled(effect=GenerateGroup(spec=spec)) if not state.done:
+            generated = GroupGenerated(
+                spec=spec, entries=message.entries, parts=(message.artifact,)
+            )
+            return Decision(events=(generated,))
+        case SampleFinished(effect=GenerateSample(spec=spec)):
+            return _record(state, spec, Finished(message.entry, message.artifact))
+        case Failed(effect=GenerateSample(spec=spec, index=index)):
+            return _record(state, spec, Finished(_failed(message, index), None))
+        case Failed(effect=GenerateGroup(spec=spec)) if not state.done:
+            num = spec.template.num_samples
+            entries = tuple(_failed(message, index, num_samples=num) for index in range(num))
+            return Decision(events=(GroupGenerated(spec=spec, entries=entries, parts=()),))
+        case _:
+            return NOTHING
+
+
+def _spec(message: GroupsRequested, stream: StreamName) -> GroupSpec:
+    """The one group of the request that `stream` is about."""
+    group = stream.partition("-")[2]
+    key = GroupKey.parse(group)
+    place = (key.slot, key.replacement)
+    row = next(slot.row for slot in message.slots if (slot.slot, slot.replacement) == place)
+    return GroupSpec(group=group, row=row, template=message.template)
+
+
+def _effects(state: GroupState, spec: GroupSpec) -> tuple[Effect, ...]:
+    rollout = spec.template.rollout
+    if rollout is None or rollout.workflow is None:
+        return (GenerateGroup(spec=spec),)
+    wanted = range(spec.template.num_samples)
+    return tuple(GenerateSample(spec=spec, index=i) for i in wanted if not state.holds(i))
+
+
+def _record(state: GroupState, spec: GroupSpec, sample: Finished) -> Decision:
+    """The sample, and the group when this was its last."""
+    if state.holds(sample.entry.index):
+        return NOTHING
+    generated = SampleGenerated(spec=spec, entry=sample.entry, artifact=sample.artifact)
+    samples = _with(state, sample)
+    num_samples = spec.template.num_samples
+    if len(samples) < num_samples:
+        return Decision(events=(generated,))
+    group = GroupGenerated(
+        spec=spec,
+        entries=tuple(_shortened(each.entry, num_samples) for each in samples),
+        parts=tuple(each.artifact for each in samples if each.artifact is not None),
+    )
+    return Decision(events=(generated, group))
+
+
+def _shortened(entry: SampleEntry, num_samples: int) -> SampleEntry:
+    if entry.message is None:
+        return entry
+    return entry.model_copy(update={"message": excerpt(entry.message, num_samples=num_samples)})
+
+
+def _failed(message: Failed, index: int, *, num_samples: int = 1) -> SampleEntry:
+    text = excerpt(message.message, num_samples=num_samples)
+    return SampleEntry(index=index, failure=str(message.category), message=text)
+
+
+def routes(message: Message) -> tuple[StreamName, ...]:
+    """A request goes to one stream per group that it asks for."""
+    if not isinstance(message, GroupsRequested):
+        return ()
+    prefix = f"{message.owner}-{message.purpose}-{message.step}"
+    return tuple(group_stream(f"{prefix}-{s.slot}-{s.replacement}") for s in message.slots)
+
+
+async def perform(
+    effect: GenerateGroup | GenerateSample, ports: Ports
+) -> GroupSampled | SampleFinished:
+    """Sample. What the user's workflow gets wrong is in the record, not an error."""
+    match effect:
+        case GenerateGroup():
+            return await generate_group(effect, ports)
+        case GenerateSample():
+            return await generate_sample(effect, ports)
+        case _:
+            assert_never(effect)
+
+
+CONSUMER = Consumer(
+    name=ConsumerName("rollout"),
+    category="group",
+    reads=(GroupsRequested,),
+    emits=(SampleGenerated, GroupGenerated),
+    effects=(GenerateGroup, GenerateSample),
+    initial=GroupState(),
+    evolve=evolve,
+    handle=handle,
+    routes=routes,
+    perform=perform,
+)
