@@ -150,10 +150,7 @@ class Supervisor:
         due = [s for child in self._children if (s := child.due_in_s()) is not None]
         if not self._ready:
             due.append(READY_POLL_S)
-        if due:
-            came = signal.sigtimedwait(WATCHED, min(due))
-        else:
-            came = signal.sigwaitinfo(WATCHED)
+        came = signal.sigtimedwait(WATCHED, min(due)) if due else signal.sigwaitinfo(WATCHED)
         return came is not None and came.si_signo in STOP
 
     def _restart(self) -> None:

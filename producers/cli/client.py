@@ -5,13 +5,14 @@ same one, so a lost answer never makes a second run. A server that cannot be rea
 refuses, becomes a Failure with the server's own code and issues.
 """
 
+import hashlib
 import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -65,6 +66,16 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
+    def pages(
+        self, path: str, items: str, parameters: Parameters | None = None
+    ) -> Iterator[Document]:
+        """All entries of a list, page by page. Raises Failure."""
+        offset: int | None = 0
+        while offset is not None:
+            page = self.get(path, {"limit": 100, **(parameters or {}), "offset": offset})
+            yield from page.get(items) or ()
+            offset = page.get("next_offset") if page.get("has_more") else None
+
     def get(self, path: str, parameters: Parameters | None = None) -> Document:
         """GET a JSON object. Raises Failure."""
         given = {k: v for k, v in (parameters or {}).items() if v is not None}
@@ -76,9 +87,7 @@ class Client:
         """POST JSON under an idempotency key. Raises Failure."""
         headers = {"Idempotency-Key": key or uuid4().hex}
         content: Document = {} if body is None else {"json": body}
-        return self._answer(
-            self._send("POST", path, headers=headers, params=parameters, **content)
-        )
+        return self._answer(self._send("POST", path, headers=headers, params=parameters, **content))
 
     def post_file(self, path: str, file: Path, **parameters: str) -> Document:
         """POST a file's bytes. Raises Failure."""
@@ -86,10 +95,24 @@ class Client:
             self._send("POST", path, content=file.read_bytes(), params=parameters, timeout=600)
         )
 
-    def put_file(self, path: str, file: Path) -> Document:
-        """PUT a file, streamed: it is never held in memory whole. Raises Failure."""
-        with file.open("rb") as stream:
-            return self._answer(self._send("PUT", path, content=stream, timeout=600))
+    def put(self, path: str, stream: BinaryIO) -> Document:
+        """PUT a stream: it is never held in memory whole. Raises Failure."""
+        return self._answer(self._send("PUT", path, content=stream, timeout=600))
+
+    def download(self, path: str, target: Path) -> str:
+        """GET bytes into a file, which appears only once it is whole; returns their sha256. Raises
+        Failure."""
+        digest = hashlib.sha256()
+        scratch = target.with_name(f".{target.name}.part")
+        try:
+            with self.stream(path) as answer, scratch.open("wb") as file:
+                for chunk in answer.iter_bytes():
+                    digest.update(chunk)
+                    file.write(chunk)
+        except httpx.TransportError as error:
+            raise self.unreachable() from error
+        scratch.rename(target)
+        return digest.hexdigest()
 
     @contextmanager
     def stream(

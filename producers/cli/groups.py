@@ -21,9 +21,7 @@ HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 class LazyGroup(click.Group):
     """A group whose commands live in other modules: name -> ("module:attribute", one line)."""
 
-    def __init__(
-        self, name: str, *, commands: Mapping[str, tuple[str, str]], help: str
-    ) -> None:
+    def __init__(self, name: str, *, commands: Mapping[str, tuple[str, str]], help: str) -> None:
         super().__init__(name, help=help, context_settings=HELP_OPTIONS)
         self._lazy = dict(commands)
 
@@ -66,9 +64,9 @@ def command(
         def body(*args: P.args, **kwargs: P.kwargs) -> R:
             return function(*args, **kwargs)
 
-        made = click.command(
-            name, context_settings=HELP_OPTIONS, epilog=f"Example:  {example}"
-        )(body)
+        made = click.command(name, context_settings=HELP_OPTIONS, epilog=f"Example:  {example}")(
+            body
+        )
         made.params.append(
             click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, for programs.")
         )

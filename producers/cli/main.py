@@ -24,10 +24,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": (CLI + "server:status", "What runs, and what waits."),
     "doctor": (CLI + "doctor:doctor", "What is missing on this machine, and how to get it."),
     "worker": (CLI + "server:worker", "Run the named consumers only."),
-    "workspace": (CLI + "workspace:workspace", "Repositories with rollouts: add, list, info, init."),
-    "dataset": (CLI + "dataset:dataset", "Datasets: upload, list, info, preview, download, validate."),
-    "train": (CLI + "train:train", "Training runs: submit, watch, stop, samples, trace and more."),
-    "eval": (CLI + "evaluation:evaluation", "Evaluations: submit, list, info, logs, stop, download."),
+    "workspace": (
+        CLI + "workspace:workspace",
+        "Repositories with rollouts: add, list, info, init.",
+    ),
+    "dataset": (
+        CLI + "dataset:dataset",
+        "Datasets: upload, list, info, preview, download, validate.",
+    ),
+    "train": (CLI + "submit:train", "Training runs: submit, watch, stop, samples, trace and more."),
+    "eval": (
+        CLI + "evaluation:evaluation",
+        "Evaluations: submit, list, info, logs, stop, download.",
+    ),
     "events": (CLI + "events:events", "The event log of a run."),
     "checkpoint": (CLI + "checkpoint:checkpoint", "Checkpoints: list, info, download, chat."),
     "models": (CLI + "models:models", "The base models known here, and the scratch: shapes."),
@@ -53,21 +62,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
     try:
-        code = cli.main(args=arguments, prog_name="headrace", standalone_mode=False)
+        done = cli.main(args=arguments, prog_name="headrace", standalone_mode=False)
     except click.UsageError as error:
         return _usage(error, as_json=as_json)
     except Refused as error:
         print_failure(error.code, error.message, error.issues, as_json=as_json)
         return 1
     except (HeadraceError, BadSetting) as error:
-        print_failure("FAILED", str(error), as_json=as_json)
+        code = "VALIDATION" if isinstance(error, BadSetting) else "FAILED"
+        print_failure(code, str(error), as_json=as_json)
         return 1
     except (Interrupted, KeyboardInterrupt, click.Abort) as error:
         return _interrupted(error, as_json=as_json)
     except BrokenPipeError:
         sys.stderr.close()
         return 1
-    return code if isinstance(code, int) else 0
+    except OSError as error:
+        print_failure("FAILED", _about(error), as_json=as_json)
+        return 1
+    return done if isinstance(done, int) else 0
 
 
 def _usage(error: click.UsageError, *, as_json: bool) -> int:
@@ -78,6 +91,10 @@ def _usage(error: click.UsageError, *, as_json: bool) -> int:
     else:
         error.show()
     return 2
+
+
+def _about(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
 
 
 def _interrupted(error: BaseException, *, as_json: bool) -> int:

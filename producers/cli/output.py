@@ -31,9 +31,7 @@ def print_json(document: Mapping[str, object]) -> None:
     sys.stdout.flush()
 
 
-def print_failure(
-    code: str, message: str, issues: Sequence[Issue] = (), *, as_json: bool
-) -> None:
+def print_failure(code: str, message: str, issues: Sequence[Issue] = (), *, as_json: bool) -> None:
     """A failure, on stderr."""
     if as_json:
         listed = [

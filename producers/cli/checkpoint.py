@@ -1,0 +1,160 @@
+"""`headrace checkpoint`: what training leaves behind. REF is RUN@STEP, RUN@last or RUN@best."""
+
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote
+
+import click
+
+from producers.cli.client import Client, part
+from producers.cli.failures import Failure
+from producers.cli.groups import command, group
+from producers.cli.output import Document, fields, print_json, printable, say, table, when
+
+checkpoint = group("checkpoint", "Checkpoints: list, look into, download, talk to.")
+
+
+@command(checkpoint, "list", example="headrace checkpoint list my-run")
+@click.argument("run", metavar="RUN")
+def list_(run: str, *, as_json: bool) -> None:
+    """The checkpoints of a run."""
+    with Client() as client:
+        answer = client.get(f"/runs/{part(run)}/checkpoints")
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (
+            c.get("ref"),
+            c.get("reward"),
+            str(c.get("adapter_sha256"))[:16],
+            when(c.get("created_at")),
+        )
+        for c in answer["checkpoints"]
+    ]
+    table(f"Checkpoints of {run}", ("ref", "reward", "weights sha256", "made"), rows)
+
+
+@command(checkpoint, "info", example="headrace checkpoint info my-run@last")
+@click.argument("ref", metavar="REF")
+def info(ref: str, *, as_json: bool) -> None:
+    """A checkpoint: its manifest's hash, and every file with size and hash."""
+    with Client() as client:
+        answer = client.get(f"/checkpoints/{part(ref)}")
+    if as_json:
+        print_json(answer)
+        return
+    found: Document = answer["checkpoint"]
+    keys = (
+        "run",
+        "step",
+        "ref",
+        "reward",
+        "uri",
+        "manifest_sha256",
+        "adapter_sha256",
+        "created_at",
+    )
+    fields(f"Checkpoint {ref}", [(key, found.get(key)) for key in keys])
+    _files(found)
+
+
+def _files(found: Document) -> None:
+    rows = [(f.get("name"), f.get("size"), f.get("sha256")) for f in found.get("files") or ()]
+    table("Files", ("name", "bytes", "sha256"), rows)
+
+
+@command(checkpoint, "download", example="headrace checkpoint download my-run@last ./adapter")
+@click.argument("ref", metavar="REF")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--force", is_flag=True, help="Write into a directory that is not empty.")
+def download(ref: str, directory: Path, *, force: bool, as_json: bool) -> None:
+    """Save a checkpoint's files, each verified against its hash.
+
+    The directory loads in plain Transformers, and an adapter in plain Transformers + PEFT.
+    """
+    if directory.exists() and any(directory.iterdir()) and not force:
+        raise Failure("CONFLICT", f"{directory} is not empty; name a new one, or give --force")
+    with Client() as client:
+        found: Document = client.get(f"/checkpoints/{part(ref)}")["checkpoint"]
+        exact = part(str(found.get("ref") or ref))
+        for file in found["files"]:
+            fetch(client, exact, file, directory)
+    if as_json:
+        print_json({"directory": str(directory.resolve()), "checkpoint": found})
+        return
+    say(f"saved {found.get('ref')} in {directory}, every file's sha256 verified")
+    _files(found)
+
+
+def fetch(client: Client, ref: str, file: Document, directory: Path) -> None:
+    """Save one file of a checkpoint. Raises Failure when it has not the hash it was promised with;
+    then nothing of it stays."""
+    name = str(file["name"])
+    target = directory / safe_name(name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sha256 = client.download(f"/checkpoints/{ref}/files/{quote(name, safe='/.')}", target)
+    if sha256 != file["sha256"]:
+        target.unlink()
+        raise Failure(
+            "CORRUPT",
+            f"{name} has sha256 {sha256}, the manifest says {file['sha256']}; try again, and if "
+            "it stays so the stored file is damaged: take another checkpoint",
+        )
+
+
+def safe_name(name: str) -> PurePosixPath:
+    """A file name from a server, as a path below a directory. Raises Failure when it leads out."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or not path.parts or ".." in path.parts or "\\" in name or "\0" in name:
+        raise Failure(
+            "CORRUPT", f"the checkpoint names a file {name!r}, which is no place to write"
+        )
+    return path
+
+
+@command(
+    checkpoint, "chat", example="headrace checkpoint chat my-run@last --message 'What is 47 + 38?'"
+)
+@click.argument("ref", metavar="REF")
+@click.option("--message", help="Ask this once, instead of talking.")
+@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True)
+def chat(
+    ref: str, *, message: str | None, temperature: float, max_tokens: int, as_json: bool
+) -> None:
+    """Talk to a checkpoint."""
+    if as_json and message is None:
+        raise click.UsageError("--json needs --message: a program does not talk")
+    options = {"temperature": temperature, "max_tokens": max_tokens}
+    with Client() as client:
+        if message is not None:
+            answer = _ask(client, ref, [{"role": "user", "content": message}], options)
+            if as_json:
+                print_json(answer)
+            else:
+                say(str(answer["message"]["content"]))
+            return
+        _talk(client, ref, options)
+
+
+def _ask(
+    client: Client, ref: str, messages: list[dict[str, str]], options: dict[str, float]
+) -> Document:
+    return client.post(f"/checkpoints/{part(ref)}/chat", {"messages": messages, **options})
+
+
+def _talk(client: Client, ref: str, options: dict[str, float]) -> None:
+    say(f"talking to {ref}; an empty line or Ctrl-D ends it")
+    messages: list[dict[str, str]] = []
+    while text := _line():
+        messages.append({"role": "user", "content": text})
+        reply = str(_ask(client, ref, messages, options)["message"]["content"])
+        messages.append({"role": "assistant", "content": reply})
+        say(printable(f"< {reply}"))
+
+
+def _line() -> str:
+    try:
+        return input("> ").strip()
+    except EOFError:
+        return ""

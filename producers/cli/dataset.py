@@ -1,0 +1,165 @@
+"""`headrace dataset`: what runs learn from and are measured on."""
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from producers.cli.client import Client, part
+from producers.cli.failures import Failure
+from producers.cli.groups import command, group
+from producers.cli.output import (
+    Document,
+    fields,
+    one_line,
+    print_json,
+    say,
+    table,
+    when,
+)
+
+dataset = group("dataset", "Datasets: JSON Lines and the like, validated as they come in.")
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+def _readable(file: Path) -> Path:
+    if not file.is_file():
+        raise Failure("NOT_FOUND", f"there is no file {file}")
+    return file
+
+
+def default_name(file: Path) -> str:
+    """A dataset name from a file's: lower case, digits, `-` and `_`."""
+    return re.sub(r"[^a-z0-9_-]+", "-", file.stem.lower()).strip("-_")[:63] or "dataset"
+
+
+@command(dataset, "upload", example="headrace dataset upload data/rl.jsonl --name sums")
+@click.argument("file", metavar="FILE", type=FILE)
+@click.option("--name", help="Default: from the file's name.")
+def upload(file: Path, *, name: str | None, as_json: bool) -> None:
+    """Upload a dataset. It is validated first: what is wrong is named by row and column."""
+    with Client() as client:
+        made = send(client, _readable(file), name or default_name(file), quiet=as_json)
+    if as_json:
+        print_json({"dataset": made})
+    else:
+        say(f"uploaded {made.get('name')}: {made.get('num_rows')} rows")
+
+
+def send(client: Client, file: Path, name: str, *, quiet: bool) -> Document:
+    """Register a dataset and stream its content; returns it. Raises Failure."""
+    made = client.post("/datasets", {"name": name, "file_name": file.name})
+    with _opened(file, quiet=quiet) as stream:
+        put: Document = client.put(str(made["upload"]["path"]), stream)
+    found: Document = put["dataset"]
+    return found
+
+
+@contextmanager
+def _opened(file: Path, *, quiet: bool) -> Iterator[BinaryIO]:
+    """The file's bytes, with a progress bar where someone watches."""
+    if quiet or not sys.stderr.isatty():
+        with file.open("rb") as stream:
+            yield stream
+        return
+    from rich.progress import wrap_file
+
+    with (
+        file.open("rb") as plain,
+        wrap_file(plain, file.stat().st_size, description=file.name, transient=True) as stream,
+    ):
+        yield stream
+
+
+@command(dataset, "validate", example="headrace dataset validate data/rl.jsonl")
+@click.argument("file", metavar="FILE", type=FILE)
+def validate(file: Path, *, as_json: bool) -> None:
+    """Ask the server whether it would take a file, without keeping it. Exit 1 when it would not."""
+    with Client() as client:
+        answer = client.post_file("/datasets/validate", _readable(file), file_name=file.name)
+    if not answer.get("valid"):
+        from schemas.errors import Issue
+
+        issues = tuple(
+            Issue(str(i.get("key")), str(i.get("message")), i.get("did_you_mean"))
+            for i in answer.get("issues") or ()
+        )
+        raise Failure("VALIDATION", f"{file} cannot be used as a dataset", issues=issues)
+    if as_json:
+        print_json(answer)
+    else:
+        columns = ", ".join(answer.get("columns") or ())
+        say(f"{file} is fine: {answer.get('num_rows')} rows, columns {columns}")
+
+
+@command(dataset, "list", example="headrace dataset list")
+@click.option("--limit", default=50, show_default=True)
+@click.option("--offset", default=0)
+def list_(*, limit: int, offset: int, as_json: bool) -> None:
+    """The datasets of this server."""
+    with Client() as client:
+        answer = client.get("/datasets", {"limit": limit, "offset": offset})
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (d.get("name"), d.get("status"), d.get("num_rows"), when(d.get("created_at")))
+        for d in answer["datasets"]
+    ]
+    table("Datasets", ("name", "status", "rows", "made"), rows)
+
+
+@command(dataset, "info", example="headrace dataset info sums")
+@click.argument("name", metavar="DATASET")
+def info(name: str, *, as_json: bool) -> None:
+    """A dataset: its rows, columns, size and hash."""
+    with Client() as client:
+        answer = client.get(f"/datasets/{part(name)}")
+    if as_json:
+        print_json(answer)
+    else:
+        fields(f"Dataset {name}", list(answer["dataset"].items()))
+
+
+@command(dataset, "preview", example="headrace dataset preview sums --rows 3")
+@click.argument("name", metavar="DATASET")
+@click.option("--rows", default=5, show_default=True, type=click.IntRange(1, 100))
+def preview(name: str, *, rows: int, as_json: bool) -> None:
+    """The first rows of a dataset, as runs see them."""
+    with Client() as client:
+        answer = client.get(f"/datasets/{part(name)}/preview", {"rows": rows})
+    if as_json:
+        print_json(answer)
+        return
+    shown = [(i, _prompt(row), row.get("label")) for i, row in enumerate(answer["rows"])]
+    table(f"Dataset {name}", ("row", "prompt", "ground truth"), shown)
+
+
+def _prompt(row: Document) -> str:
+    messages = row.get("prompt")
+    if not isinstance(messages, list):
+        return one_line(str(row))
+    return one_line(" | ".join(str(m.get("content")) for m in messages))
+
+
+@command(dataset, "download", example="headrace dataset download sums sums.jsonl")
+@click.argument("name", metavar="DATASET")
+@click.argument("file", metavar="[FILE]", required=False, type=FILE)
+@click.option("--force", is_flag=True, help="Replace a file that exists.")
+def download(name: str, file: Path | None, *, force: bool, as_json: bool) -> None:
+    """Save a dataset's content. Default FILE: the name it was uploaded under."""
+    with Client() as client:
+        found: Document = client.get(f"/datasets/{part(name)}")["dataset"]
+        target = file or Path(Path(str(found.get("file_name") or f"{name}.jsonl")).name)
+        if target.exists() and not force:
+            raise Failure("CONFLICT", f"{target} exists; name another file, or give --force")
+        sha256 = client.download(f"/datasets/{part(name)}/content", target)
+    if as_json:
+        print_json({"file": str(target), "sha256": sha256, "size": target.stat().st_size})
+    else:
+        say(f"saved {target} ({target.stat().st_size} bytes)")

@@ -1,0 +1,74 @@
+"""The git repository around a config file, and the workspace on the server that stands for it.
+
+`train submit` and `eval submit` need no workspace argument: the repository that holds the TOML is
+looked up among the server's workspaces, by its path or its origin, and registered when it is new.
+What runs is a *commit*: changes that were not committed are not part of it, and that is said.
+"""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from producers.cli.client import Client
+from producers.cli.failures import Failure
+from producers.cli.output import Document
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A working tree: its root, its origin's URL, and paths with uncommitted changes."""
+
+    root: Path
+    origin: str | None
+    changed: tuple[str, ...]
+
+
+def around(path: Path) -> Repository:
+    """The repository that holds `path`. Raises Failure when there is none, or no commit in it."""
+    folder = path.resolve().parent
+    top = _git(folder, "rev-parse", "--show-toplevel")
+    if top is None:
+        raise Failure(
+            "NOT_A_REPOSITORY",
+            f"{folder} is not in a git repository; rollouts run from a commit: make one with "
+            "`git init`, or scaffold a workspace with `headrace workspace init DIR`",
+        )
+    root = Path(top)
+    if _git(root, "rev-parse", "--verify", "HEAD") is None:
+        raise Failure("NO_COMMIT", f"{root} has no commit yet; commit the rollout first")
+    changed = (_git(root, "status", "--porcelain", "--", "rollouts") or "").splitlines()
+    origin = _git(root, "remote", "get-url", "origin")
+    return Repository(root, origin, tuple(line[3:] for line in changed))
+
+
+def workspace_of(client: Client, repository: Repository) -> str:
+    """The id of the server's workspace for this repository; registers it when there is none.
+
+    A server on this machine reads the repository by its path; another one can only reach its origin.
+    """
+    addresses = {str(repository.root), repository.origin}
+    for known in client.pages("/workspaces", "workspaces"):
+        if known.get("url") in addresses:
+            return str(known["id"])
+    local = urlsplit(client.address.url).hostname in ("127.0.0.1", "localhost", "::1")
+    url = str(repository.root) if local else repository.origin
+    if url is None:
+        raise Failure(
+            "NO_ORIGIN",
+            f"the server at {client.address.url} cannot read {repository.root}; push it somewhere "
+            "and set its remote `origin`, or name a workspace with --workspace",
+        )
+    made: Document = client.post("/workspaces", {"url": url})["workspace"]
+    return str(made["id"])
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Git's answer, or None when it has none."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError as error:
+        raise Failure("NO_GIT", "git is not installed; install it and try again") from error
+    return done.stdout.rstrip("\n") if done.returncode == 0 else None

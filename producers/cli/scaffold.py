@@ -1,0 +1,69 @@
+"""A new workspace: a copy of the example that ships with Headrace, as a git repository with data.
+
+In a wheel the example lies beside this package; in a source checkout it is examples/arithmetic.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import producers
+from producers.cli.failures import Failure
+
+IDENTITY = ("-c", "user.name=headrace", "-c", "user.email=headrace@localhost")
+"""Who commits where git knows nobody."""
+
+
+def example() -> Path:
+    """The example's directory. Raises Failure when this installation carries none."""
+    root = Path(producers.__file__).parent
+    for place in (root / "scaffold" / "arithmetic", root.parent / "examples" / "arithmetic"):
+        if (place / "rollouts").is_dir():
+            return place
+    raise Failure("NOT_FOUND", "this installation carries no example; install Headrace again")
+
+
+def scaffold(directory: Path, *, seed: int) -> str:
+    """Make `directory` a workspace; returns its first commit. Raises Failure when it is in use."""
+    if directory.exists() and any(directory.iterdir()):
+        raise Failure("CONFLICT", f"{directory} is not empty; name a new directory")
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc", "*.jsonl", ".venv")
+    shutil.copytree(example(), directory, ignore=ignored, dirs_exist_ok=True)
+    make_data(directory, seed=seed)
+    _git(directory, "init", "--quiet", "--initial-branch=main")
+    return commit(directory, "A workspace from the arithmetic example")
+
+
+def make_data(directory: Path, *, seed: int) -> None:
+    """Run the example's own data maker. Raises Failure when it fails."""
+    maker = directory / "data" / "make.py"
+    done = subprocess.run(
+        [sys.executable, "-I", str(maker), "--seed", str(seed), "--out", str(maker.parent)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise Failure("FAILED", f"{maker} failed: {done.stderr.strip()[-500:]}")
+
+
+def commit(directory: Path, message: str) -> str:
+    """Commit everything; returns the full hash."""
+    known = _git(directory, "config", "user.email", quiet=True)
+    _git(directory, "add", "--all")
+    who = () if known else IDENTITY
+    _git(directory, *who, "commit", "--quiet", "--no-gpg-sign", "-m", message)
+    return _git(directory, "rev-parse", "HEAD")
+
+
+def _git(directory: Path, *arguments: str, quiet: bool = False) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=directory, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError as error:
+        raise Failure("NO_GIT", "git is not installed; install it and try again") from error
+    if done.returncode and not quiet:
+        raise Failure("FAILED", f"git {arguments[0]} failed: {done.stderr.strip()[-300:]}")
+    return done.stdout.strip()

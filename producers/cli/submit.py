@@ -1,0 +1,97 @@
+"""`headrace train submit`: a TOML and a commit become a run."""
+
+from pathlib import Path
+
+import click
+
+from producers.cli.client import Client
+from producers.cli.configs import needs_workspace, read_config
+from producers.cli.groups import command
+from producers.cli.output import Document, fields, print_json, say, table
+from producers.cli.repository import around, workspace_of
+from producers.cli.train import train
+
+
+@command(train, "submit", example="headrace train submit configs/training/grpo.toml --watch")
+@click.argument("config", metavar="CONFIG", type=click.Path(path_type=Path))
+@click.option("--watch", is_flag=True, help="Watch it until it ends; Ctrl-C leaves it running.")
+@click.option("--dry-run", is_flag=True, help="Show the resolved config, steps and estimates only.")
+@click.option("--from", "start", metavar="RUN@STEP", help="Go on from a checkpoint.")
+@click.option("--name", help="Default: made by the server.")
+@click.option("--workspace", help="Default: the repository around CONFIG.")
+def submit(
+    config: Path,
+    *,
+    watch: bool,
+    dry_run: bool,
+    start: str | None,
+    name: str | None,
+    workspace: str | None,
+    as_json: bool,
+) -> None:
+    """Submit a run.
+
+    The code that runs is a commit of the git repository around CONFIG. That repository is looked up
+    on the server by its path or its origin, and registered there when it is new.
+    """
+    document = read_config(config)
+    with Client() as client:
+        place = workspace or _place(client, config, document, quiet=as_json)
+        if dry_run:
+            _dry(
+                request(client, document, workspace=place, start=start, dry_run=True),
+                as_json=as_json,
+            )
+            return
+        run: Document = request(client, document, workspace=place, name=name, start=start)["run"]
+        if not as_json:
+            say(f"submitted {run['name']} ({run['id']})")
+        if watch:
+            from producers.cli.watch import watch_run
+
+            watch_run(client, str(run["id"]), str(run["name"]), as_json=as_json)
+            return
+    if as_json:
+        print_json({"run": run})
+    else:
+        say(f"watch it with: headrace train watch {run['name']}")
+
+
+def _place(client: Client, config: Path, document: Document, *, quiet: bool) -> str | None:
+    """The workspace whose code the run needs, if it needs any."""
+    if not needs_workspace(document):
+        return None
+    repository = around(config)
+    if repository.changed and not quiet:
+        say(f"note: not committed, so not part of the run: {', '.join(repository.changed[:5])}")
+    return workspace_of(client, repository)
+
+
+def request(
+    client: Client,
+    config: Document,
+    *,
+    workspace: str | None = None,
+    name: str | None = None,
+    start: str | None = None,
+    dry_run: bool = False,
+) -> Document:
+    """Submit a run; returns the server's answer. Raises Failure."""
+    more = {"workspace": workspace, "name": name, "from": start, "dry_run": dry_run or None}
+    body = {"config": config} | {key: value for key, value in more.items() if value is not None}
+    return client.post("/runs", body)
+
+
+def _dry(answer: Document, *, as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (section, key, value)
+        for section, keys in answer["config"].items()
+        for key, value in (keys or {}).items()
+        if value is not None
+    ]
+    table("Resolved config", ("section", "key", "value"), rows)
+    estimates = list((answer.get("estimates") or {}).items())
+    fields("Estimates", [("steps", answer.get("total_steps")), *estimates])
