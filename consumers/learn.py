@@ -1,12 +1,13 @@
 """Takes a run's optimizer steps.
-Reads: RunStarted, BatchAssembled.  Emits: PolicyInitialized, PolicyUpdated, PolicyFailed.  Stream: policy.
+Reads: RunStarted, BatchAssembled.
+Emits: PolicyInitialized, PolicyUpdated, PolicyFailed.  Stream: policy.
 Does: builds version 0, steps, stores what must last (lane: train).  Waits for: nothing.
 Safe to repeat because: one TrainStep per step of a run; a version that is known decides nothing.
 
 A run assembles the batch of step s only once step s - 1 is settled, so the version to step from is
 always the newest one here. Its hash always enters the log. Its bytes are stored where something needs
-them: samplers (weights, RL), checkpoints (`pinned`), and recovery (every `interval` steps, of which the
-two newest are kept). `consumers/replay.py` rebuilds all others.
+them: samplers (weights, RL), checkpoints and validations (`pinned`), and recovery (every `interval`
+steps, of which the two newest are kept). `consumers/replay.py` rebuilds all others.
 """
 
 from dataclasses import dataclass, replace
@@ -64,13 +65,22 @@ def evolve(state: PolicyState, event: PolicyEvent) -> PolicyState:
         case PolicyInitialized(spec=spec, state=base):
             return PolicyState(spec=spec, base=base, interval=_interval(spec, base))
         case PolicyUpdated(state=base):
-            kept = state.loose[-LOOSE_KEPT:]
-            loose = kept if event.pinned or not base.durable else (*kept, base)
+            loose = _loose(state, event.step)
+            if base.durable and not event.pinned:
+                loose = (*loose, base)
             return replace(state, base=base, taken=state.taken + 1, loose=loose)
         case PolicyFailed():
             return replace(state, failed=True)
         case _:
             assert_never(event)
+
+
+def _loose(state: PolicyState, step: int) -> tuple[StateRef, ...]:
+    """What stays loose once `step` is taken. A version that skipped steps are aliases of may be in the
+    checkpoint of one of them, so it stays for good."""
+    kept = state.loose[-LOOSE_KEPT:]
+    skipped = state.base is not None and state.base.step < step - 1
+    return tuple(version for version in kept if not (skipped and version == state.base))
 
 
 def _interval(spec: TrainSpec, base: StateRef) -> int:
@@ -116,24 +126,30 @@ def _known(state: PolicyState, step: int) -> bool:
 
 def _step(state: PolicyState, message: BatchAssembled, meta: Meta) -> Decision:
     if state.spec is None or state.base is None:
-        raise RuntimeError(
-            f"step {message.step} of {message.run} has a batch before version 0 exists"
-        )
-    if _known(state, message.step):
+        raise RuntimeError(f"step {message.step} of {message.run} is due before version 0 exists")
+    spec, number = state.spec, message.step
+    if _known(state, number):
         return NOTHING
+    pinned = message.durable or _is_validated(spec, number)
     step = TrainStep(
-        spec=state.spec,
-        step=message.step,
+        spec=spec,
+        step=number,
         batch=meta.event_id,
         base=state.base,
         taken=state.taken,
         groups=message.groups,
         rows=message.rows,
-        durable=message.durable or message.step % state.interval == 0,
-        pinned=message.durable,
-        retired=_retired(state.spec, state.loose[:-LOOSE_KEPT]),
+        durable=pinned or number % state.interval == 0,
+        pinned=pinned,
+        retired=_retired(spec, state.loose[:-LOOSE_KEPT]),
     )
     return Decision(effects=(step,))
+
+
+def _is_validated(spec: TrainSpec, step: int) -> bool:
+    """Whether the run validates this version: it samples with its weights then."""
+    every = spec.config.checkpoints.eval_interval
+    return every is not None and step % every == 0
 
 
 def _retired(spec: TrainSpec, loose: tuple[StateRef, ...]) -> tuple[ArtifactRef, ...]:
@@ -206,10 +222,10 @@ async def _initialize(effect: InitializePolicy, ports: Ports) -> PolicyBuilt:
 async def _train(effect: TrainStep, ports: Ports) -> PolicyBuilt:
     learner, spec = need(ports.learner, "learner"), effect.spec
     began = ports.clock.now()
-    await hold(learner, ports, spec, need(effect.base, "base version"), taken=effect.taken)
     batch = await step_batch(
         ports, spec, number=effect.taken + 1, groups=effect.groups, rows=effect.rows
     )
+    await hold(learner, ports, spec, need(effect.base, "base version"), taken=effect.taken)
     result = await learner.step(job_of(spec), batch, export_state=effect.durable)
     learned = ports.clock.now()
     weights = effect.durable or not _is_sft(spec)

@@ -8,5 +8,5 @@ P = TypeVar("P")
 def need(port: P | None, what: str) -> P:
     """The port. Raises RuntimeError in a process that should never have claimed the effect."""
     if port is None:
-        raise RuntimeError(f"this process took a lane without its {what}: a bug in its composition")
+        raise RuntimeError(f"no {what} here: this effect should not have reached this process")
     return port

@@ -10,6 +10,7 @@ PolicyUpdated of a run, whatever its step, is the learner's version n.
 
 import asyncio
 from collections.abc import Sequence
+from uuid import UUID
 
 from pydantic import ValidationError
 
@@ -45,7 +46,11 @@ async def hold(
     learner: Learner, ports: Ports, spec: TrainSpec, base: StateRef, *, taken: int
 ) -> None:
     """Make the learner hold version `taken`, whose bits `base` names. Raises ReplayDiverged,
-    CorruptData, and TransientError while the log cannot be read that far."""
+    CorruptData, and TransientError while the log cannot be read that far.
+
+    Other runs may load their versions into the same learner whenever this waits for anything else, so
+    all that is needed is read first: from `load` on, each call follows on the last at once.
+    """
     job = job_of(spec)
     if learner.holds(job, taken, base.weights_sha256, base.state_sha256):
         return
@@ -53,14 +58,14 @@ async def hold(
     if len(versions) <= taken or versions[taken].state != base:
         raise TransientError(f"the log does not show version {taken} of {spec.run} yet")
     start = max(n for n in range(taken + 1) if versions[n].state.durable)
-    await learner.load(job, await _stored(ports, versions[start].state, start))
     replayed = [v for v in versions[start + 1 : taken + 1] if isinstance(v, PolicyUpdated)]
-    batches = await _batches(ports, spec.run, replayed)
-    for number, updated in enumerate(replayed, start=start + 1):
-        assembled = batches[updated.step]
-        batch = await step_batch(
-            ports, spec, number=number, groups=assembled.groups, rows=assembled.rows
-        )
+    assembled = await _assembled(ports, spec.run, replayed)
+    batches = [
+        await step_batch(ports, spec, number=number, groups=batch.groups, rows=batch.rows)
+        for number, batch in enumerate(assembled, start=start + 1)
+    ]
+    await learner.load(job, await _stored(ports, versions[start].state, start))
+    for batch, updated in zip(batches, replayed, strict=True):
         result = await learner.step(job, batch, export_state=False)
         _compare(result.state, updated)
 
@@ -85,12 +90,12 @@ async def _stored(ports: Ports, state: StateRef, number: int) -> LearnerState:
     )
 
 
-async def _batches(
+async def _assembled(
     ports: Ports, run: str, wanted: Sequence[PolicyUpdated]
-) -> dict[int, BatchAssembled]:
+) -> list[BatchAssembled]:
     """The batches of these steps, from the log."""
     ids = {updated.batch for updated in wanted}
-    found: dict[int, BatchAssembled] = {}
+    found: dict[UUID, BatchAssembled] = {}
     cursor = Cursor()
     while len(found) < len(ids):
         page = await ports.log.read(run, after=cursor, limit=PAGE, types=[BatchAssembled.type])
@@ -98,9 +103,9 @@ async def _batches(
             raise TransientError(f"the log does not show all batches of {run} yet")
         for recorded in page:
             if recorded.id in ids and isinstance(recorded.event, BatchAssembled):
-                found[recorded.event.step] = recorded.event
+                found[recorded.id] = recorded.event
         cursor = page[-1].cursor
-    return found
+    return [found[updated.batch] for updated in wanted]
 
 
 def _compare(made: LearnerState, updated: PolicyUpdated) -> None:
