@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -29,9 +30,11 @@ from transformers.utils import logging as transformers_logging
 from schemas.errors import Refused
 from schemas.models import scratch_shape
 from schemas.sampling import ModelRef
+from trainer.adapters import adapter_pairs, merged_weight
 from trainer.characters import character_tokenizer
 
 ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_NAME = "adapter_model.safetensors"
 
 transformers_logging.disable_progress_bar()
 
@@ -142,13 +145,17 @@ def _checkpoint(
 
 def _merged(ref: ModelRef, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The adapter in `folder` merged into its base: from base/, or by the base's public name."""
-    from peft import PeftModel
-
-    named = json.loads((folder / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
-    base = str(folder / "base") if (folder / "base").is_dir() else named
-    model, tokenizer = _pretrained(base, what=f"the base model of checkpoint {ref.name}")
-    merged = PeftModel.from_pretrained(model, folder).merge_and_unload()
-    return merged, tokenizer
+    what = f"the base model of checkpoint {ref.name}"
+    config = json.loads((folder / ADAPTER_CONFIG).read_bytes())
+    is_local = (folder / "base").is_dir()
+    base = str(folder / "base") if is_local else config["base_model_name_or_path"]
+    model, tokenizer = _pretrained(base, what=what)
+    scale = config["lora_alpha"] / config["r"]
+    with torch.no_grad():
+        for module, pair in adapter_pairs(load_file(folder / ADAPTER_NAME)).items():
+            weight = model.get_parameter(f"{module}.weight")
+            weight.copy_(merged_weight(weight, pair, scale=scale))
+    return model, tokenizer
 
 
 def _pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -14,10 +14,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch.func import functional_call
 from transformers import Cache
 
+from trainer.adapters import Tensors, adapter_pairs
 from trainer.base import Base
 from trainer.batch import MicroBatch
-from trainer.lora import adapter_pairs
-from trainer.weights import Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +44,7 @@ class Fallback:
         return output.logits[0, -1], output.past_key_values
 
     def _call(self, trained: Tensors, alpha: float, **inputs: object):  # type: ignore[no-untyped-def]
-        pairs = adapter_pairs(dict(trained))
+        pairs = adapter_pairs(trained)
         model = self.base.model
         if not pairs:
             self._activate(None)

@@ -16,11 +16,8 @@ from torch import nn
 
 from schemas.errors import Refused
 from schemas.learning import LearnerJob
+from trainer.adapters import A_SUFFIX, B_SUFFIX, PEFT_PREFIX
 from trainer.base import Base
-
-PEFT_PREFIX = "base_model.model."
-A_SUFFIX = ".lora_A.weight"
-B_SUFFIX = ".lora_B.weight"
 
 
 def target_modules(base: Base, targets: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -63,20 +60,6 @@ def fresh_adapter(
         tensors[name + A_SUFFIX] = ((uniform * 2 - 1) * bound).to(weight.device)
         tensors[name + B_SUFFIX] = torch.zeros(num_out, rank, device=weight.device)
     return tensors
-
-
-def adapter_pairs(
-    tensors: dict[str, torch.Tensor],
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Module name -> (A, B). Raises KeyError when an A has no B."""
-    return {
-        name.removeprefix(PEFT_PREFIX).removesuffix(A_SUFFIX): (
-            tensor,
-            tensors[name.removesuffix(A_SUFFIX) + B_SUFFIX],
-        )
-        for name, tensor in tensors.items()
-        if name.endswith(A_SUFFIX)
-    }
 
 
 def adapter_config(base: Base, modules: tuple[str, ...], job: LearnerJob) -> bytes:

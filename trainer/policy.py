@@ -17,15 +17,15 @@ from safetensors.torch import load, save
 
 from schemas.errors import CorruptData
 from schemas.learning import LearnerJob
-from trainer.base import ADAPTER_CONFIG, Base
+from trainer.adapters import Tensors
+from trainer.base import ADAPTER_CONFIG, ADAPTER_NAME, Base
 from trainer.batch import MicroBatch, packed_attend
 from trainer.decoder import Decoder
 from trainer.fallback import Fallback
 from trainer.lora import adapter_config, fresh_adapter, target_modules
-from trainer.weights import Tensors, trainable
+from trainer.weights import trainable
 
 METADATA = {"format": "pt"}
-ADAPTER_NAME = "adapter_model.safetensors"
 MODEL_NAME = "model.safetensors"
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from trainer.lora import PEFT_PREFIX, adapter_pairs
+from trainer.adapters import PEFT_PREFIX, Tensors, adapter_pairs, merged_weight
 
 FUSED: dict[str, tuple[str, ...]] = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -21,8 +21,6 @@ FUSED: dict[str, tuple[str, ...]] = {
     "down": ("mlp.down_proj",),
 }
 """What the decoder asks for -> the modules of one layer whose outputs stand side by side."""
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 def layer_module(layer: int, module: str) -> str:
@@ -56,7 +54,7 @@ class Trainable:
 
 def trainable(base: Tensors, trained: Tensors, *, alpha: float) -> Trainable:
     """The view of `trained` over `base` that gradients flow through."""
-    pairs = adapter_pairs(dict(trained))
+    pairs = adapter_pairs(trained)
     full = {name: t for name, t in trained.items() if not name.startswith(PEFT_PREFIX)}
     rank = next((a.shape[0] for a, _ in pairs.values()), 1)
     return Trainable({**base, **_tied(base, full)}, pairs, alpha / rank)
@@ -103,7 +101,5 @@ def merge(view: Trainable, *, num_layers: int) -> Merged:
 
 def _merged_weight(view: Trainable, module: str) -> torch.Tensor:
     weight = view.base[f"{module}.weight"]
-    if module not in view.pairs:
-        return weight
-    a_r_H, b_O_r = view.pairs[module]
-    return torch.addmm(weight, b_O_r, a_r_H, alpha=view.scale)
+    pair = view.pairs.get(module)
+    return weight if pair is None else merged_weight(weight, pair, scale=view.scale)

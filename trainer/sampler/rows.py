@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from schemas.sampling import SamplingParams, Turn
+from trainer.adapters import Tensors
 from trainer.chat import Chat
 from trainer.policy import Loaded
 from trainer.sampler.draws import Draws
-from trainer.weights import Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
