@@ -35,7 +35,7 @@ def submit(
         place = workspace or workspace_of(client, around(config))
         started = request(client, document, workspace=place, name=name)
         if watch:
-            started = _watched(client, started, quiet=as_json)
+            started = watched(client, started, quiet=as_json)
     if as_json:
         print_json({"eval": started})
     elif watch:
@@ -65,7 +65,9 @@ def wait(client: Client, ref: str, *, each: Callable[[Document], None]) -> Docum
         time.sleep(POLL_S)
 
 
-def _watched(client: Client, started: Document, *, quiet: bool) -> Document:
+def watched(client: Client, started: Document, *, quiet: bool) -> Document:
+    """The evaluation once it ended, with its progress on a terminal unless `quiet`. Raises Interrupted
+    on SIGINT: the evaluation goes on."""
     ref = str(started["id"])
     try:
         if quiet or not sys.stdout.isatty():

@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,7 +13,6 @@ from producers.cli.failures import Failure
 from producers.cli.groups import command
 from producers.cli.output import console, fields, print_json, say, table
 
-DETACH_S = 90.0
 DOWN_S = 60.0
 
 
@@ -40,7 +38,9 @@ def up(*, detach: bool, as_json: bool) -> None:
         say(f"Headrace is ready at {settings.url} (home {settings.home}, {took_s:.1f} s)")
 
     if detach:
-        ready(_detached(settings.home))
+        from producers.cli.launch import launch
+
+        ready(launch(settings.home, os.environ, tied=False).pid)
         return
     from infra.home import prepare
     from infra.supervisor import supervise
@@ -55,44 +55,6 @@ def _log(file: Path | None) -> None:
     logging.basicConfig(
         filename=file, level=logging.INFO, format="%(asctime)s supervisor: %(message)s"
     )
-
-
-def _detached(home: Path) -> int:
-    """Start a supervisor that outlives us; its pid, once it is ready."""
-    from infra.home import prepare, read_state
-    from infra.supervisor import tail
-
-    prepare(home)
-    log = home / "logs" / "supervisor.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "producers.cli.main", "up", "--json"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=output,
-            start_new_session=True,
-        )
-    deadline = time.monotonic() + DETACH_S
-    while time.monotonic() < deadline:
-        state = read_state(home)
-        if state is not None and state.pid == process.pid and state.ready:
-            return process.pid
-        if process.poll() is not None:
-            raise _why(tail(log))
-        time.sleep(0.05)
-    process.terminate()
-    raise Failure("FAILED", f"the server did not become ready; look into {home / 'logs'}")
-
-
-def _why(said: str) -> Failure:
-    """The failure that a supervisor printed as JSON, as our own."""
-    import json
-
-    last = said.splitlines()[-1] if said else ""
-    if not last.startswith('{"schema_version"'):
-        return Failure("FAILED", said or "the supervisor ended without a word")
-    error = json.loads(last)["error"]
-    return Failure(str(error["code"]), str(error["message"]))
 
 
 @command(None, "down", example="headrace down")

@@ -1,6 +1,5 @@
 """`headrace train`: submit a run, look at it, control it. A run is named by its name or its id."""
 
-
 import click
 
 from producers.cli.client import Client, part

@@ -1,0 +1,53 @@
+"""The demo's own platform: a home below one directory, a free port, one supervisor."""
+
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+from producers.cli.client import Address, Client
+from producers.cli.launch import launch
+
+STOP_S = 60.0
+
+
+class DemoPlatform:
+    """Started and stopped once. `prefix` is what a shell needs before `headrace` to come back."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = root / "home"
+        self.url = f"http://127.0.0.1:{_free_port()}"
+        self.prefix = f"HEADRACE_HOME={self.home} HEADRACE_URL={self.url}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Client:
+        """Start everything; returns a client of it. Raises Failure."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
+        mine = {"HEADRACE_HOME": str(self.home), "HEADRACE_URL": self.url}
+        self._process = launch(self.home, {**kept, **mine}, tied=True)
+        return Client(Address(self.url, (self.home / "token").read_text().strip()))
+
+    def stop(self) -> None:
+        """Stop everything in order, and wait for it."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def remove_database(self) -> None:
+        """Remove the embedded database, which may live outside of the home."""
+        from infra.embedded import place_for
+
+        shutil.rmtree(place_for(self.home).data.parent, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

