@@ -1,0 +1,85 @@
+"""checkpoint: one manifest per step, answered once, in the order of the steps."""
+
+import json
+
+import pytest
+
+from consumers.checkpoint import CONSUMER, manifest_json
+from schemas.errors import CorruptData, FailureCategory
+from schemas.events import CheckpointFailed, CheckpointRequested, CheckpointSaved
+from schemas.ids import StreamName
+from schemas.messages import Failed, ManifestPut, SaveCheckpoint
+from tests.kit.decider import given
+from tests.kit.specs import checkpoint_spec, ref, version
+
+STREAM = StreamName("checkpoint-r1")
+
+
+def requested(step: int) -> CheckpointRequested:
+    return CheckpointRequested(run="r1", spec=checkpoint_spec(step), reward=0.75)
+
+
+def effect(step: int) -> SaveCheckpoint:
+    return SaveCheckpoint(spec=checkpoint_spec(step), reward=0.75)
+
+
+def put(step: int) -> ManifestPut:
+    return ManifestPut(effect(step), manifest=ref(f"manifest {step}"))
+
+
+def saved(step: int) -> CheckpointSaved:
+    return CheckpointSaved(
+        spec=checkpoint_spec(step), manifest=ref(f"manifest {step}"), reward=0.75
+    )
+
+
+def failed(step: int) -> Failed:
+    return Failed(effect(step), FailureCategory.INTERNAL, "the disk is full")
+
+
+FAILED = CheckpointFailed(run="r1", step=4, message="the disk is full")
+
+
+def test_a_request_is_an_effect_that_carries_the_reward() -> None:
+    given(CONSUMER).when(requested(4)).then(effects=[effect(4)])
+    given(CONSUMER, saved(2)).when(requested(4)).then(effects=[effect(4)])
+
+
+def test_a_step_that_was_answered_decides_nothing() -> None:
+    given(CONSUMER, saved(4)).when(requested(4)).then_nothing()
+    given(CONSUMER, saved(4), saved(6)).when(requested(4)).then_nothing()
+    given(CONSUMER, FAILED).when(requested(4)).then_nothing()
+
+
+def test_a_manifest_is_announced_once() -> None:
+    given(CONSUMER, saved(2)).when(put(4), stream=STREAM).then(events=[saved(4)])
+    given(CONSUMER, saved(4)).when(put(4), stream=STREAM).then_nothing()
+    given(CONSUMER, saved(4), saved(6)).when(put(4), stream=STREAM).then_nothing()
+
+
+def test_a_failure_is_told_once() -> None:
+    given(CONSUMER).when(failed(4), stream=STREAM).then(events=[FAILED])
+    given(CONSUMER, FAILED).when(failed(4), stream=STREAM).then_nothing()
+    given(CONSUMER, saved(4)).when(failed(4), stream=STREAM).then_nothing()
+
+
+def test_the_manifest_is_a_pure_function_of_the_step() -> None:
+    first, again = manifest_json(checkpoint_spec(4)), manifest_json(checkpoint_spec(4))
+    assert first == again
+    content = json.loads(first)
+    assert content["files"]["adapter_model.safetensors"] == ref("w4").model_dump()
+    assert content["files"]["adapter_config.json"] == ref("{}").model_dump()
+    assert content["state"] == ref("s4").model_dump()
+    assert content["step"] == content["policy_version"] == 4
+    assert content["plan"] == [12, 8]
+
+
+def test_the_manifest_of_a_skipped_step_names_the_version_it_is_an_alias_of() -> None:
+    content = json.loads(manifest_json(checkpoint_spec(5, state=version(4))))
+    assert (content["step"], content["policy_version"]) == (5, 4)
+
+
+def test_a_version_whose_weights_are_nowhere_cannot_be_a_checkpoint() -> None:
+    bare = version(4).model_copy(update={"weights": None})
+    with pytest.raises(CorruptData, match="only their hash"):
+        manifest_json(checkpoint_spec(4, state=bare))

@@ -1,0 +1,115 @@
+"""sync: a push is answered once, whatever comes of it."""
+
+import io
+import tarfile
+from uuid import UUID, uuid5
+
+import pytest
+
+from consumers.sync import (
+    ANSWERED_KEPT,
+    CONSUMER,
+    MAX_ENTRYPOINTS,
+    WorkspaceState,
+    entrypoints_in,
+    evolve,
+)
+from schemas.errors import FailureCategory, Refused
+from schemas.events import RepositoryPushed, WorkspaceRejected, WorkspaceSynced
+from schemas.ids import HEADRACE, StreamName
+from schemas.messages import CommitFetched, Failed, FetchCommit
+from schemas.specs import CommitSpec, DiscoveredRollout, Entrypoint
+from tests.kit.decider import given
+from tests.kit.specs import ref
+
+STREAM = StreamName("workspace-w1")
+PUSH = UUID(int=1)
+COMMIT = CommitSpec(url="/srv/repo", branch="main")
+PUSHED = RepositoryPushed(
+    workspace="w1", workspace_name="mine", commit=COMMIT, requester=StreamName("run-r1")
+)
+FETCH = FetchCommit(workspace="w1", push=PUSH, commit=COMMIT, entrypoints=(), requester="run-r1")
+FOUND = DiscoveredRollout(entrypoint=Entrypoint(rollout="say"), grader="Count")
+FETCHED = CommitFetched(FETCH, commit="c" * 40, snapshot=ref("tree"), rollouts=(FOUND,))
+SYNCED = WorkspaceSynced(
+    workspace="w1",
+    push=PUSH,
+    commit="c" * 40,
+    snapshot=ref("tree"),
+    rollouts=(FOUND,),
+    requester=StreamName("run-r1"),
+)
+FAILED = Failed(FETCH, FailureCategory.VALIDATION, "no branch main; push it first")
+REJECTED = WorkspaceRejected(
+    workspace="w1",
+    push=PUSH,
+    message="no branch main; push it first",
+    requester=StreamName("run-r1"),
+)
+
+
+def test_a_push_asks_for_its_commit() -> None:
+    given(CONSUMER, PUSHED).when(PUSHED, event_id=PUSH).then(effects=[FETCH])
+
+
+def test_a_push_that_was_answered_decides_nothing() -> None:
+    given(CONSUMER, PUSHED, SYNCED).when(PUSHED, event_id=PUSH).then_nothing()
+    given(CONSUMER, PUSHED, REJECTED).when(PUSHED, event_id=PUSH).then_nothing()
+
+
+def test_each_push_is_its_own_fetch() -> None:
+    other = UUID(int=2)
+    effects = given(CONSUMER, PUSHED, SYNCED).when(PUSHED, event_id=other).effects
+    assert [effect.id for effect in effects] == [FETCH.model_copy(update={"push": other}).id]
+    assert effects[0].id != FETCH.id
+
+
+def test_a_fetched_commit_is_synced_once() -> None:
+    given(CONSUMER, PUSHED).when(FETCHED, stream=STREAM).then(events=[SYNCED])
+    given(CONSUMER, PUSHED, SYNCED).when(FETCHED, stream=STREAM).then_nothing()
+
+
+def test_an_outcome_before_its_push_was_seen_is_an_answer_all_the_same() -> None:
+    given(CONSUMER).when(FETCHED, stream=STREAM).then(events=[SYNCED])
+
+
+def test_a_failed_fetch_is_a_rejection_that_quotes_the_reason() -> None:
+    given(CONSUMER, PUSHED).when(FAILED, stream=STREAM).then(events=[REJECTED])
+    given(CONSUMER, PUSHED, REJECTED).when(FAILED, stream=STREAM).then_nothing()
+
+
+def test_a_huge_error_fits_into_the_event() -> None:
+    failed = Failed(FETCH, FailureCategory.INTERNAL, "x\x00" * 500_000)
+    [rejected] = given(CONSUMER, PUSHED).when(failed, stream=STREAM).events
+    assert isinstance(rejected, WorkspaceRejected)
+    assert rejected.message.endswith("…")
+    assert "\x00" not in rejected.message
+
+
+def test_the_state_stays_small() -> None:
+    state = WorkspaceState()
+    for number in range(3 * ANSWERED_KEPT):
+        state = evolve(state, SYNCED.model_copy(update={"push": uuid5(HEADRACE, str(number))}))
+    assert len(state.answered) == ANSWERED_KEPT
+
+
+def tree(*names: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = 1
+            tar.addfile(member, io.BytesIO(b"\n"))
+    return buffer.getvalue()
+
+
+def test_entry_points_are_the_main_files_of_rollouts() -> None:
+    names = ("rollouts/b/main.py", "rollouts/a/main.py", "rollouts/a/other.py", "main.py")
+    found = entrypoints_in(tree(*names, "rollouts/a/deep/main.py", "data/x/main.py"))
+    assert found == (Entrypoint(rollout="a"), Entrypoint(rollout="b"))
+
+
+def test_a_commit_with_too_many_rollouts_is_refused() -> None:
+    names = [f"rollouts/r{number}/main.py" for number in range(MAX_ENTRYPOINTS + 1)]
+    with pytest.raises(Refused, match="name the entry point"):
+        entrypoints_in(tree(*names))
