@@ -1,0 +1,7 @@
+"""The SDK that a workspace's rollouts import: nothing but the standard library."""
+
+from headrace.grading import Grader, GraderContext, Sample
+from headrace.rewards import reward
+from headrace.workflow import AgentWorkflow, WorkflowContext
+
+__all__ = ["AgentWorkflow", "Grader", "GraderContext", "Sample", "WorkflowContext", "reward"]

@@ -1,0 +1,101 @@
+"""What an entry point's namespace holds: one workflow at most, one grader at most, reward functions.
+
+Every refusal names the file and the line, as a compiler would.
+"""
+
+import inspect
+import linecache
+import sys
+import traceback
+import types
+from pathlib import Path
+
+from headrace.grading import Grader
+from headrace.rewards import is_reward
+from headrace.workflow import AgentWorkflow
+
+
+class Unusable(Exception):
+    """The entry point cannot be used; the message says where and why."""
+
+
+def load(path: Path) -> types.ModuleType:
+    """Run an entry point as a module. Raises Unusable with file and line when it does not load."""
+    module = types.ModuleType("rollout")
+    module.__file__ = str(path)
+    sys.modules["rollout"] = module
+    try:
+        source = path.read_text()
+        exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102 - this is what we are for
+    except SyntaxError as error:
+        where = _shown(Path(error.filename or str(path)), path)
+        raise Unusable(f"{where}:{error.lineno}: SyntaxError: {error.msg}") from error
+    except BaseException as error:
+        raise Unusable(f"{_place(error, path)}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def workflow_of(module: types.ModuleType) -> type[AgentWorkflow] | None:
+    """The AgentWorkflow of a module. Raises Unusable for two, or for a `run` that is not async."""
+    return _only(module, AgentWorkflow, "run")
+
+
+def grader_of(module: types.ModuleType) -> type[Grader] | None:
+    """The Grader of a module. Raises Unusable for two, or for a `grade` that is not async."""
+    return _only(module, Grader, "grade")
+
+
+def rewards_of(module: types.ModuleType) -> dict[str, object]:
+    """The reward functions of a module by name."""
+    return {name: value for name, value in vars(module).items() if is_reward(value)}
+
+
+def _only(module: types.ModuleType, base: type, method: str) -> type | None:
+    found = {
+        id(value): value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, base) and value is not base
+    }
+    classes = list(found.values())
+    # A base class that another of them extends is not a second candidate only if it is abstract in
+    # our sense: it leaves the method to its subclass.
+    classes = [c for c in classes if getattr(c, method) is not getattr(base, method)] or classes
+    path = Path(module.__file__ or "?")
+    if len(classes) > 1:
+        named = ", ".join(f"{c.__name__} (line {_line(c)})" for c in classes)
+        raise Unusable(
+            f"{_shown(path, path)}: there are two {base.__name__}s: {named}; keep one in this file"
+        )
+    if not classes:
+        return None
+    function = getattr(classes[0], method)
+    if not inspect.iscoroutinefunction(function):
+        raise Unusable(
+            f"{_shown(path, path)}:{_line(function)}: {classes[0].__name__}.{method} must be async: "
+            f"write `async def {method}(self, ctx)`"
+        )
+    return classes[0]
+
+
+def _line(thing: object) -> int:
+    try:
+        return inspect.getsourcelines(thing)[1]  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return 0
+
+
+def _place(error: BaseException, path: Path) -> str:
+    """The innermost frame of the workspace's own code in a traceback."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    own = [f for f in frames if Path(f.filename).is_relative_to(path.parent)]
+    if not own:
+        return f"{_shown(path, path)}:1"
+    return f"{_shown(Path(own[-1].filename), path)}:{own[-1].lineno}"
+
+
+def _shown(file: Path, entry: Path) -> str:
+    """The path as the workspace names it: rollouts/<rollout>/<file>."""
+    linecache.checkcache()
+    if file.is_relative_to(entry.parent):
+        return str(Path("rollouts") / entry.parent.name / file.relative_to(entry.parent))
+    return file.name

@@ -1,0 +1,44 @@
+"""Graders: how the attempts at a dataset row are paid."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One attempt: its final text, and the whole conversation."""
+
+    name: str
+    index: int
+    text: str
+    messages: list[dict[str, object]]
+
+
+@dataclass
+class GraderContext:
+    """What a grader is given. `samples` maps names to attempts; `label` is the ground truth."""
+
+    label: str | None
+    metadata: dict[str, object]
+    samples: dict[str, Sample]
+    rewards: dict[str, object] = field(default_factory=dict)
+
+    def set_sample_reward(self, name: str, value: float) -> None:
+        """Pay a sample. A sample without a reward, or with one that is no finite number, stays out of
+        training. Raises KeyError for a name that is not in `samples`."""
+        if name not in self.samples:
+            raise KeyError(f"there is no sample {name!r}; there are: {', '.join(self.samples)}")
+        self.rewards[name] = value
+
+    def set_reward(self, value: float) -> None:
+        """Pay the only sample. Raises ValueError when there are several."""
+        if len(self.samples) != 1:
+            raise ValueError("several samples: use set_sample_reward(name, value)")
+        self.set_sample_reward(next(iter(self.samples)), value)
+
+
+class Grader:
+    """Subclass it once per entry point and write `grade`."""
+
+    async def grade(self, ctx: GraderContext) -> None:
+        """Pay every sample of `ctx.samples`."""
+        raise NotImplementedError("write `async def grade(self, ctx)`")

@@ -1,0 +1,285 @@
+"""The program inside a confined process: hosts one role of one entry point.
+
+Started as `python -I host.py ROLE FD_IN FD_OUT ENTRYPOINT`; messages are JSON with a length before
+each. Attempts run side by side in one loop. A thread tells the parent which attempt holds the loop when
+nothing else moves, so that the parent can end it and no other.
+"""
+
+import asyncio
+import contextvars
+import ctypes
+import json
+import math
+import os
+import resource
+import signal
+import struct
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from headrace import discovery
+from headrace.grading import GraderContext, Sample
+from headrace.workflow import WorkflowContext
+
+Json = dict[str, object]
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NO_NEW_PRIVS = 38
+MEMORY_BYTES = 16 << 30
+FILE_BYTES = 1 << 30
+PROCESSES = 1024
+BEAT_S = 0.25
+
+current: contextvars.ContextVar[str | None] = contextvars.ContextVar("current", default=None)
+
+
+def confine() -> None:
+    """Limits of this process, and its end with its parent's."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_AS: MEMORY_BYTES,
+        resource.RLIMIT_FSIZE: FILE_BYTES,
+        resource.RLIMIT_NPROC: PROCESSES,
+        resource.RLIMIT_NOFILE: 4096,
+    }
+    for limit, value in limits.items():
+        _, hard = resource.getrlimit(limit)
+        allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (allowed, allowed))
+
+
+class Channel:
+    """Messages to the parent, one at a time, from any thread."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+
+    def send(self, message: Json) -> None:
+        data = json.dumps(message).encode()
+        with self._lock:
+            view = memoryview(struct.pack(">I", len(data)) + data)
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+
+
+class Watch:
+    """Tells the parent which call holds the loop when the loop does not turn."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, channel: Channel) -> None:
+        self._loop = loop
+        self._channel = channel
+        self._turned = True
+        self._owners: dict[int, str | None] = {}
+        loop.set_task_factory(self._task)
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
+
+    def _task(
+        self, loop: asyncio.AbstractEventLoop, coroutine: object, **options: object
+    ) -> "asyncio.Task[object]":
+        task: asyncio.Task[object] = asyncio.Task(coroutine, loop=loop, **options)  # type: ignore[arg-type]
+        self._owners[id(task)] = current.get()
+        task.add_done_callback(lambda done: self._owners.pop(id(done), None))
+        return task
+
+    def _run(self) -> None:
+        beat = threading.Event()
+        while not beat.wait(BEAT_S):
+            if not self._turned:
+                task = asyncio.current_task(self._loop)
+                holder = self._owners.get(id(task)) if task is not None else None
+                self._channel.send({"stuck": holder})
+            self._turned = False
+            self._loop.call_soon_threadsafe(self._turn)
+
+    def _turn(self) -> None:
+        self._turned = True
+
+
+async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) -> None:
+    """Take calls until the parent closes the pipe."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=1 << 30)
+    await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(incoming, "rb")
+    )
+    module = discovery.load(entrypoint)
+    Watch(loop, channel)
+    call = workflow_call(module) if role == "workflow" else grader_call(module)
+    channel.send({"ready": True})
+    running: set[asyncio.Task[None]] = set()
+    while True:
+        try:
+            size = struct.unpack(">I", await reader.readexactly(4))[0]
+            message: Json = json.loads(await reader.readexactly(size))
+        except asyncio.IncompleteReadError:
+            return
+        current.set(str(message["id"]))
+        task = loop.create_task(answer(call, message, channel))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+
+async def answer(
+    call: Callable[[Json], Awaitable[Json]], message: Json, channel: Channel
+) -> None:
+    """One call, under its deadline; whatever user code raises is an answer too."""
+    deadline = message["deadline_s"]
+    assert isinstance(deadline, (int, float))  # noqa: S101 - our own parent sent it
+    try:
+        async with asyncio.timeout(deadline):
+            result = await call(message)
+    except TimeoutError:
+        result = {"category": "timeout", "error": f"not done after {deadline:g} s"}
+    except BaseException as error:
+        result = {"category": "raised", "error": blame(error)}
+    channel.send({"id": message["id"], **result})
+
+
+def blame(error: BaseException) -> str:
+    """The error with the last line of user code it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "headrace" not in Path(f.filename).parts]
+    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{place}"[:2000]
+
+
+def workflow_call(module: object) -> Callable[[Json], Awaitable[Json]]:
+    """Calls of the workflow role: one attempt each."""
+    workflow = discovery.workflow_of(module)  # type: ignore[arg-type]
+    if workflow is None:
+        raise discovery.Unusable("there is no AgentWorkflow")
+
+    async def call(message: Json) -> Json:
+        with tempfile.TemporaryDirectory(prefix="sample-") as directory:
+            context = WorkflowContext(
+                prompt=message["prompt"],  # type: ignore[arg-type]
+                metadata=message["metadata"],  # type: ignore[arg-type]
+                artifacts_dir=Path(directory),
+                base_url=str(message["base_url"]),
+                api_key=str(message["api_key"]),
+            )
+            returned = await workflow().run(context)
+        return {"messages": conversation(returned)}
+
+    return call
+
+
+def conversation(returned: object) -> list[Json] | None:
+    """What a workflow returned as messages. Raises TypeError when it is neither None nor a list of
+    messages with role and content."""
+    if returned is None:
+        return None
+    if not isinstance(returned, list):
+        raise TypeError(f"run returned {type(returned).__name__}; return a list of messages or None")
+    messages = []
+    for message in returned:
+        if not isinstance(message, dict) or not {"role", "content"} <= set(message):
+            raise TypeError("run returned a message without role and content")
+        messages.append({"role": str(message["role"]), "content": str(message["content"] or "")})
+    return messages
+
+
+def grader_call(module: object) -> Callable[[Json], Awaitable[Json]]:
+    """Calls of the grader role: one group each."""
+    grader = discovery.grader_of(module)  # type: ignore[arg-type]
+    functions = discovery.rewards_of(module)  # type: ignore[arg-type]
+
+    async def call(message: Json) -> Json:
+        samples = {
+            str(sample["name"]): Sample(**sample)
+            for sample in message["samples"]  # type: ignore[attr-defined]
+        }
+        weights: list[Json] = message["rewards"]  # type: ignore[assignment]
+        if weights:
+            return {"grades": [await weighed(s, message, weights, functions) for s in samples.values()]}
+        if grader is None:
+            raise discovery.Unusable("there is no Grader")
+        context = GraderContext(
+            label=message["label"],  # type: ignore[arg-type]
+            metadata=message["metadata"],  # type: ignore[arg-type]
+            samples=samples,
+        )
+        await grader().grade(context)
+        return {"grades": [paid(s, context.rewards.get(s.name), {}) for s in samples.values()]}
+
+    return call
+
+
+async def weighed(
+    sample: Sample, message: Json, weights: list[Json], functions: dict[str, object]
+) -> Json:
+    """The weighted sum of the reward functions for one sample; one bad value spoils the sum."""
+    parts: dict[str, object] = {}
+    for weight in weights:
+        name = str(weight["name"])
+        value = functions[name](  # type: ignore[operator]
+            sample.text, message["label"], extra_info=message["metadata"]
+        )
+        parts[name] = await value if asyncio.iscoroutine(value) else value
+    problems = [p for name, value in parts.items() if (p := problem(value, f"@reward {name}"))]
+    if problems:
+        return {"index": sample.index, "reward": None, "parts": {}, "error": problems[0]}
+    numbers = {name: float(value) for name, value in parts.items()}  # type: ignore[arg-type]
+    total = sum(float(w["weight"]) * numbers[str(w["name"])] for w in weights)  # type: ignore[arg-type]
+    return {"index": sample.index, "reward": total, "parts": numbers, "error": None}
+
+
+def paid(sample: Sample, value: object, parts: dict[str, float]) -> Json:
+    """One sample's reward as the grader set it."""
+    wrong = problem(value, "the grader")
+    reward = None if wrong else float(value)  # type: ignore[arg-type]
+    return {"index": sample.index, "reward": reward, "parts": parts, "error": wrong}
+
+
+def problem(value: object, who: str) -> str | None:
+    """Why `value` is no reward, or None."""
+    if value is None:
+        return f"{who} set no reward"
+    if not isinstance(value, (int, float)):
+        return f"{who} paid {type(value).__name__} {str(value)[:80]!r}; a reward is a number"
+    if not math.isfinite(value):
+        return f"{who} paid {value}; a reward is a finite number"
+    return None
+
+
+def look(entrypoint: Path) -> Json:
+    """The discover role: what the entry point holds."""
+    try:
+        module = discovery.load(entrypoint)
+        workflow, grader = discovery.workflow_of(module), discovery.grader_of(module)
+    except discovery.Unusable as error:
+        return {"error": str(error)[:2000]}
+    return {
+        "workflow": workflow.__name__ if workflow else None,
+        "grader": grader.__name__ if grader else None,
+        "rewards": sorted(discovery.rewards_of(module)),
+    }
+
+
+def main() -> None:
+    role, incoming, outgoing, entrypoint = sys.argv[1:5]
+    confine()
+    channel = Channel(int(outgoing))
+    path = Path(entrypoint)
+    sys.path.insert(0, str(path.parent))
+    if role == "discover":
+        channel.send(look(path))
+        os._exit(0)
+    try:
+        asyncio.run(serve(role, int(incoming), channel, path))
+    except discovery.Unusable as error:
+        channel.send({"unusable": str(error)})
+
+
+if __name__ == "__main__":
+    main()

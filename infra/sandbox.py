@@ -1,0 +1,259 @@
+"""User code in confined processes: one for a rollout's workflow, one for its grader, kept warm.
+
+What one sample does to its process concerns that sample: when a process ends under several calls, each
+of them runs again, alone in a process of its own, until it is known which one ends it.
+"""
+
+import asyncio
+import io
+import logging
+import shutil
+import tarfile
+import tempfile
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+import headrace
+from infra.confined import ConfinedProcess, Ended, Json, describe_user
+from infra.ports import WorkflowResult
+from infra.settings import Settings
+from schemas.errors import CorruptData, FailureCategory, TransientError, UserCodeError
+from schemas.sampling import ArtifactRef, Grade, Message, SampleFailure, SampleRecord
+from schemas.specs import DiscoveredRollout, Entrypoint, RolloutRef
+
+logger = logging.getLogger(__name__)
+
+Fetch = Callable[[ArtifactRef], Awaitable[bytes]]
+
+WARM = 8
+"""Processes kept warm; the one unused for longest ends first."""
+
+ALONE = 4
+"""Suspects that run at the same time, each in a process of its own."""
+
+
+class ProcessSandbox:
+    """`infra.ports.UserCode` at level `process`."""
+
+    def __init__(self, settings: Settings, *, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self._root = Path(tempfile.mkdtemp(prefix="headrace-code-"))
+        self._root.chmod(0o755)
+        self._sdk = self._root / "sdk"
+        shutil.copytree(
+            Path(headrace.__file__).parent,
+            self._sdk / "headrace",
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+        self._warm: OrderedDict[tuple[str, str], ConfinedProcess] = OrderedDict()
+        self._starting: dict[tuple[str, str], asyncio.Lock] = {}
+        self._suspects: set[str] = set()
+        self._alone = asyncio.Semaphore(ALONE)
+        logger.warning(
+            "sandbox level 'process': user code runs as %s with limits, but sees this machine's files "
+            "and network; run only code whose author you trust",
+            describe_user(),
+        )
+
+    async def discover(
+        self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
+    ) -> tuple[DiscoveredRollout, ...]:
+        with tempfile.TemporaryDirectory(dir=self._root) as directory:
+            tree = Path(directory)
+            tree.chmod(0o755)
+            await asyncio.to_thread(unpack, snapshot, tree)
+            wanted = list(entrypoints) or [
+                Entrypoint(rollout=path.parent.name)
+                for path in sorted(tree.glob("rollouts/*/main.py"))
+            ]
+            return tuple(
+                [await self._look(tree, e) for e in wanted if _entry_file(tree, e) is not None]
+            )
+
+    async def run_workflow(
+        self,
+        rollout: RolloutRef,
+        *,
+        sample: str,
+        prompt: Sequence[Message],
+        metadata: Mapping[str, object],
+        base_url: str,
+        api_key: str,
+    ) -> WorkflowResult:
+        message: Json = {
+            "prompt": [m.model_dump() for m in prompt],
+            "metadata": dict(metadata),
+            "base_url": base_url,
+            "api_key": api_key,
+        }
+        answer = await self._call(
+            rollout, "workflow", sample, message, deadline_s=rollout.workflow_timeout_s
+        )
+        returned = answer.get("messages")
+        if not isinstance(returned, list):
+            return WorkflowResult(None)
+        return WorkflowResult(tuple(_message(m) for m in returned))
+
+    async def grade(
+        self,
+        rollout: RolloutRef,
+        *,
+        group: str,
+        label: str | None,
+        metadata: Mapping[str, object],
+        samples: Sequence[SampleRecord],
+    ) -> tuple[Grade, ...]:
+        message: Json = {
+            "label": label,
+            "metadata": dict(metadata),
+            "rewards": [reward.model_dump() for reward in rollout.rewards],
+            "samples": [
+                {
+                    "name": f"sample_{record.index}",
+                    "index": record.index,
+                    "text": record.text,
+                    "messages": [m.model_dump() for m in record.messages],
+                }
+                for record in samples
+            ],
+        }
+        answer = await self._call(
+            rollout, "grader", group, message, deadline_s=rollout.grader_timeout_s
+        )
+        grades = answer.get("grades")
+        if not isinstance(grades, list):
+            raise UserCodeError(FailureCategory.GRADER, "the grader's process answered no grades")
+        return tuple(_grade(grade) for grade in grades)
+
+    async def aclose(self) -> None:
+        """End all processes and remove what was unpacked."""
+        for process in self._warm.values():
+            await process.aclose()
+        self._warm.clear()
+        await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
+
+    async def _call(
+        self, rollout: RolloutRef, role: str, name: str, message: Json, *, deadline_s: float
+    ) -> Json:
+        if name in self._suspects:
+            return await self._call_alone(rollout, role, name, message, deadline_s)
+        process = await self._process(rollout, role)
+        try:
+            return await process.call(name, message, deadline_s=deadline_s)
+        except Ended as error:
+            self._suspects.add(name)
+            raise TransientError(f"{error}; {name} runs again, alone") from error
+
+    async def _call_alone(
+        self, rollout: RolloutRef, role: str, name: str, message: Json, deadline_s: float
+    ) -> Json:
+        async with self._alone:
+            process = await self._start(rollout, role)
+            try:
+                answer = await process.call(name, message, deadline_s=deadline_s)
+            except Ended as error:
+                raise UserCodeError(
+                    FailureCategory.PROCESS, f"its process ended while {name} ran alone in it"
+                ) from error
+            finally:
+                await process.aclose()
+                self._suspects.discard(name)
+        return answer
+
+    async def _process(self, rollout: RolloutRef, role: str) -> ConfinedProcess:
+        """The warm process of a rollout and role; started once, whoever asks first."""
+        key = (rollout.model_dump_json(), role)
+        async with self._starting.setdefault(key, asyncio.Lock()):
+            process = self._warm.get(key)
+            if process is None or not process.alive:
+                if process is not None:
+                    await process.aclose()
+                process = await self._start(rollout, role)
+                self._warm[key] = process
+            self._warm.move_to_end(key)
+        while len(self._warm) > WARM:
+            other, idle = self._warm.popitem(last=False)
+            self._starting.pop(other, None)
+            await idle.aclose()
+        return process
+
+    async def _start(self, rollout: RolloutRef, role: str) -> ConfinedProcess:
+        tree = await self._tree(rollout.snapshot)
+        path = _entry_file(tree, rollout.entrypoint)
+        if path is None:
+            raise UserCodeError(FailureCategory.VALIDATION, f"no {rollout.entrypoint} in snapshot")
+        process = ConfinedProcess(role, self._sdk, path, rollout.env)
+        await process.start()
+        return process
+
+    async def _tree(self, snapshot: ArtifactRef) -> Path:
+        """The snapshot, unpacked once per content."""
+        tree = self._root / "trees" / snapshot.sha256
+        if tree.exists():
+            return tree
+        data = await self._fetch(snapshot)
+        scratch = Path(tempfile.mkdtemp(dir=self._root))
+        await asyncio.to_thread(unpack, data, scratch)
+        scratch.chmod(0o755)
+        tree.parent.mkdir(exist_ok=True)
+        if tree.exists():
+            shutil.rmtree(scratch)
+        else:
+            scratch.rename(tree)
+        return tree
+
+    async def _look(self, tree: Path, entrypoint: Entrypoint) -> DiscoveredRollout:
+        path = _entry_file(tree, entrypoint)
+        assert path is not None  # noqa: S101 - the caller looked
+        process = ConfinedProcess("discover", self._sdk, path, {})
+        try:
+            found = await process.start()
+        except UserCodeError as error:
+            return DiscoveredRollout(entrypoint=entrypoint, error=error.message)
+        finally:
+            await process.aclose()
+        return DiscoveredRollout.model_validate({"entrypoint": entrypoint, **found})
+
+
+def unpack(snapshot: bytes, directory: Path) -> None:
+    """Regular files of a snapshot into `directory`, readable by all. Raises CorruptData on anything
+    else: the snapshot was made by us."""
+    with tarfile.open(fileobj=io.BytesIO(snapshot)) as tar:
+        for member in tar:
+            target = directory / member.name
+            if not member.isfile() or not target.resolve().is_relative_to(directory.resolve()):
+                raise CorruptData(f"the snapshot holds {member.name!r}, which is no plain file")
+            source = tar.extractfile(member)
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+            target.write_bytes(source.read() if source else b"")
+            target.chmod(0o755 if member.mode & 0o100 else 0o644)
+
+
+def _entry_file(tree: Path, entrypoint: Entrypoint) -> Path | None:
+    """The entry point's file, if it is one and lies inside its rollout."""
+    rollout = (tree / "rollouts" / entrypoint.rollout).resolve()
+    path = (rollout / entrypoint.path).resolve()
+    inside = path.is_relative_to(rollout) and rollout.is_relative_to(tree.resolve())
+    return path if inside and path.is_file() and path.suffix == ".py" else None
+
+
+def _message(returned: object) -> Message:
+    try:
+        return Message.model_validate(returned)
+    except ValueError as error:
+        raise UserCodeError(
+            FailureCategory.VALIDATION, f"run returned a message that is none: {error}"
+        ) from error
+
+
+def _grade(grade: object) -> Grade:
+    values: dict[str, object] = grade if isinstance(grade, dict) else {}
+    error = values.pop("error", None)
+    failure = (
+        SampleFailure(category=FailureCategory.VALIDATION, message=str(error)) if error else None
+    )
+    try:
+        return Grade.model_validate({**values, "failure": failure})
+    except ValueError as wrong:
+        raise UserCodeError(FailureCategory.GRADER, f"a grade that is none: {wrong}") from wrong
