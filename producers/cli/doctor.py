@@ -101,11 +101,12 @@ def _torch() -> Check:
 
 def _sandbox() -> Check:
     """Whether the interpreter for user code can be run by who will run it."""
-    from infra.interpreter import find_interpreter
+    from infra.confined import interpreter
+    from schemas.errors import InvalidConfig
 
     try:
-        found = find_interpreter()
-    except Exception as error:
+        found = interpreter()
+    except InvalidConfig as error:
         return Check("sandbox interpreter", False, str(error), "install python3 system-wide")  # noqa: FBT003
     return Check("sandbox interpreter", True, str(found))  # noqa: FBT003
 

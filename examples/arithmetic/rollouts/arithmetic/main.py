@@ -12,7 +12,7 @@ class Solve(AgentWorkflow):
 
 
 class Check(Grader):
-    """1 if what stands after the last `=` is the true sum and the answer came to its end, else 0.
+    """1 if what stands after the last `=`, up to the answer's end, is the true sum, else 0.
 
     The working before it earns nothing: which habit leads to the right sum is for the model to find.
     """
@@ -20,5 +20,4 @@ class Check(Grader):
     async def grade(self, ctx):
         for name, sample in ctx.samples.items():
             _, equals, answer = sample.text.rpartition("=")
-            right = bool(equals) and answer == ctx.label and not sample.truncated
-            ctx.set_sample_reward(name, float(right))
+            ctx.set_sample_reward(name, float(bool(equals) and answer == ctx.label))

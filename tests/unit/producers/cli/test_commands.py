@@ -1,0 +1,263 @@
+"""What the commands ask of a server, and what they do with its answers."""
+
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from producers.cli.checkpoint import safe_name
+from producers.cli.client import Address, Client
+from producers.cli.failures import Failure
+from producers.cli.repository import around, workspace_of
+from tests.unit.producers.cli.conftest import FakeServer, Run
+
+
+def git(directory: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", *identity, *arguments], cwd=directory, check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A committed workspace with a GRPO config."""
+    root = tmp_path / "sums"
+    (root / "configs").mkdir(parents=True)
+    (root / "rollouts" / "r").mkdir(parents=True)
+    (root / "rollouts" / "r" / "main.py").write_text("x = 1\n")
+    (root / "configs" / "grpo.toml").write_text(
+        '[experiment]\nrollout = "r"\nentrypoint = "main.py"\nmodel_path = "m"\ndataset = "d"\n'
+    )
+    git(root, "init", "-q", "-b", "main")
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "first")
+    return root
+
+
+def no_workspaces(server: FakeServer) -> None:
+    server.answer("GET", "/workspaces", {"workspaces": [], "has_more": False})
+
+
+def test_a_write_carries_one_key_through_its_retries(server: FakeServer) -> None:
+    server.drop("POST", "/runs")
+    server.answer("POST", "/runs", {"code": "UNAVAILABLE"}, status=503)
+    server.answer("POST", "/runs", {"run": {"id": "1"}}, status=201)
+    with Client(Address(server.url, None)) as client:
+        assert client.post("/runs", {"config": {}}) == {"run": {"id": "1"}}
+    keys = [asked.headers["Idempotency-Key"] for asked in server.asked]
+    assert len(keys) == 3
+    assert len(set(keys)) == 1
+
+
+def test_two_submits_carry_two_keys(server: FakeServer, headrace: Run, tmp_path: Path) -> None:
+    config = tmp_path / "sft.toml"
+    config.write_text('[experiment]\nmodel_path = "scratch:x"\ndataset = "d"\n')
+    server.answer("POST", "/runs", {"run": {"id": "1", "name": "n"}}, status=201)
+    assert headrace("train", "submit", str(config), "--json").document["run"]["id"] == "1"
+    assert headrace("train", "submit", str(config)).code == 0
+    first, second = (asked.headers["Idempotency-Key"] for asked in server.asked)
+    assert first != second
+
+
+def test_submit_registers_the_repository_around_the_config(
+    server: FakeServer, headrace: Run, repository: Path
+) -> None:
+    no_workspaces(server)
+    server.answer("POST", "/workspaces", {"workspace": {"id": "w1"}}, status=201)
+    server.answer("POST", "/runs", {"run": {"id": "1", "name": "n"}}, status=201)
+    config = str(repository / "configs" / "grpo.toml")
+    assert headrace("train", "submit", config, "--from", "a@3", "--name", "n").code == 0
+    registered, submitted = server.asked[1], server.asked[2]
+    assert registered.document == {"url": str(repository)}
+    assert submitted.document["workspace"] == "w1"
+    assert submitted.document["from"] == "a@3"
+    assert submitted.document["name"] == "n"
+    assert submitted.document["config"]["experiment"]["rollout"] == "r"
+
+
+def test_submit_finds_a_repository_that_is_registered_by_its_origin(
+    server: FakeServer, repository: Path
+) -> None:
+    git(repository, "remote", "add", "origin", "https://example.org/sums.git")
+    known = {"id": "w7", "url": "https://example.org/sums.git"}
+    server.answer("GET", "/workspaces", {"workspaces": [known], "has_more": False})
+    with Client(Address(server.url, None)) as client:
+        found = workspace_of(client, around(repository / "configs" / "grpo.toml"))
+    assert found == "w7"
+
+
+def test_uncommitted_changes_of_a_rollout_are_named(
+    server: FakeServer, headrace: Run, repository: Path
+) -> None:
+    known = {"id": "w", "url": str(repository)}
+    server.answer("GET", "/workspaces", {"workspaces": [known], "has_more": False})
+    server.answer("POST", "/runs", {"run": {"id": "1", "name": "n"}}, status=201)
+    (repository / "rollouts" / "r" / "main.py").write_text("x = 2\n")
+    out = headrace("train", "submit", str(repository / "configs" / "grpo.toml")).out
+    assert "not committed, so not part of the run: rollouts/r/main.py" in out
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda p: None, "NOT_FOUND"),
+        (lambda p: p.write_text("[experiment\n"), "VALIDATION"),
+        (lambda p: p.write_text("[training]\nlr = 2020-01-01\n"), "VALIDATION"),
+        (lambda p: p.write_text('[experiment]\nrollout = "r"\n'), "NOT_A_REPOSITORY"),
+    ],
+)
+def test_a_config_that_cannot_be_sent_is_refused_here(
+    server: FakeServer, headrace: Run, tmp_path: Path, make: object, code: str
+) -> None:
+    path = tmp_path / "c.toml"
+    assert callable(make)
+    make(path)
+    ran = headrace("train", "submit", str(path), "--json")
+    assert ran.code == 1
+    assert ran.error["code"] == code
+    assert not server.asked
+
+
+def test_dry_run_shows_the_resolved_config(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    answer = {
+        "config": {"training": {"lr": 0.1}},
+        "total_steps": 7,
+        "estimates": {"memory_bytes": 10},
+        "issues": [],
+    }
+    server.answer("POST", "/runs", answer)
+    path = tmp_path / "c.toml"
+    path.write_text('[experiment]\ndataset = "d"\n')
+    assert headrace("train", "submit", str(path), "--dry-run", "--json").document == {
+        "schema_version": 1,
+        **answer,
+    }
+    assert server.asked[-1].document["dry_run"] is True
+    out = headrace("train", "submit", str(path), "--dry-run").out
+    assert "lr" in out
+    assert "7" in out
+
+
+def test_upload_streams_the_file_to_the_path_it_was_given(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "My Rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n')
+    made = {"dataset": {"id": "d1"}, "upload": {"path": "/api/v1/datasets/d1/content"}}
+    server.answer("POST", "/datasets", made, status=201)
+    server.answer("PUT", "/datasets/d1/content", {"dataset": {"name": "my-rows", "num_rows": 1}})
+    ran = headrace("dataset", "upload", str(path), "--json")
+    assert ran.document["dataset"]["num_rows"] == 1
+    assert server.asked[0].document == {"name": "my-rows", "file_name": "My Rows.jsonl"}
+    assert server.asked[1].body == b'{"a": 1}\n'
+
+
+def test_validate_exits_1_with_the_problems(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("x\n")
+    issue = {"key": "row 1", "message": "not JSON"}
+    server.answer("POST", "/datasets/validate", {"valid": False, "issues": [issue]})
+    ran = headrace("dataset", "validate", str(path), "--json")
+    assert ran.code == 1
+    assert ran.error["issues"][0]["message"] == "not JSON"
+    assert server.asked[0].query == "file_name=rows.jsonl"
+    assert headrace("dataset", "validate", str(tmp_path / "none"), "--json").code == 1
+
+
+def checkpoint(server: FakeServer, content: bytes, sha256: str, name: str = "a.bin") -> None:
+    file = {"name": name, "size": len(content), "sha256": sha256}
+    found = {"run": "r", "step": 3, "ref": "r@3", "files": [file]}
+    server.answer("GET", "/checkpoints/r@last", {"checkpoint": found})
+    server.raw("GET", f"/checkpoints/r@3/files/{name}", content)
+
+
+def test_a_downloaded_checkpoint_is_verified(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    content = b"weights" * 1000
+    checkpoint(server, content, hashlib.sha256(content).hexdigest(), name="base/a.bin")
+    target = tmp_path / "out"
+    assert headrace("checkpoint", "download", "r@last", str(target), "--json").code == 0
+    assert (target / "base" / "a.bin").read_bytes() == content
+    assert headrace("checkpoint", "download", "r@last", str(target), "--json").code == 1
+
+
+def test_a_damaged_file_is_refused_and_does_not_stay(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    checkpoint(server, b"damaged", "0" * 64)
+    ran = headrace("checkpoint", "download", "r@last", str(tmp_path / "out"), "--json")
+    assert ran.error["code"] == "CORRUPT"
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "", "a/../../b", "a\\b"])
+def test_a_file_name_that_leads_out_is_refused(name: str) -> None:
+    with pytest.raises(Failure):
+        safe_name(name)
+
+
+def test_chat_asks_once_with_a_message(server: FakeServer, headrace: Run) -> None:
+    answer = {"message": {"role": "assistant", "content": "85"}, "usage": {}}
+    server.answer("POST", "/checkpoints/r@last/chat", answer)
+    assert headrace("checkpoint", "chat", "r@last", "--message", "47+38?").out == "85\n"
+    sent = server.asked[0].document
+    assert sent["messages"] == [{"role": "user", "content": "47+38?"}]
+    assert headrace("checkpoint", "chat", "r@last", "--json").code == 2
+
+
+def test_events_are_one_cloud_event_a_line_over_all_pages(
+    server: FakeServer, headrace: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("producers.cli.events.PAGE", 2)
+    events = [{"type": f"t{n}", "time": "2030-01-01T00:00:00+00:00", "data": {}} for n in range(3)]
+    server.answer("GET", "/runs/r/events", {"events": events[:2], "next": "c2"})
+    server.answer("GET", "/runs/r/events", {"events": events[2:], "next": "c3"})
+    lines = headrace("events", "r", "--json").out.splitlines()
+    assert [json.loads(line) for line in lines] == events
+    assert "after=c2" in server.asked[1].query
+
+
+def test_eval_download_writes_every_sample(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    server.answer("GET", "/evals/e", {"eval": {"name": "e"}})
+    page = {"samples": [{"id": 1}], "has_more": True, "next_offset": 1}
+    server.answer("GET", "/evals/e/samples", page)
+    server.answer("GET", "/evals/e/samples", {"samples": [{"id": 2}], "has_more": False})
+    target = tmp_path / "e.jsonl"
+    assert headrace("eval", "download", "e", str(target), "--json").document["num_samples"] == 2
+    assert [json.loads(line)["id"] for line in target.read_text().splitlines()] == [1, 2]
+
+
+def test_workspace_add_waits_for_the_first_look(
+    server: FakeServer, headrace: Run, repository: Path
+) -> None:
+    pending = {"id": "w", "name": "sums", "status": "pending"}
+    server.answer("POST", "/workspaces", {"workspace": pending}, status=201)
+    synced = {
+        **pending,
+        "status": "synced",
+        "rollouts": [{"entrypoint": {"rollout": "r", "path": "main.py"}, "workflow": "Solve"}],
+    }
+    server.answer("GET", "/workspaces/w", {"workspace": synced})
+    assert headrace("workspace", "add", str(repository)).out.count("rollouts/r/main.py") == 1
+    assert server.asked[0].document == {"url": str(repository)}
+
+
+def test_workspace_init_makes_a_repository_with_data(headrace: Run, tmp_path: Path) -> None:
+    target = tmp_path / "sums"
+    ran = headrace("workspace", "init", str(target), "--json")
+    assert ran.code == 0, ran.err
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=target, check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert "rollouts/arithmetic/main.py" in tracked
+    assert "configs/training/grpo.toml" in tracked
+    assert len((target / "data" / "heldout.jsonl").read_text().splitlines()) == 200
+    assert headrace("workspace", "init", str(target), "--json").error["code"] == "CONFLICT"

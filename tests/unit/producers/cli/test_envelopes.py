@@ -1,0 +1,182 @@
+"""Envelopes, exit codes, and what a user is told when things go wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.producers.cli.conftest import FakeServer, Run
+
+COMMANDS = (
+    ["models"],
+    ["workspace", "list"],
+    ["workspace", "info", "w"],
+    ["dataset", "list"],
+    ["dataset", "info", "d"],
+    ["dataset", "preview", "d"],
+    ["train", "list"],
+    ["train", "info", "r"],
+    ["train", "logs", "r"],
+    ["train", "stop", "r"],
+    ["train", "pause", "r"],
+    ["train", "resume", "r"],
+    ["train", "samples", "r"],
+    ["train", "trace", "r", "--sample", "s"],
+    ["eval", "list"],
+    ["eval", "info", "e"],
+    ["eval", "logs", "e"],
+    ["eval", "stop", "e"],
+    ["checkpoint", "list", "r"],
+    ["checkpoint", "info", "r@last"],
+    ["events", "r"],
+    ["status"],
+)
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_refusal_is_a_json_envelope_on_stderr(
+    server: FakeServer, headrace: Run, arguments: list[str]
+) -> None:
+    ran = headrace(*arguments, "--json")
+    assert ran.code == 1
+    assert ran.out == ""
+    assert ran.error["code"] == "NOT_FOUND"
+    assert ran.error["issues"] == []
+    assert server.asked[-1].headers["Authorization"] == "Bearer the-token"
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_without_json_a_refusal_is_a_sentence(
+    server: FakeServer, headrace: Run, arguments: list[str]
+) -> None:
+    ran = headrace(*arguments)
+    assert ran.code == 1
+    assert ran.err.startswith("Error: there is no /api/v1/")
+
+
+def test_issues_of_the_server_reach_the_user(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    issue = {"key": "training.lrr", "message": "unknown key", "did_you_mean": "training.lr"}
+    problem = {"detail": "the config is not valid", "code": "VALIDATION", "issues": [issue]}
+    server.answer("POST", "/runs", problem, status=400)
+    config = tmp_path / "sft.toml"
+    config.write_text('[experiment]\nmodel_path = "scratch:x"\ndataset = "d"\n')
+    ran = headrace("train", "submit", str(config), "--json")
+    assert ran.code == 1
+    assert ran.error == {
+        "code": "VALIDATION",
+        "message": "the config is not valid",
+        "issues": [issue],
+    }
+    told = headrace("train", "submit", str(config)).err
+    assert "training.lrr: unknown key (did you mean training.lr?)" in told
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nothing"], ["train", "info"], ["train", "samples", "r", "--step", "x"]]
+)
+def test_usage_errors_exit_2_as_json_too(headrace: Run, arguments: list[str]) -> None:
+    ran = headrace(*arguments, "--json")
+    assert ran.code == 2
+    assert ran.error["code"] == "USAGE"
+    assert headrace(*arguments).code == 2
+
+
+def test_a_server_that_is_not_there_is_named_with_the_command_that_starts_one(
+    headrace: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HEADRACE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    monkeypatch.setattr("producers.cli.client.BACKOFF_S", (0.0,))
+    ran = headrace("models", "--json")
+    assert ran.code == 1
+    assert ran.error["code"] == "UNREACHABLE"
+    assert "no Headrace server answers at http://127.0.0.1:9" in ran.error["message"]
+    assert "`headrace up --detach`" in ran.error["message"]
+
+
+def test_a_bad_setting_is_one_line(headrace: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_URL", "localhost")
+    ran = headrace("models", "--json")
+    assert ran.code == 1
+    assert ran.error["code"] == "VALIDATION"
+    assert "HEADRACE_URL holds 'localhost'" in ran.error["message"]
+
+
+def test_an_answer_that_is_not_ours_is_named(server: FakeServer, headrace: Run) -> None:
+    server.raw("GET", "/models", b"<html>hello</html>")
+    assert headrace("models", "--json").error["code"] == "BAD_ANSWER"
+
+
+def test_the_local_token_is_read_from_the_home(
+    server: FakeServer, headrace: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("HEADRACE_TOKEN")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "token").write_text("from-the-file\n")
+    headrace("models", "--json")
+    assert server.asked[-1].headers["Authorization"] == "Bearer from-the-file"
+
+
+def test_hostile_text_does_not_reach_the_terminal_as_control_characters(
+    server: FakeServer, headrace: Run
+) -> None:
+    sample = {"id": "s", "prompt": "p", "text": "\x1b[2J\x1b]0;x\x07bad", "reward": 0.0}
+    server.answer("GET", "/runs/r/samples", {"samples": [sample]})
+    out = headrace("train", "samples", "r").out
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert "bad" in out
+
+
+def _every_help() -> list[list[str]]:
+    from producers.cli.main import COMMANDS as TREE
+
+    groups = {
+        "workspace": ["add", "list", "info", "init"],
+        "dataset": ["upload", "list", "info", "preview", "download", "validate"],
+        "train": [
+            *["submit", "list", "info", "watch", "logs", "stop", "pause", "resume"],
+            *["samples", "trace"],
+        ],
+        "eval": ["submit", "list", "info", "logs", "stop", "download"],
+        "checkpoint": ["list", "info", "download", "chat"],
+    }
+    single = [[name] for name in TREE if name not in groups]
+    return single + [[name, inner] for name, inners in groups.items() for inner in inners]
+
+
+@pytest.mark.parametrize("arguments", _every_help(), ids=" ".join)
+def test_every_command_has_help_with_an_example_and_json(
+    headrace: Run, arguments: list[str]
+) -> None:
+    ran = headrace(*arguments, "--help")
+    assert ran.code == 0
+    assert "Example:" in ran.out
+    assert f"headrace {' '.join(arguments)}" in ran.out
+    assert "--json" in ran.out
+
+
+def test_help_costs_little_and_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, time; from producers.cli.main import main; main(['--help']);"
+        "heavy = {'torch', 'asyncpg', 'aiokafka', 'pydantic', 'httpx', 'rich', 'tomllib'};"
+        "print('FOUND', sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "FOUND []" in done.stderr
+
+
+def test_success_carries_the_schema_version(server: FakeServer, headrace: Run) -> None:
+    answer = {"runs": [], "total_count": 0, "has_more": False, "next_offset": None}
+    server.answer("GET", "/runs", answer)
+    ran = headrace("train", "list", "--json", "--status", "running")
+    assert ran.code == 0
+    assert ran.document == {"schema_version": 1, **answer}
+    assert server.asked[-1].query == "limit=50&offset=0&status=running"
+    assert json.loads(ran.out.splitlines()[0]) == ran.document

@@ -1,0 +1,112 @@
+"""Following a run: the stream, its resumption, the fold, and leaving while it goes on."""
+
+import json
+
+import pytest
+
+from producers.cli.client import Address, Client
+from producers.cli.output import sparkline
+from producers.cli.runview import RunView
+from producers.cli.stream import follow, parse
+from tests.unit.producers.cli.conftest import FakeServer, Run
+
+
+def event(kind: str, second: int = 0, /, **data: object) -> dict[str, object]:
+    return {"type": kind, "time": f"2030-01-01T00:00:{second:02d}+00:00", "data": data}
+
+
+STORY = [
+    event("rl.run.requested"),
+    event("rl.run.started", plan={"total_steps": 2, "batch_size": 3, "num_samples": 4}),
+    event("rl.policy.initialized", 1),
+    event("rl.evaluation.settled", 1, step=0, reward=0.25),
+    event("rl.groups.requested", 1, step=1),
+    event(
+        "rl.step.settled",
+        3,
+        step=1,
+        metrics={"rollout/raw_reward": 0.5, "rollout/total_lengths": 10.0},
+    ),
+    event("rl.checkpoint.settled", 3, step=1),
+    event("rl.step.settled", 4, step=2, metrics={"rollout/raw_reward": 0.75, "train/loss": 0.1}),
+    event("rl.run.finished", 5, step=2),
+]
+
+
+def sse(events: list[dict[str, object]], first: int = 0) -> bytes:
+    return b"".join(
+        f"id: c{number}\ndata: {json.dumps(one)}\n\n".encode()
+        for number, one in enumerate(events, start=first)
+    )
+
+
+def test_the_stream_is_parsed_with_comments_and_several_data_lines() -> None:
+    lines = [": hello", "", "id: 7", 'data: {"a":', "data: 1}", "", "data: {}"]
+    assert list(parse(lines)) == [("7", {"a": 1})]
+
+
+def test_a_view_is_the_fold_of_the_events() -> None:
+    view = RunView()
+    for one in STORY:
+        view.fold(one)
+    assert (view.status, view.step, view.total_steps) == ("finished", 2, 2)
+    assert view.rewards == [0.5, 0.75]
+    assert view.validations == [(0, 0.25)]
+    assert view.checkpoints == [1]
+    assert view.rates == [60.0]
+
+
+def test_a_broken_connection_goes_on_behind_the_last_event(server: FakeServer) -> None:
+    kind = "text/event-stream"
+    server.raw("GET", "/runs/r/events", sse(STORY[:4]), kind=kind)
+    server.drop("GET", "/runs/r/events")
+    server.raw("GET", "/runs/r/events", sse(STORY[4:], first=4), kind=kind)
+    with Client(Address(server.url, None)) as client:
+        assert list(follow(client, "r")) == STORY
+    assert "Last-Event-ID" not in server.asked[0].headers
+    assert server.asked[1].headers["Last-Event-ID"] == "c3"
+    assert server.asked[2].headers["Last-Event-ID"] == "c3"
+
+
+def run_of(server: FakeServer, events: list[dict[str, object]]) -> None:
+    server.answer("GET", "/runs/r", {"run": {"id": "r", "name": "r", "status": "finished"}})
+    server.raw("GET", "/runs/r/events", sse(events), kind="text/event-stream")
+
+
+def test_watch_in_a_pipe_prints_a_line_per_step(server: FakeServer, headrace: Run) -> None:
+    run_of(server, STORY)
+    ran = headrace("train", "watch", "r")
+    assert ran.code == 0
+    assert "r: step 1/2  reward 0.500  60 tokens/s" in ran.out
+    assert "r: held-out reward at step 0: 0.250" in ran.out
+    assert "r: checkpoint r@1" in ran.out
+
+
+def test_watch_ends_with_1_when_the_run_failed(server: FakeServer, headrace: Run) -> None:
+    run_of(server, [*STORY[:2], event("rl.run.failed", kind="error", message="nothing works")])
+    ran = headrace("train", "watch", "r", "--json")
+    assert ran.code == 1
+    assert ran.error["code"] == "RUN_FAILED"
+    assert "nothing works" in ran.error["message"]
+
+
+def test_sigint_leaves_the_run_and_says_how_to_come_back(
+    server: FakeServer, headrace: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_of(server, STORY)
+
+    def interrupted(self: RunView, one: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunView, "fold", interrupted)
+    ran = headrace("train", "watch", "r")
+    assert ran.code == 130
+    assert "the run r goes on" in ran.err
+    assert "headrace train watch r" in ran.err
+    assert headrace("train", "watch", "r", "--json").error["code"] == "INTERRUPTED"
+
+
+def test_a_sparkline_spans_its_values() -> None:
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert len(sparkline([float(n) for n in range(1000)], width=40)) <= 40
+    assert sparkline([]) == ""
