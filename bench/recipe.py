@@ -4,7 +4,8 @@
 
 It is the story that `headrace demo` tells, told by engine calls alone: what it reaches here is what
 the platform must reach, and the seconds it takes here are what the platform's tax is measured
-against. Two-digit addition whose units carry; 38 % of the demonstrations carry, 62 % forget it. RL
+against. Two-digit addition whose units carry; a third of the demonstrations carry, the others forget
+it. RL
 selects the right habit; it does not teach addition.
 """
 
@@ -36,7 +37,7 @@ from trainer.engine import Engine
 
 Pair = tuple[int, int]
 
-CAREFUL = 0.38
+CAREFUL = 0.33
 NUM_HELD_OUT = 128
 SFT_ROWS = 13_440
 MODEL = "qwen3-2m"

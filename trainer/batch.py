@@ -7,24 +7,23 @@ token count of each micro-batch) goes into the log.
 
 The samples of a group share their prompt, so they are packed as a tree: the shared context once,
 then each continuation, which sees the context and itself and counts its positions from the
-context's end. Shared tokens are computed and trained once. Padding exists inside attention only.
+context's end. Shared tokens are computed and trained once. A packed run of tokens is a *segment*: a
+context, a continuation, or a whole sequence. Padding exists inside attention only.
 
-Legend: N packed tokens, B rows, T the longest row, M actions (tokens the policy chose). An action
-is predicted from the hidden state of the token before it, `predictor_M`: the last prompt token
-predicts the first action, the last action is a target, and nothing predicts from it.
+Legend: N packed tokens, B segments, T tokens of the longest segment, U keys that it sees (its
+context and itself), M actions (tokens the policy chose). An action is predicted from the hidden
+state of the token before it, `predictor_M`: the last prompt token predicts the first action, the
+last action is a target, and nothing predicts from it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 import torch
 
 from schemas.sampling import Sequence as TokenSequence
 from trainer.decoder import Attend
-
-SHARED_ROW_TOKENS = 512
-"""A tree grows no longer than this: attention costs its square, sharing saves its context once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +53,27 @@ class Tree:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Segments of a kind, padded to the longest of them for attention."""
+
+    query_B_T: torch.Tensor
+    """index into N; padding repeats token 0"""
+    key_B_U: torch.Tensor
+    """index into N: the context's tokens, then the segment's own"""
+    visible_B_T_U: torch.Tensor
+    """[b, t, u]: t may look at u; every t may look at something"""
+    valid_B_T: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
     """Tensors of one forward and backward pass."""
 
     tokens_N: torch.Tensor
     positions_N: torch.Tensor
-    gather_B_T: torch.Tensor
-    """index into N; padding repeats token 0"""
+    blocks: tuple[Block, ...]
     place_N: torch.Tensor
-    """index into B*T"""
-    valid_B_T: torch.Tensor
-    visible_B_T_T: torch.Tensor
-    """[b, t, u]: t may look at u; padding looks at itself"""
+    """index into the blocks' B*T outputs, one after the other"""
     predictor_M: torch.Tensor
     """index into N"""
     target_M: torch.Tensor
@@ -81,19 +89,15 @@ class MicroBatch:
 def trees(examples: Sequence[Example], *, share: bool) -> Iterator[Tree]:
     """Neighbours with the same leading context form a tree, unless `share` is off."""
     members: list[Example] = []
-    size = 0
     context: tuple[int, ...] = ()
     for example in examples:
-        tokens, mask = example.sequence.tokens, example.sequence.loss_mask
-        own = tokens[: sum(1 for _ in takewhile(lambda m: m == 0, mask))]
-        grown = size + len(tokens) - len(own)
-        if members and share and own and own == context and grown <= SHARED_ROW_TOKENS:
-            members.append(example)
-            size = grown
-            continue
-        if members:
+        num_context = sum(1 for _ in takewhile(lambda m: m == 0, example.sequence.loss_mask))
+        own = example.sequence.tokens[:num_context]
+        if members and not (share and own and own == context):
             yield Tree(len(context) if len(members) > 1 else 0, tuple(members))
-        members, size, context = [example], len(tokens), own
+            members = []
+        members.append(example)
+        context = own
     if members:
         yield Tree(len(context) if len(members) > 1 else 0, tuple(members))
 
@@ -106,105 +110,152 @@ def pack(
     device: torch.device | None = None,
 ) -> Iterator[MicroBatch]:
     """Examples in canonical order -> micro-batches of at most `micro_batch_tokens` tokens (a single
-    longer row stands alone). Examples without an action have nothing to train and are left out."""
-    rows: list[Tree] = []
-    size = 0
+    longer tree stands alone). Examples without an action have nothing to train and are left out."""
+    packing = _Packing()
     for tree in trees([e for e in examples if e.num_actions], share=share):
-        if rows and size + tree.num_tokens > micro_batch_tokens:
-            yield _tensors(rows, device)
-            rows, size = [], 0
-        rows.append(tree)
-        size += tree.num_tokens
-    if rows:
-        yield _tensors(rows, device)
+        if packing.tokens and len(packing.tokens) + tree.num_tokens > micro_batch_tokens:
+            yield packing.tensors(device)
+            packing = _Packing()
+        packing.add(tree)
+    if packing.tokens:
+        yield packing.tensors(device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Tokens start..end of N, which see the tokens context_start..context_start+num_context."""
+
+    start: int
+    end: int
+    context_start: int = 0
+    num_context: int = 0
 
 
 @dataclass(slots=True)
-class _Columns:
-    tokens: list[int]
-    positions: list[int]
-    branches: list[int]
-    predictors: list[int]
-    targets: list[int]
-    behaviour: list[float]
-    samples: list[int]
+class _Packing:
+    """A micro-batch as it grows."""
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    segments: list[_Segment] = field(default_factory=list)
+    predictors: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    behaviour: list[float] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+
+    def add(self, tree: Tree) -> None:
+        start, shared = len(self.tokens), tree.num_shared
+        if shared:
+            self._segment(tree.examples[0].sequence.tokens[:shared], 0)
+            self.segments.append(_Segment(start, start + shared))
+        for example in tree.examples:
+            tokens, own = example.sequence.tokens, len(self.tokens)
+            self._segment(tokens[shared:], shared)
+            self.segments.append(_Segment(own, len(self.tokens), start, shared))
+            for t in range(1, len(tokens)):
+                if example.sequence.loss_mask[t]:
+                    before = t - 1
+                    at = start + before if before < shared else own + before - shared
+                    self.predictors.append(at)
+                    self.targets.append(tokens[t])
+                    self.behaviour.append(example.sequence.logprobs[t])
+                    self.samples.append(example.sample)
+
+    def _segment(self, tokens: Sequence[int], position: int) -> None:
+        self.tokens += tokens
+        self.positions += range(position, position + len(tokens))
+
+    def tensors(self, device: torch.device | None) -> MicroBatch:
+        """Contexts are short or long as a group's prompt is, continuations as its answers are: each
+        kind is padded by itself."""
+        kinds = (
+            [s for s in self.segments if not s.num_context],
+            [s for s in self.segments if s.num_context],
+        )
+        blocks = tuple(_block(kind) for kind in kinds if kind)
+        place_N = torch.empty(len(self.tokens), dtype=torch.long)
+        first = 0
+        for block in blocks:
+            spots = block.valid_B_T.flatten().nonzero()[:, 0]
+            place_N[block.query_B_T[block.valid_B_T]] = first + spots
+            first += block.valid_B_T.numel()
+        on_device = tuple(
+            Block(*(t.to(device) for t in (b.query_B_T, b.key_B_U, b.visible_B_T_U, b.valid_B_T)))
+            for b in blocks
+        )
+        return MicroBatch(
+            tokens_N=torch.tensor(self.tokens, device=device),
+            positions_N=torch.tensor(self.positions, device=device),
+            blocks=on_device,
+            place_N=place_N.to(device),
+            predictor_M=torch.tensor(self.predictors, device=device),
+            target_M=torch.tensor(self.targets, device=device),
+            behaviour_M=torch.tensor(self.behaviour, dtype=torch.float64, device=device),
+            sample_M=torch.tensor(self.samples, device=device),
+        )
 
 
-def _append_tree(columns: _Columns, tree: Tree) -> None:
-    start = len(columns.tokens)
-    shared = tree.examples[0].sequence.tokens[: tree.num_shared]
-    columns.tokens += shared
-    columns.positions += range(len(shared))
-    columns.branches += [0] * len(shared)
-    for branch, example in enumerate(tree.examples, start=1):
-        sequence = example.sequence
-        own = len(columns.tokens) - tree.num_shared
-        columns.tokens += sequence.tokens[tree.num_shared :]
-        columns.positions += range(tree.num_shared, len(sequence.tokens))
-        columns.branches += [branch] * (len(sequence.tokens) - tree.num_shared)
-        for t in range(1, len(sequence.tokens)):
-            if not sequence.loss_mask[t]:
-                continue
-            before = t - 1
-            base = start if before < tree.num_shared else own
-            columns.predictors.append(base + before)
-            columns.targets.append(sequence.tokens[t])
-            columns.behaviour.append(sequence.logprobs[t])
-            columns.samples.append(example.sample)
-
-
-def _tensors(rows: Sequence[Tree], device: torch.device | None) -> MicroBatch:
-    columns = _Columns([], [], [], [], [], [], [])
-    for tree in rows:
-        _append_tree(columns, tree)
-    lengths_B = torch.tensor([tree.num_tokens for tree in rows])
-    starts_B = lengths_B.cumsum(0) - lengths_B
-    times_T = torch.arange(int(lengths_B.max()))
-    valid_B_T = times_T < lengths_B[:, None]
-    gather_B_T = (starts_B[:, None] + times_T).where(valid_B_T, torch.tensor(0))
-    branch_B_T = torch.tensor(columns.branches)[gather_B_T]
-    same = (branch_B_T[:, None, :] == branch_B_T[:, :, None]) | (branch_B_T[:, None, :] == 0)
-    causal = times_T[:, None] >= times_T
-    inside = valid_B_T[:, None, :] & valid_B_T[:, :, None]
-    itself = torch.eye(len(times_T), dtype=torch.bool)
-    place_N = valid_B_T.flatten().nonzero().flatten()
-    parts = (
-        torch.tensor(columns.tokens),
-        torch.tensor(columns.positions),
-        gather_B_T,
-        place_N,
-        valid_B_T,
-        (same & causal & inside) | itself,
-        torch.tensor(columns.predictors),
-        torch.tensor(columns.targets),
-        torch.tensor(columns.behaviour, dtype=torch.float64),
-        torch.tensor(columns.samples),
+def _block(segments: Sequence[_Segment]) -> Block:
+    table_B_4 = torch.tensor([[s.start, s.end, s.context_start, s.num_context] for s in segments])
+    start_B_1, end_B_1, context_B_1, num_context_B_1 = table_B_4.split(1, dim=1)
+    length_B_1 = end_B_1 - start_B_1
+    times_T = torch.arange(int(length_B_1.max()))
+    keys_U = torch.arange(int((length_B_1 + num_context_B_1).max()))
+    zero = torch.tensor(0)
+    valid_B_T = times_T < length_B_1
+    in_context_B_U = keys_U < num_context_B_1
+    own_B_U = start_B_1 + keys_U - num_context_B_1
+    known_B_U = keys_U < num_context_B_1 + length_B_1
+    visible_B_T_U = keys_U <= (num_context_B_1 + times_T)[:, :, None]
+    return Block(
+        query_B_T=(start_B_1 + times_T).where(valid_B_T, zero),
+        key_B_U=(context_B_1 + keys_U).where(in_context_B_U, own_B_U).where(known_B_U, zero),
+        visible_B_T_U=visible_B_T_U & (known_B_U[:, None, :] | ~valid_B_T[:, :, None]),
+        valid_B_T=valid_B_T,
     )
-    return MicroBatch(*(part.to(device) for part in parts))
 
 
 def packed_attend(micro: MicroBatch, *, kv_heads: int) -> Attend:
-    """Attention over the packed rows: pad, attend under the tree mask, remove the padding."""
-    rows, length = micro.gather_B_T.shape
-    hidden = ~micro.visible_B_T_T[:, None, None]
-
-    def padded(x_N_A_D: torch.Tensor) -> torch.Tensor:
-        return x_N_A_D.index_select(0, micro.gather_B_T.flatten()).view(
-            rows, length, *x_N_A_D.shape[1:]
-        )
+    """Attention over the packed segments: pad, attend under the mask, remove the padding."""
 
     def attend(
         layer: int, q_N_A_D: torch.Tensor, k_N_K_D: torch.Tensor, v_N_K_D: torch.Tensor
     ) -> torch.Tensor:
-        _, heads, size = q_N_A_D.shape
-        groups = heads // kv_heads
-        q = padded(q_N_A_D * size**-0.5).view(rows, length, kv_heads, groups, size)
-        q = q.permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, groups * length, size)
-        k, v = padded(k_N_K_D).transpose(1, 2), padded(v_N_K_D).transpose(1, 2)
-        scores = (q @ k.transpose(-1, -2)).view(rows, kv_heads, groups, length, length)
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
-        out = weights.view(rows, kv_heads, groups * length, length) @ v
-        out = out.view(rows, heads, length, size).transpose(1, 2)
-        return out.reshape(rows * length, heads * size).index_select(0, micro.place_N)
+        outputs = [
+            _attend_block(block, q_N_A_D, k_N_K_D, v_N_K_D, kv_heads=kv_heads)
+            for block in micro.blocks
+        ]
+        return torch.cat(outputs).index_select(0, micro.place_N)
 
     return attend
+
+
+def _attend_block(
+    block: Block,
+    q_N_A_D: torch.Tensor,
+    k_N_K_D: torch.Tensor,
+    v_N_K_D: torch.Tensor,
+    *,
+    kv_heads: int,
+) -> torch.Tensor:
+    """The block's outputs (B*T, A*D)."""
+    rows, length, num_keys = block.visible_B_T_U.shape
+    _, heads, size = q_N_A_D.shape
+    groups = heads // kv_heads
+    q = (q_N_A_D * size**-0.5).index_select(0, block.query_B_T.flatten())
+    q = q.view(rows, length, kv_heads, groups, size).permute(0, 2, 3, 1, 4)
+    q = q.reshape(rows * kv_heads, groups * length, size)
+    k, v = (
+        x.index_select(0, block.key_B_U.flatten())
+        .view(rows, num_keys, kv_heads, size)
+        .transpose(1, 2)
+        .reshape(rows * kv_heads, num_keys, size)
+        for x in (k_N_K_D, v_N_K_D)
+    )
+    unseen = torch.zeros(block.visible_B_T_U.shape, dtype=q.dtype, device=q.device)
+    unseen = unseen.masked_fill(~block.visible_B_T_U, float("-inf"))[:, None, None]
+    scores = (q @ k.transpose(1, 2)).view(rows, kv_heads, groups, length, num_keys)
+    weights = (scores + unseen).softmax(dim=-1)
+    out = weights.view(rows * kv_heads, groups * length, num_keys) @ v
+    out = out.view(rows, kv_heads, groups, length, size).permute(0, 3, 1, 2, 4)
+    return out.reshape(rows * length, heads * size)

@@ -28,9 +28,10 @@ class Fallback:
 
     def logits(self, trained: Tensors, micro: MicroBatch, *, alpha: float) -> torch.Tensor:
         """(M, vocabulary) for plain rows: one sequence each, padded on the right."""
-        ids_B_T = micro.tokens_N[micro.gather_B_T]
+        (block,) = micro.blocks
+        ids_B_T = micro.tokens_N[block.query_B_T]
         output = self._call(
-            trained, alpha, input_ids=ids_B_T, attention_mask=micro.valid_B_T.long()
+            trained, alpha, input_ids=ids_B_T, attention_mask=block.valid_B_T.long()
         )
         return output.logits.flatten(0, 1)[micro.place_N[micro.predictor_M]]
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.sampling import Sequence as Row
-from trainer.batch import SHARED_ROW_TOKENS, Example, MicroBatch, pack, trees
+from trainer.batch import Example, MicroBatch, pack, trees
 
 
 def example(sample: int, context: tuple[int, ...], reply: tuple[int, ...]) -> Example:
@@ -28,10 +28,18 @@ def test_a_shared_prompt_is_packed_once() -> None:
     assert micro.target_M.tolist() == [4, 5, 6]
     assert micro.behaviour_M.tolist() == [-4.0, -5.0, -6.0]
     assert micro.sample_M.tolist() == [0, 0, 1]
-    sees = micro.visible_B_T_T[0]
-    assert sees[5].tolist() == [True, True, True, False, False, True]
-    assert sees[4].tolist() == [True, True, True, True, True, False]
-    assert sees[2].tolist() == [True, True, True, False, False, False]
+    context, replies = micro.blocks
+    assert context.query_B_T.tolist() == context.key_B_U.tolist() == [[0, 1, 2]]
+    assert replies.query_B_T.tolist() == [[3, 4], [5, 0]]
+    assert replies.key_B_U.tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 5, 0]]
+    assert replies.visible_B_T_U[0].tolist() == [[True] * 4 + [False], [True] * 5]
+    assert replies.visible_B_T_U[1, 0].tolist() == [True] * 4 + [False]
+    assert context.visible_B_T_U[0].tolist() == [
+        [True, False, False],
+        [True, True, False],
+        [True, True, True],
+    ]
+    assert micro.place_N.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_the_last_response_token_trains_and_the_last_prompt_token_does_not() -> None:
@@ -55,12 +63,13 @@ def test_tool_tokens_between_actions_are_context() -> None:
     assert micro.predictor_M.tolist() == [0, 3]
 
 
-def test_padding_sees_itself_only_and_is_seen_by_none() -> None:
+def test_padding_is_seen_by_none_and_sees_something() -> None:
     (micro,) = packed([example(0, (1, 2), (3,)), example(1, (9,), (8,))])
-    assert micro.gather_B_T.tolist() == [[0, 1, 2], [3, 4, 0]]
+    (block,) = micro.blocks
+    assert block.query_B_T.tolist() == [[0, 1, 2], [3, 4, 0]]
     assert micro.place_N.tolist() == [0, 1, 2, 3, 4]
-    assert micro.visible_B_T_T[1, 2].tolist() == [False, False, True]
-    assert not micro.visible_B_T_T[1, :2, 2].any()
+    assert block.visible_B_T_U[1, 2].any()
+    assert not block.visible_B_T_U[1, :2, 2].any()
 
 
 def test_a_row_longer_than_the_micro_batch_stands_alone() -> None:
@@ -68,11 +77,11 @@ def test_a_row_longer_than_the_micro_batch_stands_alone() -> None:
     assert [m.num_tokens for m in packed(rows, tokens=20)] == [4, 51, 4]
 
 
-def test_a_tree_stops_growing() -> None:
-    context, reply = tuple(range(100)), tuple(range(200))
-    grown = list(trees([example(i, context, reply) for i in range(5)], share=True))
-    assert [len(tree.examples) for tree in grown] == [2, 2, 1]
-    assert all(tree.num_tokens <= SHARED_ROW_TOKENS for tree in grown)
+def test_only_neighbours_with_the_same_context_share() -> None:
+    rows = [example(0, (1, 2), (3,)), example(1, (1, 2), (4,)), example(2, (1,), (2, 5))]
+    grown = [(t.num_shared, len(t.examples)) for t in trees(rows, share=True)]
+    assert grown == [(2, 2), (0, 1)]
+    assert [len(t.examples) for t in trees(rows, share=False)] == [1, 1, 1]
 
 
 ROWS = st.lists(
@@ -95,6 +104,7 @@ def test_every_action_trains_once_in_order_whatever_the_plan(
     for micro in micros:
         before = micro.tokens_N[micro.predictor_M]
         assert len(before) == len(micro.target_M)
-        assert torch.equal(
-            micro.tokens_N, micro.tokens_N[micro.gather_B_T].flatten()[micro.place_N]
-        )
+        outputs = torch.cat([micro.tokens_N[block.query_B_T].flatten() for block in micro.blocks])
+        assert torch.equal(micro.tokens_N, outputs[micro.place_N])
+        for block in micro.blocks:
+            assert block.visible_B_T_U.any(-1).all()
