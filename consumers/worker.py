@@ -21,6 +21,7 @@ from infra.gateway.server import HttpGateway
 from infra.git import GitRepositories
 from infra.lease import LeaseKeeper
 from infra.ports import Ports
+from infra.readmodel import announce_door
 from infra.runtime import Hosting, Runtime
 from infra.sandbox import ProcessSandbox
 from infra.settings import Settings
@@ -67,7 +68,9 @@ async def leased(
     def lost() -> None:
         loop.call_soon_threadsafe(runtime.stop)
 
-    keeper = LeaseKeeper(backend.url, hosting.worker, on_beat=beat, on_lost=lost)
+    keeper = LeaseKeeper(
+        backend.database.url, hosting.worker, lanes=hosting.lanes, on_beat=beat, on_lost=lost
+    )
     await keeper.start()
     try:
         yield keeper
@@ -76,9 +79,7 @@ async def leased(
 
 
 @asynccontextmanager
-async def hosted(
-    hosting: Hosting, backend: Backend, settings: Settings
-) -> AsyncIterator[Runtime]:
+async def hosted(hosting: Hosting, backend: Backend, settings: Settings) -> AsyncIterator[Runtime]:
     """A runtime with what its lanes need."""
     async with AsyncExitStack() as stack:
         ports = await _ports(stack, hosting, backend, settings)
@@ -89,7 +90,7 @@ async def hosted(
             bus=backend.bus(),
             ports=ports,
             artifacts=backend.artifacts,
-            wakeups=backend.wakeups,
+            wakeup=backend.notifier.subscribe(),
         )
         yield runtime
 
@@ -114,8 +115,8 @@ async def _ports(
         gateway = HttpGateway(sampler)
         await gateway.start()
         stack.push_async_callback(gateway.aclose)
-        await backend.announce_door(
-            hosting.worker, gateway.internal_url, gateway.internal_key
+        await announce_door(
+            backend.database, hosting.worker, gateway.internal_url, gateway.internal_key
         )
     return Ports(
         log=backend.log,

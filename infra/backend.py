@@ -6,31 +6,28 @@ laptop and on a cluster."""
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-
-import asyncpg
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from infra.artifacts import ArtifactStore
-from infra.blobs import open_blobs
+from infra.blobs import LocalBlobs
 from infra.bus import EmbeddedBus
 from infra.clock import SystemClock
-from infra.database import open_pool
+from infra.database import Database, connect
 from infra.datasets import DatasetCache
 from infra.effects import PostgresEffects
 from infra.log import PostgresLog
 from infra.notify import Notifier
 from infra.ports import Blobs, Clock
-from infra.readmodel import announce_door
 from infra.settings import Settings
 from schemas.errors import InvalidConfig
-from schemas.ids import WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
     """Everything a process needs of the world that is not an engine."""
 
-    url: str
-    pool: asyncpg.Pool
+    database: Database
     log: PostgresLog
     effects: PostgresEffects
     notifier: Notifier
@@ -40,12 +37,8 @@ class Backend:
     clock: Clock
 
     def bus(self) -> EmbeddedBus:
-        """A bus of this process's own (one per runtime)."""
+        """A bus of a runtime's own."""
         return EmbeddedBus(self.log, self.notifier)
-
-    async def announce_door(self, worker: WorkerId, url: str, key: str) -> None:
-        """Tell the API how to reach this worker's engine."""
-        await announce_door(self.pool, worker, url, key)
 
 
 @asynccontextmanager
@@ -56,18 +49,14 @@ async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
             "HEADRACE_DATABASE_URL is not set; start everything with `headrace up`, or name a "
             "Postgres server there"
         )
-    async with (
-        open_pool(settings.database_url) as pool,
-        Notifier(settings.database_url) as notifier,
-    ):
-        log = PostgresLog(pool, notifier)
-        blobs = open_blobs(settings)
+    async with connect(settings.database_url) as database, Notifier(database) as notifier:
+        log = PostgresLog(database, notifier)
+        blobs = LocalBlobs(Path(unquote(urlsplit(settings.blobs).path)))
         artifacts = ArtifactStore(log, blobs)
         yield Backend(
-            url=settings.database_url,
-            pool=pool,
+            database=database,
             log=log,
-            effects=PostgresEffects(pool),
+            effects=PostgresEffects(database),
             notifier=notifier,
             blobs=blobs,
             artifacts=artifacts,

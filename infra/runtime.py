@@ -22,6 +22,7 @@ from infra import failpoints
 from infra.artifacts import ArtifactStore
 from infra.consumer import Consumer
 from infra.draft import DecisionError, Draft, Drafter, Work
+from infra.notify import Wakeup
 from infra.performing import Performing, perform_once
 from infra.poison import dead_letter
 from infra.ports import (
@@ -73,6 +74,7 @@ class Runtime:
         bus: Bus,
         ports: Ports,
         artifacts: ArtifactStore,
+        wakeup: Wakeup,
     ) -> None:
         self._hosting = hosting
         self._log = log
@@ -86,7 +88,7 @@ class Runtime:
         )
         self._by_name = {consumer.name: consumer for consumer in hosting.consumers}
         self._settling = asyncio.Lock()
-        self._wake = asyncio.Event()
+        self._wake = wakeup
         self._held: dict[EffectId, asyncio.Task[None]] = {}
         self._runs: dict[EffectId, Claimed] = {}
         self._outcomes: asyncio.Queue[Performing] = asyncio.Queue()
@@ -109,10 +111,6 @@ class Runtime:
     def stop(self) -> None:
         """Finish nothing more; effects in flight are given back without counting an attempt."""
         self._stopping.set()
-
-    def wake(self) -> None:
-        """Something may be claimable."""
-        self._wake.set()
 
     async def apply_gates(self) -> None:
         """Give up the effects whose run is no longer open (called with each heartbeat)."""
@@ -268,11 +266,7 @@ class Runtime:
     async def _rest(self) -> None:
         due = await self._effects.next_due_s(lanes=self._hosting.lanes)
         wait = SLOW_POLL_S if due is None else max(0.01, min(due, SLOW_POLL_S))
-        self._wake.clear()
-        try:
-            await asyncio.wait_for(self._wake.wait(), wait)
-        except TimeoutError:
-            return
+        await self._wake.wait(wait)
 
     def _start(self, claimed: Claimed) -> None:
         if claimed.id in self._held:
