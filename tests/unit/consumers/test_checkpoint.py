@@ -1,15 +1,17 @@
 """checkpoint: one manifest per step, answered once, in the order of the steps."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from consumers.checkpoint import CONSUMER, manifest_json
+from consumers.checkpoint import CONSUMER, manifest_json, perform
 from schemas.errors import CorruptData, FailureCategory
 from schemas.events import CheckpointFailed, CheckpointRequested, CheckpointSaved
 from schemas.ids import StreamName
 from schemas.messages import Failed, ManifestPut, SaveCheckpoint
 from tests.kit.decider import given
+from tests.kit.fakes import Bench, bench
 from tests.kit.specs import checkpoint_spec, ref, version
 
 STREAM = StreamName("checkpoint-r1")
@@ -83,3 +85,78 @@ def test_a_version_whose_weights_are_nowhere_cannot_be_a_checkpoint() -> None:
     bare = version(4).model_copy(update={"weights": None})
     with pytest.raises(CorruptData, match="only their hash"):
         manifest_json(checkpoint_spec(4, state=bare))
+
+
+KEY = "runs/r1/ckpt/4/MANIFEST.json"
+
+
+async def stored(world: Bench, *, plan: tuple[int, ...] = (12, 8)) -> SaveCheckpoint:
+    """The effect of a checkpoint whose shards are all there."""
+    put = world.ports.artifacts.put
+    weights, state = await put(b"weights", run="r1"), await put(b"state", run="r1")
+    whole = version(4).model_copy(update={"weights": weights, "state": state})
+    files = {"adapter_config.json": await put(b"{}", run="r1")}
+    spec = checkpoint_spec(4, state=whole).model_copy(update={"files": files, "plan": plan})
+    return SaveCheckpoint(spec=spec, reward=0.5)
+
+
+async def test_performing_puts_the_manifest(tmp_path: Path) -> None:
+    world = bench(tmp_path)
+    effect = await stored(world)
+    outcome = await perform(effect, world.ports)
+    assert await world.ports.artifacts.get(outcome.manifest) == manifest_json(effect.spec)
+    assert await world.blobs.exists(KEY) == outcome.manifest.uri
+
+
+async def test_a_manifest_that_is_there_is_adopted(tmp_path: Path) -> None:
+    world = bench(tmp_path)
+    effect = await stored(world)
+    first = await perform(effect, world.ports)
+    assert await perform(effect, world.ports) == first
+
+
+async def test_the_first_manifest_wins_where_its_shards_are_whole(tmp_path: Path) -> None:
+    world = bench(tmp_path)
+    first = await perform(await stored(world), world.ports)
+    second = await perform(await stored(world, plan=(20,)), world.ports)
+    assert second.manifest == first.manifest
+
+
+async def test_another_manifest_whose_shards_are_damaged_is_not_adopted(tmp_path: Path) -> None:
+    world = bench(tmp_path)
+    other = await stored(world)
+    shard = await world.ports.artifacts.put(b"shard of another", run="r1")
+    files = {"adapter_config.json": shard}
+    await perform(
+        other.model_copy(update={"spec": other.spec.model_copy(update={"files": files})}),
+        world.ports,
+    )
+    damage(shard.uri)
+    with pytest.raises(CorruptData):
+        await perform(await stored(world), world.ports)
+
+
+async def test_what_is_no_manifest_is_not_adopted(tmp_path: Path) -> None:
+    world = bench(tmp_path)
+    await world.blobs.put(KEY, b"not json")
+    with pytest.raises(CorruptData, match="not a manifest"):
+        await perform(await stored(world), world.ports)
+
+
+@pytest.mark.parametrize("shard", ["weights", "state"])
+async def test_a_damaged_shard_leaves_no_manifest(tmp_path: Path, shard: str) -> None:
+    world = bench(tmp_path)
+    effect = await stored(world)
+    state = effect.spec.state
+    found = state.weights if shard == "weights" else state.state
+    assert found is not None
+    damage(found.uri)
+    with pytest.raises(CorruptData):
+        await perform(effect, world.ports)
+    assert await world.blobs.exists(KEY) is None
+
+
+def damage(uri: str) -> None:
+    """Flip one bit of a blob, behind everybody's back."""
+    path = Path(uri.removeprefix("file://"))
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])

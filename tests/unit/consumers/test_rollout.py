@@ -1,11 +1,16 @@
 """rollout: a requested group ends with exactly its samples, each recorded once."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 from hypothesis import given as holds_for
 from hypothesis import strategies as st
 
-from consumers.rollout import CONSUMER
-from schemas.errors import FailureCategory
+from consumers.rollout import CONSUMER, perform
+from infra.ports import WorkflowResult
+from schemas.datasets import Row
+from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.events import Event, GroupGenerated, GroupsRequested, SampleGenerated
 from schemas.ids import Purpose, group_stream
 from schemas.messages import (
@@ -16,8 +21,19 @@ from schemas.messages import (
     Outcome,
     SampleFinished,
 )
-from schemas.specs import GroupSpec
+from schemas.sampling import ArtifactRef, Message, SampleBatch, SampleRecord, SampleRequest, Turn
+from schemas.specs import GroupSpec, SampleEntry
 from tests.kit.decider import Given, given
+from tests.kit.fakes import (
+    Bench,
+    FakeGateway,
+    FakeSampler,
+    FakeSession,
+    FakeUserCode,
+    Workflow,
+    bench,
+    turn,
+)
 from tests.kit.specs import entry, group_spec, ref, slots, template
 
 PLAIN = group_spec(template())
@@ -148,3 +164,111 @@ def test_any_order_and_any_number_of_outcomes_ends_in_the_same_group(order: list
     assert len(world.events) == 4
     assert isinstance(groups[0], GroupGenerated)
     assert [part.sha256 for part in groups[0].parts] == [ref(f"part {i}").sha256 for i in range(3)]
+
+
+PROMPT = (Message(role="user", content="Say 3"),)
+ROW = Row(prompt=PROMPT, label="the secret label", metadata={"level": 2})
+
+
+async def batch_of(world: Bench, artifact: ArtifactRef) -> SampleBatch:
+    return SampleBatch.model_validate_json(await world.ports.artifacts.get(artifact))
+
+
+async def test_a_group_is_sampled_from_its_row(tmp_path: Path) -> None:
+    sampler = FakeSampler(
+        lambda request: turn(f"{request.key.sample}", cut=request.key.sample == 1)
+    )
+    world = bench(tmp_path, sampler=sampler)
+    spec = group_spec(template(num_samples=3, dataset=await world.dataset(ROW)), row=0)
+    outcome = await perform(GenerateGroup(spec=spec), world.ports)
+    assert isinstance(outcome, GroupSampled)
+    assert [request.key for request in sampler.requests] == [spec.draw_key(i) for i in range(3)]
+    assert {request.messages for request in sampler.requests} == {PROMPT}
+    samples = (await batch_of(world, outcome.artifact)).samples
+    assert [sample.text for sample in samples] == ["0", "1", "2"]
+    assert [sample.truncated for sample in samples] == [False, True, False]
+    assert samples[0].messages == (*PROMPT, Message(role="assistant", content="0"))
+    assert samples[0].sequences[0].loss_mask == (0, 0, 1)
+    assert outcome.entries[0] == entry(0, completion_tokens=1, num_turns=1)
+
+
+async def test_a_prompt_that_is_too_long_fails_its_sample_only(tmp_path: Path) -> None:
+    def answer(request: SampleRequest) -> Turn:
+        if request.key.sample == 0:
+            raise UserCodeError(FailureCategory.PROMPT_TOO_LONG, "900 tokens; at most 64 fit")
+        return turn("fine")
+
+    world = bench(tmp_path, sampler=FakeSampler(answer))
+    spec = group_spec(template(dataset=await world.dataset(ROW)), row=0)
+    outcome = await perform(GenerateGroup(spec=spec), world.ports)
+    assert isinstance(outcome, GroupSampled)
+    assert [e.failure for e in outcome.entries] == ["prompt_too_long", None]
+    assert outcome.entries[0].message == "900 tokens; at most 64 fit"
+    assert (await batch_of(world, outcome.artifact)).samples[0].sequences == ()
+
+
+async def test_an_engine_that_is_gone_is_no_fact_about_a_sample(tmp_path: Path) -> None:
+    def answer(request: SampleRequest) -> Turn:
+        raise TransientError("the engine has closed")
+
+    world = bench(tmp_path, sampler=FakeSampler(answer))
+    spec = group_spec(template(dataset=await world.dataset(ROW)), row=0)
+    with pytest.raises(TransientError):
+        await perform(GenerateGroup(spec=spec), world.ports)
+
+
+async def worked(directory: Path, workflow: Workflow) -> tuple[SampleRecord, SampleEntry, object]:
+    """One sample of a workflow: its record, its entry, and what the workflow was given."""
+    gateway = FakeGateway()
+    user = FakeUserCode(gateway=gateway, workflow=workflow)
+    world = bench(directory, gateway=gateway, user=user)
+    of = template(workflow="Say", num_samples=1, dataset=await world.dataset(ROW))
+    outcome = await perform(GenerateSample(spec=group_spec(of, row=0), index=0), world.ports)
+    assert isinstance(outcome, SampleFinished)
+    [session] = gateway.sessions.values()
+    assert session.closed
+    assert session.deadline_s == 450
+    [record] = (await batch_of(world, outcome.artifact)).samples
+    return record, outcome.entry, user.seen_by_workflow
+
+
+async def test_a_workflow_speaks_through_its_session_and_never_sees_the_label(
+    tmp_path: Path,
+) -> None:
+    def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
+        reply = session.ask(prompt, "three")
+        return WorkflowResult(messages=(*prompt, reply))
+
+    record, written, seen = await worked(tmp_path, workflow)
+    assert record.text == "three"
+    assert record.failure is None
+    assert written == entry(0, completion_tokens=5, num_turns=1)
+    assert "r1-train-1-0-0.0" in repr(seen)
+    assert "secret" not in repr(seen)
+
+
+async def test_a_workflow_that_returns_nothing_leaves_the_gateways_record(tmp_path: Path) -> None:
+    def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
+        session.ask(prompt, "three")
+        return WorkflowResult(messages=None)
+
+    record, _, _ = await worked(tmp_path, workflow)
+    assert record.messages == (*PROMPT, Message(role="assistant", content="three"))
+
+
+async def test_a_workflow_that_fails_is_data_and_nothing_of_it_is_trained(tmp_path: Path) -> None:
+    def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
+        session.ask(prompt, "half")
+        raise UserCodeError(FailureCategory.AGENT, "main.py:7: ZeroDivisionError")
+
+    record, written, _ = await worked(tmp_path, workflow)
+    assert (written.failure, written.message) == ("agent_error", "main.py:7: ZeroDivisionError")
+    assert record.text == "half"
+    assert record.sequences == ()
+
+
+async def test_a_workflow_that_never_asks_has_failed(tmp_path: Path) -> None:
+    record, written, _ = await worked(tmp_path, lambda prompt, _: WorkflowResult(tuple(prompt)))
+    assert written.failure == "validation_error"
+    assert record.failure is not None
+    assert "never asked the policy" in record.failure.message

@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+from pathlib import Path
 from uuid import UUID, uuid5
 
 import pytest
@@ -13,6 +14,7 @@ from consumers.sync import (
     WorkspaceState,
     entrypoints_in,
     evolve,
+    perform,
 )
 from schemas.errors import FailureCategory, Refused
 from schemas.events import RepositoryPushed, WorkspaceRejected, WorkspaceSynced
@@ -20,6 +22,7 @@ from schemas.ids import HEADRACE, StreamName
 from schemas.messages import CommitFetched, Failed, FetchCommit
 from schemas.specs import CommitSpec, DiscoveredRollout, Entrypoint
 from tests.kit.decider import given
+from tests.kit.fakes import FakeRepositories, FakeUserCode, bench
 from tests.kit.specs import ref
 
 STREAM = StreamName("workspace-w1")
@@ -113,3 +116,22 @@ def test_a_commit_with_too_many_rollouts_is_refused() -> None:
     names = [f"rollouts/r{number}/main.py" for number in range(MAX_ENTRYPOINTS + 1)]
     with pytest.raises(Refused, match="name the entry point"):
         entrypoints_in(tree(*names))
+
+
+async def test_performing_stores_the_snapshot_and_looks_into_every_rollout(tmp_path: Path) -> None:
+    content = tree("rollouts/b/main.py", "rollouts/a/main.py")
+    user = FakeUserCode()
+    ports = bench(tmp_path, repositories=FakeRepositories(content), user=user).ports
+    outcome = await perform(FETCH, ports)
+    assert outcome.commit == "c" * 40
+    assert await ports.artifacts.get(outcome.snapshot) == content
+    assert user.discovered == [(Entrypoint(rollout="a"), Entrypoint(rollout="b"))]
+    given(CONSUMER).when(outcome, stream=STREAM).then_types(WorkspaceSynced)
+
+
+async def test_performing_looks_into_the_entry_points_that_were_named(tmp_path: Path) -> None:
+    user = FakeUserCode()
+    ports = bench(tmp_path, repositories=FakeRepositories(tree("README")), user=user).ports
+    named = (Entrypoint(rollout="say", path="agent.py"),)
+    await perform(FETCH.model_copy(update={"entrypoints": named}), ports)
+    assert user.discovered == [named]

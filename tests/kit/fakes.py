@@ -1,0 +1,324 @@
+"""Stand-ins for what performers reach through ports: scripted engines and user code.
+
+Artifacts, datasets and blobs are the real adapters on a temporary directory. `History` is a log for
+readers only: the events a test gives it, in order.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+from uuid import UUID, uuid5
+
+from infra.artifacts import ArtifactStore
+from infra.blobs import LocalBlobs
+from infra.clock import ManualClock
+from infra.datasets import DatasetCache
+from infra.ports import Cursor, EventLog, Ports, Recorded, WorkflowResult
+from infra.settings import Settings
+from schemas.datasets import Row
+from schemas.errors import TransientError
+from schemas.events import Event
+from schemas.ids import HEADRACE, EventId, StreamName
+from schemas.learning import LearnerJob, LearnerState, StepBatch, StepResult
+from schemas.sampling import Grade, Message, SampleRecord, SampleRequest, Turn
+from schemas.specs import (
+    CommitSpec,
+    DatasetRef,
+    DiscoveredRollout,
+    Entrypoint,
+    GroupSpec,
+    RolloutRef,
+)
+from tests.kit.decider import NOW
+
+
+def turn(text: str, *, prompt: tuple[int, ...] = (1, 2), cut: bool = False) -> Turn:
+    """An exchange whose completion is `text`, one id per character."""
+    ids = tuple(ord(character) for character in text)
+    return Turn(
+        prompt_ids=prompt,
+        completion_ids=ids,
+        logprobs=(-0.5,) * len(ids),
+        text=text,
+        finish_reason="length" if cut else "stop",
+    )
+
+
+class FakeSampler:
+    """Answers each request as told; remembers what it was asked, and how many at once."""
+
+    def __init__(self, answer: Callable[[SampleRequest], Turn]) -> None:
+        self._answer = answer
+        self.requests: list[SampleRequest] = []
+
+    async def sample(self, request: SampleRequest) -> Turn:
+        self.requests.append(request)
+        return self._answer(request)
+
+
+@dataclass
+class FakeSession:
+    """One sample's door; a scripted workflow speaks through `turns` and `conversation`."""
+
+    base_url: str
+    api_key: str
+    deadline_s: float
+    turns: list[Turn] = field(default_factory=list)
+    conversation: list[Message] = field(default_factory=list)
+    closed: bool = False
+
+    def ask(self, prompt: Sequence[Message], text: str) -> Message:
+        """What a workflow's request to the gateway does."""
+        reply = Message(role="assistant", content=text)
+        self.turns.append(turn(text))
+        self.conversation = [*prompt, reply]
+        return reply
+
+    def close(self) -> tuple[tuple[Turn, ...], tuple[Message, ...]]:
+        self.closed = True
+        return tuple(self.turns), tuple(self.conversation)
+
+
+class FakeGateway:
+    """Opens sessions and finds them again by their key."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, FakeSession] = {}
+
+    def open(self, spec: GroupSpec, index: int, *, deadline_s: float) -> FakeSession:
+        key = f"key-{spec.group}.{index}"
+        session = FakeSession(f"http://gateway/{spec.group}.{index}", key, deadline_s)
+        self.sessions[key] = session
+        return session
+
+
+Workflow = Callable[[Sequence[Message], FakeSession], WorkflowResult]
+Grader = Callable[[str | None, Sequence[SampleRecord]], tuple[Grade, ...]]
+
+
+class FakeUserCode:
+    """Runs scripted workflows and graders; keeps all that a workflow was given."""
+
+    def __init__(
+        self,
+        *,
+        gateway: FakeGateway | None = None,
+        workflow: Workflow | None = None,
+        grader: Grader | None = None,
+    ) -> None:
+        self._gateway = gateway
+        self._workflow = workflow
+        self._grader = grader
+        self.seen_by_workflow: list[object] = []
+        self.discovered: list[tuple[Entrypoint, ...]] = []
+        self.num_gradings = 0
+
+    async def discover(
+        self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
+    ) -> tuple[DiscoveredRollout, ...]:
+        self.discovered.append(tuple(entrypoints))
+        return tuple(DiscoveredRollout(entrypoint=e, error="e" * 9999) for e in entrypoints)
+
+    async def run_workflow(
+        self,
+        rollout: RolloutRef,
+        *,
+        sample: str,
+        prompt: Sequence[Message],
+        metadata: Mapping[str, object],
+        base_url: str,
+        api_key: str,
+    ) -> WorkflowResult:
+        self.seen_by_workflow.append((sample, prompt, metadata, base_url, api_key))
+        assert self._workflow
+        assert self._gateway
+        return self._workflow(prompt, self._gateway.sessions[api_key])
+
+    async def grade(
+        self,
+        rollout: RolloutRef,
+        *,
+        group: str,
+        label: str | None,
+        metadata: Mapping[str, object],
+        samples: Sequence[SampleRecord],
+    ) -> tuple[Grade, ...]:
+        self.num_gradings += 1
+        assert self._grader
+        return self._grader(label, samples)
+
+    async def aclose(self) -> None:
+        return None
+
+
+class FakeRepositories:
+    """One repository with one commit."""
+
+    def __init__(self, tree: bytes) -> None:
+        self._tree = tree
+
+    async def fetch(self, workspace: str, commit: CommitSpec) -> str:
+        return "c" * 40
+
+    async def snapshot(self, workspace: str, sha: str) -> bytes:
+        return self._tree
+
+    async def check(self, url: str) -> str:
+        return "main"
+
+
+class FakeLearner:
+    """A learner whose versions are hashes: of the version before, and of the batch. `drift` makes it
+    a machine that computes other bits."""
+
+    def __init__(self, *, drift: str = "") -> None:
+        self._drift = drift
+        self._held: dict[str, LearnerState] = {}
+        self.calls: list[str] = []
+
+    async def initialize(self, job: LearnerJob) -> StepResult:
+        self.calls.append("initialize")
+        self._held[job.run] = _version(0, b"fresh")
+        return StepResult(
+            state=self._held[job.run],
+            metrics={},
+            versions={"torch": "2"},
+            files={"adapter_config.json": b"{}"},
+            weights_name="weights.safetensors",
+        )
+
+    def holds(self, job: LearnerJob, step: int, weights_sha256: str, state_sha256: str) -> bool:
+        held = self._held.get(job.run)
+        return held is not None and (held.step, held.weights_sha256, held.state_sha256) == (
+            step,
+            weights_sha256,
+            state_sha256,
+        )
+
+    async def load(self, job: LearnerJob, state: LearnerState) -> None:
+        self.calls.append(f"load {state.step}")
+        assert state.state is not None
+        self._held[job.run] = state
+
+    async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
+        self.calls.append(f"step {batch.step}")
+        held = self._held.pop(job.run, None)
+        if held is None or held.step != batch.step - 1:
+            raise TransientError(f"version {batch.step - 1} is not loaded")
+        made = _version(batch.step, held.weights + repr(batch).encode() + self._drift.encode())
+        self._held[job.run] = made
+        exported = LearnerState(
+            step=made.step,
+            weights=made.weights,
+            weights_sha256=made.weights_sha256,
+            state=made.state if export_state else None,
+            state_sha256=made.state_sha256,
+        )
+        return StepResult(state=exported, metrics={"train/loss": 0.5}, plan=(batch.step,))
+
+
+def _version(step: int, content: bytes) -> LearnerState:
+    weights = hashlib.sha256(content).digest()
+    state = weights + b"moments %d" % step
+    return LearnerState(
+        step=step,
+        weights=weights,
+        weights_sha256=hashlib.sha256(weights).hexdigest(),
+        state=state,
+        state_sha256=hashlib.sha256(state).hexdigest(),
+    )
+
+
+class History:
+    """The events of a run, for readers."""
+
+    def __init__(self) -> None:
+        self.events: list[Recorded] = []
+
+    def add(self, event: Event) -> UUID:
+        """Append; returns the event's id."""
+        position = len(self.events) + 1
+        event_id = EventId(uuid5(HEADRACE, str(position)))
+        recorded = Recorded(
+            id=event_id,
+            stream=event.stream,
+            version=1 + sum(other.stream == event.stream for other in self.events),
+            cursor=Cursor(position, position),
+            time=NOW,
+            causation=None,
+            correlation=event_id,
+            traceparent=None,
+            event=event,
+        )
+        self.events.append(recorded)
+        return event_id
+
+    async def load(
+        self, streams: Mapping[StreamName, int]
+    ) -> Mapping[StreamName, Sequence[Recorded]]:
+        return {
+            stream: [r for r in self.events if r.stream == stream and r.version > above]
+            for stream, above in streams.items()
+        }
+
+    async def read(
+        self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
+    ) -> Sequence[Recorded]:
+        wanted = [
+            recorded
+            for recorded in self.events
+            if recorded.event.run_id == run
+            and recorded.cursor > after
+            and (types is None or recorded.event.type in types)
+        ]
+        return wanted[:limit]
+
+    async def artifact(self, sha256: str) -> bytes | None:
+        return None
+
+
+@dataclass
+class Bench:
+    """Ports over a temporary directory, for performing one effect after the other."""
+
+    ports: Ports
+    history: History
+    blobs: LocalBlobs
+    clock: ManualClock
+
+    async def dataset(self, *rows: Row) -> DatasetRef:
+        """A stored dataset with these rows."""
+        content = b"".join(row.to_line() for row in rows)
+        artifact = await self.ports.artifacts.put(content, run="d1", blob=True)
+        return DatasetRef(dataset="d1", name="sums", content=artifact, num_rows=len(rows))
+
+
+def bench(
+    directory: Path,
+    *,
+    sampler: FakeSampler | None = None,
+    learner: FakeLearner | None = None,
+    user: FakeUserCode | None = None,
+    gateway: FakeGateway | None = None,
+    repositories: FakeRepositories | None = None,
+) -> Bench:
+    """Ports with these engines and this user code."""
+    history, blobs, clock = History(), LocalBlobs(directory), ManualClock()
+    log = cast("EventLog", history)
+    artifacts = ArtifactStore(log, blobs, cache_bytes=0)
+    ports = Ports(
+        log=log,
+        blobs=blobs,
+        artifacts=artifacts,
+        datasets=DatasetCache(artifacts),
+        clock=clock,
+        settings=Settings.load({"HEADRACE_HOME": str(directory)}),
+        repositories=repositories,
+        sampler=sampler,
+        learner=learner,
+        user=user,
+        gateway=gateway,
+    )
+    return Bench(ports, history, blobs, clock)
