@@ -1,0 +1,230 @@
+"""The supervisor over small real processes: restarts, order, and that nothing outlives it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from infra.children import Child, ChildSpec, pause_s
+from infra.settings import Settings
+from infra.supervisor import check_port, specs, tail
+from schemas.errors import Conflict
+
+pytestmark = pytest.mark.processes
+
+T = TypeVar("T")
+
+SERVER = """
+import http.server, os, signal, sys
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.send_header("Content-Length", "0"); self.end_headers()
+    def log_message(self, *_): pass
+def stop(*_):
+    open(sys.argv[2], "a").write("control\\n"); os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Ready).serve_forever()
+"""
+
+WORKER = """
+import os, signal, sys
+def stop(*_):
+    open(sys.argv[1], "a").write("worker\\n"); os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+while True: signal.pause()
+"""
+
+SUPERVISOR = """
+import os, pathlib, sys
+from infra import home, supervisor
+from infra.children import Child, ChildSpec
+from infra.settings import Settings
+
+root, port = pathlib.Path(sys.argv[1]), sys.argv[2]
+settings = Settings.load({"HEADRACE_HOME": str(root), "HEADRACE_URL": f"http://127.0.0.1:{port}"})
+home.prepare(root)
+
+async def expire(url, worker):
+    (root / "expired").open("a").write(worker + "\\n")
+
+supervisor._expire = expire
+children = tuple(
+    Child(ChildSpec(name, [sys.executable, "-c", code, *arguments], os.environ, stop_s=2),
+          log=root / "logs" / (name + ".log"))
+    for name, code, arguments in (
+        ("control", sys.argv[3], [port, str(root / "order")]),
+        ("worker", sys.argv[4], [str(root / "order")]),
+    )
+)
+with home.owned(root):
+    supervisor.Supervisor(settings, children, url="").run(lambda: print("ready", flush=True))
+"""
+
+
+def eventually(get: Callable[[], T | None], *, within_s: float = 20) -> T:
+    deadline = time.monotonic() + within_s
+    while not (value := get()):
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)
+    return value
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Started:
+    def __init__(self, root: Path, *, control: str = SERVER, worker: str = WORKER) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        self.root = root
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SUPERVISOR, str(root), port, control, worker],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_ready(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def child(self, name: str) -> Any:
+        state = json.loads((self.root / "supervisor.json").read_text())
+        return next(child for child in state["children"] if child["name"] == name)
+
+    def pids(self) -> list[int]:
+        return [self.child("control")["pid"], self.child("worker")["pid"]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    made: list[Started] = []
+
+    def starter(**options: str) -> Started:
+        made.append(Started(tmp_path / "home", **options))
+        return made[-1]
+
+    yield starter
+    for started in made:
+        if started.process.poll() is None:
+            started.process.terminate()
+        started.process.communicate(timeout=20)
+
+
+def test_a_dead_child_is_restarted_at_once_and_its_lease_is_ended(
+    start: Callable[..., Started],
+) -> None:
+    started = start()
+    started.wait_ready()
+    first = started.child("worker")
+    killed_at = time.monotonic()
+    os.kill(first["pid"], signal.SIGKILL)
+    second = eventually(
+        lambda: c if (c := started.child("worker"))["pid"] != first["pid"] else None
+    )
+    assert time.monotonic() - killed_at < 2
+    assert second["starts"] == 2
+    assert second["worker"] != first["worker"]
+    assert (started.root / "expired").read_text().split() == [first["worker"]]
+    assert alive(second["pid"])
+
+
+def test_everything_stops_in_order_on_sigterm(start: Callable[..., Started]) -> None:
+    started = start()
+    started.wait_ready()
+    pids = started.pids()
+    started.process.terminate()
+    assert started.process.wait(20) == 0
+    assert (started.root / "order").read_text().split() == ["worker", "control"]
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_child_that_does_not_stop_is_killed(start: Callable[..., Started]) -> None:
+    deaf = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()"
+    )
+    started = start(worker=deaf)
+    started.wait_ready()
+    pids = started.pids()
+    time_given = time.monotonic()
+    started.process.send_signal(signal.SIGINT)
+    assert started.process.wait(20) == 0
+    assert time.monotonic() - time_given < 10
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_children_die_with_a_supervisor_that_is_killed(start: Callable[..., Started]) -> None:
+    started = start()
+    started.wait_ready()
+    pids = started.pids()
+    started.process.kill()
+    eventually(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_a_control_process_that_never_starts_ends_it_with_the_end_of_its_log(
+    start: Callable[..., Started],
+) -> None:
+    started = start(control="raise SystemExit('the reason')")
+    _, said = started.process.communicate(timeout=20)
+    assert started.process.returncode == 1
+    assert "the reason" in said
+
+
+def test_pauses_grow_and_are_capped() -> None:
+    assert [pause_s(n) for n in range(5)] == [0.0, 0.0, 0.5, 1.0, 2.0]
+    assert pause_s(1000) == 10.0
+
+
+def test_a_crash_loop_is_slowed_down_and_forgiven(tmp_path: Path) -> None:
+    now = [0.0]
+    spec = ChildSpec("c", [sys.executable, "-c", "pass"], os.environ, stop_s=1)
+    child = Child(spec, log=tmp_path / "c.log", clock=lambda: now[0])
+    due: list[float | None] = []
+    for _ in range(3):
+        child.start()
+        eventually(lambda: child.reap() is not None)
+        due.append(child.due_in_s())
+        now[0] += 1.0
+    assert due == [0.0, 0.5, 1.0]
+    child.start()
+    now[0] += 60.0
+    eventually(lambda: child.reap() is not None)
+    assert child.due_in_s() == 0.0
+
+
+def test_a_taken_port_is_named_with_what_to_do() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(Conflict, match=rf"port {port} on 127.0.0.1 .*HEADRACE_URL"):
+            check_port("127.0.0.1", port)
+
+
+def test_threads_are_set_on_purpose_and_a_user_may_choose(tmp_path: Path) -> None:
+    settings = Settings.load({"HEADRACE_HOME": str(tmp_path)})
+    control, worker = specs(settings, {}, database_url="postgresql:///x")
+    assert worker.environment["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
+    assert worker.environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert control.environment["HEADRACE_DATABASE_URL"] == "postgresql:///x"
+    _, chosen = specs(settings, {"OMP_NUM_THREADS": "3"}, database_url="postgresql:///x")
+    assert chosen.environment["OMP_NUM_THREADS"] == "3"
+
+
+def test_the_end_of_a_log_is_bounded(tmp_path: Path) -> None:
+    (tmp_path / "l").write_text("a" * 5000 + "end")
+    assert tail(tmp_path / "l", num_bytes=10) == "aaaaaaaend"
+    assert tail(tmp_path / "none") == "(no log)"
