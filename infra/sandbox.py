@@ -48,6 +48,7 @@ class ProcessSandbox:
         )
         self._warm: OrderedDict[tuple[str, str], ConfinedProcess] = OrderedDict()
         self._starting: dict[tuple[str, str], asyncio.Lock] = {}
+        self._trees: dict[str, Path] = {}
         self._suspects: set[str] = set()
         self._alone = asyncio.Semaphore(ALONE)
         logger.warning(
@@ -61,12 +62,8 @@ class ProcessSandbox:
     ) -> tuple[DiscoveredRollout, ...]:
         with tempfile.TemporaryDirectory(dir=self._root) as directory:
             tree = Path(directory)
-            tree.chmod(0o755)
             await asyncio.to_thread(unpack, snapshot, tree)
-            wanted = list(entrypoints) or [
-                Entrypoint(rollout=path.parent.name)
-                for path in sorted(tree.glob("rollouts/*/main.py"))
-            ]
+            wanted = list(entrypoints) or _mains(tree)
             return tuple(
                 [await self._look(tree, e) for e in wanted if _entry_file(tree, e) is not None]
             )
@@ -189,19 +186,12 @@ class ProcessSandbox:
 
     async def _tree(self, snapshot: ArtifactRef) -> Path:
         """The snapshot, unpacked once per content."""
-        tree = self._root / "trees" / snapshot.sha256
-        if tree.exists():
-            return tree
-        data = await self._fetch(snapshot)
-        scratch = Path(tempfile.mkdtemp(dir=self._root))
-        await asyncio.to_thread(unpack, data, scratch)
-        scratch.chmod(0o755)
-        tree.parent.mkdir(exist_ok=True)
-        if tree.exists():
-            shutil.rmtree(scratch)
-        else:
-            scratch.rename(tree)
-        return tree
+        if snapshot.sha256 not in self._trees:
+            data = await self._fetch(snapshot)
+            tree = Path(tempfile.mkdtemp(dir=self._root))
+            await asyncio.to_thread(unpack, data, tree)
+            self._trees.setdefault(snapshot.sha256, tree)
+        return self._trees[snapshot.sha256]
 
     async def _look(self, tree: Path, entrypoint: Entrypoint) -> DiscoveredRollout:
         path = _entry_file(tree, entrypoint)
@@ -219,6 +209,7 @@ class ProcessSandbox:
 def unpack(snapshot: bytes, directory: Path) -> None:
     """Regular files of a snapshot into `directory`, readable by all. Raises CorruptData on anything
     else: the snapshot was made by us."""
+    directory.chmod(0o755)
     with tarfile.open(fileobj=io.BytesIO(snapshot)) as tar:
         for member in tar:
             target = directory / member.name
@@ -228,6 +219,12 @@ def unpack(snapshot: bytes, directory: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
             target.write_bytes(source.read() if source else b"")
             target.chmod(0o755 if member.mode & 0o100 else 0o644)
+
+
+def _mains(tree: Path) -> list[Entrypoint]:
+    """The main.py of every rollout."""
+    found = sorted(tree.glob("rollouts/*/main.py"))
+    return [Entrypoint(rollout=path.parent.name) for path in found]
 
 
 def _entry_file(tree: Path, entrypoint: Entrypoint) -> Path | None:

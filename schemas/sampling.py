@@ -101,10 +101,11 @@ class Turn(Value):
 class SampleRequest(Value):
     """One completion to sample.
 
-    `messages` is the whole conversation. `history` are the turns sampled so far in this sample:
-    when the conversation extends the last one, the engine continues its exact ids (prompt ids +
-    sampled ids + new suffix ids) and never re-tokenises what was sampled. `occurrence` counts
-    earlier requests of this sample that had the same prompt ids.
+    `messages` is the whole conversation. `history` are the turns sampled so far in this sample, the
+    one that is continued last, and `history_messages` what that one was asked with: when `messages`
+    extend it, the engine continues its exact ids (prompt ids + sampled ids + new suffix ids) and never
+    re-tokenises what was sampled. How often this prompt was asked before, counted over `history`, enters
+    the key of the draws.
     """
 
     model: ModelRef

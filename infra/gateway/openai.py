@@ -118,7 +118,7 @@ def _head(kind: str, request_id: str) -> dict[str, object]:
 
 
 def _logprobs(turn: Turn) -> dict[str, object]:
-    tokens = [
+    tokens: list[dict[str, object]] = [
         {"token": str(token), "logprob": logprob, "bytes": None, "top_logprobs": []}
         for token, logprob in zip(turn.completion_ids, turn.logprobs, strict=True)
     ]

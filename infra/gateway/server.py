@@ -1,7 +1,7 @@
 """The gateway's HTTP server, inside the worker: every sample its own OpenAI-compatible endpoint.
 
-    POST /v1/samples/<sample>/chat/completions     user code, with that sample's key
-    POST /internal/sample                          the API's checkpoint chat, with the worker's key
+POST /v1/samples/<sample>/chat/completions     user code, with that sample's key
+POST /internal/sample                          the API's checkpoint chat, with the worker's key
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from infra.gateway.openai import answer, chunks, failure, parse
 from infra.gateway.sessions import GatewayError, GatewaySession, new_key
 from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.ids import sample_id
-from schemas.sampling import SampleRequest, Sampler
+from schemas.sampling import Sampler, SampleRequest
 from schemas.specs import GroupSpec
 
 Scope = MutableMapping[str, Any]
@@ -195,4 +195,3 @@ async def _reply(send: Send, status: int, body: bytes) -> None:
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-

@@ -3,7 +3,6 @@
 import hmac
 import secrets
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 
 from schemas.sampling import Message, SampleRequest, Turn
@@ -35,7 +34,6 @@ class GatewaySession:
     closed: bool = False
     turns: list[Turn] = field(default_factory=list)
     said: list[tuple[Message, ...]] = field(default_factory=list)
-    asked: Counter[tuple[Message, ...]] = field(default_factory=Counter)
     pending: int = 0
 
     def close(self) -> tuple[tuple[Turn, ...], tuple[Message, ...]]:
@@ -61,8 +59,6 @@ class GatewaySession:
     def request(self, messages: tuple[Message, ...], *, max_tokens: int | None) -> SampleRequest:
         """The next request: it continues the newest turn that its conversation extends."""
         template = self.spec.template
-        occurrence = self.asked[messages]
-        self.asked[messages] += 1
         params = template.params
         if max_tokens is not None and max_tokens < params.max_new_tokens:
             params = params.model_copy(update={"max_new_tokens": max_tokens})
@@ -82,9 +78,8 @@ class GatewaySession:
             params=params,
             key=self.spec.draw_key(self.index),
             messages=messages,
-            history=(self.turns[extended],) if extended is not None else (),
+            history=self._history(extended),
             history_messages=self.said[extended] if extended is not None else (),
-            occurrence=occurrence,
         )
 
     def record(self, messages: tuple[Message, ...], turn: Turn) -> None:
@@ -92,6 +87,14 @@ class GatewaySession:
         if not self.closed:
             self.turns.append(turn)
             self.said.append(messages)
+
+    def _history(self, extended: int | None) -> tuple[Turn, ...]:
+        """All turns, the one that is continued last: the engine counts over them how often this
+        prompt was asked before, so that asking twice draws twice."""
+        if extended is None:
+            return tuple(self.turns)
+        others = (turn for number, turn in enumerate(self.turns) if number != extended)
+        return (*others, self.turns[extended])
 
     def _whole(self, number: int) -> tuple[Message, ...]:
         reply = Message(role="assistant", content=self.turns[number].text)

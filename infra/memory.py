@@ -1,0 +1,401 @@
+"""In-memory twins of the log, the effects, the bus and the blobs: same rules, no disk.
+
+They are shipped, and bound by the same contract suites as the real ones (tests/contracts), so a test
+on them says something about those.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+from infra.effects import CRASH_LIMIT
+from infra.log import EDGE, encode
+from infra.ports import (
+    BlobExists,
+    Claimed,
+    Commit,
+    CommitMiss,
+    Cursor,
+    NewEffect,
+    NewEvent,
+    Recorded,
+    Snapshot,
+)
+from schemas.envelope import decode_event
+from schemas.errors import NotFound
+from schemas.events import Event
+from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId, derive_id
+from schemas.messages import Lane
+
+
+@dataclass
+class _Effect:
+    new: NewEffect
+    order: int
+    due_at: datetime
+    worker: WorkerId | None = None
+    epoch: int = 0
+    attempts: int = 0
+    crashes: int = 0
+    memo: str | None = None
+
+
+@dataclass
+class World:
+    """What a Postgres database would hold. `now` is its clock; tests move it with `advance`."""
+
+    events: list[Recorded] = field(default_factory=list)
+    inbox: dict[tuple[ConsumerName, EventId], int] = field(default_factory=dict)
+    marks: dict[ConsumerName, Cursor] = field(default_factory=dict)
+    effects: dict[EffectId, _Effect] = field(default_factory=dict)
+    gates: dict[str, str] = field(default_factory=dict)
+    workers: dict[WorkerId, datetime] = field(default_factory=dict)
+    artifacts: dict[str, bytes] = field(default_factory=dict)
+    snapshots: dict[tuple[StreamName, int], Snapshot] = field(default_factory=dict)
+    now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    xid: int = 0
+    order: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def version(self, stream: StreamName) -> int:
+        return sum(recorded.stream == stream for recorded in self.events)
+
+    def live(self, worker: WorkerId | None) -> bool:
+        return worker is not None and self.workers.get(worker, self.now) > self.now
+
+
+class MemoryLog:
+    """`infra.ports.EventLog` in memory. Every commit is a transaction of its own."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def load(
+        self, streams: Mapping[StreamName, int]
+    ) -> Mapping[StreamName, Sequence[Recorded]]:
+        return {
+            stream: [r for r in self._world.events if r.stream == stream and r.version > above]
+            for stream, above in streams.items()
+        }
+
+    async def commit(self, commit: Commit) -> Sequence[Recorded]:
+        self._check(commit)
+        world = self._world
+        world.xid += 1
+        recorded = [self._write(new) for new in commit.events]
+        world.events += recorded
+        world.inbox.update(dict.fromkeys(commit.consumed, world.xid))
+        for effect_id, _ in commit.finished:
+            del world.effects[effect_id]
+        for new_effect in commit.effects:
+            self._ask(new_effect, commit.worker)
+        world.artifacts.update({a.sha256: a.data for a in commit.artifacts})
+        for new in commit.events:
+            self._gate(new.event)
+        world.changed.set()
+        return recorded
+
+    def _check(self, commit: Commit) -> None:
+        """All conditions, before anything is written."""
+        world = self._world
+        for key in commit.consumed:
+            if key in world.inbox:
+                raise CommitMiss("duplicate", str(key))
+        for effect_id, epoch in commit.finished:
+            held = world.effects.get(effect_id)
+            if held is None or (held.worker, held.epoch) != (commit.worker, epoch):
+                raise CommitMiss("fenced", str(effect_id))
+        for stream, expected in sorted((commit.expected or {}).items()):
+            if world.version(stream) != expected:
+                raise CommitMiss("stale", stream)
+
+    def _write(self, new: NewEvent) -> Recorded:
+        data = encode(new.event)
+        self._world.order += 1
+        return Recorded(
+            id=new.id,
+            stream=new.stream,
+            version=new.version,
+            cursor=Cursor(self._world.xid, self._world.order),
+            time=self._world.now,
+            causation=new.causation,
+            correlation=new.correlation,
+            traceparent=new.traceparent,
+            event=decode_event(new.event.type, new.event.version, data),
+        )
+
+    def _ask(self, new: NewEffect, worker: WorkerId | None) -> None:
+        self._world.order += 1
+        effect = _Effect(new, order=self._world.order, due_at=self._world.now)
+        if new.claimed:
+            effect.worker, effect.epoch = worker, 1
+        self._world.effects.setdefault(new.effect.id, effect)
+
+    def _gate(self, event: Event) -> None:
+        world = self._world
+        if event.gate is None or world.gates.get(event.run_id) == "closed":
+            return
+        world.gates[event.run_id] = event.gate
+        if event.gate == "closed":
+            world.effects = {
+                key: held
+                for key, held in world.effects.items()
+                if held.new.effect.run_id != event.run_id
+            }
+
+    async def append(
+        self,
+        events: Sequence[Event],
+        *,
+        cause: UUID,
+        correlation: UUID | None = None,
+        traceparent: str | None = None,
+    ) -> Sequence[Recorded]:
+        ids = [EventId(derive_id(cause, f"edge|{e.stream}|{e.name}")) for e in events]
+        if all((EDGE, event_id) in self._world.inbox for event_id in ids):
+            return [r for r in self._world.events if r.id in ids]
+        versions = {event.stream: self._world.version(event.stream) for event in events}
+        expected, new = dict(versions), []
+        for event_id, event in zip(ids, events, strict=True):
+            versions[event.stream] += 1
+            new.append(
+                NewEvent(
+                    id=event_id,
+                    stream=event.stream,
+                    version=versions[event.stream],
+                    event=event,
+                    causation=cause,
+                    correlation=correlation or cause,
+                    traceparent=traceparent,
+                )
+            )
+        consumed = tuple((EDGE, event_id) for event_id in ids)
+        return await self.commit(Commit(consumed=consumed, expected=expected, events=tuple(new)))
+
+    async def tail(
+        self, after: Cursor, *, limit: int, types: Sequence[str] | None = None
+    ) -> tuple[Sequence[Recorded], Cursor]:
+        page = [r for r in self._world.events if r.cursor > after][:limit]
+        wanted = [r for r in page if types is None or r.event.type in types]
+        return wanted, page[-1].cursor if page else after
+
+    async def read(
+        self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
+    ) -> Sequence[Recorded]:
+        found = [r for r in self._world.events if r.event.run_id == run and r.cursor > after]
+        return [r for r in found if types is None or r.event.type in types][:limit]
+
+    async def consumed(
+        self, keys: Sequence[tuple[ConsumerName, EventId]]
+    ) -> frozenset[tuple[ConsumerName, EventId]]:
+        return frozenset(key for key in keys if key in self._world.inbox)
+
+    async def watermark(self, consumer: ConsumerName) -> Cursor:
+        return self._world.marks.get(consumer, Cursor())
+
+    async def advance(self, consumer: ConsumerName, cursor: Cursor) -> None:
+        world = self._world
+        world.marks[consumer] = max(cursor, world.marks.get(consumer, Cursor()))
+        world.inbox = {
+            key: xid for key, xid in world.inbox.items() if key[0] != consumer or xid >= cursor.xid
+        }
+
+    async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None:
+        return self._world.snapshots.get((stream, fold_version))
+
+    async def save_snapshot(
+        self, stream: StreamName, fold_version: int, snapshot: Snapshot
+    ) -> None:
+        known = self._world.snapshots.get((stream, fold_version))
+        if known is None or known.version < snapshot.version:
+            self._world.snapshots[stream, fold_version] = snapshot
+
+    async def artifact(self, sha256: str) -> bytes | None:
+        return self._world.artifacts.get(sha256)
+
+
+class MemoryEffects:
+    """`infra.ports.Effects` in memory."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def register(
+        self,
+        worker: WorkerId,
+        *,
+        host: str,
+        pid: int,
+        lease_s: float,
+        lanes: Sequence[Lane] = (),
+    ) -> None:
+        self._world.workers[worker] = self._world.now + timedelta(seconds=lease_s)
+
+    async def renew(self, worker: WorkerId, *, lease_s: float) -> bool:
+        if not self._world.live(worker):
+            return False
+        self._world.workers[worker] = self._world.now + timedelta(seconds=lease_s)
+        return True
+
+    async def expire(self, worker: WorkerId) -> None:
+        if worker in self._world.workers:
+            self._world.workers[worker] = min(self._world.workers[worker], self._world.now)
+
+    async def claim(
+        self,
+        worker: WorkerId,
+        *,
+        lanes: Sequence[Lane],
+        consumers: Sequence[ConsumerName],
+        limit: int,
+    ) -> Sequence[Claimed]:
+        world = self._world
+        due = [
+            held
+            for held in sorted(world.effects.values(), key=lambda held: held.order)
+            if held.new.effect.lane in lanes
+            and held.new.consumer in consumers
+            and held.due_at <= world.now
+            and not world.live(held.worker)
+            and world.gates.get(held.new.effect.run_id, "open") == "open"
+        ]
+        for held in due[:limit]:
+            held.crashes += held.worker is not None
+            held.worker = worker
+            held.epoch += 1
+        return [_claimed(held) for held in due[:limit]]
+
+    async def retry(self, claimed: Claimed, *, delay_s: float, error: str) -> None:
+        held = self._held(claimed)
+        if held is not None:
+            held.worker = None
+            held.attempts += 1
+            held.due_at = self._world.now + timedelta(seconds=delay_s)
+
+    async def release(self, claimed: Claimed) -> None:
+        held = self._held(claimed)
+        if held is not None:
+            held.worker = None
+
+    async def memo(self, claimed: Claimed, memo: str) -> bool:
+        held = self._held(claimed)
+        if held is not None:
+            held.memo = memo
+        return held is not None
+
+    async def gates(self, run_ids: Sequence[str]) -> Mapping[str, str]:
+        return {run: self._world.gates[run] for run in run_ids if run in self._world.gates}
+
+    async def next_due_s(self, *, lanes: Sequence[Lane]) -> float | None:
+        later = [
+            (held.due_at - self._world.now).total_seconds()
+            for held in self._world.effects.values()
+            if held.worker is None
+            and held.new.effect.lane in lanes
+            and held.due_at > self._world.now
+        ]
+        return min(later, default=None)
+
+    async def depth(self) -> Mapping[str, int]:
+        depth: dict[str, int] = {}
+        for held in self._world.effects.values():
+            lane = str(held.new.effect.lane)
+            depth[lane] = depth.get(lane, 0) + 1
+        return depth
+
+    def _held(self, claimed: Claimed) -> _Effect | None:
+        held = self._world.effects.get(claimed.id)
+        return held if held is not None and held.epoch == claimed.epoch else None
+
+
+def _claimed(held: _Effect) -> Claimed:
+    return Claimed(
+        id=held.new.effect.id,
+        effect=held.new.effect,
+        consumer=held.new.consumer,
+        stream=held.new.stream,
+        epoch=held.epoch,
+        attempts=held.attempts,
+        crashes=held.crashes,
+        correlation=held.new.correlation,
+        traceparent=held.new.traceparent,
+        memo=held.memo,
+        spent=held.crashes > CRASH_LIMIT,
+    )
+
+
+class MemoryBus:
+    """`infra.ports.Bus` in memory: the log's tail, woken by each commit."""
+
+    def __init__(self, world: World, *, batch: int = 100) -> None:
+        self._world = world
+        self._batch = batch
+        self._log = MemoryLog(world)
+        self._cursor = Cursor()
+        self._next = Cursor()
+        self._types: list[str] = []
+
+    async def subscribe(
+        self, consumers: Mapping[ConsumerName, Sequence[str]]
+    ) -> AsyncIterator[Sequence[tuple[ConsumerName, Recorded]]]:
+        self._types = sorted({kind for kinds in consumers.values() for kind in kinds})
+        while True:
+            self._world.changed.clear()
+            events, self._next = await self._log.tail(self._cursor, limit=self._batch)
+            if self._next == self._cursor:
+                await self._world.changed.wait()
+                continue
+            wanted = [
+                (name, recorded)
+                for recorded in events
+                for name, kinds in consumers.items()
+                if recorded.event.type in kinds
+            ]
+            known = await self._log.consumed([(name, r.id) for name, r in wanted])
+            batch = [(name, r) for name, r in wanted if (name, r.id) not in known]
+            if batch:
+                yield batch
+            else:
+                await self.acknowledge(batch)
+
+    async def acknowledge(self, batch: Sequence[tuple[ConsumerName, Recorded]]) -> None:
+        self._cursor = self._next
+
+    async def idle(self) -> bool:
+        events, _ = await self._log.tail(self._cursor, limit=self._batch, types=self._types)
+        return not events
+
+
+class MemoryBlobs:
+    """`infra.ports.Blobs` in memory."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, bytes] = {}
+
+    async def put(self, key: str, data: bytes, *, create_only: bool = False) -> str:
+        uri = f"memory:///{key}"
+        if create_only and uri in self._held:
+            raise BlobExists(key)
+        self._held[uri] = data
+        return uri
+
+    async def put_file(self, key: str, path: Path) -> str:
+        return await self.put(key, await asyncio.to_thread(path.read_bytes))
+
+    async def get(self, uri: str) -> bytes:
+        if uri not in self._held:
+            raise NotFound(f"no blob at {uri}")
+        return self._held[uri]
+
+    async def delete(self, uri: str) -> None:
+        self._held.pop(uri, None)
+
+    async def exists(self, key: str) -> str | None:
+        uri = f"memory:///{key}"
+        return uri if uri in self._held else None
