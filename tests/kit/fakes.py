@@ -322,3 +322,10 @@ def bench(
         gateway=gateway,
     )
     return Bench(ports, history, blobs, clock)
+
+
+def damage(uri: str) -> None:
+    """Flip one bit of a blob in a directory, behind everybody's back."""
+    path = Path(uri.removeprefix("file://"))
+    content = path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])

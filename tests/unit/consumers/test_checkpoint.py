@@ -11,7 +11,7 @@ from schemas.events import CheckpointFailed, CheckpointRequested, CheckpointSave
 from schemas.ids import StreamName
 from schemas.messages import Failed, ManifestPut, SaveCheckpoint
 from tests.kit.decider import given
-from tests.kit.fakes import Bench, bench
+from tests.kit.fakes import Bench, bench, damage
 from tests.kit.specs import checkpoint_spec, ref, version
 
 STREAM = StreamName("checkpoint-r1")
@@ -154,9 +154,3 @@ async def test_a_damaged_shard_leaves_no_manifest(tmp_path: Path, shard: str) ->
     with pytest.raises(CorruptData):
         await perform(effect, world.ports)
     assert await world.blobs.exists(KEY) is None
-
-
-def damage(uri: str) -> None:
-    """Flip one bit of a blob, behind everybody's back."""
-    path = Path(uri.removeprefix("file://"))
-    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])

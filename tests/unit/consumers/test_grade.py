@@ -1,14 +1,20 @@
 """grade: every group is graded once, and every sample of it has a grade."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
-from consumers.grade import CONSUMER, NO_SAMPLES
-from schemas.errors import FailureCategory
+from consumers.grade import CONSUMER, NO_SAMPLES, perform
+from schemas.datasets import Row
+from schemas.errors import CorruptData, FailureCategory, UserCodeError
 from schemas.events import GroupGenerated, GroupGraded
 from schemas.ids import grade_stream
 from schemas.messages import Failed, GradeGroup, GroupScored
-from schemas.sampling import ArtifactRef, Grade, SampleFailure
+from schemas.sampling import ArtifactRef, Grade, Message, SampleBatch, SampleFailure, SampleRecord
+from schemas.specs import SampleEntry
 from tests.kit.decider import given
+from tests.kit.fakes import FakeUserCode, Grader, bench
 from tests.kit.specs import entry, group_spec, ref, template
 
 SPEC = group_spec(template())
@@ -48,3 +54,126 @@ def test_a_grading_that_is_given_up_leaves_every_reward_out(
     graded = GroupGraded(spec=SPEC, artifact=artifact, entries=ENTRIES, grades=grades)
     given(CONSUMER).when(failed, stream=STREAM).then(events=[graded])
     given(CONSUMER, GRADED).when(failed, stream=STREAM).then_nothing()
+
+
+ROW = Row(prompt=(Message(role="user", content="Say 3"),), label="3")
+LOST = SampleFailure(category=FailureCategory.TIMEOUT, message="took longer than 450 s")
+
+
+def record(index: int, *, failure: SampleFailure | None = None) -> SampleRecord:
+    return SampleRecord(index=index, text=f"answer {index}", failure=failure)
+
+
+async def score(
+    directory: Path,
+    grader: Grader,
+    *parts: tuple[SampleRecord, ...],
+    entries: tuple[SampleEntry, ...] = ENTRIES,
+    user_code: bool = True,
+) -> tuple[GroupScored, tuple[SampleRecord, ...], FakeUserCode]:
+    """Grade a group whose samples lie in these parts: the outcome, and the artifact's samples."""
+    user = FakeUserCode(grader=grader)
+    world = bench(directory, user=user)
+    of = template(dataset=await world.dataset(ROW), user_code=user_code)
+    spec = group_spec(of, row=0)
+    refs = []
+    for samples in parts:
+        data = SampleBatch(group=spec.group, samples=samples).model_dump_json().encode()
+        refs.append(await world.ports.artifacts.put(data, run="r1"))
+    effect = GradeGroup(spec=spec, parts=tuple(refs), entries=entries)
+    outcome = await perform(effect, world.ports)
+    data = await world.ports.artifacts.get(outcome.group_artifact)
+    return outcome, SampleBatch.model_validate_json(data).samples, user
+
+
+def by_text(label: str | None, samples: Sequence[SampleRecord]) -> tuple[Grade, ...]:
+    assert label == "3"
+    return tuple(Grade(index=s.index, reward=float(s.text[-1]), parts={"p": 1}) for s in samples)
+
+
+async def test_a_group_in_one_part_keeps_its_artifact(tmp_path: Path) -> None:
+    outcome, samples, _ = await score(tmp_path, by_text, (record(0), record(1)))
+    assert outcome.group_artifact == outcome.effect.parts[0]
+    assert outcome.grades == (
+        Grade(index=0, reward=0.0, parts={"p": 1}),
+        Grade(index=1, reward=1.0, parts={"p": 1}),
+    )
+    assert samples == (record(0), record(1))
+
+
+async def test_parts_are_put_together_in_index_order(tmp_path: Path) -> None:
+    outcome, samples, _ = await score(tmp_path, by_text, (record(1),), (record(0),))
+    assert samples == (record(0), record(1))
+    assert [grade.reward for grade in outcome.grades] == [0.0, 1.0]
+
+
+async def test_a_failed_sample_is_not_graded_and_keeps_its_reason(tmp_path: Path) -> None:
+    def grader(label: str | None, samples: Sequence[SampleRecord]) -> tuple[Grade, ...]:
+        assert [sample.index for sample in samples] == [1]
+        return by_text(label, samples)
+
+    outcome, _, _ = await score(tmp_path, grader, (record(0, failure=LOST), record(1)))
+    assert outcome.grades[0] == Grade(index=0, reward=None, failure=LOST)
+    assert outcome.grades[1].reward == 1.0
+
+
+async def test_a_sample_that_is_in_no_part_failed_as_its_entry_says(tmp_path: Path) -> None:
+    entries = (entry(0, failure="crash", message="died 20 times"), entry(1))
+    outcome, samples, _ = await score(tmp_path, by_text, (record(1),), entries=entries)
+    lost = SampleFailure(category=FailureCategory.CRASH, message="died 20 times")
+    assert samples == (SampleRecord(index=0, failure=lost), record(1))
+    assert outcome.grades[0] == Grade(index=0, reward=None, failure=lost)
+
+
+async def test_a_group_that_failed_whole_needs_no_grader(tmp_path: Path) -> None:
+    entries = (entry(0, failure="crash"), entry(1, failure="timeout", message="too slow"))
+    outcome, samples, user = await score(tmp_path, by_text, entries=entries)
+    assert user.num_gradings == 0
+    assert [grade.reward for grade in outcome.grades] == [None, None]
+    assert [s.failure.category for s in samples if s.failure] == ["crash", "timeout"]
+
+
+async def test_a_grader_that_fails_as_a_whole_leaves_every_reward_out(tmp_path: Path) -> None:
+    def grader(label: str | None, samples: Sequence[SampleRecord]) -> tuple[Grade, ...]:
+        raise UserCodeError(FailureCategory.GRADER, "main.py:9: KeyError: 'x'")
+
+    outcome, _, _ = await score(tmp_path, grader, (record(0), record(1)))
+    failure = SampleFailure(category=FailureCategory.GRADER, message="main.py:9: KeyError: 'x'")
+    assert outcome.grades == tuple(Grade(index=i, reward=None, failure=failure) for i in (0, 1))
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "1", [1]])
+async def test_a_reward_that_is_no_finite_number_is_left_out_never_zero(
+    tmp_path: Path, reward: object
+) -> None:
+    def grader(label: str | None, samples: Sequence[SampleRecord]) -> tuple[Grade, ...]:
+        odd = Grade.model_construct(index=0, reward=reward, parts={"p": reward})
+        return (odd, Grade(index=1, reward=1.0))
+
+    outcome, _, _ = await score(tmp_path, grader, (record(0), record(1)))
+    assert outcome.grades[0].reward is None
+    assert outcome.grades[0].parts == {}
+    assert outcome.grades[0].failure is not None
+    assert "finite number" in outcome.grades[0].failure.message
+    assert outcome.grades[1] == Grade(index=1, reward=1.0)
+
+
+async def test_a_sample_the_grader_forgot_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    outcome, _, _ = await score(
+        tmp_path, lambda _, s: (Grade(index=1, reward=1.0),), (record(0), record(1))
+    )
+    assert outcome.grades[0].failure is not None
+    assert "no reward" in outcome.grades[0].failure.message
+
+
+async def test_without_user_code_nothing_is_graded(tmp_path: Path) -> None:
+    outcome, _, user = await score(tmp_path, by_text, (record(0), record(1)), user_code=False)
+    assert user.num_gradings == 0
+    assert [grade.reward for grade in outcome.grades] == [None, None]
+
+
+async def test_a_part_that_holds_no_samples_is_named(tmp_path: Path) -> None:
+    world = bench(tmp_path, user=FakeUserCode(grader=by_text))
+    part = await world.ports.artifacts.put(b"[]", run="r1")
+    with pytest.raises(CorruptData, match="does not hold samples"):
+        await perform(EFFECT.model_copy(update={"parts": (part,)}), world.ports)

@@ -1,0 +1,270 @@
+"""Performing learner steps: what is stored, and how a learner that lost a version gets it back."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from consumers.learn import CONSUMER, perform
+from infra.consumer import Message, Meta
+from schemas.datasets import Row
+from schemas.errors import CorruptData, NotFound, Refused, ReplayDiverged, TransientError
+from schemas.events import BatchAssembled, Event, PolicyInitialized, PolicyUpdated, RunStarted
+from schemas.ids import StreamName
+from schemas.messages import Effect, InitializePolicy, PolicyBuilt, TrainStep
+from schemas.sampling import Message as ChatMessage
+from schemas.sampling import SampleBatch, SampleRecord
+from schemas.sampling import Sequence as Tokens
+from schemas.specs import BatchGroup, Plan, StateRef, TrainSpec
+from tests.kit.decider import NOW
+from tests.kit.fakes import FakeLearner, bench, damage
+from tests.kit.specs import train_spec
+
+STREAM = StreamName("policy-r1")
+SPARSE = train_spec(advanced={"state_interval": 4})
+"""Every fourth version is stored whole."""
+
+
+class Run:
+    """A run of this one consumer: decided, performed and recorded as the runtime would."""
+
+    def __init__(self, directory: Path, spec: TrainSpec = SPARSE) -> None:
+        self.spec = spec
+        self.learner = FakeLearner()
+        self.world = bench(directory, learner=self.learner)
+
+    async def start(self) -> "Run":
+        plan = Plan(total_steps=9, batch_size=1, num_samples=2, num_rows=8)
+        started = RunStarted(run="r1", plan=plan, spec=self.spec)
+        [effect] = self.decide(started, self.world.history.add(started))
+        await self.perform(effect)
+        return self
+
+    async def take(self, *steps: int) -> None:
+        for step in steps:
+            await self.perform(await self.asked(step))
+
+    async def asked(self, step: int) -> TrainStep:
+        """Assemble the batch of a step: the effect that takes it."""
+        batch = await self.batch(step)
+        [effect] = self.decide(batch, self.world.history.add(batch))
+        assert isinstance(effect, TrainStep)
+        return effect
+
+    async def batch(self, step: int) -> BatchAssembled:
+        if self.spec.config.advanced.algorithm == "sft":
+            return BatchAssembled(run="r1", step=step, rows=(1, 0))
+        groups = [await self.group(step, slot) for slot in (1, 0)]
+        return BatchAssembled(run="r1", step=step, groups=tuple(groups))
+
+    async def group(self, step: int, slot: int) -> BatchGroup:
+        row = Tokens(tokens=(1, step, slot), loss_mask=(0, 1, 1), logprobs=(0.0, -0.5, -0.5))
+        samples = tuple(SampleRecord(index=i, sequences=(row,)) for i in (0, 1))
+        data = SampleBatch(group=f"r1-train-{step}-{slot}-0", samples=samples).model_dump_json()
+        artifact = await self.world.ports.artifacts.put(data.encode(), run="r1")
+        return BatchGroup(slot=slot, replacement=0, artifact=artifact, rewards=(1.0, None))
+
+    async def perform(self, effect: Effect) -> PolicyBuilt:
+        assert isinstance(effect, InitializePolicy | TrainStep)
+        outcome = await perform(effect, self.world.ports)
+        self.decide(outcome, UUID(int=0))
+        return outcome
+
+    def decide(self, message: Message, cause: UUID) -> Sequence[Effect]:
+        state = CONSUMER.initial
+        for recorded in self.world.history.events:
+            if recorded.stream == STREAM:
+                state = CONSUMER.evolve(state, recorded.event)
+        meta = Meta(event_id=cause, stream=STREAM, correlation=cause, now=NOW)
+        decision = CONSUMER.handle(state, message, meta)
+        for event in decision.events:
+            self.world.history.add(event)
+        return decision.effects
+
+    def dies(self, *, drift: str = "") -> FakeLearner:
+        """The process is gone; the next one has a learner that holds nothing."""
+        self.learner = FakeLearner(drift=drift)
+        self.world.ports = replace(self.world.ports, learner=self.learner)
+        return self.learner
+
+    def versions(self) -> list[StateRef]:
+        events = [recorded.event for recorded in self.world.history.events]
+        return [e.state for e in events if isinstance(e, PolicyInitialized | PolicyUpdated)]
+
+    def edit(self, event: Event, **changes: object) -> None:
+        """Another log: one event of it is different."""
+        events = self.world.history.events
+        at = next(i for i, recorded in enumerate(events) if recorded.event == event)
+        events[at] = replace(events[at], event=event.model_copy(update=changes))
+
+
+async def test_version_0_is_stored_whole_with_the_files_of_its_checkpoints(tmp_path: Path) -> None:
+    run = await Run(tmp_path).start()
+    [event] = [r.event for r in run.world.history.events if isinstance(r.event, PolicyInitialized)]
+    assert event.state.durable
+    assert event.weights_name == "weights.safetensors"
+    assert await run.world.ports.artifacts.get(event.files["adapter_config.json"]) == b"{}"
+
+
+async def test_steps_follow_on_each_other_without_loading(tmp_path: Path) -> None:
+    run = await Run(tmp_path).start()
+    await run.take(1, 2, 3)
+    assert run.learner.calls == ["initialize", "step 1", "step 2", "step 3"]
+
+
+async def test_samplers_get_every_version_and_recovery_every_fourth(tmp_path: Path) -> None:
+    run = await Run(tmp_path).start()
+    await run.take(1, 2, 3, 4)
+    assert [version.weights is not None for version in run.versions()] == [True] * 5
+    assert [version.state is not None for version in run.versions()] == [True, *[False] * 3, True]
+
+
+async def test_a_new_learner_loads_the_newest_whole_version_and_replays(tmp_path: Path) -> None:
+    calm, killed = await Run(tmp_path / "a").start(), await Run(tmp_path / "b").start()
+    await calm.take(1, 2, 3, 4, 5, 6, 7)
+    await killed.take(1, 2, 3, 4, 5, 6)
+    learner = killed.dies()
+    await killed.take(7)
+    assert learner.calls == ["load 4", "step 5", "step 6", "step 7"]
+    assert hashes(killed) == hashes(calm)
+
+
+def hashes(run: Run) -> list[tuple[str, str]]:
+    return [(version.weights_sha256, version.state_sha256) for version in run.versions()]
+
+
+async def test_a_whole_base_needs_no_replay(tmp_path: Path) -> None:
+    run = await Run(tmp_path).start()
+    await run.take(1, 2, 3, 4)
+    learner = run.dies()
+    await run.take(5)
+    assert learner.calls == ["load 4", "step 5"]
+
+
+async def test_skipped_steps_are_no_steps_of_the_learner(tmp_path: Path) -> None:
+    run = await Run(tmp_path).start()
+    await run.take(1, 2, 5)
+    learner = run.dies()
+    await run.take(6)
+    assert learner.calls == ["load 0", "step 1", "step 2", "step 3", "step 4"]
+    assert [version.step for version in run.versions()] == [0, 1, 2, 5, 6]
+
+
+async def test_other_bits_end_the_run_and_name_the_step(tmp_path: Path) -> None:
+    run = await Run(tmp_path).start()
+    await run.take(1, 2)
+    run.dies(drift="another torch")
+    with pytest.raises(ReplayDiverged, match="step 1, taken again, gave other weights"):
+        await run.take(3)
+
+
+async def test_other_optimizer_bits_are_seen_too(tmp_path: Path) -> None:
+    run = await Run(tmp_path).start()
+    await run.take(1, 2)
+    run.dies()
+    first = next(e.event for e in run.world.history.events if isinstance(e.event, PolicyUpdated))
+    run.edit(first, state=first.state.model_copy(update={"state_sha256": "0" * 64}))
+    with pytest.raises(ReplayDiverged, match="step 1, taken again, gave other state"):
+        await run.take(3)
+
+
+async def test_a_step_performed_twice_makes_the_same_version(tmp_path: Path) -> None:
+    run = await Run(tmp_path).start()
+    effect = await run.asked(1)
+    first, second = [await perform(effect, run.world.ports) for _ in range(2)]
+    assert first.state == second.state
+    assert first.plan == second.plan
+    assert run.learner.calls == ["initialize", "step 1", "load 0", "step 1"]
+
+
+async def test_a_log_that_does_not_show_the_base_yet_is_read_again(tmp_path: Path) -> None:
+    run = await Run(tmp_path).start()
+    await run.take(1)
+    effect = await run.asked(2)
+    run.dies()
+    run.world.history.events = [
+        recorded for recorded in run.world.history.events if recorded.stream != STREAM
+    ]
+    with pytest.raises(TransientError, match="does not show version 1"):
+        await perform(effect, run.world.ports)
+
+
+async def test_a_log_that_does_not_show_all_batches_yet_is_read_again(tmp_path: Path) -> None:
+    run = await Run(tmp_path).start()
+    await run.take(1)
+    effect = await run.asked(2)
+    run.dies()
+    run.world.history.events = [
+        r for r in run.world.history.events if not isinstance(r.event, BatchAssembled)
+    ]
+    with pytest.raises(TransientError, match="does not show all batches"):
+        await perform(effect, run.world.ports)
+
+
+async def test_the_batch_is_in_slot_order_with_its_rewards(tmp_path: Path) -> None:
+    run = await Run(tmp_path).start()
+    effect = await run.asked(1)
+    assert [group.slot for group in effect.groups] == [1, 0]
+    straight = effect.model_copy(update={"groups": effect.groups[::-1]})
+    first, second = [await perform(e, run.world.ports) for e in (effect, straight)]
+    assert first.state.weights_sha256 == second.state.weights_sha256
+
+
+async def test_a_damaged_group_is_never_trained_on(tmp_path: Path) -> None:
+    run = await Run(tmp_path).start()
+    effect = await run.asked(1)
+    damage(effect.groups[0].artifact.uri)
+    with pytest.raises(CorruptData):
+        await perform(effect, run.world.ports)
+
+
+async def test_states_that_recovery_needs_no_more_are_collected(tmp_path: Path) -> None:
+    run = await Run(tmp_path, train_spec(advanced={"state_interval": 1})).start()
+    await run.take(1, 2, 3, 4, 5)
+    get = run.world.ports.artifacts.get
+    for version in run.versions():
+        assert version.weights is not None
+        assert version.state is not None
+        await get(version.weights)
+        if version.step not in (1, 2):
+            await get(version.state)
+            continue
+        with pytest.raises(NotFound):
+            await get(version.state)
+
+
+async def test_time_is_measured(tmp_path: Path) -> None:
+    run = await Run(tmp_path).start()
+    outcome = await run.perform(await run.asked(1))
+    assert outcome.metrics == {"train/loss": 0.5, "time/learn_s": 0.0, "time/publish_s": 0.0}
+
+
+def row(text: str, label: str | None) -> Row:
+    return Row(prompt=(ChatMessage(role="user", content=text),), label=label)
+
+
+async def sft(directory: Path, *rows: Row) -> Run:
+    run = Run(directory)
+    dataset = await run.world.dataset(*rows)
+    run.spec = train_spec(dataset=dataset, advanced={"algorithm": "sft", "state_interval": 4})
+    return await run.start()
+
+
+async def test_sft_learns_the_labels_of_its_rows_and_stores_only_whole_versions(
+    tmp_path: Path,
+) -> None:
+    run = await sft(tmp_path, row("1+1?", "2"), row("2+2?", "4"))
+    await run.take(1, 2, 3, 4)
+    stored = [(v.weights is not None, v.state is not None) for v in run.versions()]
+    assert stored == [(True, True), *[(False, False)] * 3, (True, True)]
+    learner = run.dies()
+    await run.take(5)
+    assert learner.calls == ["load 4", "step 5"]
+
+
+async def test_sft_on_a_row_without_label_is_refused_by_name(tmp_path: Path) -> None:
+    run = await sft(tmp_path, row("1+1?", "2"), row("2+2?", None))
+    with pytest.raises(Refused, match="row 1 of sums has no label"):
+        await run.take(1)
