@@ -1,26 +1,26 @@
 """Stand-ins for what performers reach through ports: scripted engines and user code.
 
-Artifacts, datasets and blobs are the real adapters on a temporary directory. `History` is a log for
-readers only: the events a test gives it, in order.
+Artifacts, datasets and blobs are the real adapters on a temporary directory; the log is the twin in
+memory, which passes the same contract suite as the real one.
 """
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 from uuid import UUID, uuid5
 
 from infra.artifacts import ArtifactStore
 from infra.blobs import LocalBlobs
 from infra.clock import ManualClock
 from infra.datasets import DatasetCache
-from infra.ports import Cursor, EventLog, Ports, Recorded, WorkflowResult
+from infra.memory import MemoryLog, World
+from infra.ports import Ports, WorkflowResult
 from infra.settings import Settings
 from schemas.datasets import Row
 from schemas.errors import TransientError
 from schemas.events import Event
-from schemas.ids import HEADRACE, EventId, StreamName
+from schemas.ids import HEADRACE
 from schemas.learning import LearnerJob, LearnerState, StepBatch, StepResult
 from schemas.sampling import Grade, Message, SampleRecord, SampleRequest, Turn
 from schemas.specs import (
@@ -31,7 +31,6 @@ from schemas.specs import (
     GroupSpec,
     RolloutRef,
 )
-from tests.kit.decider import NOW
 
 
 def turn(text: str, *, prompt: tuple[int, ...] = (1, 2), cut: bool = False) -> Turn:
@@ -231,62 +230,20 @@ def _version(step: int, content: bytes) -> LearnerState:
     )
 
 
-class History:
-    """The events of a run, for readers."""
-
-    def __init__(self) -> None:
-        self.events: list[Recorded] = []
-
-    def add(self, event: Event) -> UUID:
-        """Append; returns the event's id."""
-        position = len(self.events) + 1
-        event_id = EventId(uuid5(HEADRACE, str(position)))
-        recorded = Recorded(
-            id=event_id,
-            stream=event.stream,
-            version=1 + sum(other.stream == event.stream for other in self.events),
-            cursor=Cursor(position, position),
-            time=NOW,
-            causation=None,
-            correlation=event_id,
-            traceparent=None,
-            event=event,
-        )
-        self.events.append(recorded)
-        return event_id
-
-    async def load(
-        self, streams: Mapping[StreamName, int]
-    ) -> Mapping[StreamName, Sequence[Recorded]]:
-        return {
-            stream: [r for r in self.events if r.stream == stream and r.version > above]
-            for stream, above in streams.items()
-        }
-
-    async def read(
-        self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
-    ) -> Sequence[Recorded]:
-        wanted = [
-            recorded
-            for recorded in self.events
-            if recorded.event.run_id == run
-            and recorded.cursor > after
-            and (types is None or recorded.event.type in types)
-        ]
-        return wanted[:limit]
-
-    async def artifact(self, sha256: str) -> bytes | None:
-        return None
-
-
 @dataclass
 class Bench:
     """Ports over a temporary directory, for performing one effect after the other."""
 
     ports: Ports
-    history: History
+    world: World
     blobs: LocalBlobs
     clock: ManualClock
+
+    async def record(self, event: Event) -> UUID:
+        """Append an event; returns its id."""
+        cause = uuid5(HEADRACE, str(len(self.world.events)))
+        [recorded] = await self.ports.log.append([event], cause=cause)
+        return recorded.id
 
     async def dataset(self, *rows: Row) -> DatasetRef:
         """A stored dataset with these rows."""
@@ -305,8 +262,8 @@ def bench(
     repositories: FakeRepositories | None = None,
 ) -> Bench:
     """Ports with these engines and this user code."""
-    history, blobs, clock = History(), LocalBlobs(directory), ManualClock()
-    log = cast("EventLog", history)
+    world, blobs, clock = World(), LocalBlobs(directory), ManualClock()
+    log = MemoryLog(world)
     artifacts = ArtifactStore(log, blobs, cache_bytes=0)
     ports = Ports(
         log=log,
@@ -321,7 +278,7 @@ def bench(
         user=user,
         gateway=gateway,
     )
-    return Bench(ports, history, blobs, clock)
+    return Bench(ports, world, blobs, clock)
 
 
 def damage(uri: str) -> None:

@@ -33,12 +33,12 @@ class Run:
     def __init__(self, directory: Path, spec: TrainSpec = SPARSE) -> None:
         self.spec = spec
         self.learner = FakeLearner()
-        self.world = bench(directory, learner=self.learner)
+        self.bench = bench(directory, learner=self.learner)
 
     async def start(self) -> "Run":
         plan = Plan(total_steps=9, batch_size=1, num_samples=2, num_rows=8)
         started = RunStarted(run="r1", plan=plan, spec=self.spec)
-        [effect] = self.decide(started, self.world.history.add(started))
+        [effect] = await self.decide(started, await self.bench.record(started))
         await self.perform(effect)
         return self
 
@@ -49,7 +49,7 @@ class Run:
     async def asked(self, step: int) -> TrainStep:
         """Assemble the batch of a step: the effect that takes it."""
         batch = await self.batch(step)
-        [effect] = self.decide(batch, self.world.history.add(batch))
+        [effect] = await self.decide(batch, await self.bench.record(batch))
         assert isinstance(effect, TrainStep)
         return effect
 
@@ -63,49 +63,49 @@ class Run:
         row = Tokens(tokens=(1, step, slot), loss_mask=(0, 1, 1), logprobs=(0.0, -0.5, -0.5))
         samples = tuple(SampleRecord(index=i, sequences=(row,)) for i in (0, 1))
         data = SampleBatch(group=f"r1-train-{step}-{slot}-0", samples=samples).model_dump_json()
-        artifact = await self.world.ports.artifacts.put(data.encode(), run="r1")
+        artifact = await self.bench.ports.artifacts.put(data.encode(), run="r1")
         return BatchGroup(slot=slot, replacement=0, artifact=artifact, rewards=(1.0, None))
 
     async def perform(self, effect: Effect) -> PolicyBuilt:
         assert isinstance(effect, InitializePolicy | TrainStep)
-        outcome = await perform(effect, self.world.ports)
-        self.decide(outcome, UUID(int=0))
+        outcome = await perform(effect, self.bench.ports)
+        await self.decide(outcome, effect.id)
         return outcome
 
-    def decide(self, message: Message, cause: UUID) -> Sequence[Effect]:
+    async def decide(self, message: Message, cause: UUID) -> Sequence[Effect]:
         state = CONSUMER.initial
-        for recorded in self.world.history.events:
+        for recorded in self.bench.world.events:
             if recorded.stream == STREAM:
                 state = CONSUMER.evolve(state, recorded.event)
         meta = Meta(event_id=cause, stream=STREAM, correlation=cause, now=NOW)
         decision = CONSUMER.handle(state, message, meta)
         for event in decision.events:
-            self.world.history.add(event)
+            await self.bench.record(event)
         return decision.effects
 
     def dies(self, *, drift: str = "") -> FakeLearner:
         """The process is gone; the next one has a learner that holds nothing."""
         self.learner = FakeLearner(drift=drift)
-        self.world.ports = replace(self.world.ports, learner=self.learner)
+        self.bench.ports = replace(self.bench.ports, learner=self.learner)
         return self.learner
 
     def versions(self) -> list[StateRef]:
-        events = [recorded.event for recorded in self.world.history.events]
+        events = [recorded.event for recorded in self.bench.world.events]
         return [e.state for e in events if isinstance(e, PolicyInitialized | PolicyUpdated)]
 
     def edit(self, event: Event, **changes: object) -> None:
         """Another log: one event of it is different."""
-        events = self.world.history.events
+        events = self.bench.world.events
         at = next(i for i, recorded in enumerate(events) if recorded.event == event)
         events[at] = replace(events[at], event=event.model_copy(update=changes))
 
 
 async def test_version_0_is_stored_whole_with_the_files_of_its_checkpoints(tmp_path: Path) -> None:
     run = await Run(tmp_path).start()
-    [event] = [r.event for r in run.world.history.events if isinstance(r.event, PolicyInitialized)]
+    [event] = [r.event for r in run.bench.world.events if isinstance(r.event, PolicyInitialized)]
     assert event.state.durable
     assert event.weights_name == "weights.safetensors"
-    assert await run.world.ports.artifacts.get(event.files["adapter_config.json"]) == b"{}"
+    assert await run.bench.ports.artifacts.get(event.files["adapter_config.json"]) == b"{}"
 
 
 async def test_steps_follow_on_each_other_without_loading(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ async def test_other_optimizer_bits_are_seen_too(tmp_path: Path) -> None:
     run = await Run(tmp_path).start()
     await run.take(1, 2)
     run.dies()
-    first = next(e.event for e in run.world.history.events if isinstance(e.event, PolicyUpdated))
+    first = next(e.event for e in run.bench.world.events if isinstance(e.event, PolicyUpdated))
     run.edit(first, state=first.state.model_copy(update={"state_sha256": "0" * 64}))
     with pytest.raises(ReplayDiverged, match="step 1, taken again, gave other state"):
         await run.take(3)
@@ -173,7 +173,7 @@ async def test_other_optimizer_bits_are_seen_too(tmp_path: Path) -> None:
 async def test_a_step_performed_twice_makes_the_same_version(tmp_path: Path) -> None:
     run = await Run(tmp_path).start()
     effect = await run.asked(1)
-    first, second = [await perform(effect, run.world.ports) for _ in range(2)]
+    first, second = [await perform(effect, run.bench.ports) for _ in range(2)]
     assert first.state == second.state
     assert first.plan == second.plan
     assert run.learner.calls == ["initialize", "step 1", "load 0", "step 1"]
@@ -184,11 +184,11 @@ async def test_a_log_that_does_not_show_the_base_yet_is_read_again(tmp_path: Pat
     await run.take(1)
     effect = await run.asked(2)
     run.dies()
-    run.world.history.events = [
-        recorded for recorded in run.world.history.events if recorded.stream != STREAM
+    run.bench.world.events = [
+        recorded for recorded in run.bench.world.events if recorded.stream != STREAM
     ]
     with pytest.raises(TransientError, match="does not show version 1"):
-        await perform(effect, run.world.ports)
+        await perform(effect, run.bench.ports)
 
 
 async def test_a_log_that_does_not_show_all_batches_yet_is_read_again(tmp_path: Path) -> None:
@@ -196,11 +196,11 @@ async def test_a_log_that_does_not_show_all_batches_yet_is_read_again(tmp_path: 
     await run.take(1)
     effect = await run.asked(2)
     run.dies()
-    run.world.history.events = [
-        r for r in run.world.history.events if not isinstance(r.event, BatchAssembled)
+    run.bench.world.events = [
+        r for r in run.bench.world.events if not isinstance(r.event, BatchAssembled)
     ]
     with pytest.raises(TransientError, match="does not show all batches"):
-        await perform(effect, run.world.ports)
+        await perform(effect, run.bench.ports)
 
 
 async def test_the_batch_is_in_slot_order_with_its_rewards(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ async def test_the_batch_is_in_slot_order_with_its_rewards(tmp_path: Path) -> No
     effect = await run.asked(1)
     assert [group.slot for group in effect.groups] == [1, 0]
     straight = effect.model_copy(update={"groups": effect.groups[::-1]})
-    first, second = [await perform(e, run.world.ports) for e in (effect, straight)]
+    first, second = [await perform(e, run.bench.ports) for e in (effect, straight)]
     assert first.state.weights_sha256 == second.state.weights_sha256
 
 
@@ -217,13 +217,13 @@ async def test_a_damaged_group_is_never_trained_on(tmp_path: Path) -> None:
     effect = await run.asked(1)
     damage(effect.groups[0].artifact.uri)
     with pytest.raises(CorruptData):
-        await perform(effect, run.world.ports)
+        await perform(effect, run.bench.ports)
 
 
 async def test_states_that_recovery_needs_no_more_are_collected(tmp_path: Path) -> None:
     run = await Run(tmp_path, train_spec(advanced={"state_interval": 1})).start()
     await run.take(1, 2, 3, 4, 5)
-    get = run.world.ports.artifacts.get
+    get = run.bench.ports.artifacts.get
     for version in run.versions():
         assert version.weights is not None
         assert version.state is not None
@@ -247,7 +247,7 @@ def row(text: str, label: str | None) -> Row:
 
 async def sft(directory: Path, *rows: Row) -> Run:
     run = Run(directory)
-    dataset = await run.world.dataset(*rows)
+    dataset = await run.bench.dataset(*rows)
     run.spec = train_spec(dataset=dataset, advanced={"algorithm": "sft", "state_interval": 4})
     return await run.start()
 
