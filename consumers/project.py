@@ -10,6 +10,8 @@ from datetime import datetime
 from functools import singledispatch
 from typing import Protocol
 
+from pydantic import TypeAdapter
+
 from consumers.narrate import narrate
 from infra.notify import Wakeup
 from infra.ports import Cursor, EventLog, Recorded
@@ -51,8 +53,12 @@ from schemas.events import (
     WorkspaceSynced,
 )
 from schemas.ids import GroupKey, category, run_stream
+from schemas.sampling import Grade
 
 logger = logging.getLogger(__name__)
+
+GRADES = TypeAdapter(tuple[Grade, ...])
+"""Rows keep grades as JSON; what is not finite becomes null."""
 
 BATCH = 500
 SLOW_POLL_S = 1.0
@@ -218,7 +224,7 @@ def group_graded(event: GroupGraded, at: datetime) -> tuple[Write, ...]:
         dataset_row=event.spec.row,
         num_samples=len(event.entries),
         artifact=event.artifact.model_dump_json(),
-        grades=json.dumps([grade.model_dump(mode="json") for grade in event.grades]),
+        grades=GRADES.dump_json(event.grades).decode(),
         at=at,
     )
     return (put, ChangeRun(event.spec.template.run or key.owner, at))

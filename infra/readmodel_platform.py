@@ -98,6 +98,13 @@ class Platform:
         )
         return float(age or 0.0)
 
+    async def dead_letters(self) -> int:
+        """How many messages are dead letters."""
+        count: int = await self._pool.fetchval(
+            "select coalesce(sum(version), 0) from streams where stream like 'dead-letter-%'"
+        )
+        return count
+
     async def run_counts(self) -> dict[str, int]:
         """Status -> runs."""
         rows = await self._pool.fetch("select status, count(*) from runs group by status")

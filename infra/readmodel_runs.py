@@ -196,8 +196,9 @@ class Runs:
     async def logs(
         self, run: str, *, limit: int, cursor: str | None = None, older: bool = True
     ) -> tuple[list[LogJson], str | None]:
-        """Lines beyond `cursor` in the direction asked for, and the cursor to go on from. Older
-        lines come newest first. Raises ValueError when the cursor is not one."""
+        """A page of lines in the order of the log, and the cursor to go on from: without one the
+        newest lines (older) or the first ones, else those beyond `cursor`. Raises ValueError when
+        the cursor is not one."""
         at, line = _log_cursor(cursor, older=older)
         compare, order = ("<", "desc") if older else (">", "asc")
         rows = await self._pool.fetch(
@@ -217,7 +218,7 @@ class Runs:
                 step=row["step"],
                 message=row["message"],
             )
-            for row in rows
+            for row in (reversed(rows) if older else rows)
         ]
         if not rows:
             return lines, None if older else cursor

@@ -1,0 +1,72 @@
+"""What a config asks that its dataset, or the size of an event, cannot give: known before anything
+runs, told with the key to change."""
+
+from collections.abc import Iterator
+
+from schemas.config import EvalConfig, RunConfig
+from schemas.errors import Issue
+from schemas.events import MAX_EVENT_BYTES, DatasetRegistered
+from schemas.limits import SAMPLE_BYTES, batch_size, too_large
+
+LABELS = frozenset({"ground_truth", "label"})
+MAX_EVAL_ROWS = 5000
+MAX_EVAL_SAMPLES = (MAX_EVENT_BYTES - 8192) // SAMPLE_BYTES
+
+
+def training_issues(
+    config: RunConfig, dataset: DatasetRegistered, validation: DatasetRegistered | None
+) -> tuple[Issue, ...]:
+    """Why this run cannot be, or nothing."""
+    return tuple(_training(config, dataset, validation))
+
+
+def _training(
+    config: RunConfig, dataset: DatasetRegistered, validation: DatasetRegistered | None
+) -> Iterator[Issue]:
+    sft, ref = config.advanced.algorithm == "sft", dataset.dataset
+    if reason := too_large(config):
+        key, _, rest = reason.partition(" ")
+        yield Issue(key, rest)
+    if batch_size(config) > ref.num_rows:
+        key = "advanced.batch_size" if sft else "training.rollout_batch_size"
+        yield Issue(
+            key,
+            f"must be at most {ref.num_rows}, the rows of {ref.name}; it is {batch_size(config)}",
+        )
+    if sft and not (LABELS & set(dataset.columns) and "user_prompt" in dataset.columns):
+        has = ", ".join(dataset.columns)
+        yield Issue(
+            "experiment.dataset", f"sft needs user_prompt and ground_truth; {ref.name} has: {has}"
+        )
+    if config.checkpoints.eval_interval is not None and validation is None:
+        yield Issue(
+            "checkpoints.eval_interval",
+            "needs advanced.validation_dataset, the held-out dataset to validate on",
+        )
+    if validation is not None and validation.dataset.num_rows > MAX_EVAL_ROWS:
+        yield Issue(
+            "advanced.validation_dataset",
+            f"has {validation.dataset.num_rows} rows; at most {MAX_EVAL_ROWS} can be validated on",
+        )
+
+
+def evaluation_issues(
+    config: EvalConfig, dataset: DatasetRegistered, rows: tuple[int, ...]
+) -> tuple[Issue, ...]:
+    """Why this evaluation cannot be, or nothing."""
+    return tuple(_evaluation(config, dataset, rows))
+
+
+def _evaluation(
+    config: EvalConfig, dataset: DatasetRegistered, rows: tuple[int, ...]
+) -> Iterator[Issue]:
+    if len(rows) > MAX_EVAL_ROWS:
+        yield Issue(
+            "evaluation.limit",
+            f"{len(rows)} rows of {dataset.dataset.name} are too many for one evaluation; "
+            f"set it to at most {MAX_EVAL_ROWS}",
+        )
+    if config.evaluation.n > MAX_EVAL_SAMPLES:
+        yield Issue(
+            "evaluation.n", f"must be at most {MAX_EVAL_SAMPLES}, got {config.evaluation.n}"
+        )

@@ -1,0 +1,101 @@
+"""Answers: JSON with times in RFC 3339, pages, and RFC 9457 problem documents."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from http import HTTPStatus
+from uuid import UUID
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from infra.readmodel_runs import Page
+from schemas.errors import InvalidConfig, Issue, Refused
+
+RETRY_AFTER_S = 1
+MAX_LIMIT = 1000
+
+
+class Answer(JSONResponse):
+    """JSON with times, uuids and tuples as one expects."""
+
+    def render(self, content: object) -> bytes:
+        return json.dumps(content, default=_encoded, ensure_ascii=False, allow_nan=False).encode()
+
+
+def page_answer(items: str, rows: Sequence[object], total: int, page: Page) -> Answer:
+    """A page of a list, with where the next one starts."""
+    following = page.offset + len(rows)
+    more = following < total
+    return Answer(
+        {
+            items: rows,
+            "total_count": total,
+            "has_more": more,
+            "next_offset": following if more else None,
+        }
+    )
+
+
+def page_of(request: Request, *, limit: int = 50) -> Page:
+    """`limit` and `offset` of a request. Raises InvalidConfig."""
+    return Page(
+        limit=number(request, "limit", default=limit, least=1, most=MAX_LIMIT),
+        offset=number(request, "offset", default=0, least=0, most=2**31),
+    )
+
+
+def number(request: Request, name: str, *, default: int, least: int, most: int) -> int:
+    """A whole number of the query string. Raises InvalidConfig."""
+    text = request.query_params.get(name)
+    if not text:
+        return default
+    if not text.isascii() or not text.isdigit() or not least <= int(text[:12]) <= most:
+        message = f"must be a whole number from {least} to {most}, got {text[:20]!r}"
+        raise InvalidConfig(f"{name} {message}", issues=(Issue(name, message),))
+    return int(text)
+
+
+def problem(
+    status: int,
+    code: str,
+    detail: str,
+    *,
+    issues: Sequence[Issue] = (),
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """An RFC 9457 problem document."""
+    content = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "code": code,
+        "issues": [
+            {"key": i.key, "message": i.message, "did_you_mean": i.did_you_mean} for i in issues
+        ],
+    }
+    return Answer(
+        content,
+        status_code=status,
+        headers=dict(headers or {}),
+        media_type="application/problem+json",
+    )
+
+
+def refused(error: Refused) -> Response:
+    return problem(error.status, error.code, error.message, issues=error.issues)
+
+
+def away(detail: str) -> Response:
+    """503: the same request may succeed soon."""
+    headers = {"Retry-After": str(RETRY_AFTER_S)}
+    return problem(503, "UNAVAILABLE", detail, headers=headers)
+
+
+def _encoded(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, UUID):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")

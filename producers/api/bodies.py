@@ -1,0 +1,100 @@
+"""Request bodies: JSON objects of bounded size, read field by field, unknown fields refused."""
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+from uuid import UUID, uuid4
+
+from starlette.requests import Request
+
+from schemas.errors import InvalidConfig, Issue
+from schemas.ids import HEADRACE, derive_id
+
+MAX_JSON_BYTES = 1 << 20
+KEY = re.compile(r"^[\x21-\x7e]{1,200}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A JSON object. All getters raise InvalidConfig with the key."""
+
+    values: Mapping[str, object]
+
+    def text(self, name: str) -> str:
+        value = self.optional(name)
+        if value is None:
+            raise _wrong(name, "is missing")
+        return value
+
+    def optional(self, name: str) -> str | None:
+        value = self.values.get(name)
+        if value is not None and (not isinstance(value, str) or not value or "\0" in value):
+            raise _wrong(name, "must be a string that is not empty")
+        return value
+
+    def table(self, name: str) -> Mapping[str, object]:
+        value = self.values.get(name)
+        if not isinstance(value, dict):
+            raise _wrong(name, "is missing; it must be an object")
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self.values.get(name, False)
+        if not isinstance(value, bool):
+            raise _wrong(name, "must be true or false")
+        return value
+
+    def number(self, name: str, *, default: float, least: float, most: float) -> float:
+        value = self.values.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _wrong(name, "must be a number")
+        if not least <= value <= most:
+            raise _wrong(name, f"must be from {least:g} to {most:g}, got {value:g}")
+        return value
+
+
+async def body_of(request: Request, fields: Sequence[str]) -> Body:
+    """The JSON object of a request, with these fields at most. Raises InvalidConfig."""
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MAX_JSON_BYTES:
+            raise InvalidConfig(f"the body has more than {MAX_JSON_BYTES} bytes")
+    try:
+        values = json.loads(data or b"{}", parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidConfig(f"the body is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise InvalidConfig("the body must be a JSON object")
+    for name in values:
+        if name not in fields:
+            close = difflib.get_close_matches(name, fields, n=1)
+            issue = Issue(name, "Unrecognized field", close[0] if close else None)
+            raise InvalidConfig(f"{name} is not a field of this request", issues=(issue,))
+    return Body(values)
+
+
+def idempotency_key(request: Request) -> str:
+    """The client's key; without one every request is a new one. Raises InvalidConfig."""
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return uuid4().hex
+    if not KEY.match(key):
+        raise InvalidConfig("Idempotency-Key must be 1 to 200 visible ASCII characters")
+    return key
+
+
+def cause_of(request: Request, what: str) -> UUID:
+    """The cause of what a command appends: the same key, the same cause."""
+    return derive_id(HEADRACE, f"{what}/{idempotency_key(request)}")
+
+
+def _wrong(name: str, message: str) -> InvalidConfig:
+    return InvalidConfig(f"{name} {message}", issues=(Issue(name, message),))
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,45 @@
+"""Bytes going out: artifacts and dataset files, streamed where they are large and local."""
+
+import asyncio
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from producers.api.runs import services
+from schemas.sampling import ArtifactRef
+
+WHOLE_BYTES = 4 << 20
+"""Up to here the bytes are read, verified and sent; larger files are streamed as they lie, and the
+client verifies the hash that it was told."""
+
+
+async def sent(request: Request, ref: ArtifactRef, file_name: str) -> Response:
+    """The bytes of `ref` as a download. Raises NotFound, CorruptData."""
+    disposition = f"attachment; filename*=utf-8''{quote(Path(file_name).name)}"
+    headers = {"Content-Disposition": disposition, "ETag": f'"{ref.sha256}"'}
+    kind = "application/octet-stream"
+    path = local_path(ref)
+    if path is not None and ref.size > WHOLE_BYTES:
+        return FileResponse(path, media_type=kind, headers=headers)
+    data = await services(request).artifacts.get(ref)
+    return Response(data, media_type=kind, headers=headers)
+
+
+async def first_lines(request: Request, ref: ArtifactRef, count: int) -> list[bytes]:
+    """The first lines of a file, without reading all of it where it is local."""
+    path = local_path(ref)
+    if path is not None:
+        return await asyncio.to_thread(_head, path, count)
+    return (await services(request).artifacts.get(ref)).splitlines()[:count]
+
+
+def local_path(ref: ArtifactRef) -> Path | None:
+    """Where the bytes lie, if they are a file of this machine (references come from our own log)."""
+    return Path(unquote(urlsplit(ref.uri).path)) if ref.uri.startswith("file://") else None
+
+
+def _head(path: Path, count: int) -> list[bytes]:
+    with path.open("rb") as file:
+        return [line for _, line in zip(range(count), file, strict=False)]

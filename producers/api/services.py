@@ -1,0 +1,50 @@
+"""What the HTTP application works with, built by the composition root (`producers/serve.py`)."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from infra.datasets import DatasetCache
+from infra.ports import Artifacts, Blobs, Clock, Effects, EventLog, Repositories
+from infra.readmodel import ReadModel
+from infra.settings import Settings
+from producers.control import Control
+from producers.lookup import Lookup
+from producers.submit import Submitter
+from producers.workspaces import Workspaces
+
+
+@dataclass(frozen=True)
+class Services:
+    """The ports, and the application core over them."""
+
+    log: EventLog
+    effects: Effects
+    blobs: Blobs
+    artifacts: Artifacts
+    readmodel: ReadModel
+    repositories: Repositories
+    settings: Settings
+    clock: Clock
+    slow_poll_s: float = field(default=0.25)
+
+    @cached_property
+    def lookup(self) -> Lookup:
+        return Lookup(self.log, self.readmodel.names)
+
+    @cached_property
+    def workspaces(self) -> Workspaces:
+        return Workspaces(self.log, self.readmodel.names, self.repositories)
+
+    @cached_property
+    def submitter(self) -> Submitter:
+        return Submitter(
+            self.log, self.readmodel.names, lookup=self.lookup, workspaces=self.workspaces
+        )
+
+    @cached_property
+    def control(self) -> Control:
+        return Control(self.log, self.lookup)
+
+    @cached_property
+    def datasets(self) -> DatasetCache:
+        return DatasetCache(self.artifacts)

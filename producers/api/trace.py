@@ -1,0 +1,24 @@
+"""`GET /runs/{ref}/trace?sample=ID`: the eight hops of a sample."""
+
+from dataclasses import asdict
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from producers.api.answers import Answer
+from producers.api.runs import services
+from producers.trace import trace
+from schemas.errors import InvalidConfig, Issue
+
+
+async def hops(request: Request) -> Response:
+    sample = request.query_params.get("sample")
+    if not sample:
+        raise InvalidConfig("name the sample: ?sample=ID", issues=(Issue("sample", "is missing"),))
+    run = await services(request).lookup.run(request.path_params["ref"])
+    found = await trace(services(request).log, run, sample)
+    return Answer({"sample": sample, "hops": [asdict(hop) for hop in found]})
+
+
+ROUTES = [Route("/runs/{ref}/trace", hops)]

@@ -1,0 +1,111 @@
+"""Finding runs, evaluations and checkpoints by what people call them, in the log itself: nothing here
+waits for the read model."""
+
+import difflib
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+from infra.names import Kind, Names
+from infra.ports import Cursor, EventLog
+from schemas.errors import NotFound
+from schemas.events import CheckpointSaved, EvaluationRequested, Event, RunRequested
+from schemas.ids import StreamName, checkpoint_stream, eval_stream, run_stream
+from schemas.sampling import ArtifactRef, ModelRef
+from schemas.specs import CheckpointSpec
+
+CHECKPOINT = re.compile(r"^(?P<run>[^@\s/]+)@(?P<step>\d{1,9}|last|best)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A saved checkpoint and the run it belongs to."""
+
+    run: RunRequested
+    saved: CheckpointSaved
+    at: datetime
+
+    @property
+    def spec(self) -> CheckpointSpec:
+        return self.saved.spec
+
+    @property
+    def ref(self) -> str:
+        return f"{self.run.run_name}@{self.spec.step}"
+
+    def files(self) -> dict[str, ArtifactRef]:
+        """The files of the checkpoint's directory, the weights among them."""
+        weights = self.spec.state.weights
+        return {**self.spec.files, **({self.spec.weights_name: weights} if weights else {})}
+
+    def model(self) -> ModelRef:
+        """The checkpoint as a model to sample from or to start from."""
+        return ModelRef(
+            kind="checkpoint", name=f"{self.spec.run}@{self.spec.step}", files=self.files()
+        )
+
+
+class Lookup:
+    """Finds by name or id. All raise NotFound with what to do next."""
+
+    def __init__(self, log: EventLog, names: Names) -> None:
+        self._log = log
+        self._names = names
+
+    async def run(self, ref: str) -> RunRequested:
+        identity = await self._names.find("run", ref) or ref
+        event = await self._first(run_stream(identity), identity, RunRequested.type)
+        if isinstance(event, RunRequested):
+            return event
+        raise await self._unknown("run", ref, "`headrace train list` shows all")
+
+    async def evaluation(self, ref: str) -> EvaluationRequested:
+        identity = await self._names.find("evaluation", ref) or ref
+        event = await self._first(eval_stream(identity), identity, EvaluationRequested.type)
+        if isinstance(event, EvaluationRequested):
+            return event
+        raise await self._unknown("evaluation", ref, "`headrace eval list` shows all")
+
+    async def checkpoint(self, ref: str) -> Checkpoint:
+        """`run@step`, `run@last` or `run@best` (the highest reward; of equals the latest)."""
+        parts = CHECKPOINT.match(ref)
+        if parts is None:
+            raise NotFound(f"{ref!r} is no checkpoint; write run@step, run@last or run@best")
+        run = await self.run(parts["run"])
+        stream = checkpoint_stream(run.run)
+        loaded = await self._log.load({stream: 0})
+        saved = {
+            recorded.event.spec.step: Checkpoint(run, recorded.event, recorded.time)
+            for recorded in loaded[stream]
+            if isinstance(recorded.event, CheckpointSaved)
+        }
+        if not saved:
+            raise NotFound(f"run {run.run_name} has no checkpoint yet")
+        if parts["step"] == "last":
+            return saved[max(saved)]
+        if parts["step"] == "best":
+            return _best(run.run_name, saved)
+        if int(parts["step"]) not in saved:
+            steps = ", ".join(map(str, sorted(saved)))
+            raise NotFound(f"run {run.run_name} has no checkpoint {parts['step']}; it has: {steps}")
+        return saved[int(parts["step"])]
+
+    async def _first(self, stream: StreamName, identity: str, kind: str) -> Event | None:
+        """The event that opened a stream: new ones are below no horizon yet, so the stream itself is
+        read where the run's index has nothing."""
+        for recorded in await self._log.read(identity, after=Cursor(), limit=1, types=[kind]):
+            return recorded.event
+        loaded = await self._log.load({stream: 0})
+        return next((r.event for r in loaded[stream] if r.event.type == kind), None)
+
+    async def _unknown(self, kind: Kind, ref: str, hint: str) -> NotFound:
+        close = difflib.get_close_matches(ref, await self._names.all(kind), n=1)
+        meant = f"did you mean {close[0]}? " if close else ""
+        return NotFound(f"there is no {kind} {ref!r}; {meant}{hint}")
+
+
+def _best(run: str, saved: dict[int, Checkpoint]) -> Checkpoint:
+    rewarded = [(c.saved.reward, step) for step, c in saved.items() if c.saved.reward is not None]
+    if not rewarded:
+        raise NotFound(f"no checkpoint of {run} has a reward; use {run}@last")
+    return saved[max(rewarded)[1]]

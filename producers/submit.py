@@ -1,0 +1,257 @@
+"""A TOML, a dataset and a commit become a run: validated, pinned, admitted, and appended once.
+
+What runs is fixed here: the dataset's content, the checkpoint's files. The commit is fixed by sync, on
+the workspace's stream. The client's idempotency key is the run's id and the cause of its events: asking
+again is asking once, and asking for something else under the same key is refused.
+"""
+
+import difflib
+import hashlib
+import json
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from infra import telemetry
+from infra.failpoints import hit
+from infra.names import Kind, Names
+from infra.ports import EventLog, Recorded
+from producers.admission import evaluation_issues, training_issues
+from producers.datasets import find as find_dataset
+from producers.lookup import Lookup
+from producers.models import resolve_model
+from producers.run_names import invented_name
+from producers.workspaces import Workspace, Workspaces
+from schemas.config import EvalConfig, Experiment, RunConfig
+from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
+from schemas.events import (
+    DatasetRegistered,
+    EvaluationRequested,
+    Event,
+    RepositoryPushed,
+    RunRequested,
+)
+from schemas.ids import (
+    HEADRACE,
+    EvalId,
+    RunId,
+    StreamName,
+    derive_id,
+    eval_stream,
+    run_stream,
+    short_id,
+)
+from schemas.sampling import ModelRef, PolicyRef, SamplingParams
+from schemas.specs import CommitSpec, DatasetRef, Entrypoint, GroupTemplate
+from schemas.toml import not_built, parse_eval, parse_run, refuse
+
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+NAMES_TRIED = 100
+SAMPLED_SHARE = 0.1
+"""Rows an evaluation takes when it names no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as it came in: the TOML as data, and what stands beside it."""
+
+    config: Mapping[str, object]
+    workspace: str | None = None
+    name: str | None = None
+    start: str | None = None
+
+    def digest(self, kind: str) -> str:
+        """What was asked, as a hash: two requests are the same if it is."""
+        said = [kind, self.config, self.workspace, self.name, self.start]
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A run's request with everything looked up: what a dry run shows."""
+
+    config: RunConfig
+    model: ModelRef
+    dataset: DatasetRef
+    validation: DatasetRef | None
+    workspace: Workspace | None
+
+
+class Submitter:
+    """Admits runs and evaluations."""
+
+    def __init__(
+        self, log: EventLog, names: Names, *, lookup: Lookup, workspaces: Workspaces
+    ) -> None:
+        self._log = log
+        self._names = names
+        self._lookup = lookup
+        self._workspaces = workspaces
+
+    async def resolve_run(self, asked: Asked) -> Resolved:
+        """Validate and look everything up; appends nothing. Raises InvalidConfig with all issues that
+        can be told together."""
+        config = parse_run(asked.config)
+        if asked.start is not None:
+            experiment = config.experiment.model_copy(update={"model_path": asked.start})
+            config = config.model_copy(update={"experiment": experiment})
+        if early := not_built(config):
+            raise refuse("training", early)
+        dataset = await self._dataset(config.experiment.dataset, "experiment.dataset")
+        validation = None
+        if config.advanced.validation_dataset is not None:
+            named = config.advanced.validation_dataset
+            validation = await self._dataset(named, "advanced.validation_dataset")
+        if late := training_issues(config, dataset, validation):
+            raise refuse("training", late)
+        model = await resolve_model(
+            config.experiment.model_path, seed=config.advanced.seed, lookup=self._lookup
+        )
+        workspace = None
+        if config.experiment.rollout is not None:
+            workspace = await self._workspaces.choose(asked.workspace)
+        return Resolved(
+            config=config,
+            model=model,
+            dataset=dataset.dataset,
+            validation=validation.dataset if validation else None,
+            workspace=workspace,
+        )
+
+    async def submit_run(self, asked: Asked, *, key: str) -> Recorded:
+        """Append RunRequested, and with it the push that brings its commit in. Returns the request as
+        recorded. Raises InvalidConfig, NotFound, Conflict."""
+        run = RunId(short_id("run", key))
+        if known := await self._asked_before("run", asked, key=key, stream=run_stream(run)):
+            return known
+        resolved = await self.resolve_run(asked)
+        requested = RunRequested(
+            run=run,
+            run_name=await self._name("run", asked.name, run),
+            config=resolved.config,
+            model=resolved.model,
+            dataset=resolved.dataset,
+            validation=resolved.validation,
+            workspace=resolved.workspace.id if resolved.workspace else None,
+        )
+        events: list[Event] = [requested]
+        if resolved.workspace is not None:
+            experiment = resolved.config.experiment
+            events.append(_push(resolved.workspace, experiment, requested.stream))
+        return await self._append(events, f"run/{key}")
+
+    async def submit_eval(self, asked: Asked, *, key: str) -> Recorded:
+        """Append EvaluationRequested and the push that brings its commit in."""
+        evaluation = EvalId(short_id("evaluation", key))
+        stream = eval_stream(evaluation)
+        if known := await self._asked_before("evaluation", asked, key=key, stream=stream):
+            return known
+        config = parse_eval(asked.config)
+        if early := not_built(config):
+            raise refuse("evaluation", early)
+        dataset = await self._dataset(config.experiment.dataset, "experiment.dataset")
+        rows = _rows(config, dataset.dataset)
+        if late := evaluation_issues(config, dataset, rows):
+            raise refuse("evaluation", late)
+        model = await resolve_model(
+            config.experiment.model_path, seed=config.advanced.seed, lookup=self._lookup
+        )
+        workspace = await self._workspaces.choose(asked.workspace)
+        requested = EvaluationRequested(
+            evaluation=evaluation,
+            eval_name=await self._name("evaluation", asked.name, evaluation),
+            template=_template(config, model, dataset.dataset),
+            rows=rows,
+            batch_size=config.evaluation.batch_size,
+            pass_threshold=config.evaluation.pass_threshold,
+            config=config,
+            workspace=workspace.id,
+        )
+        push = _push(workspace, config.experiment, stream)
+        return await self._append([requested, push], f"evaluation/{key}")
+
+    async def _append(self, events: list[Event], cause: str) -> Recorded:
+        hit("submit.before_commit")
+        recorded = await self._log.append(
+            events,
+            cause=derive_id(HEADRACE, f"submit/{cause}"),
+            traceparent=telemetry.traceparent(),
+        )
+        hit("submit.after_commit")
+        return recorded[0]
+
+    async def _asked_before(
+        self, kind: Kind, asked: Asked, *, key: str, stream: StreamName
+    ) -> Recorded | None:
+        """What this key brought about already. Raises Conflict when it was something else."""
+        digest = asked.digest(kind)
+        if await self._names.take("request", key, digest) != digest:
+            raise Conflict(
+                "this Idempotency-Key was used for another request; send a new key with a new "
+                "request, and the same key only to repeat one"
+            )
+        found = (await self._log.load({stream: 0}))[stream]
+        return found[0] if found else None
+
+    async def _name(self, kind: Kind, wanted: str | None, identity: str) -> str:
+        """Take the wanted name, or one made from the id. Raises Conflict."""
+        if wanted is not None:
+            if not NAME.match(wanted):
+                message = f"{wanted!r} cannot name it: use letters, digits, '.', '_' and '-'"
+                raise InvalidConfig(message, issues=(Issue("name", message),))
+            if await self._names.take(kind, wanted, identity) != identity:
+                raise Conflict(f"there is a {kind} called {wanted}; choose another name")
+            return wanted
+        for attempt in range(NAMES_TRIED):
+            name = invented_name(identity, attempt)
+            if await self._names.take(kind, name, identity) == identity:
+                return name
+        return identity
+
+    async def _dataset(self, ref: str, key: str) -> DatasetRegistered:
+        try:
+            return await find_dataset(self._log, ref)
+        except NotFound as error:
+            close = difflib.get_close_matches(ref, await self._names.all("dataset"), n=1)
+            issue = Issue(key, error.message, close[0] if close else None)
+            raise InvalidConfig(error.message, issues=(issue,)) from error
+
+
+def _push(workspace: Workspace, experiment: Experiment, stream: StreamName) -> RepositoryPushed:
+    entrypoint = Entrypoint(
+        rollout=experiment.rollout or "", path=experiment.entrypoint or "main.py"
+    )
+    return RepositoryPushed(
+        workspace=workspace.id,
+        workspace_name=workspace.name,
+        commit=CommitSpec(url=workspace.url, branch=experiment.branch, sha=experiment.commit_sha),
+        entrypoints=(entrypoint,),
+        requester=stream,
+    )
+
+
+def _rows(config: EvalConfig, dataset: DatasetRef) -> tuple[int, ...]:
+    """The first `limit` rows; without a limit a tenth of them, drawn from the seed, in row order."""
+    if config.evaluation.limit is not None:
+        return tuple(range(min(config.evaluation.limit, dataset.num_rows)))
+    count = max(1, round(SAMPLED_SHARE * dataset.num_rows))
+    drawn = random.Random(config.advanced.seed).sample(range(dataset.num_rows), count)  # noqa: S311
+    return tuple(sorted(drawn))
+
+
+def _template(config: EvalConfig, model: ModelRef, dataset: DatasetRef) -> GroupTemplate:
+    advanced = config.advanced
+    return GroupTemplate(
+        dataset=dataset,
+        model=model,
+        policy=PolicyRef(version=0),
+        params=SamplingParams(
+            temperature=advanced.temperature,
+            max_prompt_tokens=advanced.max_prompt_length,
+            max_new_tokens=advanced.max_response_length,
+            seed=advanced.seed,
+            deterministic=advanced.deterministic,
+        ),
+        num_samples=config.evaluation.n,
+    )

@@ -1,0 +1,102 @@
+"""Workspaces: git repositories under a name. Adding one is a push: sync fetches and looks into it.
+
+A workspace's id follows from its name; its first push has a cause of its own, so a name means one
+repository for ever, whoever adds at the same time.
+"""
+
+import re
+from dataclasses import dataclass
+from uuid import uuid4
+
+from infra.names import Names
+from infra.ports import Cursor, EventLog, Recorded, Repositories
+from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
+from schemas.events import RepositoryPushed
+from schemas.ids import HEADRACE, WorkspaceId, derive_id, short_id
+from schemas.specs import CommitSpec
+
+NAME = re.compile(r"^[a-z0-9][a-z0-9_-]{0,62}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    id: WorkspaceId
+    name: str
+    url: str
+
+
+class Workspaces:
+    """Adds and finds workspaces."""
+
+    def __init__(self, log: EventLog, names: Names, repositories: Repositories) -> None:
+        self._log = log
+        self._names = names
+        self._repositories = repositories
+
+    async def add(self, url: str, name: str | None = None) -> Recorded:
+        """Register a repository, or fetch one again that is registered. Raises InvalidConfig for a
+        bad name, Refused when `url` is no repository, Conflict when the name stands for another."""
+        if name is not None and not NAME.match(name):
+            message = f"{name!r} cannot name a workspace: use a-z, 0-9, '-' and '_', at most 63"
+            raise InvalidConfig(message, issues=(Issue("name", message),))
+        url = url.rstrip("/") if len(url) > 1 else url
+        await self._repositories.check(url)
+        for candidate in (name,) if name else _candidates(url):
+            recorded = await self._push(url, candidate)
+            if recorded is not None:
+                return recorded
+        raise Conflict(
+            f"workspace {name} exists for another repository; choose another name with --name"
+        )
+
+    async def _push(self, url: str, name: str) -> Recorded | None:
+        """Push under this name; None when it stands for another repository."""
+        identity = WorkspaceId(short_id("workspace", name))
+        pushed = RepositoryPushed(
+            workspace=identity, workspace_name=name, commit=CommitSpec(url=url)
+        )
+        await self._names.take("workspace", name, identity)
+        known = await self._log.load({pushed.stream: 0})
+        [first] = await self._log.append([pushed], cause=derive_id(HEADRACE, f"workspace/{name}"))
+        if not isinstance(first.event, RepositoryPushed) or first.event.commit.url != url:
+            return None
+        if known[pushed.stream]:
+            [again] = await self._log.append([pushed], cause=uuid4())
+            return again
+        return first
+
+    async def find(self, ref: str) -> Workspace:
+        """A workspace by name or id. Raises NotFound."""
+        identity = await self._names.find("workspace", ref) or ref
+        found = await self._log.read(
+            identity, after=Cursor(), limit=1, types=[RepositoryPushed.type]
+        )
+        for recorded in found:
+            if isinstance(recorded.event, RepositoryPushed):
+                event = recorded.event
+                return Workspace(
+                    WorkspaceId(event.workspace), event.workspace_name, event.commit.url
+                )
+        known = ", ".join(await self._names.all("workspace")) or "none"
+        raise NotFound(
+            f"there is no workspace {ref!r} (there are: {known}); `headrace workspace add PATH`"
+        )
+
+    async def choose(self, ref: str | None) -> Workspace:
+        """The workspace that was named, or the only one. Raises NotFound, InvalidConfig."""
+        if ref is not None:
+            return await self.find(ref)
+        known = await self._names.all("workspace")
+        if not known:
+            raise NotFound("there is no workspace yet; add one: `headrace workspace add PATH`")
+        if len(known) > 1:
+            message = f"name the workspace, one of: {', '.join(known)}"
+            raise InvalidConfig(message, issues=(Issue("workspace", message),))
+        return await self.find(next(iter(known)))
+
+
+def _candidates(url: str) -> tuple[str, str]:
+    """Names for a repository that was given none: its own, else with a digest behind."""
+    last = url.rstrip("/").rpartition("/")[2].rpartition(":")[2].removesuffix(".git").lower()
+    base = re.sub(r"[^a-z0-9_-]+", "-", last).strip("-_")[:50] or "workspace"
+    return base, f"{base}-{short_id('url', url)[:6]}"
