@@ -26,7 +26,7 @@ class Weights(Protocol):
     """What a forward pass reads."""
 
     def tensor(self, name: str) -> torch.Tensor | None: ...
-    def project(self, x_N_H: torch.Tensor, layer: int, what: str) -> torch.Tensor: ...
+    def project(self, x_N_H: torch.Tensor, layer: int, what: str) -> tuple[torch.Tensor, ...]: ...
 
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -51,10 +51,13 @@ class Decoder:
         return self.heads // self.kv_heads
 
     def rotation(self, positions_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of the rotary embedding, (N, 1, D) each."""
+        """cos and sin of the rotary embedding, (N, 1, D) each; sin bears the sign of the swap of
+        halves, (x1, x2) -> (-x2, x1), so that the swap is a roll."""
         half = positions_N[:, None].float() * self.inverse_frequencies
         angles = torch.cat((half, half), dim=-1)[:, None, :]
-        return angles.cos() * self.rope_scale, angles.sin() * self.rope_scale
+        sin = angles.sin() * self.rope_scale
+        sin[..., : self.head_dim // 2].neg_()
+        return angles.cos() * self.rope_scale, sin
 
     def hidden(
         self,
@@ -81,15 +84,16 @@ class Decoder:
     ) -> torch.Tensor:
         name = f"model.layers.{layer}."
         h = self._norm(weights, name + "input_layernorm.weight", x_N_H)
-        qkv = weights.project(h, layer, "qkv").view(len(h), -1, self.head_dim)
-        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in weights.project(h, layer, "qkv"))
         q = self._norm(weights, name + "self_attn.q_norm.weight", q)
         k = self._norm(weights, name + "self_attn.k_norm.weight", k)
         attended = attend(layer, _rotate(q, cos, sin), _rotate(k, cos, sin), v)
-        x_N_H = x_N_H + weights.project(attended, layer, "out")
+        (out,) = weights.project(attended, layer, "out")
+        x_N_H = x_N_H + out
         h = self._norm(weights, name + "post_attention_layernorm.weight", x_N_H)
-        gate, up = weights.project(h, layer, "gate_up").chunk(2, dim=-1)
-        return x_N_H + weights.project(F.silu(gate) * up, layer, "down")
+        gate, up = weights.project(h, layer, "gate_up")
+        (down,) = weights.project(F.silu(gate) * up, layer, "down")
+        return x_N_H + down
 
     def logits(self, weights: Weights, hidden_M_H: torch.Tensor) -> torch.Tensor:
         """(M, H) -> (M, vocabulary)."""
@@ -110,8 +114,7 @@ def _need(weights: Weights, name: str) -> torch.Tensor:
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 def causal_attend(mask_T_T: torch.Tensor, *, kv_heads: int) -> Attend:
@@ -121,7 +124,7 @@ def causal_attend(mask_T_T: torch.Tensor, *, kv_heads: int) -> Attend:
         layer: int, q_T_A_D: torch.Tensor, k_T_K_D: torch.Tensor, v_T_K_D: torch.Tensor
     ) -> torch.Tensor:
         length, heads, size = q_T_A_D.shape
-        q = q_T_A_D.view(length, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
+        q = q_T_A_D.reshape(length, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
         k, v = k_T_K_D.permute(1, 0, 2)[:, None], v_T_K_D.permute(1, 0, 2)[:, None]
         scores = (q @ k.transpose(-1, -2)) * size**-0.5
         scores = scores.masked_fill(~mask_T_T, float("-inf"))

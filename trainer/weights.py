@@ -20,7 +20,7 @@ FUSED: dict[str, tuple[str, ...]] = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-"""What the decoder asks for -> the modules of one layer whose outputs stand side by side."""
+"""What the decoder asks for -> the modules of one layer that share an input."""
 
 
 def layer_module(layer: int, module: str) -> str:
@@ -39,10 +39,9 @@ class Trainable:
         """A tensor that no adapter touches: norms and embeddings."""
         return self.base.get(name)
 
-    def project(self, x_N_H: torch.Tensor, layer: int, what: str) -> torch.Tensor:
-        """The fused projection `what` of a layer: its modules' outputs side by side."""
-        outputs = [self._linear(x_N_H, layer_module(layer, name)) for name in FUSED[what]]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+    def project(self, x_N_H: torch.Tensor, layer: int, what: str) -> tuple[torch.Tensor, ...]:
+        """The outputs of the modules that `what` names, in their order."""
+        return tuple(self._linear(x_N_H, layer_module(layer, name)) for name in FUSED[what])
 
     def _linear(self, x_N_H: torch.Tensor, module: str) -> torch.Tensor:
         y_N_O = F.linear(x_N_H, self.base[f"{module}.weight"], self.base.get(f"{module}.bias"))
@@ -69,17 +68,18 @@ def _tied(base: Tensors, full: Tensors) -> Tensors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Merged:
-    """Fused weights of each layer, (out, in) and bias; everything else by name."""
+    """Fused weights of each layer, (out, in) and bias, with the width of each module's output;
+    everything else by name."""
 
     base: Tensors
-    layers: tuple[dict[str, tuple[torch.Tensor, torch.Tensor | None]], ...]
+    layers: tuple[dict[str, tuple[torch.Tensor, torch.Tensor | None, tuple[int, ...]]], ...]
 
     def tensor(self, name: str) -> torch.Tensor | None:
         return self.base.get(name)
 
-    def project(self, x_N_H: torch.Tensor, layer: int, what: str) -> torch.Tensor:
-        weight, bias = self.layers[layer][what]
-        return F.linear(x_N_H, weight, bias)
+    def project(self, x_N_H: torch.Tensor, layer: int, what: str) -> tuple[torch.Tensor, ...]:
+        weight, bias, widths = self.layers[layer][what]
+        return F.linear(x_N_H, weight, bias).split(widths, dim=-1)
 
 
 @torch.no_grad()
@@ -87,13 +87,15 @@ def merge(view: Trainable, *, num_layers: int) -> Merged:
     """The same policy with B A added in and projections fused; a copy of the linear layers."""
     layers = []
     for layer in range(num_layers):
-        fused: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        fused: dict[str, tuple[torch.Tensor, torch.Tensor | None, tuple[int, ...]]] = {}
         for what, names in FUSED.items():
             modules = [layer_module(layer, name) for name in names]
-            weight = torch.cat([_merged_weight(view, module) for module in modules])
+            weights = [_merged_weight(view, module) for module in modules]
+            widths = tuple(len(weight) for weight in weights)
             biases = [view.base.get(f"{module}.bias") for module in modules]
             known = [bias for bias in biases if bias is not None]
-            fused[what] = (weight, torch.cat(known) if len(known) == len(biases) else None)
+            bias = torch.cat(known) if len(known) == len(biases) else None
+            fused[what] = (torch.cat(weights), bias, widths)
         layers.append(fused)
     rest = {k: v for k, v in view.base.items() if "_proj." not in k}
     return Merged(rest, tuple(layers))

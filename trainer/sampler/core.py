@@ -21,7 +21,8 @@ from trainer.store import Recent
 from trainer.weights import merge, trainable
 
 FIXED_ROWS = 32
-MOST_ROWS = 256
+MOST_ROWS = 128
+MOST_SPARE_LANES = 8
 LANE_BYTES = 2 << 30
 MERGE_BYTES = 2 << 30
 STEPS_PER_TURN = 16
@@ -35,7 +36,8 @@ class Core:
         self._lanes: dict[tuple[str, int, bool], list[Lane]] = {}
         self._prompts = Prompts()
         self._weights: Recent[Weights] = Recent(4)
-        self._sizes: dict[tuple[str, int], int] = {}
+        self._sizes: dict[tuple[Decoder, int], int] = {}
+        self._spare: list[Lane] = []
 
     @property
     def busy(self) -> bool:
@@ -73,7 +75,7 @@ class Core:
         return over
 
     def _begin(self, rows: Sequence[Row], *, fixed: bool) -> list[Row]:
-        prompts = [self._prompt(row) for row in rows]
+        prompts = self._read(rows)
         for vocabulary in {len(p.logits_V) for p in prompts}:
             alike = [i for i, p in enumerate(prompts) if len(p.logits_V) == vocabulary]
             size = FIXED_ROWS if fixed else len(alike)
@@ -89,9 +91,14 @@ class Core:
                 self._enter(row, prompt.keys, prompt.values)
         return [row for row in rows if row.over]
 
-    def _prompt(self, row: Row) -> Prompt:
-        decoder, weights = self._model(row.version)
-        return self._prompts.get(row.version.key, decoder, weights, row.prompt_ids)
+    def _read(self, rows: Sequence[Row]) -> list[Prompt]:
+        """The prompt of each row; those of one version are read together."""
+        found: dict[str, dict[tuple[int, ...], Prompt]] = {}
+        for version in {row.version.key: row.version for row in rows}.values():
+            asked = [row.prompt_ids for row in rows if row.version.key == version.key]
+            decoder, weights = self._model(version)
+            found[version.key] = self._prompts.get(version.key, decoder, weights, asked)
+        return [found[row.version.key][row.prompt_ids] for row in rows]
 
     def _model(self, version: Version) -> tuple[Decoder, Weights]:
         decoder = version.loaded.decoder
@@ -118,17 +125,23 @@ class Core:
         decoder, weights = self._model(version)
         row_bytes = 8 * decoder.num_layers * decoder.kv_heads * capacity * decoder.head_dim
         room = max(1, LANE_BYTES // row_bytes)
-        if not fixed:
-            size = min(MOST_ROWS, room)
-            return Lane(decoder, weights, capacity=capacity, size=size, fixed=False)
-        known = (version.key.partition("|")[0], capacity)
-        size = self._sizes.get(known, min(FIXED_ROWS, room))
-        lane = Lane(decoder, weights, capacity=capacity, size=size, fixed=True)
-        if known not in self._sizes:
-            self._sizes[known] = size if independent(lane) else 1
-        if self._sizes[known] == size:
-            return lane
-        return Lane(decoder, weights, capacity=capacity, size=1, fixed=True)
+        size = min(FIXED_ROWS if fixed else MOST_ROWS, room)
+        known = (decoder, capacity)
+        if fixed and known not in self._sizes:
+            trial = Lane(decoder, weights, capacity=capacity, size=size, fixed=True)
+            self._sizes[known] = size if independent(trial) else 1
+        if fixed:
+            size = self._sizes[known]
+        for lane in self._spare:
+            if lane.decoder is decoder and (lane.capacity, lane.size, lane.fixed) == (
+                capacity,
+                size,
+                fixed,
+            ):
+                self._spare.remove(lane)
+                lane.weights = weights
+                return lane
+        return Lane(decoder, weights, capacity=capacity, size=size, fixed=fixed)
 
     def _leave(self) -> list[Row]:
         """Take out the rows that are over, and move those that have outgrown their lane."""
@@ -144,10 +157,12 @@ class Core:
                         lane.drop(row)
                         self._enter(row, *cache)
             kept = [lane for lane in lanes if lane.rows]
+            self._spare += [lane for lane in lanes if not lane.rows]
             if kept:
                 self._lanes[key] = kept
             else:
                 del self._lanes[key]
+        del self._spare[:-MOST_SPARE_LANES]
         return over
 
 

@@ -1,24 +1,33 @@
 # ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
-"""Prompts are read once: alone, at their own length, and shared by all samples of the same prompt.
+"""Prompts are read once, and shared by all samples of the same prompt.
 
-Alone means that a prompt's cache and first logits have the same bits whoever else is waiting. The
-last few prompts stay, so samples of a group that arrive one by one share them too.
+Several are read in one pass whose shape depends on each prompt's own length only: short prompts are
+padded to a multiple of 32 and stand in a fixed number of rows (dummies fill up), long ones are read
+alone. So a prompt's cache and first logits have the same bits whoever else is waiting; `independent`
+checks that on the machine at hand. The last few prompts stay, so samples of a group that arrive one
+by one share them too.
+
+Legend: R rows, P tokens of a prompt, T its padded length, K key heads, D head size.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from trainer.decoder import Attend, Decoder, Weights, causal_attend
+from trainer.decoder import Attend, Decoder, Weights
 
 BUDGET_BYTES = 256 << 20
+PASS_TOKENS = 256
+ROUND_TOKENS = 32
+
+Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """Cache of a prompt, (layers, K, P, D) each, and the logits (vocabulary) after its last
-    token."""
+    """Cache of a prompt, (layers, K, P, D) each, and the logits after its last token."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -29,25 +38,74 @@ class Prompt:
         return 2 * self.keys.numel() * self.keys.element_size() + 4 * self.logits_V.numel()
 
 
+def pass_shape(num_tokens: int) -> tuple[int, int]:
+    """(rows, padded length) of the pass that reads a prompt of this length."""
+    if num_tokens > PASS_TOKENS // 2:
+        return 1, num_tokens
+    padded = -(-num_tokens // ROUND_TOKENS) * ROUND_TOKENS
+    return PASS_TOKENS // padded, padded
+
+
 @torch.no_grad()
-def read_prompt(decoder: Decoder, weights: Weights, ids: tuple[int, ...]) -> Prompt:
-    """Run a prompt through the model."""
-    embedding = weights.tensor("model.embed_tokens.weight")
-    assert embedding is not None  # noqa: S101
-    device, length = embedding.device, len(ids)
-    shape = (decoder.num_layers, decoder.kv_heads, length, decoder.head_dim)
-    keys = torch.empty(shape, dtype=embedding.dtype, device=device)
-    values = torch.empty_like(keys)
-    causal_T_T = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    look: Attend = causal_attend(causal_T_T, kv_heads=decoder.kv_heads)
+def read_prompts(
+    decoder: Decoder, weights: Weights, prompts: Sequence[Ids], *, shape: tuple[int, int]
+) -> list[Prompt]:
+    """Run up to `shape[0]` prompts through the model in one pass."""
+    rows, length = shape
+    head = weights.tensor("model.embed_tokens.weight")
+    assert head is not None  # noqa: S101
+    padded = [(*ids, *(0,) * (length - len(ids))) for ids in prompts]
+    padded += [(0,) * length] * (rows - len(prompts))
+    tokens_N = torch.tensor(padded, device=head.device).flatten()
+    positions_N = torch.arange(length, device=head.device).repeat(rows)
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    future_T_T = torch.ones(length, length, dtype=torch.bool, device=head.device).triu(1)
 
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        keys[layer], values[layer] = k.transpose(0, 1), v.transpose(0, 1)
-        return look(layer, q, k, v)
+        k, v = (x.view(rows, length, *x.shape[1:]).transpose(1, 2).contiguous() for x in (k, v))
+        kept.append((k, v))
+        size = q.shape[-1]
+        q = (q * size**-0.5).view(rows, length, decoder.kv_heads, decoder.groups, size)
+        q = q.permute(0, 2, 3, 1, 4)
+        scores = (q @ k.transpose(-1, -2)[:, :, None]).masked_fill(future_T_T, float("-inf"))
+        out = scores.softmax(dim=-1) @ v[:, :, None]
+        return out.permute(0, 3, 1, 2, 4).reshape(rows * length, -1)
 
-    tokens_T, positions_T = torch.tensor(ids, device=device), torch.arange(length, device=device)
-    hidden_T_H = decoder.hidden(weights, tokens_T, positions_T, attend)
-    return Prompt(keys, values, decoder.logits(weights, hidden_T_H[-1:])[0])
+    look: Attend = attend
+    hidden_N_H = decoder.hidden(weights, tokens_N, positions_N, look)
+    ends = [len(ids) - 1 for ids in prompts] + [0] * (rows - len(prompts))
+    last_R = torch.tensor(ends, device=head.device) + positions_N.new_tensor(range(rows)) * length
+    logits_R_V = decoder.logits(weights, hidden_N_H.index_select(0, last_R))
+    return [
+        Prompt(
+            torch.stack([k[i, :, : len(ids)] for k, _ in kept]),
+            torch.stack([v[i, :, : len(ids)] for _, v in kept]),
+            logits_R_V[i].clone(),
+        )
+        for i, ids in enumerate(prompts)
+    ]
+
+
+def independent(decoder: Decoder, weights: Weights, shape: tuple[int, int]) -> bool:
+    """Whether a prompt's bits depend neither on its row nor on the others in the pass."""
+    rows, length = shape
+    vocabulary = weights.tensor("model.embed_tokens.weight")
+    assert vocabulary is not None  # noqa: S101
+    size = len(vocabulary)
+    prompts = [
+        tuple((7 * r + 3 * t + 1) % size for t in range(max(1, length - 3 * r)))
+        for r in range(rows)
+    ]
+    first = read_prompts(decoder, weights, prompts, shape=shape)
+    moved = read_prompts(decoder, weights, prompts[::-1], shape=shape)[::-1]
+    alone = read_prompts(decoder, weights, prompts[-1:], shape=shape)
+    pairs = [*zip(first, moved, strict=True), (first[-1], alone[0])]
+    return all(
+        torch.equal(a.keys, b.keys)
+        and torch.equal(a.values, b.values)
+        and torch.equal(a.logits_V, b.logits_V)
+        for a, b in pairs
+    )
 
 
 class Prompts:
@@ -55,17 +113,38 @@ class Prompts:
 
     def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
         self._budget = budget_bytes
-        self._held: OrderedDict[tuple[str, tuple[int, ...]], Prompt] = OrderedDict()
+        self._held: OrderedDict[tuple[str, Ids], Prompt] = OrderedDict()
         self._num_bytes = 0
+        self._trusted: dict[tuple[Decoder, tuple[int, int]], bool] = {}
 
-    def get(self, version: str, decoder: Decoder, weights: Weights, ids: tuple[int, ...]) -> Prompt:
-        """The prompt, read now if it is not held."""
-        key = (version, ids)
-        if key in self._held:
-            self._held.move_to_end(key)
-            return self._held[key]
-        prompt = self._held[key] = read_prompt(decoder, weights, ids)
-        self._num_bytes += prompt.num_bytes
+    def get(
+        self, version: str, decoder: Decoder, weights: Weights, prompts: Sequence[Ids]
+    ) -> dict[Ids, Prompt]:
+        """The prompts, read now where they are not held."""
+        found = {ids: self._held[version, ids] for ids in prompts if (version, ids) in self._held}
+        missing = [ids for ids in dict.fromkeys(prompts) if ids not in found]
+        for shape in dict.fromkeys(pass_shape(len(ids)) for ids in missing):
+            alike = [ids for ids in missing if pass_shape(len(ids)) == shape]
+            rows = shape[0] if self._trust(decoder, weights, shape) else 1
+            for start in range(0, len(alike), rows):
+                chunk = alike[start : start + rows]
+                read_shape = shape if rows > 1 else (1, len(chunk[0]))
+                read = read_prompts(decoder, weights, chunk, shape=read_shape)
+                found |= dict(zip(chunk, read, strict=True))
+        for ids, prompt in found.items():
+            self._hold((version, ids), prompt)
+        return found
+
+    def _trust(self, decoder: Decoder, weights: Weights, shape: tuple[int, int]) -> bool:
+        key = (decoder, shape)
+        if key not in self._trusted:
+            self._trusted[key] = shape[0] == 1 or independent(decoder, weights, shape)
+        return self._trusted[key]
+
+    def _hold(self, key: tuple[str, Ids], prompt: Prompt) -> None:
+        if key not in self._held:
+            self._num_bytes += prompt.num_bytes
+        self._held[key] = prompt
+        self._held.move_to_end(key)
         while self._num_bytes > self._budget and len(self._held) > 1:
             self._num_bytes -= self._held.popitem(last=False)[1].num_bytes
-        return prompt

@@ -1,0 +1,99 @@
+"""Random numbers by key and position, and what is drawn with them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from schemas.sampling import DrawKey
+from trainer.sampler.choose import choose
+from trainer.sampler.draws import Draws, prompt_hash
+
+KEY = DrawKey(purpose="train", step=3, slot=2, replacement=0, sample=1)
+
+
+def draws(key: DrawKey = KEY, *, seed: int = 7, prompt: str = "p", occurrence: int = 0) -> Draws:
+    return Draws(key, seed=seed, prompt=prompt, occurrence=occurrence)
+
+
+def test_a_draw_is_a_function_of_its_position() -> None:
+    forward = [draws().at(i) for i in range(200)]
+    one = draws()
+    assert [one.at(i) for i in reversed(range(200))] == forward[::-1]
+    assert len(set(forward)) == 200
+    assert all(0 <= value < 1 for value in forward)
+    assert sum(forward) / 200 == pytest.approx(0.5, abs=0.1)
+
+
+PINNED = [
+    0.15425787329578022,
+    0.5468446633575992,
+    0.8785078125692805,
+    0.26943775029460193,
+]
+
+
+def test_the_numbers_never_change_between_releases() -> None:
+    assert [draws().at(i) for i in (0, 1, 64, 1000)] == PINNED
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: draws(seed=8),
+        lambda: draws(prompt="q"),
+        lambda: draws(occurrence=1),
+        *(
+            lambda field=field, value=value: draws(KEY.model_copy(update={field: value}))
+            for field, value in {
+                "purpose": "evaluate",
+                "step": 4,
+                "slot": 3,
+                "replacement": 1,
+                "sample": 2,
+            }.items()
+        ),
+    ],
+)
+def test_every_part_of_the_key_counts(other: Callable[[], Draws]) -> None:
+    assert other().at(0) != draws().at(0)
+
+
+def test_prompts_are_told_apart_by_their_ids() -> None:
+    assert prompt_hash((1, 23)) != prompt_hash((12, 3))
+    assert prompt_hash([1, 23]) == prompt_hash((1, 23))
+
+
+def pick(logits: list[float], uniform: float, *, temperature: float = 1.0, top_p: float = 1.0):  # type: ignore[no-untyped-def]
+    tokens, logprobs = choose(
+        torch.tensor([logits]), temperatures=[temperature], top_ps=[top_p], uniforms=[uniform]
+    )
+    return tokens[0], logprobs[0]
+
+
+@pytest.mark.parametrize(("uniform", "token"), [(0.0, 0), (0.24, 0), (0.26, 1), (0.99, 1)])
+def test_the_uniform_number_walks_the_cumulative_mass(uniform: float, token: int) -> None:
+    drawn, logprob = pick([0.0, 1.0986122886681098], uniform)
+    assert drawn == token
+    assert logprob == pytest.approx([-1.3862943611, -0.2876820724][token], abs=1e-6)
+
+
+def test_a_token_without_mass_is_never_drawn() -> None:
+    assert pick([float("-inf"), 0.0, float("-inf")], 0.0)[0] == 1
+    assert pick([float("-inf"), 0.0, float("-inf")], 1 - 2**-53)[0] == 1
+
+
+def test_temperature_zero_takes_the_best_and_reports_its_plain_logprob() -> None:
+    token, logprob = pick([0.0, 2.0, 1.0], 0.9, temperature=0.0)
+    assert token == 1
+    expected = torch.tensor([0.0, 2.0, 1.0]).log_softmax(0)[1]
+    assert logprob == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_the_nucleus_is_the_smallest_set_that_reaches_top_p() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.2]).log().tolist()
+    for uniform in (0.0, 0.3, 0.6, 0.99):
+        assert pick(logits, uniform, top_p=0.5)[0] == 0
+        token, logprob = pick(logits, uniform, top_p=0.6)
+        assert token in (0, 1)
+        assert logprob == pytest.approx(float(torch.tensor([5 / 8, 3 / 8]).log()[token]), abs=1e-6)
