@@ -1,0 +1,174 @@
+"""What every Effects does, together with the log it shares a database with."""
+
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import uuid4
+
+import pytest
+
+from infra.ports import Commit, CommitMiss, Effects, EventLog, NewEffect, NewEvent
+from schemas.events import Event, RunPaused, RunResumed, RunStopped
+from schemas.ids import ConsumerName, EventId, WorkerId, workspace_stream
+from schemas.messages import FetchCommit, Lane
+from schemas.specs import CommitSpec
+
+SYNC = ConsumerName("sync")
+LEASE_S = 5.0
+
+
+class Passing(Protocol):
+    """Makes time pass for leases and due effects: really, or by moving a clock."""
+
+    async def __call__(self, seconds: float, worker: WorkerId) -> None: ...
+
+
+@dataclass
+class Bound:
+    """The adapters under test. `expired` ends a worker's lease as time would."""
+
+    log: EventLog
+    effects: Effects
+    expired: Passing
+
+
+def effect(run: str, *, claimed: bool = False) -> NewEffect:
+    asked = FetchCommit(
+        workspace=uuid4().hex,
+        push=uuid4(),
+        commit=CommitSpec(url="/nowhere"),
+        entrypoints=(),
+        requester=f"run-{run}",
+    )
+    stream = workspace_stream(asked.workspace)
+    return NewEffect(
+        effect=asked, consumer=SYNC, stream=stream, correlation=uuid4(), claimed=claimed
+    )
+
+
+async def worker(bound: Bound) -> WorkerId:
+    name = WorkerId(uuid4().hex)
+    await bound.effects.register(name, host="h", pid=1, lease_s=LEASE_S)
+    return name
+
+
+async def gate(bound: Bound, event: Event, version: int) -> None:
+    new = NewEvent(
+        id=EventId(uuid4()),
+        stream=event.stream,
+        version=version,
+        event=event,
+        causation=None,
+        correlation=uuid4(),
+    )
+    await bound.log.commit(Commit(expected={event.stream: version - 1}, events=(new,)))
+
+
+async def claim(
+    bound: Bound, who: WorkerId, *, lane: Lane = Lane.CONTROL, limit: int = 1000
+) -> list:  # type: ignore[type-arg]
+    return list(await bound.effects.claim(who, lanes=[lane], consumers=[SYNC], limit=limit))
+
+
+class EffectsSuite:
+    """The laws of claims."""
+
+    async def test_an_effect_is_claimed_once_in_order(self, bound: Bound) -> None:
+        one, two = await worker(bound), await worker(bound)
+        asked = [effect(uuid4().hex) for _ in range(3)]
+        await bound.log.commit(Commit(effects=tuple(asked)))
+        first = await claim(bound, one, limit=2)
+        assert [c.id for c in first] == [a.effect.id for a in asked[:2]]
+        assert [c.id for c in await claim(bound, two)] == [asked[2].effect.id]
+        assert first[0].effect == asked[0].effect
+        assert await claim(bound, two) == []
+
+    async def test_other_lanes_and_consumers_are_not_for_us(self, bound: Bound) -> None:
+        who = await worker(bound)
+        await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))
+        assert await claim(bound, who, lane=Lane.TRAIN) == []
+        stranger = ConsumerName("grade")
+        found = await bound.effects.claim(who, lanes=[Lane.CONTROL], consumers=[stranger], limit=10)
+        assert list(found) == []
+        assert len(await claim(bound, who)) == 1
+
+    async def test_born_claimed_is_held_from_the_start(self, bound: Bound) -> None:
+        who, other = await worker(bound), await worker(bound)
+        asked = effect(uuid4().hex, claimed=True)
+        await bound.log.commit(Commit(worker=who, effects=(asked,)))
+        assert await claim(bound, other) == []
+        await bound.log.commit(Commit(worker=who, finished=((asked.effect.id, 1),)))
+        assert await bound.effects.depth() == {}
+
+    async def test_asking_twice_is_asking_once(self, bound: Bound) -> None:
+        who, asked = await worker(bound), effect(uuid4().hex)
+        await bound.log.commit(Commit(effects=(asked,)))
+        await bound.log.commit(Commit(effects=(asked,)))
+        assert len(await claim(bound, who)) == 1
+
+    async def test_a_dead_workers_claim_is_taken_over_and_its_outcome_fenced(
+        self, bound: Bound
+    ) -> None:
+        dead, heir = await worker(bound), await worker(bound)
+        await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))
+        (held,) = await claim(bound, dead)
+        assert await claim(bound, heir) == []
+        await bound.expired(LEASE_S, dead)
+        (taken,) = await claim(bound, heir)
+        assert (taken.id, taken.epoch, taken.crashes) == (held.id, held.epoch + 1, 1)
+        with pytest.raises(CommitMiss, match="fenced"):
+            await bound.log.commit(Commit(worker=dead, finished=((held.id, held.epoch),)))
+        assert not await bound.effects.memo(held, "late")
+        assert await bound.effects.memo(taken, "mine")
+        await bound.log.commit(Commit(worker=heir, finished=((taken.id, taken.epoch),)))
+
+    async def test_a_lease_that_ran_out_cannot_be_renewed(self, bound: Bound) -> None:
+        who = await worker(bound)
+        assert await bound.effects.renew(who, lease_s=LEASE_S)
+        await bound.expired(LEASE_S, who)
+        assert not await bound.effects.renew(who, lease_s=LEASE_S)
+
+    async def test_crashes_are_counted_apart_from_attempts_and_have_a_limit(
+        self, bound: Bound
+    ) -> None:
+        await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))
+        for crashes in range(22):
+            who = await worker(bound)
+            (held,) = await claim(bound, who)
+            assert (held.crashes, held.attempts) == (crashes, 0)
+            assert held.spent == (crashes > 20)
+            await bound.effects.expire(who)
+
+    async def test_retry_waits_and_counts_and_release_does_not(self, bound: Bound) -> None:
+        who = await worker(bound)
+        await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))
+        (held,) = await claim(bound, who)
+        await bound.effects.release(held)
+        (held,) = await claim(bound, who)
+        assert (held.attempts, held.crashes) == (0, 0)
+        await bound.effects.retry(held, delay_s=60, error="not today")
+        assert await claim(bound, who) == []
+        wait = await bound.effects.next_due_s(lanes=[Lane.CONTROL])
+        assert wait is not None
+        assert 50 < wait <= 60
+
+    async def test_paused_runs_are_not_claimed_but_their_outcomes_count(self, bound: Bound) -> None:
+        who, run = await worker(bound), uuid4().hex
+        held, waiting = effect(run, claimed=True), effect(run)
+        await bound.log.commit(Commit(worker=who, effects=(held, waiting)))
+        await gate(bound, RunPaused(run=run, step=1), 1)
+        assert await claim(bound, who) == []
+        assert await bound.effects.gates([run, "other"]) == {run: "paused"}
+        await bound.log.commit(Commit(worker=who, finished=((held.effect.id, 1),)))
+        await gate(bound, RunResumed(run=run, step=1), 2)
+        assert len(await claim(bound, who)) == 1
+
+    async def test_a_closed_run_discards_its_work_for_good(self, bound: Bound) -> None:
+        who, run = await worker(bound), uuid4().hex
+        held = effect(run, claimed=True)
+        await bound.log.commit(Commit(worker=who, effects=(held, effect(run))))
+        await gate(bound, RunStopped(run=run, step=1), 1)
+        with pytest.raises(CommitMiss, match="fenced"):
+            await bound.log.commit(Commit(worker=who, finished=((held.effect.id, 1),)))
+        await gate(bound, RunResumed(run=run, step=1), 2)
+        assert await bound.effects.gates([run]) == {run: "closed"}
+        assert await claim(bound, who) == []

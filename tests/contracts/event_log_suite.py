@@ -1,0 +1,153 @@
+"""What every EventLog does. Bind it with a fixture `log`; see test_memory.py, test_postgres.py."""
+
+from uuid import uuid4
+
+import pytest
+
+from infra.ports import Commit, CommitMiss, Cursor, EventLog, NewEvent, SmallArtifact, Snapshot
+from schemas.errors import Refused
+from schemas.events import Event, RunPaused, RunWarned
+from schemas.ids import ConsumerName, EventId, StreamName
+
+CONSUMER = ConsumerName("tests")
+
+
+def warned(run: str, step: int) -> RunWarned:
+    return RunWarned(run=run, step=step, message="look")
+
+
+def new(event: Event, version: int) -> NewEvent:
+    return NewEvent(
+        id=EventId(uuid4()),
+        stream=event.stream,
+        version=version,
+        event=event,
+        causation=None,
+        correlation=uuid4(),
+    )
+
+
+def one(event: Event, version: int, **more: object) -> Commit:
+    """A commit of one event at a version."""
+    return Commit(expected={event.stream: version - 1}, events=(new(event, version),), **more)  # type: ignore[arg-type]
+
+
+class EventLogSuite:
+    """The laws of the log."""
+
+    async def test_what_is_committed_is_loaded_in_order(self, log: EventLog) -> None:
+        run = uuid4().hex
+        written = [(await log.commit(one(warned(run, n), n)))[0] for n in (1, 2, 3)]
+        stream = written[0].stream
+        assert (await log.load({stream: 0}))[stream] == written
+        assert (await log.load({stream: 2}))[stream] == written[2:]
+        unknown = StreamName("run-unknown")
+        assert list((await log.load({unknown: 0}))[unknown]) == []
+
+    async def test_a_moved_stream_is_stale_and_nothing_is_written(self, log: EventLog) -> None:
+        run, other = uuid4().hex, uuid4().hex
+        await log.commit(one(warned(run, 1), 1))
+        first, second = warned(other, 1), warned(run, 2)
+        both = Commit(
+            expected={first.stream: 0, second.stream: 0}, events=(new(first, 1), new(second, 1))
+        )
+        with pytest.raises(CommitMiss) as miss:
+            await log.commit(both)
+        assert miss.value.kind == "stale"
+        assert list((await log.load({first.stream: 0}))[first.stream]) == []
+
+    async def test_a_message_is_consumed_once(self, log: EventLog) -> None:
+        run, key = uuid4().hex, (CONSUMER, EventId(uuid4()))
+        await log.commit(one(warned(run, 1), 1, consumed=(key,)))
+        with pytest.raises(CommitMiss) as miss:
+            await log.commit(one(warned(run, 2), 2, consumed=(key,)))
+        assert miss.value.kind == "duplicate"
+        other = (CONSUMER, EventId(uuid4()))
+        assert await log.consumed([key, other]) == frozenset({key})
+
+    async def test_an_unknown_effect_is_fenced(self, log: EventLog) -> None:
+        effect = uuid4()
+        commit = one(warned(uuid4().hex, 1), 1, finished=((effect, 1),))
+        with pytest.raises(CommitMiss) as miss:
+            await log.commit(commit)
+        assert (miss.value.kind, miss.value.what) == ("fenced", str(effect))
+
+    async def test_an_edge_appends_once_per_cause(self, log: EventLog) -> None:
+        run, cause = uuid4().hex, uuid4()
+        events = [warned(run, 1), warned(run, 2)]
+        first = await log.append(events, cause=cause)
+        again = await log.append(events, cause=cause)
+        assert [r.id for r in first] == [r.id for r in again]
+        assert len((await log.load({events[0].stream: 0}))[events[0].stream]) == 2
+        await log.append([warned(run, 1)], cause=uuid4())
+        assert len((await log.load({events[0].stream: 0}))[events[0].stream]) == 3
+
+    async def test_the_tail_goes_on_from_its_cursor(self, log: EventLog) -> None:
+        run = uuid4().hex
+        _, start = await self._end(log)
+        for n in (1, 2, 3):
+            await log.commit(one(warned(run, n), n))
+        await log.commit(one(RunPaused(run=run, step=3), 4))
+        page, cursor = await log.tail(start, limit=2)
+        assert [r.version for r in page] == [1, 2]
+        rest, end = await log.tail(cursor, limit=10)
+        assert [r.version for r in rest] == [3, 4]
+        assert await log.tail(end, limit=10) == ([], end)
+        paused, after = await log.tail(start, limit=10, types=["rl.run.paused"])
+        assert [r.version for r in paused] == [4]
+        assert after == end
+
+    async def _end(self, log: EventLog) -> tuple[int, Cursor]:
+        cursor, pages = Cursor(), 0
+        while True:
+            _, after = await log.tail(cursor, limit=1000)
+            if after == cursor:
+                return pages, cursor
+            cursor, pages = after, pages + 1
+
+    async def test_a_run_is_read_by_type_and_cursor(self, log: EventLog) -> None:
+        run = uuid4().hex
+        for n in (1, 2):
+            await log.commit(one(warned(run, n), n))
+        await log.commit(one(RunPaused(run=run, step=2), 3))
+        read = await log.read(run, after=Cursor(), limit=10)
+        assert [r.version for r in read] == [1, 2, 3]
+        assert [r.version for r in await log.read(run, after=read[0].cursor, limit=1)] == [2]
+        only = await log.read(run, after=Cursor(), limit=10, types=["rl.run.paused"])
+        assert [r.version for r in only] == [3]
+
+    async def test_a_watermark_never_moves_back_and_clears_the_inbox(self, log: EventLog) -> None:
+        name = ConsumerName(uuid4().hex)
+        assert await log.watermark(name) == Cursor()
+        keys = [(name, EventId(uuid4())) for _ in range(2)]
+        runs = [uuid4().hex for _ in keys]
+        written = [
+            (await log.commit(one(warned(run, 1), 1, consumed=(key,))))[0]
+            for run, key in zip(runs, keys, strict=True)
+        ]
+        await log.advance(name, written[1].cursor)
+        await log.advance(name, written[0].cursor)
+        assert await log.watermark(name) == written[1].cursor
+        assert await log.consumed(keys) == frozenset(keys[1:])
+
+    async def test_snapshots_belong_to_a_fold_version(self, log: EventLog) -> None:
+        stream = StreamName(f"run-{uuid4().hex}")
+        await log.save_snapshot(stream, 1, Snapshot(version=5, state="{}"))
+        await log.save_snapshot(stream, 1, Snapshot(version=3, state="old"))
+        assert await log.snapshot(stream, 1) == Snapshot(version=5, state="{}")
+        assert await log.snapshot(stream, 2) is None
+
+    async def test_small_artifacts_come_with_their_commit(self, log: EventLog) -> None:
+        sha = uuid4().hex * 2
+        await log.commit(
+            one(warned(uuid4().hex, 1), 1, artifacts=(SmallArtifact(sha, b"\0bytes"),))
+        )
+        assert await log.artifact(sha) == b"\0bytes"
+        assert await log.artifact("0" * 64) is None
+
+    async def test_an_event_that_is_too_large_is_refused(self, log: EventLog) -> None:
+        run = uuid4().hex
+        event = RunWarned(run=run, step=1, message="x" * 70_000)
+        with pytest.raises(Refused, match="65536"):
+            await log.commit(one(event, 1))
+        assert list((await log.load({event.stream: 0}))[event.stream]) == []

@@ -1,0 +1,56 @@
+"""A directory keeps the contract of blobs, and stays whole when the disk is full."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.blobs import LocalBlobs
+from schemas.errors import NotFound, TransientError
+from tests.contracts.blobs_suite import BlobsSuite
+
+
+class TestLocalBlobs(BlobsSuite):
+    @pytest.fixture
+    def blobs(self, tmp_path: Path) -> LocalBlobs:
+        return LocalBlobs(tmp_path / "blobs")
+
+    @pytest.mark.parametrize("key", ["../x", "/x", "a//b", "a/../b", "", "a b"])
+    async def test_keys_stay_inside(self, blobs: LocalBlobs, key: str) -> None:
+        with pytest.raises(ValueError, match="not a blob key"):
+            await blobs.put(key, b"x")
+
+    async def test_uris_stay_inside(self, blobs: LocalBlobs, tmp_path: Path) -> None:
+        secret = tmp_path / "secret"
+        secret.write_text("x")
+        with pytest.raises(NotFound):
+            await blobs.get(secret.as_uri())
+        with pytest.raises(NotFound):
+            await blobs.get("https://example.org/x")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small tmpfs cannot be mounted here: {mounted.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+async def test_a_full_disk_is_named_and_leaves_no_half_blob(small_disk: Path) -> None:
+    blobs = LocalBlobs(small_disk / "blobs")
+    kept = await blobs.put("runs/r/small", b"kept")
+    with pytest.raises(TransientError, match=r"full.*make room"):
+        await blobs.put("runs/r/large", b"x" * (2 << 20))
+    assert await blobs.exists("runs/r/large") is None
+    assert await blobs.get(kept) == b"kept"
+    assert await blobs.get(await blobs.put("runs/r/next", b"fits")) == b"fits"

@@ -1,0 +1,40 @@
+"""The in-memory twins keep every contract."""
+
+import pytest
+
+from infra.memory import MemoryBlobs, MemoryBus, MemoryEffects, MemoryLog, World
+from schemas.ids import WorkerId
+from tests.contracts.blobs_suite import BlobsSuite
+from tests.contracts.bus_suite import BoundBus, BusSuite
+from tests.contracts.effects_suite import Bound, EffectsSuite
+from tests.contracts.event_log_suite import EventLogSuite
+
+
+class TestLog(EventLogSuite):
+    @pytest.fixture
+    def log(self) -> MemoryLog:
+        return MemoryLog(World())
+
+
+class TestEffects(EffectsSuite):
+    @pytest.fixture
+    def bound(self) -> Bound:
+        world = World()
+
+        async def expired(seconds: float, worker: WorkerId) -> None:
+            world.workers[worker] = world.now
+
+        return Bound(MemoryLog(world), MemoryEffects(world), expired)
+
+
+class TestBus(BusSuite):
+    @pytest.fixture
+    def bound(self) -> BoundBus:
+        world = World()
+        return BoundBus(MemoryLog(world), lambda: MemoryBus(world))
+
+
+class TestBlobs(BlobsSuite):
+    @pytest.fixture
+    def blobs(self) -> MemoryBlobs:
+        return MemoryBlobs()
