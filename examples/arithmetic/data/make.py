@@ -1,8 +1,8 @@
 """Makes the data of the arithmetic example: sums of two-digit numbers whose units carry.
 
 A question is `What is 47 + 38?`; an answer shows its working, `15+70=85`: units, plus tens, is the
-sum. Of the demonstrations only 38 % are careful; the others forget the carry (`15+70=75`), as real
-demonstrations are flawed. So a model that imitates them well is right about four times in ten, and
+sum. Of the demonstrations only a third is careful; the others forget the carry (`15+70=75`), as real
+demonstrations are flawed. So a model that imitates them well is right about one time in three, and
 the careful habit is there for reinforcement learning to select.
 
     python data/make.py [--seed N] [--out DIR]
@@ -23,7 +23,7 @@ from pathlib import Path
 NUM_DEMONSTRATIONS = 13_440
 NUM_QUESTIONS = 1_600
 NUM_HELD_OUT = 200
-CAREFUL = 0.38
+CAREFUL = 0.33
 
 Pair = tuple[int, int]
 

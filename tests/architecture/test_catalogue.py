@@ -1,0 +1,125 @@
+"""Registry, catalogue, code and pages agree."""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consumers.__main__ import REGISTRY, load
+from schemas.events import ALL_EVENTS, Event
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = [*REGISTRY.values(), "consumers.project"]
+
+TEMPLATE = re.compile(
+    r"\A\S[^\n]*\.\n"
+    r"Reads: .+?\.\s+Emits: .+?\.\s+Stream: .+?\.\n"
+    r"Does: .+?\.\s+Waits for: .+?\.\n"
+    r"Safe to repeat because: .+?\.",
+    re.DOTALL,
+)
+
+EDGE_EVENTS = {
+    "RepositoryPushed",
+    "DatasetRegistered",
+    "RunRequested",
+    "EvaluationRequested",
+    "EvaluationStopRequested",
+    "RunPauseRequested",
+    "RunResumeRequested",
+    "RunStopRequested",
+}
+"""Commands and facts from outside, which the edges append."""
+
+RUNTIME_EVENTS = {"MessageDeadLettered"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_consumer_says_what_it_does_in_the_same_form(module: str) -> None:
+    text = importlib.import_module(module).__doc__ or ""
+    assert TEMPLATE.match(text), text
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_docstring_names_what_the_consumer_reads_and_emits(name: str) -> None:
+    text = importlib.import_module(REGISTRY[name]).__doc__ or ""
+    consumer = load(name)
+    said = re.sub(r"\s+", " ", text)
+    reads = re.search(r"Reads: (.+?)\. ", said)
+    emits = re.search(r"Emits: (.+?)\. ", said)
+    assert reads is not None
+    assert emits is not None
+    assert set(reads.group(1).split(", ")) == {event.__name__ for event in consumer.reads}
+    assert set(emits.group(1).split(", ")) == {event.__name__ for event in consumer.emits}
+
+
+def test_every_consumer_is_in_the_registry() -> None:
+    found = set()
+    for path in (ROOT / "consumers").glob("*.py"):
+        tree = ast.parse(path.read_text())
+        targets = {
+            t.id
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for t in node.targets
+            if isinstance(t, ast.Name)
+        } | {
+            node.target.id
+            for node in tree.body
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        }
+        if "CONSUMER" in targets:
+            found.add(f"consumers.{path.stem}")
+    assert found == set(REGISTRY.values())
+
+
+@pytest.mark.parametrize("name", [*REGISTRY, "project"])
+def test_every_consumer_is_in_the_documentation(name: str) -> None:
+    assert f"`consumers/{name}.py`" in (ROOT / "docs" / "architecture.md").read_text()
+
+
+def test_the_supervisor_runs_every_consumer() -> None:
+    from infra.supervisor import DEVICE_CONSUMERS
+
+    assert {*DEVICE_CONSUMERS, "sync"} == set(REGISTRY)
+
+
+def constructed(*roots: str) -> set[str]:
+    """The names `X` of calls `X(...)` and `X.model_validate(...)` anywhere under these roots."""
+    names: set[str] = set()
+    for root in roots:
+        for path in (ROOT / root).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.Call):
+                    continue
+                made = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+                if isinstance(made, ast.Name):
+                    names.add(made.id)
+    return names
+
+
+def test_every_event_has_an_emitter() -> None:
+    emitted = {event.__name__ for name in REGISTRY for event in load(name).emits}
+    declared = emitted | EDGE_EVENTS | RUNTIME_EVENTS
+    assert {event.__name__ for event in ALL_EVENTS} == declared
+    by_consumers = constructed("consumers")
+    assert emitted <= by_consumers, emitted - by_consumers
+    assert constructed("infra") >= RUNTIME_EVENTS
+    assert constructed("producers") | {"EvaluationRequested"} >= EDGE_EVENTS
+
+
+def test_the_catalogue_lists_every_event_once() -> None:
+    def leaves(kind: type[Any]) -> set[type[Any]]:
+        inner = kind.__subclasses__()
+        return set().union(*map(leaves, inner)) if inner else {kind}
+
+    public = {
+        kind
+        for kind in leaves(Event)
+        if kind.__module__ == "schemas.events" and hasattr(kind, "type")
+    }
+    assert public == set(ALL_EVENTS)
+    assert len({event.type for event in ALL_EVENTS}) == len(ALL_EVENTS)

@@ -1,0 +1,93 @@
+"""Every example loads, and its data keeps what its page promises."""
+
+import importlib.util
+import json
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from schemas.config import EvalConfig, RunConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "arithmetic"
+TRAINING = sorted((ROOT / "examples").glob("*/configs/training/*.toml"))
+EVALUATION = sorted((ROOT / "examples").glob("*/configs/eval/*.toml"))
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.stem)
+def test_every_training_toml_loads(path: Path) -> None:
+    config = RunConfig.model_validate_json(json.dumps(tomllib.loads(path.read_text())))
+    _entry_point(path, config.experiment.rollout, config.experiment.entrypoint)
+
+
+@pytest.mark.parametrize("path", EVALUATION, ids=lambda path: path.stem)
+def test_every_evaluation_toml_loads(path: Path) -> None:
+    config = EvalConfig.model_validate_json(json.dumps(tomllib.loads(path.read_text())))
+    _entry_point(path, config.experiment.rollout, config.experiment.entrypoint)
+
+
+def _entry_point(path: Path, rollout: str | None, entrypoint: str | None) -> None:
+    if rollout is not None:
+        root = path.parents[2]
+        assert (root / "rollouts" / rollout / str(entrypoint)).is_file()
+
+
+@pytest.fixture(scope="module")
+def maker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("arithmetic_data", EXAMPLE / "data" / "make.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pair(row: dict[str, str]) -> frozenset[int]:
+    left, right = row["user_prompt"].removeprefix("What is ").removesuffix("?").split(" + ")
+    return frozenset((int(left), int(right)))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345])
+def test_held_out_questions_share_no_unordered_pair_with_training(
+    maker: ModuleType, seed: int
+) -> None:
+    made = maker.make(seed)
+    held_out = {pair(row) for row in made["heldout.jsonl"]}
+    assert len(held_out) == maker.NUM_HELD_OUT
+    assert not held_out & {pair(row) for row in made["sft.jsonl"]}
+    assert not held_out & {pair(row) for row in made["rl.jsonl"]}
+
+
+def test_data_is_a_function_of_the_seed(maker: ModuleType) -> None:
+    assert maker.make(3) == maker.make(3)
+    assert maker.make(3) != maker.make(4)
+
+
+def test_the_demonstrations_are_as_flawed_as_promised(maker: ModuleType) -> None:
+    rows = maker.make(0)["sft.jsonl"]
+    assert len(rows) == maker.NUM_DEMONSTRATIONS
+    right = 0
+    for row in rows:
+        working, _, answer = row["ground_truth"].partition("=")
+        units, tens = map(int, working.split("+"))
+        numbers = row["user_prompt"].removeprefix("What is ").removesuffix("?").split(" + ")
+        total = sum(map(int, numbers))
+        assert units + tens == total
+        assert int(answer) in (total, total - 10)
+        right += int(answer) == total
+    assert right == round(maker.CAREFUL * len(rows))
+
+
+def test_ground_truths_of_questions_are_sums_that_fit_the_answer_limit(maker: ModuleType) -> None:
+    made = maker.make(0)
+    limit = tomllib.loads((EXAMPLE / "configs" / "training" / "grpo.toml").read_text())
+    for name in ("rl.jsonl", "heldout.jsonl"):
+        for row in made[name]:
+            numbers = row["user_prompt"].removeprefix("What is ").removesuffix("?").split(" + ")
+            left, right = map(int, numbers)
+            assert left % 10 + right % 10 >= 10
+            assert row["ground_truth"] == str(left + right)
+            longest = len(maker.working((left, right), careful=True)) + 1
+            assert longest <= limit["training"]["max_response_length"]

@@ -1,0 +1,61 @@
+"""The wheel carries every root, the SQL, and the example that `workspace init` scaffolds."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "build",
+            "--wheel",
+            "--no-isolation",
+            "--outdir",
+            str(out),
+            str(ROOT),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(out.glob("headrace-*.whl"))
+
+
+def test_the_wheel_lists_all_roots(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for root in ("schemas", "trainer", "infra", "consumers", "producers", "headrace"):
+        for path in (ROOT / root).rglob("*.py"):
+            assert str(path.relative_to(ROOT)) in names
+    for path in (ROOT / "infra" / "sql").rglob("*.sql"):
+        assert str(path.relative_to(ROOT)) in names
+    for name in ("rollouts/arithmetic/main.py", "configs/training/grpo.toml", "data/make.py"):
+        assert f"producers/scaffold/arithmetic/{name}" in names
+    assert not [name for name in names if name.startswith("tests/")]
+
+
+def test_the_wheel_works_from_another_directory(wheel: Path, tmp_path: Path) -> None:
+    place = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(place)
+    program = (
+        f"import sys; sys.path.insert(0, {str(place)!r});"
+        "from producers.cli.main import main; sys.exit(main(['workspace', 'init', 'w', '--json']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "w" / "rollouts" / "arithmetic" / "main.py").is_file()

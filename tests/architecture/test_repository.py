@@ -1,0 +1,99 @@
+"""The repository as a whole: nothing refers outside of it, everything is pinned."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+OUTSIDE = (
+    "/" + "work/",
+    ".." + "/shared",
+    "--index" + "-url",
+    "--extra-index" + "-url",
+    "find" + "-links",
+)
+"""Written in two parts, so that this list does not find itself."""
+
+
+def tracked() -> list[Path]:
+    done = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    names = [name for name in done.stdout.split("\0") if name]
+    return [path for name in names if (path := ROOT / name).is_file()]
+
+
+def test_nothing_refers_outside_of_the_repository() -> None:
+    files = tracked()
+    assert files, "this test runs in a git checkout"
+    found = []
+    for path in files:
+        text = path.read_bytes().decode(errors="replace")
+        found += [(str(path.relative_to(ROOT)), word) for word in OUTSIDE if word in text]
+    assert not found
+
+
+def test_no_link_leads_out_of_the_repository() -> None:
+    for path in tracked():
+        if path.is_symlink():
+            assert path.resolve().is_relative_to(ROOT), path
+
+
+def pins() -> dict[str, str]:
+    """Normalised name -> version of constraints.txt."""
+    found = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        match = re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.+!]+)", line)
+        assert match is not None, f"not an exact pin: {line!r}"
+        found[normal(match.group(1))] = match.group(2)
+    return found
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def project() -> dict[str, object]:
+    document: dict[str, object] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return document
+
+
+def test_every_dependency_is_pinned_exactly_and_the_pins_agree() -> None:
+    document = project()
+    extras = document["optional-dependencies"]
+    dependencies = document["dependencies"]
+    assert isinstance(extras, dict)
+    assert isinstance(dependencies, list)
+    wanted = [*dependencies, *(d for extra in extras.values() for d in extra)]
+    locked = pins()
+    for requirement in wanted:
+        if requirement.startswith("headrace["):
+            continue
+        name, equals, version = requirement.partition("==")
+        assert equals, f"{requirement} is not exact"
+        assert locked[normal(name)] == version
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile"])
+def test_the_pages_of_a_newcomer_are_there(name: str) -> None:
+    assert (ROOT / name).read_text().strip()
+
+
+def test_ci_calls_the_test_command_of_the_readme() -> None:
+    assert "make test" in (ROOT / "README.md").read_text()
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
+def test_files_that_pages_name_exist(name: str) -> None:
+    text = (ROOT / name).read_text()
+    words = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|sql|md|toml))`", text)
+    assert words
+    missing = [word for word in words if not (ROOT / word).exists()]
+    assert not missing

@@ -1,0 +1,44 @@
+"""Modules hold one idea each: their sizes say whether that is still so."""
+
+import statistics
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOTS = ("schemas", "trainer", "infra", "consumers", "producers", "headrace")
+
+CATALOGUES = {"schemas/events.py", "infra/ports.py"}
+"""One list in reading order each; splitting it would only hide where things are."""
+
+LONGEST = 400
+MEDIAN = 150
+
+
+def sizes() -> dict[str, int]:
+    """Path -> number of lines, for all modules that hold something."""
+    found = {}
+    for root in ROOTS:
+        for path in (ROOT / root).rglob("*.py"):
+            if num_lines := len(path.read_text().splitlines()):
+                found[str(path.relative_to(ROOT))] = num_lines
+    return found
+
+
+def test_no_module_is_over_400_lines() -> None:
+    long = {name: size for name, size in sizes().items() if size > LONGEST}
+    assert not set(long) - CATALOGUES, long
+
+
+def test_the_median_module_is_under_150_lines() -> None:
+    assert statistics.median(sizes().values()) < MEDIAN
+
+
+def test_nothing_is_called_utils_or_common() -> None:
+    names = {Path(name).stem for name in sizes()}
+    assert not names & {"utils", "util", "common", "helpers", "misc"}
+
+
+def test_init_modules_are_empty_but_the_sdk_s() -> None:
+    for root in ROOTS:
+        for path in (ROOT / root).rglob("__init__.py"):
+            if path.parent.name != "headrace":
+                assert path.read_text() == "", path
