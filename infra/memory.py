@@ -1,7 +1,6 @@
 """In-memory twins of the log, the effects, the bus and the blobs: same rules, no disk.
 
-They are shipped, and bound by the same contract suites as the real ones (tests/contracts), so a test
-on them says something about those.
+They are shipped, and bound by the same contract suites as the real ones (tests/contracts).
 """
 
 import asyncio

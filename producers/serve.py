@@ -4,13 +4,14 @@ This is a composition root: the one place under producers/ that may import consu
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import sys
-from urllib.parse import urlsplit
 
 import uvicorn
+from starlette.applications import Starlette
 
 from consumers.__main__ import lanes_of, load
 from consumers.project import Projector
@@ -18,6 +19,7 @@ from consumers.worker import hosted, leased, worker_id
 from infra import failpoints, telemetry
 from infra.backend import open_backend
 from infra.git import GitRepositories
+from infra.readmodel import ReadModel
 from infra.runtime import Hosting
 from infra.settings import Settings
 from producers.api.app import create_app
@@ -31,14 +33,15 @@ async def serve(settings: Settings) -> int:
     consumers = (load("sync"),)
     hosting = Hosting(worker=worker_id(), consumers=consumers, lanes=lanes_of(consumers))
     async with open_backend(settings) as backend, hosted(hosting, backend, settings) as runtime:
-        projector = Projector(backend.log, backend.readmodel, wakeups=backend.wakeups)
+        readmodel = ReadModel(backend.database)
+        projector = Projector(backend.log, readmodel, wakeups=backend.notifier)
         app = create_app(
             Services(
                 log=backend.log,
                 effects=backend.effects,
                 blobs=backend.blobs,
                 artifacts=backend.artifacts,
-                readmodel=backend.readmodel,
+                readmodel=readmodel,
                 repositories=GitRepositories(settings.home / "git"),
                 settings=settings,
                 clock=backend.clock,
@@ -64,19 +67,19 @@ async def serve(settings: Settings) -> int:
     return 0
 
 
-def _server(app: object, settings: Settings) -> uvicorn.Server:
-    address = urlsplit(settings.url)
+def _server(app: Starlette, settings: Settings) -> uvicorn.Server:
     config = uvicorn.Config(
-        app,  # type: ignore[arg-type] - uvicorn's own ASGI type is narrower than Starlette
-        host=address.hostname or "127.0.0.1",
-        port=address.port or 8420,
+        app,
+        host=settings.host,
+        port=settings.port,
         log_config=None,
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=3,
     )
     server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined] - ours stop all jobs
+    # Our own handlers stop all jobs of this process; uvicorn's would stop only its own.
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     return server
 
 
