@@ -13,6 +13,7 @@ from typing import Protocol
 from pydantic import TypeAdapter
 
 from consumers.narrate import narrate
+from infra.away import AWAY
 from infra.notify import Wakeup
 from infra.ports import Cursor, EventLog, Recorded
 from infra.projection import (
@@ -90,10 +91,18 @@ class Projector:
         self._wakeup = wakeups.subscribe() if wakeups else Wakeup()
 
     async def run(self) -> None:
-        """Tail until cancelled. A lost wake-up costs one slow poll."""
+        """Tail until cancelled. A lost wake-up costs one slow poll; so does a database that does
+        not answer, for the cursor says where to go on."""
         while True:
-            if await self.step() == 0:
+            if await self._tried() == 0:
                 await self._wakeup.wait(SLOW_POLL_S)
+
+    async def _tried(self) -> int:
+        try:
+            return await self.step()
+        except AWAY as error:
+            logger.warning("the read model waits for the database: %s", error)
+            return 0
 
     async def step(self) -> int:
         """Project one batch; returns how many events it held. 0: nothing new below the horizon."""
@@ -101,7 +110,7 @@ class Projector:
         events, after = await self._log.tail(before, limit=BATCH)
         if after == before:
             return 0
-        writes = [write for recorded in events for write in project(recorded)]
+        writes = [write for recorded in events for write in _shown(recorded)]
         if not await self._tables.apply(writes, before=before, after=after):
             logger.info("another process projects from %s on", before)
         return max(1, len(events))
@@ -113,6 +122,15 @@ class Projector:
         while count := await self.step():
             total += count
         return total
+
+
+def _shown(recorded: Recorded) -> tuple[Write, ...]:
+    """An event that cannot be shown is a bug of ours; its neighbours are shown all the same."""
+    try:
+        return project(recorded)
+    except Exception:
+        logger.exception("%s %s cannot be projected", recorded.event.type, recorded.id)
+        return ()
 
 
 def project(recorded: Recorded) -> tuple[Write, ...]:

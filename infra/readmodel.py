@@ -148,9 +148,11 @@ async def announce_door(database: Database, worker: WorkerId, url: str, key: str
 async def _move(connection: Any, before: Cursor, after: Cursor) -> bool:
     if before == Cursor():
         await connection.execute(
-            "insert into watermarks (consumer, xid, position) values ($1, 0, 0)"
+            "insert into watermarks (consumer, xid, position) values ($1, $2, $3)"
             " on conflict do nothing",
             PROJECT,
+            before.xid,
+            before.position,
         )
     status = await connection.execute(
         "update watermarks set xid = $4, position = $5"

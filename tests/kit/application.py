@@ -1,0 +1,167 @@
+"""The HTTP application over a real database, in this process: its tables are kept up by a projector.
+
+One server for the session, one database per test, made from a migrated template.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import httpx
+
+from consumers.project import Projector
+from infra import embedded
+from infra.artifacts import ArtifactStore
+from infra.blobs import LocalBlobs
+from infra.clock import SystemClock
+from infra.database import connect
+from infra.effects import PostgresEffects
+from infra.log import PostgresLog
+from infra.migrate import migrate
+from infra.notify import Notifier
+from infra.readmodel import ReadModel
+from infra.settings import Settings
+from producers.api.app import create_app
+from producers.api.services import Services
+from schemas.errors import InvalidConfig
+from schemas.events import Event
+
+TOKEN = "a-token-for-tests"
+TEMPLATE = "headrace_api_template"
+
+
+def url_of(server: str, database: str) -> str:
+    """The url of another database of the same server."""
+    return server.replace("///postgres?", f"///{database}?")
+
+
+def started(home: Path) -> Iterator[str]:
+    """A server with a migrated template database, for a session's fixture. Yields its url."""
+    server = embedded.start(home)
+    try:
+        asyncio.run(_template(server.url))
+        yield server.url
+    finally:
+        server.stop()
+
+
+async def _template(server: str) -> None:
+    await _execute(server, f"create database {TEMPLATE}")
+    await migrate(url_of(server, TEMPLATE))
+
+
+async def _execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def fresh_database(server: str) -> AsyncIterator[str]:
+    """An empty, migrated database. Yields its url."""
+    name = f"t{uuid4().hex}"
+    await _execute(server, f"create database {name} template {TEMPLATE}")
+    try:
+        yield url_of(server, name)
+    finally:
+        await _execute(server, f"drop database {name} with (force)")
+
+
+class KnownRepositories:
+    """Repositories by url; only `check` is used by the API."""
+
+    def __init__(self, *urls: str) -> None:
+        self._urls = urls
+
+    async def check(self, url: str) -> str:
+        if url not in self._urls:
+            raise InvalidConfig(f"{url} is no git repository")
+        return "main"
+
+    async def fetch(self, workspace: str, commit: object) -> str:
+        raise NotImplementedError
+
+    async def snapshot(self, workspace: str, sha: str) -> bytes:
+        raise NotImplementedError
+
+
+@dataclass
+class Application:
+    """A client that speaks to the application, and what stands behind it."""
+
+    api: httpx.AsyncClient
+    services: Services
+    projector: Projector
+    url: str
+
+    async def append(self, events: Iterable[Event]) -> None:
+        """Append as the owners of the streams would, and wait until the tables know."""
+        recorded = await self.services.log.append(list(events), cause=uuid4())
+        assert await self.services.readmodel.caught_up(recorded[-1].cursor)
+
+    async def get(self, path: str, **parameters: Any) -> Any:
+        answer = await self.api.get(f"/api/v1{path}", params=parameters)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def post(self, path: str, body: object, **headers: str) -> httpx.Response:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.api.post(f"/api/v1{path}", json=body, headers=named)
+
+    async def upload(self, name: str, content: str | bytes, file: str = "r.jsonl") -> httpx.Response:
+        """Announce and send a dataset; the answer to the content, or to what was refused before."""
+        made = await self.post("/datasets", {"name": name, "file_name": file})
+        if made.status_code != 201:
+            return made
+        data = content.encode() if isinstance(content, str) else content
+        return await self.api.put(made.json()["upload"]["path"], content=data)
+
+
+def rows(count: int) -> str:
+    """A good JSON Lines dataset."""
+    return "".join(
+        json.dumps({"user_prompt": f"Say {n}", "ground_truth": str(n)}) + "\n"
+        for n in range(count)
+    )
+
+
+@asynccontextmanager
+async def application(
+    url: str, home: Path, *, repositories: tuple[str, ...] = ("/repo",)
+) -> AsyncIterator[Application]:
+    """The application over the database at `url`."""
+    settings = Settings.load(
+        {"HEADRACE_HOME": str(home), "HEADRACE_TOKEN": TOKEN, "HEADRACE_DATABASE_URL": url}
+    )
+    async with connect(url) as database, Notifier(database) as notifier:
+        log = PostgresLog(database, notifier)
+        blobs = LocalBlobs(home / "blobs")
+        readmodel = ReadModel(database)
+        services = Services(
+            log=log,
+            effects=PostgresEffects(database),
+            blobs=blobs,
+            artifacts=ArtifactStore(log, blobs),
+            readmodel=readmodel,
+            repositories=KnownRepositories(*repositories),
+            settings=settings,
+            clock=SystemClock(),
+            slow_poll_s=0.01,
+        )
+        projector = Projector(log, readmodel, wakeups=notifier)
+        task = asyncio.ensure_future(projector.run())
+        transport = httpx.ASGITransport(create_app(services), raise_app_exceptions=False)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        base = "http://127.0.0.1:8420"
+        async with httpx.AsyncClient(transport=transport, base_url=base, headers=headers) as api:
+            yield Application(api, services, projector, url)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

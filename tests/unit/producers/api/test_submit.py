@@ -1,0 +1,198 @@
+"""Submitting runs: what is refused, what is appended, and what asking twice means."""
+
+import pytest
+
+from schemas.events import RepositoryPushed, RunRequested
+from schemas.ids import run_stream, workspace_stream
+from tests.kit.application import Application, rows
+
+pytestmark = pytest.mark.postgres
+
+SHAPE = "scratch:qwen3-tiny"
+
+
+def config(**sections: dict[str, object]) -> dict[str, dict[str, object]]:
+    """A good GRPO config on `numbers`; sections are merged over it."""
+    made: dict[str, dict[str, object]] = {
+        "experiment": {
+            "rollout": "say",
+            "entrypoint": "main.py",
+            "model_path": SHAPE,
+            "dataset": "numbers",
+        },
+        "training": {"rollout_batch_size": 2, "n_samples_per_prompt": 2},
+    }
+    for name, values in sections.items():
+        made.setdefault(name, {}).update(values)
+    return made
+
+
+@pytest.fixture
+async def ready(app: Application) -> Application:
+    """With a dataset and a workspace."""
+    assert (await app.upload("numbers", rows(8))).status_code == 200
+    made = await app.post("/workspaces", {"url": "/repo", "name": "w"})
+    assert made.status_code == 201, made.text
+    return app
+
+
+async def test_a_run_is_requested_with_the_push_that_brings_its_commit(ready: Application) -> None:
+    made = await ready.post("/runs", {"config": config(experiment={"branch": "dev"})})
+    assert made.status_code == 201, made.text
+    run = made.json()["run"]
+    assert run["status"] == "pending"
+    assert run["phase"] == "provision"
+    assert run["config"]["experiment"]["dataset"] == "numbers"
+    log = ready.services.log
+    streams = [run_stream(run["id"]), workspace_stream(run["workspace"])]
+    loaded = await log.load(dict.fromkeys(streams, 0))
+    requested, pushed = loaded[streams[0]][0].event, loaded[streams[1]][-1].event
+    assert isinstance(requested, RunRequested)
+    assert requested.model.name == "qwen3-tiny"
+    assert isinstance(pushed, RepositoryPushed)
+    assert pushed.requester == streams[0]
+    assert pushed.commit.branch == "dev"
+    assert loaded[streams[0]][0].cursor < loaded[streams[1]][-1].cursor
+
+
+async def test_asking_again_is_the_same_run_and_other_things_are_refused(
+    ready: Application,
+) -> None:
+    first = await ready.post("/runs", {"config": config()}, Idempotency_Key="k")
+    again = await ready.post("/runs", {"config": config()}, Idempotency_Key="k")
+    assert first.status_code == again.status_code == 201
+    assert first.json()["run"]["id"] == again.json()["run"]["id"]
+    assert (await ready.get("/runs"))["total_count"] == 1
+    other = await ready.post(
+        "/runs", {"config": config(advanced={"seed": 1})}, Idempotency_Key="k"
+    )
+    assert other.status_code == 409
+    assert other.headers["content-type"] == "application/problem+json"
+    assert other.json()["code"] == "CONFLICT"
+
+
+async def test_names_are_invented_kept_and_refused_when_taken(ready: Application) -> None:
+    invented = await ready.post("/runs", {"config": config()})
+    assert invented.json()["run"]["name"].count("-") == 2
+    named = await ready.post("/runs", {"config": config(), "name": "mine"})
+    assert named.json()["run"]["name"] == "mine"
+    taken = await ready.post("/runs", {"config": config(), "name": "mine"})
+    assert taken.status_code == 409
+    assert "mine" in taken.json()["detail"]
+    bad = await ready.post("/runs", {"config": config(), "name": "a@b"})
+    assert bad.status_code == 400
+    assert (await ready.get("/runs/mine"))["run"]["id"] == named.json()["run"]["id"]
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "says", "meant"),
+    [
+        ({"training": {"lr": -1}}, "training.lr", "greater than 0", None),
+        ({"training": {"learn": 1}}, "training.learn", "Unrecognized", None),
+        ({"trainin": {"lr": 1}}, "trainin", "Unrecognized section", "training"),
+        ({"experiment": {"dataset": "number"}}, "experiment.dataset", "no dataset", "numbers"),
+        (
+            {"experiment": {"model_path": "scratch:qwen3-tin"}},
+            "experiment.model_path",
+            "no shape",
+            SHAPE,
+        ),
+        ({"experiment": {"model_path": "gone@last"}}, "experiment.model_path", "gone", None),
+        ({"experiment": {"model_path": "/nowhere"}}, "experiment.model_path", "/nowhere", None),
+        ({"experiment": {"model_path": "/tmp"}}, "experiment.model_path", "config.json", None),
+        ({"advanced": {"algorithm": "ppo"}}, "advanced.algorithm", "not built yet", "grpo"),
+        ({"sampling": {"rollout_top_p": 0.9}}, "sampling.rollout_top_p", "1.0", None),
+        ({"training": {"rollout_batch_size": 9}}, "training.rollout_batch_size", "at most 8", None),
+        (
+            {"training": {"n_samples_per_prompt": 1000}},
+            "training.n_samples_per_prompt",
+            "at most",
+            None,
+        ),
+        ({"checkpoints": {"eval_interval": 5}}, "checkpoints.eval_interval", "validation", None),
+        (
+            {"advanced": {"validation_dataset": "x"}},
+            "advanced.validation_dataset",
+            "no dataset",
+            None,
+        ),
+        ({"secrets": {"required": ["KEY"]}}, "secrets.required", "not built", None),
+    ],
+)
+async def test_what_cannot_be_run_is_refused_with_its_key(
+    ready: Application,
+    change: dict[str, dict[str, object]],
+    key: str,
+    says: str,
+    meant: str | None,
+) -> None:
+    refused = await ready.post("/runs", {"config": config(**change)})
+    assert refused.status_code == 400, refused.text
+    issues = {issue["key"]: issue for issue in refused.json()["issues"]}
+    assert says in issues[key]["message"]
+    assert issues[key]["did_you_mean"] == meant
+    assert (await ready.get("/runs"))["total_count"] == 0
+
+
+async def test_the_workspace_must_be_known_or_the_only_one(ready: Application) -> None:
+    gone = await ready.post("/runs", {"config": config(), "workspace": "gone"})
+    assert gone.status_code == 404
+    assert "gone" in gone.json()["detail"]
+    assert (await ready.post("/workspaces", {"url": "/repo", "name": "w2"})).status_code == 201
+    unclear = await ready.post("/runs", {"config": config()})
+    assert unclear.status_code == 400
+    assert "w, w2" in unclear.json()["detail"]
+    named = await ready.post("/runs", {"config": config(), "workspace": "w2"})
+    assert named.status_code == 201
+
+
+async def test_sft_needs_no_workspace_but_labels(app: Application) -> None:
+    await app.upload("numbers", rows(8))
+    bare = "".join(f'{{"metadata": {{"n": {n}}}}}\n' for n in range(4))
+    assert (await app.upload("bare", bare)).status_code == 200
+    sft = {
+        "experiment": {"model_path": SHAPE, "dataset": "numbers"},
+        "advanced": {"algorithm": "sft", "batch_size": 4},
+    }
+    made = await app.post("/runs", {"config": sft})
+    assert made.status_code == 201, made.text
+    assert made.json()["run"]["workspace"] is None
+    sft["experiment"]["dataset"] = "bare"
+    refused = await app.post("/runs", {"config": sft})
+    assert refused.json()["issues"][0]["key"] == "experiment.dataset"
+
+
+async def test_a_dry_run_shows_and_appends_nothing(ready: Application) -> None:
+    shown = await ready.post(
+        "/runs", {"config": config(training={"total_epochs": 3}), "dry_run": True}
+    )
+    assert shown.status_code == 200, shown.text
+    said = shown.json()
+    assert said["total_steps"] == 12
+    assert said["config"]["advanced"]["lora_rank"] == 16
+    assert said["estimates"]["memory_bytes"] > 0
+    assert said["issues"] == []
+    assert (await ready.get("/runs"))["total_count"] == 0
+
+
+async def test_an_evaluation_draws_its_rows_from_the_seed(ready: Application) -> None:
+    await ready.upload("many", rows(40))
+    wanted = {"experiment": config(experiment={"dataset": "many"})["experiment"]}
+    first = await ready.post("/evals", {"config": wanted})
+    assert first.status_code == 201, first.text
+    shown = first.json()["eval"]
+    assert shown["status"] == "pending"
+    assert shown["total"] == 4
+    second = await ready.post("/evals", {"config": wanted})
+    drawn = [
+        (await ready.services.lookup.evaluation(made.json()["eval"]["id"])).rows
+        for made in (first, second)
+    ]
+    assert drawn[0] == drawn[1]
+    limited = {**wanted, "evaluation": {"limit": 5}}
+    made = await ready.post("/evals", {"config": limited, "name": "five"})
+    assert (await ready.services.lookup.evaluation("five")).rows == (0, 1, 2, 3, 4)
+    assert made.json()["eval"]["total"] == 5
+    assert (await ready.get("/evals"))["total_count"] == 3
+    stopped = await ready.post("/evals/five/stop", {})
+    assert stopped.status_code == 200
