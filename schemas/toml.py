@@ -23,6 +23,8 @@ ErrorDetails = Mapping[str, Any]
 
 BUILT_ALGORITHMS = ("grpo", "sft")
 BUILT_MODES = ("sync",)
+ALIKE, OWN_SECTION = 0.75, 0.1
+"""How alike a key must be to be meant, and how much more likely one of the same section is."""
 RESERVED_ENV_PREFIXES = ("_OSMOSIS_", "HEADRACE_")
 
 
@@ -218,11 +220,13 @@ def _unrecognized(location: tuple[Any, ...], value: object, model: type[BaseMode
     section = str(location[0])
     if name in keys and len(location) == 2:
         return Issue(_key(location), "Unrecognized key", keys[name])
-    own = [key for key, full in keys.items() if full.startswith(f"{section}.")]
-    close = difflib.get_close_matches(name, own, n=1, cutoff=0.6) or difflib.get_close_matches(
-        name, keys, n=1, cutoff=0.75
-    )
-    return Issue(_key(location), "Unrecognized key", keys[close[0]] if close else None)
+    likeness = {
+        full: difflib.SequenceMatcher(None, name, key).ratio()
+        + (OWN_SECTION if full.startswith(f"{section}.") else 0.0)
+        for key, full in keys.items()
+    }
+    best = max(likeness, key=lambda full: likeness[full])
+    return Issue(_key(location), "Unrecognized key", best if likeness[best] >= ALIKE else None)
 
 
 def _known_keys(model: type[BaseModel]) -> dict[str, str]:

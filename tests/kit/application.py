@@ -116,7 +116,9 @@ class Application:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.api.post(f"/api/v1{path}", json=body, headers=named)
 
-    async def upload(self, name: str, content: str | bytes, file: str = "r.jsonl") -> httpx.Response:
+    async def upload(
+        self, name: str, content: str | bytes, file: str = "r.jsonl"
+    ) -> httpx.Response:
         """Announce and send a dataset; the answer to the content, or to what was refused before."""
         made = await self.post("/datasets", {"name": name, "file_name": file})
         if made.status_code != 201:
@@ -128,8 +130,7 @@ class Application:
 def rows(count: int) -> str:
     """A good JSON Lines dataset."""
     return "".join(
-        json.dumps({"user_prompt": f"Say {n}", "ground_truth": str(n)}) + "\n"
-        for n in range(count)
+        json.dumps({"user_prompt": f"Say {n}", "ground_truth": str(n)}) + "\n" for n in range(count)
     )
 
 

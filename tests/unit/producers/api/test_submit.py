@@ -63,9 +63,7 @@ async def test_asking_again_is_the_same_run_and_other_things_are_refused(
     assert first.status_code == again.status_code == 201
     assert first.json()["run"]["id"] == again.json()["run"]["id"]
     assert (await ready.get("/runs"))["total_count"] == 1
-    other = await ready.post(
-        "/runs", {"config": config(advanced={"seed": 1})}, Idempotency_Key="k"
-    )
+    other = await ready.post("/runs", {"config": config(advanced={"seed": 1})}, Idempotency_Key="k")
     assert other.status_code == 409
     assert other.headers["content-type"] == "application/problem+json"
     assert other.json()["code"] == "CONFLICT"

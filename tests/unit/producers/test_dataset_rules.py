@@ -1,0 +1,152 @@
+"""What a dataset file may hold, and how what it may not is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from producers.dataset_rules import MAX_ROW_BYTES, Report, check_file
+from schemas.datasets import Row, parse_rows
+
+
+def check(tmp_path: Path, content: str | bytes, kind: str = "jsonl") -> tuple[Report, list[Row]]:
+    path = tmp_path / f"file.{kind}"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    written: list[bytes] = []
+    report = check_file(path, kind, written.append)
+    return report, list(parse_rows(b"".join(written)))
+
+
+def lines(*rows: object) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def good(count: int = 4, **more: object) -> list[dict[str, object]]:
+    return [{"user_prompt": f"q{n}", "ground_truth": f"a{n}", **more} for n in range(count)]
+
+
+def test_prompt_mode_keeps_prompt_and_label_only(tmp_path: Path) -> None:
+    report, rows = check(tmp_path, lines(*good(system_prompt="s", extra=[1])))
+    assert report.issues == []
+    assert report.num_rows == 4
+    assert [message.role for message in rows[0].prompt] == ["system", "user"]
+    assert rows[1].label == "a1"
+    assert rows[1].metadata == {}
+
+
+def test_label_is_another_word_for_ground_truth_and_may_be_a_number(tmp_path: Path) -> None:
+    report, rows = check(tmp_path, lines(*({"user_prompt": "q", "label": n} for n in range(4))))
+    assert report.issues == []
+    assert [row.label for row in rows] == ["0", "1", "2", "3"]
+
+
+def test_metadata_mode_needs_no_prompt(tmp_path: Path) -> None:
+    content = lines(*({"metadata": {"a": {"b": n}}} for n in range(4)))
+    report, rows = check(tmp_path, content)
+    assert report.issues == []
+    assert rows[3].metadata == {"a": {"b": 3}}
+    assert rows[3].prompt == ()
+
+
+def test_csv_with_metadata_as_json_text(tmp_path: Path) -> None:
+    head = 'user_prompt,label,metadata\n"a, b",1,"{""k"": 1}"\n'
+    report, rows = check(tmp_path, head + 'c,2,"{""k"": 2}"\n' * 3, "csv")
+    assert report.issues == []
+    assert rows[0].prompt[0].content == "a, b"
+    assert rows[1].metadata == {"k": 2}
+
+
+def test_a_byte_order_mark_and_blank_lines_are_no_problem(tmp_path: Path) -> None:
+    report, rows = check(tmp_path, b"\xef\xbb\xbf" + lines(*good()).replace("\n", "\n\n").encode())
+    assert report.issues == []
+    assert len(rows) == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "where", "says"),
+    [
+        ("", "file", "empty"),
+        ("\n\n", "file", "empty"),
+        (lines(*good(3)), "file", "has 3 rows; a dataset needs at least 4"),
+        (lines({"prompt": "a", "ground_truth": "b"}), "file", "Missing required columns: user_pr"),
+        (lines(*good()) + "{oops\n", "line 5", "is not JSON"),
+        (lines(*good()) + "[1]\n", "line 5", "must be a JSON object"),
+        (lines(*good()) + '{"user_prompt": "\\ud800"}', "line 5", "surrogates"),
+        (lines(*good()) + '{"user_prompt": NaN}', "line 5", "NaN"),
+        (lines(*good()) + "[" * 100_000, "line 5", "nested"),
+        (
+            lines(*good(), {"user_prompt": "a", "ground_truth": 1}),
+            "line 5, column ground_truth",
+            "is a number; it is a string in line 1",
+        ),
+        (
+            lines(*good(), {"user_prompt": " ", "ground_truth": "x"}),
+            "line 5, column user_prompt",
+            "is empty",
+        ),
+        (
+            lines(*({"user_prompt": 3, "ground_truth": "x"} for _ in range(4))),
+            "line 1, column user_prompt",
+            "must be a string",
+        ),
+        (
+            lines(*good(), {"user_prompt": "a", "ground_truth": None}),
+            "line 5, column ground_truth",
+            "must be a string or a number",
+        ),
+        (lines(*good(), {"user_prompt": "a"}), "line 5, column ground_truth", "is missing"),
+        (lines(*good(), *good(1, more=1)), "line 5, column more", "not in the first row"),
+        (lines(*good(metadata={})), "line 1, column metadata", "at least one key"),
+        (lines(*good(metadata="{")), "line 1, column metadata", "not a JSON object"),
+        (lines(*good(metadata={"a": {}})), "line 1, column metadata.a", "empty object"),
+        (lines(*good(metadata={"a": 2**70})), "line 1, column metadata.a", "64 bits"),
+        (
+            lines(*good(metadata={"a": 1}), *good(1, metadata={"a": "x"})),
+            "line 5, column metadata.a",
+            "is a string; it is a number in line 1",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_by_line_and_column(
+    tmp_path: Path, content: str, where: str, says: str
+) -> None:
+    report, _ = check(tmp_path, content)
+    assert report.issues, "nothing was found"
+    assert report.issues[0].key == where
+    assert says in report.issues[0].message
+
+
+@pytest.mark.parametrize(
+    ("content", "where", "says"),
+    [
+        ("user_prompt,label\na\n", "line 2", "has 1 cells; the header has 2"),
+        ("a,a\n", "line 1", "twice"),
+        ('user_prompt,label\n"a" b,c\n', "line 2", "is not CSV"),
+        ("user_prompt,label\n", "file", "empty"),
+    ],
+)
+def test_broken_csv_is_named(tmp_path: Path, content: str, where: str, says: str) -> None:
+    report, _ = check(tmp_path, content, "csv")
+    if "a,a" in content:
+        report, _ = check(tmp_path, content + "1,2\n", "csv")
+    assert report.issues[0].key == where
+    assert says in report.issues[0].message
+
+
+def test_only_the_first_five_problems_are_listed(tmp_path: Path) -> None:
+    report, _ = check(tmp_path, lines(*good(), *({"user_prompt": "a"} for _ in range(9))))
+    assert len(report.issues) == 5
+    assert [issue.key for issue in report.issues][-1] == "line 9, column ground_truth"
+
+
+def test_text_must_be_utf8(tmp_path: Path) -> None:
+    report, _ = check(tmp_path, lines(*good()).encode() + b'{"user_prompt": "\xff"}\n')
+    assert report.issues[0].key == "line 5"
+    assert "UTF-8 at byte 18" in report.issues[0].message
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_a_row_may_not_be_huge(tmp_path: Path, kind: str) -> None:
+    head = lines(*good()) if kind == "jsonl" else "user_prompt,label\na,b\n"
+    report, _ = check(tmp_path, head + '"' + "x" * MAX_ROW_BYTES + '"\n', kind)
+    assert "longer than" in report.issues[0].message

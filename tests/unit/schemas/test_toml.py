@@ -1,0 +1,192 @@
+"""Mistakes in a TOML become sentences with a key; what is not built is refused by name."""
+
+import datetime
+
+import pytest
+
+from schemas.errors import InvalidConfig, Issue
+from schemas.toml import load_toml, not_built, parse_eval, parse_run
+
+EXPERIMENT = {
+    "rollout": "say",
+    "entrypoint": "main.py",
+    "model_path": "scratch:qwen3-tiny",
+    "dataset": "sums",
+}
+
+
+def toml(**sections: object) -> dict[str, object]:
+    merged: dict[str, object] = {"experiment": dict(EXPERIMENT)}
+    for name, values in sections.items():
+        known = merged.get(name)
+        if isinstance(known, dict) and isinstance(values, dict):
+            merged[name] = {**known, **values}
+        else:
+            merged[name] = values
+    return merged
+
+
+def refused(**sections: object) -> dict[str, Issue]:
+    with pytest.raises(InvalidConfig) as caught:
+        parse_run(toml(**sections))
+    return {issue.key: issue for issue in caught.value.issues}
+
+
+def test_a_good_file_has_the_defaults() -> None:
+    config = parse_run(toml(training={"lr": 1}, env={"API_HOST": "x"}))
+    assert config.training.lr == 1.0
+    assert config.training.n_samples_per_prompt == 8
+    assert config.advanced.algorithm == "grpo"
+    assert not_built(config) == ()
+
+
+@pytest.mark.parametrize(
+    ("sections", "key", "says", "meant"),
+    [
+        ({"train": {"lr": 1}}, "train", "Unrecognized section", "training"),
+        ({"lr": 1}, "lr", "Unrecognized key", "training.lr"),
+        ({"training": {"lrr": 1}}, "training.lrr", "Unrecognized key", "training.lr"),
+        ({"training": {"seed": 1}}, "training.seed", "Unrecognized key", "advanced.seed"),
+        (
+            {"training": {"rollout_temprature": 1}},
+            "training.rollout_temprature",
+            "Unrecognized key",
+            "sampling.rollout_temperature",
+        ),
+        ({"training": {"lr": -1}}, "training.lr", "must be greater than 0, got -1", None),
+        ({"training": {"lr": "x"}}, "training.lr", 'must be a number, got "x"', None),
+        (
+            {"training": {"total_epochs": 1.5}},
+            "training.total_epochs",
+            "must be a whole number, got 1.5",
+            None,
+        ),
+        (
+            {"training": {"total_epochs": 0}},
+            "training.total_epochs",
+            "must be at least 1, got 0",
+            None,
+        ),
+        ({"advanced": {"deterministic": 1}}, "advanced.deterministic", "true or false", None),
+        ({"advanced": {"algorithm": "grp"}}, "advanced.algorithm", "must be one of", "grpo"),
+        ({"advanced": {"lora_targets": 3}}, "advanced.lora_targets", "must be a string", None),
+        (
+            {"advanced": {"rewards": [{"weight": 1}]}},
+            "advanced.rewards[0].name",
+            "is missing",
+            None,
+        ),
+        (
+            {"advanced": {"rewards": [{"name": "a", "weight": float("nan")}]}},
+            "advanced.rewards[0].weight",
+            "finite",
+            None,
+        ),
+        ({"training": {"lr": float("inf")}}, "training.lr", "finite", None),
+        (
+            {"experiment": {"branch": datetime.date(2026, 1, 1)}},
+            "experiment.branch",
+            "put it in quotes",
+            None,
+        ),
+        ({"experiment": {"branch": "a b"}}, "experiment.branch", "without white space", None),
+        ({"experiment": {"commit_sha": "xyz"}}, "experiment.commit_sha", "hex", None),
+        ({"experiment": {"entrypoint": "../x.py"}}, "experiment.entrypoint", "inside", None),
+        ({"experiment": {"entrypoint": "/x.py"}}, "experiment.entrypoint", "inside", None),
+        ({"experiment": {"entrypoint": "main"}}, "experiment.entrypoint", "Python file", None),
+        ({"training": 3}, "training", "must be a table", None),
+        ({"env": {"lower": "x"}}, "env.lower", "no name for a variable", None),
+        ({"env": {"A": 1}}, "env.A", "must be a string", None),
+        ({"env": {"_OSMOSIS_X": "1"}}, "env._OSMOSIS_X", "reserved", None),
+        ({"secrets": {"required": ["a"]}}, "secrets.required[0]", "A-Z", None),
+        ({"secrets": {"required": ["A", "A"]}}, "secrets.required[1]", "twice", None),
+        (
+            {"secrets": {"required": ["A"]}, "env": {"A": "x"}},
+            "secrets.required[0]",
+            "[env] too",
+            None,
+        ),
+    ],
+)
+def test_a_mistake_is_named(
+    sections: dict[str, object], key: str, says: str, meant: str | None
+) -> None:
+    issues = refused(**sections)
+    assert key in issues, issues
+    assert says in issues[key].message
+    assert issues[key].did_you_mean == meant
+
+
+def test_all_mistakes_are_told_at_once_and_the_first_is_quoted() -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        parse_run(toml(training={"lr": -1, "total_epochs": 0}))
+    assert len(caught.value.issues) == 2
+    assert caught.value.message == (
+        "Invalid training config: training.lr must be greater than 0, got -1 (and 1 more)"
+    )
+
+
+def test_a_branch_and_a_commit_are_one_too_many() -> None:
+    both = {"branch": "main", "commit_sha": "0123456"}
+    assert "not both" in refused(experiment=both)["experiment"].message
+    with pytest.raises(InvalidConfig, match="not both"):
+        parse_eval(toml(experiment=both))
+
+
+def test_missing_things_are_named() -> None:
+    with pytest.raises(InvalidConfig, match=r"section \[experiment\] is missing"):
+        parse_run({})
+    with pytest.raises(InvalidConfig, match=r"experiment.dataset is missing"):
+        parse_run({"experiment": {"model_path": "m"}})
+    with pytest.raises(InvalidConfig, match="rollout"):
+        parse_run({"experiment": {"model_path": "m", "dataset": "d"}})
+    with pytest.raises(InvalidConfig, match=r"experiment.rollout is missing"):
+        parse_eval({"experiment": {"model_path": "m", "dataset": "d"}})
+
+
+def test_sft_needs_no_code() -> None:
+    config = parse_run(
+        {"experiment": {"model_path": "m", "dataset": "d"}, "advanced": {"algorithm": "sft"}}
+    )
+    assert config.experiment.rollout is None
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"advanced": {"algorithm": "ppo"}}, "advanced.algorithm"),
+        ({"advanced": {"execution_mode": "fully_async"}}, "advanced.execution_mode"),
+        ({"advanced": {"max_steps_off_policy": 1}}, "advanced.max_steps_off_policy"),
+        ({"advanced": {"weight_sync_interval": 2}}, "advanced.weight_sync_interval"),
+        ({"sampling": {"rollout_top_p": 0.9}}, "sampling.rollout_top_p"),
+        ({"secrets": {"required": ["A"]}}, "secrets.required"),
+    ],
+)
+def test_what_is_valid_and_not_built_is_refused_by_name(
+    sections: dict[str, object], key: str
+) -> None:
+    assert [issue.key for issue in not_built(parse_run(toml(**sections)))] == [key]
+
+
+def test_sft_without_code_cannot_validate() -> None:
+    config = parse_run(
+        {
+            "experiment": {"model_path": "m", "dataset": "d"},
+            "advanced": {"algorithm": "sft", "validation_dataset": "held-out"},
+        }
+    )
+    assert [issue.key for issue in not_built(config)] == ["advanced.validation_dataset"]
+
+
+def test_an_evaluation_is_read_with_its_own_sections() -> None:
+    config = parse_eval(toml(evaluation={"limit": 5, "n": 2}, advanced={"temperature": 0.5}))
+    assert config.evaluation.limit == 5
+    assert not_built(config) == ()
+    with pytest.raises(InvalidConfig, match=r"Invalid evaluation config: training Unrecognized"):
+        parse_eval(toml(training={"lr": 1}))
+
+
+def test_broken_toml_names_the_file_and_the_line() -> None:
+    assert load_toml("[a]\nb = 1\n", "x.toml") == {"a": {"b": 1}}
+    with pytest.raises(InvalidConfig, match=r"Invalid TOML in x.toml: .*line 2"):
+        load_toml("[a]\nb = \n", "x.toml")
