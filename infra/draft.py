@@ -6,7 +6,7 @@ the same streams (tests/properties).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -73,8 +73,14 @@ class Draft:
         )
 
     def commit(self, worker: WorkerId | None) -> Commit:
-        """The draft as one write."""
+        """The draft as one write. An effect is not born claimed when its run's gate shuts in the same
+        write: nobody would perform it, and nobody else could claim it."""
         touched = {event.stream for event in self.events}
+        shut = {new.event.run_id for new in self.events if new.event.gate in ("paused", "closed")}
+        self.effects = [
+            replace(new, claimed=new.claimed and new.effect.run_id not in shut)
+            for new in self.effects
+        ]
         return Commit(
             worker=worker,
             consumed=tuple((w.consumer.name, EventId(w.id)) for w in self.works if not w.claimed),

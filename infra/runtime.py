@@ -168,7 +168,7 @@ class Runtime:
                 self._pass(draft, "decided")
                 self._pass(draft, "tx_before_commit")
                 try:
-                    recorded = await self._log.commit(draft.commit(self._hosting.worker))
+                    await self._log.commit(draft.commit(self._hosting.worker))
                 except CommitMiss as miss:
                     self._states.forget(draft.states)
                     works = await self._still_due(works, miss)
@@ -176,15 +176,14 @@ class Runtime:
                     await asyncio.sleep(random.uniform(0, min(0.05, 0.001 * 2**tries)))  # noqa: S311 - jitter
                     continue
                 self._pass(draft, "tx_after_commit")
-                self._committed(draft, recorded)
+                self._committed(draft)
                 return
 
-    def _committed(self, draft: Draft, recorded: Sequence[Recorded]) -> None:
+    def _committed(self, draft: Draft) -> None:
         self.commits += 1
         self._states.remember(draft.states)
-        closed = {r.event.run_id for r in recorded if r.event.gate in ("closed", "paused")}
         for new in draft.effects:
-            if new.claimed and new.effect.run_id not in closed:
+            if new.claimed:
                 self._start(
                     Claimed(
                         id=new.effect.id,

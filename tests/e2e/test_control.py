@@ -41,8 +41,12 @@ def test_pause_frees_the_workers_and_resume_ends_in_the_same_bits(running: Platf
     info = eventually(paused, within_s=60, what="the run is paused")
     assert isinstance(info, dict)
     assert info["status"] == "running"
-    effects = running.get("/status")["effects"]
-    assert all(lane["claimed"] == 0 for lane in effects.values()), effects
+
+    def freed() -> bool | None:
+        effects = running.get("/status")["effects"]
+        return True if all(lane["claimed"] == 0 for lane in effects.values()) else None
+
+    eventually(freed, within_s=10, what="no worker holds anything of the paused run")
     assert running.post(f"/runs/{run}/resume", {}).status_code == 200
     info = running.wait(run, "finished")
     assert final_adapter(info) == undisturbed

@@ -1,29 +1,23 @@
-"""The HTTP application over a real database, in this process: its tables are kept up by a projector.
-
-One server for the session, one database per test, made from a migrated template.
-"""
+"""The HTTP application over a real database, in this process, with a projector at its side."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import asyncpg
 import httpx
 
 from consumers.project import Projector
-from infra import embedded
 from infra.artifacts import ArtifactStore
 from infra.blobs import LocalBlobs
 from infra.clock import SystemClock
 from infra.database import connect
 from infra.effects import PostgresEffects
 from infra.log import PostgresLog
-from infra.migrate import migrate
 from infra.notify import Notifier
 from infra.readmodel import ReadModel
 from infra.settings import Settings
@@ -33,46 +27,6 @@ from schemas.errors import InvalidConfig
 from schemas.events import Event
 
 TOKEN = "a-token-for-tests"
-TEMPLATE = "headrace_api_template"
-
-
-def url_of(server: str, database: str) -> str:
-    """The url of another database of the same server."""
-    return server.replace("///postgres?", f"///{database}?")
-
-
-def started(home: Path) -> Iterator[str]:
-    """A server with a migrated template database, for a session's fixture. Yields its url."""
-    server = embedded.start(home)
-    try:
-        asyncio.run(_template(server.url))
-        yield server.url
-    finally:
-        server.stop()
-
-
-async def _template(server: str) -> None:
-    await _execute(server, f"create database {TEMPLATE}")
-    await migrate(url_of(server, TEMPLATE))
-
-
-async def _execute(url: str, statement: str) -> None:
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()
-
-
-@asynccontextmanager
-async def fresh_database(server: str) -> AsyncIterator[str]:
-    """An empty, migrated database. Yields its url."""
-    name = f"t{uuid4().hex}"
-    await _execute(server, f"create database {name} template {TEMPLATE}")
-    try:
-        yield url_of(server, name)
-    finally:
-        await _execute(server, f"drop database {name} with (force)")
 
 
 class KnownRepositories:

@@ -13,7 +13,7 @@ def check(events: Iterable[Mapping[str, Any]], *, steps: int, groups: int, sampl
         kinds.setdefault(event["type"], []).append(event["data"])
     _once(kinds, "rl.batch.assembled", lambda data: data["step"], range(1, steps + 1))
     _once(kinds, "rl.policy.updated", lambda data: data["step"], range(1, steps + 1))
-    _once(kinds, "rl.step.settled", lambda data: data["step"], range(1, steps + 1))
+    _once(kinds, "rl.step.settled", lambda data: data["step"], range(steps + 1))
     wanted = {f"train-{step}-{slot}-0" for step in range(1, steps + 1) for slot in range(groups)}
     for kind in ("rl.group.generated", "rl.group.graded"):
         trained = [d for d in kinds.get(kind, ()) if "-train-" in d["spec"]["group"]]

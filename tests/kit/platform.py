@@ -176,8 +176,15 @@ class Platform:
         made = self.post("/datasets", {"name": name, "file_name": file_name})
         assert made.status_code == 201, made.text
         path = made.json()["upload"]["path"].removeprefix("/api/v1")
-        put = self.api.put(path, content=content.encode())
+        put = eventually(lambda: self._put(path, content), within_s=60, what=f"PUT {path}")
         assert put.status_code == 200, put.text
+
+    def _put(self, path: str, content: str) -> httpx.Response | None:
+        try:
+            answer = self.api.put(path, content=content.encode())
+        except httpx.TransportError:
+            return None
+        return None if answer.status_code == 503 else answer
 
     def submit(self, config: Mapping[str, object], **more: object) -> str:
         """Submit a run, return its id."""
@@ -230,7 +237,9 @@ def platform(home: Path, *, environment: Mapping[str, str] | None = None) -> Ite
     )
     try:
         eventually(lambda: _ready(url, process), within_s=60, what="headrace up is ready")
-        yield Platform(home=home, url=url, process=process, environment=env)
+        started = Platform(home=home, url=url, process=process, environment=env)
+        with started.api:
+            yield started
     finally:
         process.send_signal(signal.SIGTERM)
         try:
