@@ -78,7 +78,7 @@ class RunView:
         kind = str(event.get("type"))
         data: Document = event.get("data") or {}
         self.status = STATUSES.get(kind, self.status)
-        self.phase = PHASES.get(kind, self.phase)
+        self.phase = "complete" if self.ended else PHASES.get(kind, self.phase)
         match kind:
             case "rl.run.started":
                 plan: Document = data.get("plan") or {}
@@ -102,6 +102,9 @@ class RunView:
 
     def _settled(self, data: Document, *, at: datetime | None) -> None:
         self.step = int(data["step"])
+        if self.step == 0:
+            self.batch_at = at
+            return
         metrics: Document = data.get("metrics") or {}
         if "rollout/raw_reward" in metrics:
             self.rewards.append(float(metrics["rollout/raw_reward"]))

@@ -76,7 +76,7 @@ def _live() -> Iterator["Live"]:
 def line(view: RunView, name: str, event: Document) -> None:
     """One event of a view as a line of a log, if it is worth one."""
     kind = event.get("type")
-    if kind == "rl.step.settled":
+    if kind == "rl.step.settled" and view.step:
         say(f"{name}: step {view.step}/{view.total_steps}  {numbers(view)}")
     elif kind == "rl.evaluation.settled" and view.validations:
         step, reward = view.validations[-1]
@@ -94,7 +94,7 @@ def numbers(view: RunView) -> str:
     shown = []
     if view.rewards:
         shown.append(f"reward {view.rewards[-1]:.3f}")
-    if view.losses:
+    elif view.losses:
         shown.append(f"loss {view.losses[-1]:.4f}")
     if view.rates:
         shown.append(f"{view.rates[-1]:,.0f} tokens/s")
