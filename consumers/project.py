@@ -3,6 +3,7 @@ Reads: every event.  Emits: nothing.  Stream: none; it tails the log with a curs
 Does: turns events into rows; a batch and the cursor are one commit.  Waits for: nothing.
 Safe to repeat because: the cursor moves with the rows, and putting a known row changes nothing."""
 
+import asyncio
 import json
 import logging
 import math
@@ -95,7 +96,16 @@ class Projector:
         not answer, for the cursor says where to go on."""
         while True:
             if await self._tried() == 0:
-                await self._wakeup.wait(SLOW_POLL_S)
+                await self._rest()
+
+    async def _rest(self) -> None:
+        """Wait for a wake-up in a task of its own: `asyncio.wait_for` of Python 3.11 can swallow a
+        cancellation that comes together with what it waits for, and we would go on for ever."""
+        waiting = asyncio.ensure_future(self._wakeup.wait(SLOW_POLL_S))
+        try:
+            await asyncio.wait({waiting})
+        finally:
+            waiting.cancel()
 
     async def _tried(self) -> int:
         try:

@@ -52,6 +52,9 @@ CHANGES: tuple[tuple[type[Write], str, str], ...] = (
     (ChangeEvaluation, "evaluations", "evaluation"),
 )
 
+LOOK_EVERY_S = 0.05
+"""How often a waiter looks at the cursor of a projector in another process."""
+
 COLUMN_TYPES = {
     "step": "integer",
     "slot": "integer",
@@ -125,7 +128,8 @@ class ReadModel:
                 while self._at < cursor:
                     self._moved.clear()
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._moved.wait(), 0.05)
+                        async with asyncio.timeout(LOOK_EVERY_S):
+                            await self._moved.wait()
                     if self._at < cursor:
                         self._at = max(self._at, await self.cursor())
                 return True

@@ -1,8 +1,8 @@
 """A dataset file on its way in: checked in a confined process, normalised, stored, registered.
 
 A dataset's id follows from its name, and so does the cause of its one event: a name means one content
-for ever, whoever uploads at the same time. `python -m producers.datasets FILE KIND OUT` is the confined
-process: it reads the hostile file under limits and prints its report as JSON.
+for ever, whoever uploads at the same time. `python -m producers.datasets FILE KIND OUT MEMORY` is the
+confined process: it reads the hostile file under limits and prints its report as JSON.
 """
 
 import asyncio
@@ -88,8 +88,9 @@ async def received(body: AsyncIterator[bytes], directory: Path) -> AsyncIterator
         await asyncio.to_thread(_forget, Path(name))
 
 
-async def check(path: Path, kind: str) -> Checked:
-    """Read a file in a confined process of its own."""
+async def check(path: Path, kind: str, *, memory_bytes: int = MEMORY_BYTES) -> Checked:
+    """Read a file in a confined process of its own. What it cannot read within its limits is a
+    problem of the file."""
     out = path.with_suffix(".rows")
     child = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -98,6 +99,7 @@ async def check(path: Path, kind: str) -> Checked:
         str(path),
         kind,
         str(out),
+        str(memory_bytes),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -201,9 +203,9 @@ def _report(printed: bytes) -> Report:
     )
 
 
-def main(path: str, kind: str, out: str) -> int:
+def main(path: str, kind: str, out: str, memory_bytes: str) -> int:
     """The confined process."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MAX_FILE_BYTES, 4 * MAX_FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
