@@ -15,7 +15,7 @@ from consumers.project import Projector
 from infra.artifacts import ArtifactStore
 from infra.blobs import LocalBlobs
 from infra.clock import SystemClock
-from infra.database import connect
+from infra.database import Database, connect
 from infra.effects import PostgresEffects
 from infra.log import PostgresLog
 from infra.notify import Notifier
@@ -54,7 +54,7 @@ class Application:
     api: httpx.AsyncClient
     services: Services
     projector: Projector
-    url: str
+    database: Database
 
     async def append(self, events: Iterable[Event]) -> None:
         """Append as the owners of the streams would, and wait until the tables know."""
@@ -117,6 +117,6 @@ async def application(
         headers = {"Authorization": f"Bearer {TOKEN}"}
         base = "http://127.0.0.1:8420"
         async with httpx.AsyncClient(transport=transport, base_url=base, headers=headers) as api:
-            yield Application(api, services, projector, url)
+            yield Application(api, services, projector, database)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

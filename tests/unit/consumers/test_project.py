@@ -1,0 +1,176 @@
+"""What events mean for the tables; and that the tables follow from the log alone."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import pytest
+
+from consumers.narrate import LONGEST, narrate
+from consumers.project import Projector, project
+from infra.database import Database
+from infra.log import PostgresLog
+from infra.notify import Notifier
+from infra.ports import Cursor, Recorded
+from infra.projection import ChangeRun, ChangeWorkspace, PutMetric, PutRun, Write
+from infra.readmodel import ReadModel
+from infra.readmodel_runs import Page
+from schemas.events import (
+    ALL_EVENTS,
+    Event,
+    RunFailed,
+    RunPaused,
+    RunResumed,
+    RunWarned,
+    StepSettled,
+    WorkspaceRejected,
+)
+from schemas.ids import EventId, run_stream
+from tests.kit.specs import version
+from tests.kit.story import WORKSPACE, beginning, whole_run
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def recorded(event: Event, position: int = 1) -> Recorded:
+    return Recorded(
+        id=EventId(uuid4()),
+        stream=event.stream,
+        version=1,
+        cursor=Cursor(7, position),
+        time=AT,
+        causation=None,
+        correlation=uuid4(),
+        traceparent=None,
+        event=event,
+    )
+
+
+def writes(*events: Event) -> list[Write]:
+    return [write for event in events for write in project(recorded(event))]
+
+
+def test_a_request_is_a_pending_run_and_its_push_a_provisioned_one() -> None:
+    requested, pushed, *_ = beginning("r1", "a-run", steps=3)
+    [put] = [write for write in writes(requested) if isinstance(write, PutRun)]
+    assert (put.name, put.algorithm, put.model) == ("a-run", "grpo", "scratch:qwen3-tiny")
+    [change] = [write for write in writes(pushed) if isinstance(write, ChangeRun)]
+    assert change.phase == "provision"
+
+
+@pytest.mark.parametrize(
+    ("event", "status", "phase"),
+    [
+        (RunFailed(run="r1", kind="error", message="m"), "failed", "error"),
+        (RunFailed(run="r1", kind="crash", message="m"), "crashed", "error"),
+        (RunPaused(run="r1", step=2), None, "paused"),
+        (RunResumed(run="r1", step=2), None, "train"),
+    ],
+)
+def test_statuses_and_phases_fall_out_of_the_events(
+    event: Event, status: str | None, phase: str
+) -> None:
+    [change] = [write for write in writes(event) if isinstance(write, ChangeRun)]
+    assert (change.status, change.phase) == (status, phase)
+
+
+def test_metrics_that_are_not_finite_have_no_point() -> None:
+    metrics = {"a": math.nan, "b": math.inf, "c": 1.0}
+    event = StepSettled(run="r1", step=1, state=version(1), metrics=metrics)
+    assert [w.key for w in writes(event) if isinstance(w, PutMetric)] == ["c"]
+
+
+def test_a_run_whose_commit_is_missing_does_not_break_its_workspace() -> None:
+    rejected = WorkspaceRejected(
+        workspace=WORKSPACE, push=uuid4(), message="no such branch", requester=run_stream("r1")
+    )
+    assert not [write for write in writes(rejected) if isinstance(write, ChangeWorkspace)]
+    [line] = narrate(recorded(rejected))
+    assert (line.run, line.level, line.message) == ("r1", "error", "no such branch")
+    alone = rejected.model_copy(update={"requester": None})
+    [change] = [write for write in writes(alone) if isinstance(write, ChangeWorkspace)]
+    assert change.error == "no such branch"
+
+
+def test_lines_quote_users_in_bounds() -> None:
+    [line] = narrate(recorded(RunWarned(run="r1", step=3, message="x" * 9999 + "\0")))
+    assert len(line.message) == LONGEST
+    [line] = narrate(recorded(RunWarned(run="r1", step=3, message="a\0b")))
+    assert "\0" not in line.message
+
+
+def test_every_event_can_be_projected() -> None:
+    told = {type(event) for event in whole_run("r1", "n", steps=2)}
+    assert told <= set(ALL_EVENTS)
+    for event in whole_run("r1", "n", steps=2):
+        project(recorded(event))
+
+
+class Breaking:
+    """A log whose tail holds one event that cannot be shown."""
+
+    def __init__(self, events: Sequence[Recorded]) -> None:
+        self._events = events
+
+    async def tail(self, after: Cursor, *, limit: int) -> tuple[Sequence[Recorded], Cursor]:
+        found = [event for event in self._events if event.cursor > after][:limit]
+        return found, found[-1].cursor if found else after
+
+
+@pytest.mark.postgres
+async def test_an_event_that_cannot_be_shown_does_not_hide_its_neighbours(
+    database: Database,
+) -> None:
+    told = [recorded(e, n) for n, e in enumerate(beginning("r1", "a-run", steps=3), 1)]
+    broken = replace(told[3], event=told[3].event.model_copy(update={"plan": None}))
+    tables = ReadModel(database)
+    log = Breaking([*told[:3], broken, *told[4:]])
+    await Projector(log, tables).step()  # type: ignore[arg-type] - only the tail is read
+    found = await tables.runs.get("r1")
+    assert found is not None
+    assert found[0]["phase"] == "train"
+
+
+@pytest.mark.postgres
+async def test_the_tables_can_be_built_again_from_the_log(database: Database) -> None:
+    async with Notifier(database) as notifier:
+        log, tables = PostgresLog(database, notifier), ReadModel(database)
+        for number in range(3):
+            for event in whole_run(f"r{number}", f"run-{number}", steps=4):
+                await log.append([event], cause=uuid4())
+        projector = Projector(log, tables)
+        while await projector.step():
+            pass
+        before = await everything(database)
+        assert len(before["runs"]) == 3
+        assert len(before["metric_points"]) == 24
+        assert await projector.rebuild() == 3 * (5 + 4 * 8 + 2)
+        assert await everything(database) == before
+
+
+async def everything(database: Database) -> dict[str, list[tuple[object, ...]]]:
+    tables = ("runs", "metric_points", "checkpoints", "graded_groups", "log_lines", "workspaces")
+    return {
+        table: [
+            tuple(row)
+            for row in await database.durable.fetch(f"select * from {table} order by 1, 2, 3, 4")  # noqa: S608
+        ]
+        for table in tables
+    }
+
+
+@pytest.mark.postgres
+async def test_two_projectors_show_each_event_once(database: Database) -> None:
+    async with Notifier(database) as notifier:
+        log = PostgresLog(database, notifier)
+        one, two = ReadModel(database), ReadModel(database)
+        await log.append(list(beginning("r1", "a-run", steps=3))[:1], cause=uuid4())
+        events, after = await log.tail(Cursor(), limit=10)
+        found = [write for event in events for write in project(event)]
+        assert await one.apply(found, before=Cursor(), after=after)
+        assert not await two.apply(found, before=Cursor(), after=after)
+        assert await two.cursor() == after
+        assert (await two.runs.logs("r1", limit=9))[0][0]["message"].startswith("Run a-run")
+        assert (await two.runs.page(Page()))[1] == 1

@@ -1,0 +1,75 @@
+"""A chat with a checkpoint goes through a device worker's internal door."""
+
+import pytest
+
+from infra.gateway.server import HttpGateway
+from infra.readmodel import announce_door
+from schemas.errors import FailureCategory, UserCodeError
+from schemas.events import Event
+from schemas.ids import WorkerId
+from schemas.sampling import SampleRequest, Turn
+from tests.kit.application import Application
+from tests.kit.fakes import FakeSampler, turn
+from tests.kit.specs import ref
+from tests.kit.story import beginning, checkpoint
+
+pytestmark = pytest.mark.postgres
+
+ASK = {"messages": [{"role": "user", "content": "Say 3"}], "temperature": 0.5, "max_tokens": 7}
+
+
+def saved() -> list[Event]:
+    return [*list(beginning("r1", "first", steps=1))[:1], checkpoint("r1", 1, ref("manifest"))]
+
+
+def answer(request: SampleRequest) -> Turn:
+    if request.messages[0].content == "too long":
+        raise UserCodeError(FailureCategory.PROMPT_TOO_LONG, "the prompt has 99 tokens")
+    return turn("three")
+
+
+async def test_a_worker_answers_with_the_checkpoint(app: Application) -> None:
+    await app.append(saved())
+    nobody = await app.post("/checkpoints/r1@1/chat", ASK)
+    assert nobody.status_code == 503
+    assert "no device worker" in nobody.json()["detail"]
+    sampler = FakeSampler(answer)
+    gateway = HttpGateway(sampler)
+    await gateway.start()
+    worker = WorkerId("w")
+    await app.services.effects.register(worker, host="h", pid=1, lease_s=60)
+    await announce_door(app.database, worker, gateway.internal_url, gateway.internal_key)
+    answered = await app.post("/checkpoints/r1@last/chat", ASK)
+    assert answered.status_code == 200, answered.text
+    assert answered.json()["message"] == {"role": "assistant", "content": "three"}
+    assert answered.json()["usage"]["completion_tokens"] == 5
+    [asked] = sampler.requests
+    assert (asked.model.kind, asked.model.name) == ("checkpoint", "r1@1")
+    assert "adapter_model.safetensors" in asked.model.files
+    assert (asked.params.temperature, asked.params.max_new_tokens) == (0.5, 7)
+    long = await app.post(
+        "/checkpoints/r1@last/chat", {"messages": [{"role": "user", "content": "too long"}]}
+    )
+    assert long.status_code == 400
+    assert "99 tokens" in long.json()["detail"]
+    await gateway.aclose()
+    away = await app.post("/checkpoints/r1@last/chat", ASK)
+    assert away.status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({}, "messages"),
+        ({"messages": []}, "empty"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
+        ({**ASK, "temperature": 3}, "temperature"),
+        ({**ASK, "max_tokens": 0}, "max_tokens"),
+        ({**ASK, "maxtokens": 1}, "maxtokens"),
+    ],
+)
+async def test_a_bad_chat_is_refused(app: Application, body: dict[str, object], says: str) -> None:
+    await app.append(saved())
+    refused = await app.post("/checkpoints/r1@1/chat", body)
+    assert refused.status_code == 400
+    assert says in refused.text

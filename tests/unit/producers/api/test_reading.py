@@ -1,0 +1,276 @@
+"""A run that took place, read through the API: info, samples, logs, trace, checkpoints, events."""
+
+import asyncio
+import json
+
+import pytest
+
+from infra.artifacts import reference
+from schemas.datasets import Row
+from schemas.events import RunFinished, RunPaused, RunStarted
+from schemas.ids import GroupKey, Purpose, sample_id
+from schemas.sampling import Message
+from tests.kit.application import Application
+from tests.kit.specs import DATASET
+from tests.kit.story import batch_of, beginning, checkpoint, step, whole_run
+
+pytestmark = pytest.mark.postgres
+
+STEPS = 3
+
+
+@pytest.fixture
+async def told(app: Application) -> Application:
+    """With a run `first` (id r1) of three steps that has finished, its artifacts in place."""
+    artifacts = app.services.artifacts
+    rows = [Row(prompt=(Message(role="user", content=f"Say {n}"),), label=str(n)) for n in range(8)]
+    content = await artifacts.put(b"".join(row.to_line() for row in rows), run="d", blob=True)
+    manifest = await artifacts.put(b'{"step": 3}', run="r1", blob=True)
+    for event in whole_run("r1", "first", steps=STEPS):
+        if event.type == "rl.run.requested":
+            dataset = DATASET.model_copy(update={"content": content})
+            event = event.model_copy(update={"dataset": dataset})
+        if event.type == "rl.checkpoint.saved":
+            event = checkpoint("r1", STEPS, manifest)
+        await app.append([event])
+    for number in range(1, STEPS + 1):
+        for slot in range(2):
+            await stored(app, str(GroupKey("r1", Purpose.TRAIN, number, slot)))
+    await app.services.readmodel.names.take("run", "first", "r1")
+    return app
+
+
+async def stored(app: Application, group: str) -> None:
+    """The group's artifact: its reference says it is a row."""
+    data = batch_of(group)
+    await app.database.durable.execute(
+        "insert into artifacts (sha256, data) values ($1, $2)", reference(data).sha256, data
+    )
+
+
+async def test_info_has_the_shape_that_others_rely_on(told: Application) -> None:
+    info = await told.get("/runs/first")
+    run = info["run"]
+    assert {
+        "id",
+        "name",
+        "status",
+        "phase",
+        "algorithm",
+        "execution_mode",
+        "model",
+        "dataset",
+        "rollout",
+        "commit_sha",
+        "current_step",
+        "total_steps",
+        "reward",
+        "created_at",
+        "started_at",
+        "completed_at",
+        "error",
+        "config",
+    } <= set(run)
+    assert (run["status"], run["phase"], run["current_step"]) == ("finished", "complete", 3)
+    assert run["reward"] == pytest.approx(0.3)
+    [saved] = info["checkpoints"]
+    assert (saved["step"], saved["ref"], saved["reward"]) == (3, "first@3", 0.3)
+    points = info["metrics"]["rollout/raw_reward"]
+    assert [(p["step"], p["value"]) for p in points] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert (await told.get("/runs/r1/metrics"))["metrics"] == info["metrics"]
+    assert (await told.get("/runs/first/checkpoints"))["checkpoints"] == info["checkpoints"]
+
+
+async def test_lists_are_paged_filtered_and_searched(told: Application) -> None:
+    for number in range(2, 5):
+        await told.append(list(beginning(f"r{number}", f"other_{number}", steps=2))[:1])
+    first = await told.get("/runs", limit=3)
+    assert [run["id"] for run in first["runs"]] == ["r4", "r3", "r2"]
+    assert (first["total_count"], first["has_more"], first["next_offset"]) == (4, True, 3)
+    last = await told.get("/runs", limit=3, offset=3)
+    assert (last["has_more"], last["next_offset"]) == (False, None)
+    assert (await told.get("/runs", status="finished"))["total_count"] == 1
+    assert (await told.get("/runs", search="OTHER_3"))["runs"][0]["id"] == "r3"
+    assert (await told.get("/runs", search="other%"))["total_count"] == 0
+
+
+async def test_samples_show_what_was_asked_answered_and_earned(told: Application) -> None:
+    page = await told.get("/runs/first/samples", step=2, limit=3)
+    assert page["total_count"] == 4
+    assert page["has_more"] is True
+    answered, failed, third = page["samples"]
+    assert answered["id"] == "r1-train-2-0-0.0"
+    assert answered["text"] == "3"
+    assert (answered["reward"], answered["parts"]) == (1.0, {"exact": 1.0})
+    assert answered["row"] == 2
+    assert (answered["label"], answered["prompt"][0]["content"]) == ("2", "Say 2")
+    assert failed["reward"] is None
+    assert failed["failure"]["category"] == "timeout"
+    assert third["slot"] == 1
+    rest = await told.get("/runs/first/samples", step=2, limit=3, offset=3)
+    assert [sample["index"] for sample in rest["samples"]] == [1]
+    assert (await told.get("/runs/first/samples"))["total_count"] == 12
+
+
+async def test_logs_read_like_a_story_from_either_end(told: Application) -> None:
+    everything = (await told.get("/runs/first/logs", limit=1000))["logs"]
+    messages = [line["message"] for line in everything]
+    assert messages[0].startswith("Run first is requested: grpo of scratch:qwen3-tiny")
+    assert "Started: 3 steps of 2 prompts x 2 samples" in messages
+    assert "Step 2 is done: reward 0.2, loss 0.5" in messages
+    assert messages[-1] == "Finished after 3 steps; reward 0.3"
+    assert {line["level"] for line in everything} == {"info", "warning"}
+    for direction in ("older", "newer"):
+        seen: list[object] = []
+        cursor = None
+        while True:
+            more = {"cursor": cursor} if cursor else {}
+            page = await told.get("/runs/first/logs", limit=4, direction=direction, **more)
+            seen = page["logs"] + seen if direction == "older" else seen + page["logs"]
+            cursor = page["next_cursor"]
+            if not cursor or not page["logs"]:
+                break
+        assert seen == everything
+    bad = await told.api.get("/api/v1/runs/first/logs", params={"cursor": "x"})
+    assert bad.status_code == 400
+
+
+async def test_a_trace_has_eight_hops_in_order(told: Application) -> None:
+    group = GroupKey("r1", Purpose.TRAIN, 2, 1).id
+    found = await told.get("/runs/first/trace", sample=sample_id(group, 1))
+    assert [hop["hop"] for hop in found["hops"]] == list(range(1, 9))
+    assert [hop["event"] for hop in found["hops"]] == [
+        "rl.run.requested",
+        "rl.workspace.synced",
+        "rl.groups.requested",
+        "rl.group.generated",
+        "rl.group.graded",
+        "rl.batch.assembled",
+        "rl.policy.updated",
+        "rl.checkpoint.saved",
+    ]
+    assert found["hops"][0]["ms_since_previous"] is None
+    assert all(hop["ms_since_previous"] >= 0 for hop in found["hops"][1:])
+    for sample, status in (("r1-train-9-0-0.0", 404), ("r2-train-1-0-0.0", 404), ("x", 400)):
+        answer = await told.api.get("/api/v1/runs/first/trace", params={"sample": sample})
+        assert answer.status_code == status
+
+
+async def test_a_checkpoint_by_step_last_and_best(told: Application) -> None:
+    for ref in ("first@3", "r1@last", "first@best"):
+        shown = (await told.get(f"/checkpoints/{ref}"))["checkpoint"]
+        assert (shown["run"], shown["step"], shown["ref"]) == ("r1", 3, "first@3")
+        assert shown["manifest"] == {"step": 3}
+        assert [file["name"] for file in shown["files"]] == [
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        ]
+    missing = await told.api.get("/api/v1/checkpoints/first@2")
+    assert missing.status_code == 404
+    assert "it has: 3" in missing.json()["detail"]
+    no_file = await told.api.get("/api/v1/checkpoints/first@3/files/../secret")
+    assert no_file.status_code == 404
+    gone = await told.api.get("/api/v1/checkpoints/first@3/files/adapter_config.json")
+    assert gone.status_code == 404
+
+
+async def test_events_page_by_page_are_cloud_events(told: Application) -> None:
+    seen: list[dict[str, object]] = []
+    after = ""
+    while True:
+        page = await told.get("/runs/first/events", limit=10, **({"after": after} if after else {}))
+        seen += page["events"]
+        if not page["events"]:
+            break
+        after = page["next"]
+    assert len(seen) == 5 - 2 + STEPS * 8 + 2
+    assert seen[0]["type"] == "rl.run.requested"
+    assert seen[0]["specversion"] == "1.0"
+    assert len({event["id"] for event in seen}) == len(seen)
+    only = await told.get("/runs/first/events", types="rl.step.settled")
+    assert [event["data"]["step"] for event in only["events"]] == [1, 2, 3]
+    for query in ("after=zz", "types=rl.nothing"):
+        assert (await told.api.get(f"/api/v1/runs/first/events?{query}")).status_code == 400
+
+
+async def stream(app: Application, run: str, **headers: str) -> list[tuple[str, str]]:
+    """All server-sent events until the server ends: (id, type)."""
+    named = {"Accept": "text/event-stream", **{k.replace("_", "-"): v for k, v in headers.items()}}
+    found, identity = [], ""
+    async with app.api.stream("GET", f"/api/v1/runs/{run}/events", headers=named) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        async for line in answer.aiter_lines():
+            if line.startswith("id: "):
+                identity = line[4:]
+            if line.startswith("data: "):
+                found.append((identity, json.loads(line[6:])["type"]))
+    return found
+
+
+async def test_a_stream_goes_on_where_it_broke_and_ends_with_the_run(app: Application) -> None:
+    await app.append(list(beginning("r1", "first", steps=1)))
+    following = asyncio.ensure_future(stream(app, "r1"))
+    await app.append(list(step("r1", 1)))
+    await app.append([RunFinished(run="r1", step=1)])
+    found = await asyncio.wait_for(following, 20)
+    assert [kind for _, kind in found][-2:] == ["rl.step.settled", "rl.run.finished"]
+    assert len(found) == 3 + 8 + 1
+    resumed = await stream(app, "r1", Last_Event_ID=found[4][0])
+    assert resumed == found[5:]
+    over = await app.api.get(
+        "/api/v1/runs/r1/events",
+        headers={"Accept": "text/event-stream", "Last-Event-ID": found[-1][0]},
+    )
+    assert over.status_code == 204
+
+
+async def test_commands_that_make_no_sense_are_conflicts(app: Application) -> None:
+    await app.append(list(beginning("r1", "first", steps=2)))
+    resumed = await app.post("/runs/r1/resume", {})
+    assert resumed.status_code == 409
+    assert "not paused" in resumed.json()["detail"]
+    assert (await app.post("/runs/r1/pause", {})).status_code == 200
+    assert (await app.post("/runs/r1/pause", {})).status_code == 200
+    await app.append([RunPaused(run="r1", step=1)])
+    again = await app.post("/runs/r1/pause", {})
+    assert again.status_code == 409
+    assert "already paused" in again.json()["detail"]
+    info = (await app.get("/runs/r1"))["run"]
+    assert (info["status"], info["phase"]) == ("running", "paused")
+    assert (await app.post("/runs/r1/stop", {})).status_code == 200
+    late = await app.post("/runs/r1/resume", {})
+    assert "stopping" in late.json()["detail"]
+    await app.append([RunFinished(run="r1", step=1)])
+    over = await app.post("/runs/r1/stop", {})
+    assert over.status_code == 409
+    assert "run first is already finished" in over.json()["detail"]
+    types = [e["type"] for e in (await app.get("/runs/r1/events"))["events"]]
+    assert types.count("rl.run.pause-requested") == 1
+
+
+async def test_a_run_without_progress_or_workers_is_unknown(app: Application) -> None:
+    events = list(beginning("r1", "first", steps=2))
+    await app.append(events)
+    assert any(isinstance(event, RunStarted) for event in events)
+    assert (await app.get("/runs/r1"))["run"]["status"] == "running"
+    await app.database.durable.execute(
+        "update runs set last_at = last_at - interval '1 hour' where run = 'r1'"
+    )
+    assert (await app.get("/runs/r1"))["run"]["status"] == "unknown"
+    assert (await app.get("/runs", status="unknown"))["total_count"] == 1
+    await app.services.effects.register("w", host="h", pid=1, lease_s=60)  # type: ignore[arg-type]
+    assert (await app.get("/runs/r1"))["run"]["status"] == "running"
+
+
+async def test_the_platform_tells_about_itself(told: Application) -> None:
+    await told.services.effects.register("w", host="h", pid=1, lease_s=60)  # type: ignore[arg-type]
+    said = await told.get("/status")
+    assert said["runs"] == {"finished": 1}
+    assert [worker["id"] for worker in said["workers"]] == ["w"]
+    assert said["lag"]["project"] == 0
+    assert said["horizon_age_s"] >= 0
+    models = (await told.get("/models"))["models"]
+    assert {"scratch:qwen3-2m", "scratch:qwen3-tiny"} <= {model["name"] for model in models}
+    text = (await told.api.get("/metrics")).text
+    assert "headrace_workers 1.0" in text
+    assert 'headrace_runs{status="finished"} 1.0' in text
