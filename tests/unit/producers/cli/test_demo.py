@@ -1,0 +1,64 @@
+"""The demo's verdict, its own platform, and what it says about going on."""
+
+from pathlib import Path
+
+import pytest
+
+from producers.cli.demo import cpu_s, judge, next_commands
+from producers.cli.demo_story import RANDOM_PAY, Story
+from producers.cli.failures import Failure
+from producers.cli.scaffold import example
+from tests.unit.producers.cli.conftest import Run
+
+
+def held_out(greedy: float, sampled: float) -> dict[str, dict[str, float]]:
+    before = {"greedy": 0.3, "sampled": 0.3}
+    return {"before": before, "after": {"greedy": greedy, "sampled": sampled}}
+
+
+@pytest.mark.parametrize(("greedy", "sampled"), [(0.89, 0.9), (1.0, 0.74), (0.3, 0.3)])
+def test_a_reward_that_did_not_rise_as_promised_fails(greedy: float, sampled: float) -> None:
+    with pytest.raises(Failure, match=r"the held-out reward went from 0\.300 to"):
+        judge(held_out(greedy, sampled))
+
+
+def test_a_reward_that_was_high_before_is_no_rise() -> None:
+    high = {"greedy": 0.95, "sampled": 0.8}
+    with pytest.raises(Failure):
+        judge({"before": high, "after": high})
+
+
+def test_a_promise_that_was_kept_passes() -> None:
+    judge(held_out(0.9, 0.75))
+
+
+def test_three_commands_to_go_on_with() -> None:
+    assert len(next_commands(None)) == len(next_commands("HEADRACE_HOME=x")) == 3
+    assert all(
+        line.startswith("HEADRACE_HOME=x headrace") for line in next_commands("HEADRACE_HOME=x")
+    )
+
+
+def test_a_directory_in_use_is_not_taken(headrace: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ran = headrace("demo", "--keep", str(tmp_path), "--json")
+    assert ran.code == 1
+    assert ran.error["code"] == "CONFLICT"
+
+
+def test_steps_beyond_one_epoch_get_more_epochs() -> None:
+    story = Story.__new__(Story)
+    story._root = example()
+    config = story._grpo(7, 250, random_pay=True)
+    assert config["advanced"]["seed"] == 7
+    assert config["advanced"]["max_steps"] == 250
+    assert config["training"]["total_epochs"] == 3
+    assert config["experiment"]["entrypoint"] == "random_pay.py"
+
+
+def test_the_control_experiment_is_a_program() -> None:
+    compile(RANDOM_PAY, "random_pay.py", "exec")
+
+
+def test_cpu_seconds_are_counted() -> None:
+    assert cpu_s() > 0

@@ -1,0 +1,69 @@
+"""What doctor finds, and what it tells to do."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.unit.producers.cli.conftest import FakeServer, Ran, Run
+
+
+def check(ran: Ran, name: str) -> dict[str, object]:
+    found: dict[str, object] = next(c for c in ran.document["checks"] if c["name"] == name)
+    return found
+
+
+@pytest.fixture
+def free_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADRACE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+
+
+@pytest.mark.usefixtures("free_port")
+def test_a_machine_with_everything_is_fine_without_a_server(headrace: Run) -> None:
+    ran = headrace("doctor", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.document["ok"] is True
+    assert check(ran, "server")["ok"] is None
+    assert "python" in headrace("doctor").out
+
+
+@pytest.mark.usefixtures("free_port")
+def test_what_is_missing_is_named_with_what_to_do(
+    headrace: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ran = headrace("doctor", "--json")
+    assert ran.code == 1
+    assert check(ran, "git")["ok"] is False
+    assert "install git" in str(check(ran, "git")["fix"])
+    assert "git" in ran.error["message"]
+
+
+def test_an_open_home_is_named(headrace: Run, server: FakeServer, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir(mode=0o755)
+    assert check(headrace("doctor", "--json"), "home")["ok"] is False
+
+
+def test_a_stranger_on_the_port_is_named(
+    headrace: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        url = f"http://127.0.0.1:{stranger.getsockname()[1]}"
+        monkeypatch.setenv("HEADRACE_URL", url)
+        monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+        monkeypatch.setattr("producers.cli.client.Client.ready", lambda _: False)
+        found = check(headrace("doctor", "--json"), "server")
+    assert found["ok"] is False
+    assert "HEADRACE_URL" in str(found["fix"])
+
+
+@pytest.mark.parametrize(("age", "ok"), [(0.1, True), (120.0, False)])
+def test_the_age_of_the_horizon_is_judged(
+    headrace: Run, monkeypatch: pytest.MonkeyPatch, server: FakeServer, age: float, ok: bool
+) -> None:
+    monkeypatch.setattr("producers.cli.client.Client.ready", lambda _: True)
+    server.answer("GET", "/status", {"horizon_age_s": age})
+    assert check(headrace("doctor", "--json"), "server")["ok"] is ok
