@@ -1,0 +1,120 @@
+"""The catalogue as documents: `python -m schemas.catalogue docs` writes events.md and asyncapi.json.
+
+Both follow from `schemas/events.py` alone; tests/golden/test_documents.py fails when they are stale.
+"""
+
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from schemas.envelope import CloudEvent
+from schemas.events import ALL_EVENTS, Event
+
+Json = dict[str, object]
+
+
+def events_markdown() -> str:
+    """docs/events.md: every event in the order a run lives them."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "# Events"
+    yield ""
+    yield "Generated from `schemas/events.py` by `python -m schemas.catalogue docs`. In the order a run"
+    yield "lives them. *Gate*: what the event makes of the run's effects."
+    for event in ALL_EVENTS:
+        gate = f" Gate: {event.gate}." if event.gate else ""
+        yield ""
+        yield f"## {event.__name__}"
+        yield ""
+        yield f"`{event.type}` version {event.version}, topic `{event.topic}`.{gate}"
+        yield ""
+        yield " ".join((inspect.getdoc(event) or "").split())
+        yield ""
+        yield "| field | type | |"
+        yield "|---|---|---|"
+        for name, field in event.model_fields.items():
+            default = "" if field.is_required() else "optional"
+            yield f"| `{name}` | `{_type_name(field.annotation)}` | {default} |"
+
+
+def _type_name(annotation: object) -> str:
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    for noise in (
+        "typing.",
+        "schemas.specs.",
+        "schemas.sampling.",
+        "schemas.config.",
+        "schemas.ids.",
+    ):
+        text = text.replace(noise, "")
+    return text.replace("schemas.events.", "").replace("|", "or")
+
+
+def asyncapi() -> Json:
+    """An AsyncAPI 3.0 document: a channel per topic, a message per event, CloudEvents around each."""
+    channels: dict[str, Json] = {}
+    messages: dict[str, Json] = {}
+    schemas: dict[str, Json] = {"CloudEvent": _schema(CloudEvent)}
+    for event in ALL_EVENTS:
+        name = event.__name__
+        schemas[name] = _schema(event)
+        schemas[f"{name}CloudEvent"] = _envelope(event)
+        messages[name] = {
+            "name": event.type,
+            "title": name,
+            "summary": " ".join((inspect.getdoc(event) or "").split()),
+            "contentType": "application/cloudevents+json",
+            "payload": {"$ref": f"#/components/schemas/{name}CloudEvent"},
+        }
+        channel = channels.setdefault(event.topic, {"address": event.topic, "messages": {}})
+        held = channel["messages"]
+        assert isinstance(held, dict)  # noqa: S101 - made one line above
+        held[name] = {"$ref": f"#/components/messages/{name}"}
+    return {
+        "asyncapi": "3.0.0",
+        "info": {"title": "Headrace events", "version": "1"},
+        "defaultContentType": "application/cloudevents+json",
+        "channels": channels,
+        "components": {"messages": messages, "schemas": schemas},
+    }
+
+
+def _envelope(event: type[Event]) -> Json:
+    """The CloudEvent that carries this event: its type and its data are fixed."""
+    return {
+        "allOf": [
+            {"$ref": "#/components/schemas/CloudEvent"},
+            {
+                "type": "object",
+                "properties": {
+                    "type": {"const": event.type},
+                    "dataversion": {"const": event.version},
+                    "data": {"$ref": f"#/components/schemas/{event.__name__}"},
+                },
+            },
+        ]
+    }
+
+
+def _schema(model: type[Event] | type[CloudEvent]) -> Json:
+    """The JSON Schema of a model, with its definitions inside itself."""
+    schema = model.model_json_schema(mode="serialization")
+    text = json.dumps(schema).replace("#/$defs/", f"#/components/schemas/{model.__name__}/$defs/")
+    found: Json = json.loads(text)
+    return found
+
+
+def write(directory: Path) -> None:
+    """Write both documents."""
+    (directory / "events.md").write_text(events_markdown())
+    (directory / "asyncapi.json").write_text(
+        json.dumps(asyncapi(), indent=1, sort_keys=True) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

@@ -1,0 +1,44 @@
+"""docs/events.md and docs/asyncapi.json say what the catalogue says, and events keep to the latter."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID
+
+import jsonschema
+import pytest
+
+from schemas.catalogue import asyncapi, events_markdown
+from schemas.envelope import CloudEvent
+from schemas.events import ALL_EVENTS, Event
+from tests.kit.examples import example
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+STALE = "stale: run `python -m schemas.catalogue docs`"
+
+
+def test_the_documents_are_fresh() -> None:
+    assert (DOCS / "events.md").read_text() == events_markdown(), STALE
+    assert json.loads((DOCS / "asyncapi.json").read_text()) == asyncapi(), STALE
+
+
+@pytest.mark.parametrize("kind", ALL_EVENTS, ids=lambda kind: kind.__name__)
+def test_events_say_what_they_mean_and_validate(kind: type[Event]) -> None:
+    assert kind.__doc__
+    assert kind.__doc__ != Event.__doc__
+    document = asyncapi()
+    cloud = CloudEvent(
+        id=UUID(int=1),
+        type=kind.type,
+        subject="s",
+        time=datetime(2026, 1, 1, tzinfo=UTC),
+        dataversion=kind.version,
+        streamversion=1,
+        runid="r",
+        correlationid=UUID(int=2),
+        data=example(kind),
+    ).model_dump(mode="json")
+    schema = {**document, "$ref": f"#/components/schemas/{kind.__name__}CloudEvent"}
+    jsonschema.validate(cloud, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**cloud, "type": "something.else"}, schema)

@@ -1,0 +1,26 @@
+"""Every payload ever released still decodes, and says what it said."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schemas.envelope import decode_event
+from schemas.events import ALL_EVENTS
+from tests.kit.examples import GOLDEN, golden_name
+
+PAYLOADS = sorted(GOLDEN.glob("*.json"))
+
+
+def test_every_event_has_a_golden_payload() -> None:
+    missing = [golden_name(e) for e in ALL_EVENTS if not (GOLDEN / golden_name(e)).exists()]
+    assert not missing, f"write them with `python -m tests.kit.examples`: {missing}"
+
+
+@pytest.mark.parametrize("path", PAYLOADS, ids=lambda path: path.stem)
+def test_golden_payloads_decode(path: Path) -> None:
+    event_type, _, version = path.stem.rpartition(".v")
+    payload = json.loads(path.read_text())
+    event = decode_event(event_type, int(version), path.read_text())
+    again = json.loads(event.model_dump_json())
+    assert {key: again[key] for key in payload} == payload
