@@ -80,7 +80,7 @@ class Watch:
         self._channel = channel
         self._turned = True
         self._owners: dict[int, str | None] = {}
-        loop.set_task_factory(self._task)
+        loop.set_task_factory(self._task)  # type: ignore[arg-type]  # generic over the coroutine
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def _task(
@@ -129,9 +129,7 @@ async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) ->
         task.add_done_callback(running.discard)
 
 
-async def answer(
-    call: Callable[[Json], Awaitable[Json]], message: Json, channel: Channel
-) -> None:
+async def answer(call: Callable[[Json], Awaitable[Json]], message: Json, channel: Channel) -> None:
     """One call, under its deadline; whatever user code raises is an answer too."""
     deadline = message["deadline_s"]
     assert isinstance(deadline, (int, float))  # noqa: S101 - our own parent sent it
@@ -180,8 +178,10 @@ def conversation(returned: object) -> list[Json] | None:
     if returned is None:
         return None
     if not isinstance(returned, list):
-        raise TypeError(f"run returned {type(returned).__name__}; return a list of messages or None")
-    messages = []
+        raise TypeError(
+            f"run returned {type(returned).__name__}; return a list of messages or None"
+        )
+    messages: list[Json] = []
     for message in returned:
         if not isinstance(message, dict) or not {"role", "content"} <= set(message):
             raise TypeError("run returned a message without role and content")
@@ -201,7 +201,9 @@ def grader_call(module: object) -> Callable[[Json], Awaitable[Json]]:
         }
         weights: list[Json] = message["rewards"]  # type: ignore[assignment]
         if weights:
-            return {"grades": [await weighed(s, message, weights, functions) for s in samples.values()]}
+            return {
+                "grades": [await weighed(s, message, weights, functions) for s in samples.values()]
+            }
         if grader is None:
             raise discovery.Unusable("there is no Grader")
         context = GraderContext(
@@ -230,7 +232,7 @@ async def weighed(
     if problems:
         return {"index": sample.index, "reward": None, "parts": {}, "error": problems[0]}
     numbers = {name: float(value) for name, value in parts.items()}  # type: ignore[arg-type]
-    total = sum(float(w["weight"]) * numbers[str(w["name"])] for w in weights)  # type: ignore[arg-type]
+    total = math.fsum(float(str(w["weight"])) * numbers[str(w["name"])] for w in weights)
     return {"index": sample.index, "reward": total, "parts": numbers, "error": None}
 
 

@@ -7,7 +7,9 @@ from typing import TypeVar
 F = TypeVar("F", bound=Callable[..., object])
 
 MARK = "__headrace_reward__"
-SIGNATURE = "(solution_str: str, ground_truth: str, extra_info: dict | None = None, **kwargs) -> float"
+SIGNATURE = (
+    "(solution_str: str, ground_truth: str, extra_info: dict | None = None, **kwargs) -> float"
+)
 
 
 def reward(function: F) -> F:

@@ -11,7 +11,16 @@ import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from schemas.messages import Effect
+from schemas.messages import (
+    Effect,
+    FetchCommit,
+    GenerateGroup,
+    GenerateSample,
+    GradeGroup,
+    InitializePolicy,
+    SaveCheckpoint,
+    TrainStep,
+)
 
 INTAKE_STEPS = ("received", "decided", "tx_before_commit", "tx_after_commit", "offset_committed")
 PERFORM_STEPS = ("claimed", "effect_done", "tx_before_commit", "tx_after_commit")
@@ -21,9 +30,24 @@ NAMED = (
     "ckpt.after_manifest",
     "ckpt.before_event",
     "lease.renew",
-    "submit.before_commit",
-    "submit.after_commit",
 )
+
+CONSUMERS: dict[str, tuple[type[Effect], ...]] = {
+    "sync": (FetchCommit,),
+    "run": (),
+    "rollout": (GenerateGroup, GenerateSample),
+    "grade": (GradeGroup,),
+    "learn": (InitializePolicy, TrainStep),
+    "checkpoint": (SaveCheckpoint,),
+    "evaluate": (),
+}
+"""Which consumer performs what; tests/architecture holds it against the registry."""
+
+
+def names() -> tuple[str, ...]:
+    """All failpoints there are."""
+    points = (runtime_points(name, effects) for name, effects in CONSUMERS.items())
+    return (*(point for one in points for point in one), *NAMED)
 
 
 def runtime_points(consumer: str, effects: Iterable[type[Effect]]) -> tuple[str, ...]:

@@ -5,7 +5,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kit.ledger import check
-from tests.kit.platform import Platform, eventually, final_adapter, make_workspace, platform, run_config
+from tests.kit.platform import (
+    Platform,
+    eventually,
+    final_adapter,
+    make_workspace,
+    platform,
+    run_config,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
@@ -54,9 +61,7 @@ def test_pause_frees_the_workers_and_resume_ends_in_the_same_bits(running: Platf
 
 
 def test_stop_ends_with_a_final_checkpoint(running: Platform) -> None:
-    config = run_config(
-        advanced={"max_steps": 500}, checkpoints={"checkpoint_save_freq": 1000}
-    )
+    config = run_config(advanced={"max_steps": 500}, checkpoints={"checkpoint_save_freq": 1000})
     run = running.submit(config, workspace="w")
     at_step(running, run, 2)
     assert running.post(f"/runs/{run}/stop", {}).status_code == 200

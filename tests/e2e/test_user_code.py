@@ -86,9 +86,7 @@ def test_bad_samples_are_data_and_the_run_goes_on(running: Platform) -> None:
     info = running.wait(run, "finished", within_s=180)
     assert info["run"]["current_step"] == 1
     samples = running.get(f"/runs/{run}/samples", step=1, limit=50)["samples"]
-    failures = {
-        sample["row"]: (sample["failure"] or {}).get("category") for sample in samples
-    }
+    failures = {sample["row"]: (sample["failure"] or {}).get("category") for sample in samples}
     assert failures[0] == "agent_error"
     assert failures[1] == "timeout"
     assert failures[2] == "process_died"
