@@ -66,7 +66,7 @@ def narrate(recorded: Recorded) -> tuple[PutLog, ...]:
             at=recorded.time,
             level=level,
             step=step,
-            message=message.replace("\0", "�")[:LONGEST],
+            message=message[:LONGEST],
         )
         for number, (level, step, message) in enumerate(lines(recorded.event))
     )

@@ -21,6 +21,10 @@ class Names(Protocol):
         """The id that holds a name."""
         ...
 
+    async def release(self, kind: Kind, name: str, thing: str) -> None:
+        """Give a name back that `thing` took and will not use."""
+        ...
+
     async def all(self, kind: Kind) -> dict[str, str]:
         """Name -> id, oldest first; at most 1000."""
         ...
@@ -47,6 +51,11 @@ class PostgresNames:
         )
         return holder
 
+    async def release(self, kind: Kind, name: str, thing: str) -> None:
+        await self._pool.execute(
+            "delete from names where kind = $1 and name = $2 and id = $3", kind, name, thing
+        )
+
     async def all(self, kind: Kind) -> dict[str, str]:
         rows = await self._pool.fetch(
             "select name, id from names where kind = $1 order by created_at limit 1000", kind
@@ -65,6 +74,10 @@ class MemoryNames:
 
     async def find(self, kind: Kind, name: str) -> str | None:
         return self._held.get((kind, name))
+
+    async def release(self, kind: Kind, name: str, thing: str) -> None:
+        if self._held.get((kind, name)) == thing:
+            del self._held[(kind, name)]
 
     async def all(self, kind: Kind) -> dict[str, str]:
         return {name: thing for (k, name), thing in self._held.items() if k == kind}

@@ -175,7 +175,12 @@ def _names(kind: type[Write]) -> list[str]:
 
 
 def _columns(kind: type[Write], rows: Sequence[object]) -> list[list[Any]]:
-    return [[getattr(row, name) for row in rows] for name in _names(kind)]
+    return [[_storable(getattr(row, name)) for row in rows] for name in _names(kind)]
+
+
+def _storable(value: object) -> object:
+    """Postgres has no NUL in text; what user code says may hold one."""
+    return value.replace("\0", "\ufffd") if isinstance(value, str) else value
 
 
 def _unnest(names: Sequence[str]) -> str:

@@ -105,6 +105,15 @@ class Platform:
         )
         return count
 
+    async def step_metrics(self) -> list[tuple[str, str, float]]:
+        """(run, key, value) of the last step of each run that is running."""
+        rows = await self._pool.fetch(
+            "select r.name, m.key, m.value from runs r join metric_points m"
+            " on m.run = r.run and m.step = r.current_step where r.status = 'running'"
+            " and (m.key like 'time/%' or m.key in ('train/lag', 'rollout/raw_reward'))"
+        )
+        return [(row["name"], row["key"], row["value"]) for row in rows]
+
     async def run_counts(self) -> dict[str, int]:
         """Status -> runs."""
         rows = await self._pool.fetch("select status, count(*) from runs group by status")

@@ -24,7 +24,7 @@ from producers.models import resolve_model
 from producers.run_names import invented_name
 from producers.workspaces import Workspace, Workspaces
 from schemas.config import EvalConfig, Experiment, RunConfig
-from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
+from schemas.errors import Conflict, InvalidConfig, Issue, NotFound, Refused
 from schemas.events import (
     DatasetRegistered,
     EvaluationRequested,
@@ -48,6 +48,10 @@ from schemas.toml import not_built, parse_eval, parse_run, refuse
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 NAMES_TRIED = 100
+KEY_USED = (
+    "this Idempotency-Key was used for another request; send a new key with a new request, and the "
+    "same key only to repeat one"
+)
 SAMPLED_SHARE = 0.1
 """Rows an evaluation takes when it names no limit."""
 
@@ -65,6 +69,15 @@ class Asked:
         """What was asked, as a hash: two requests are the same if it is."""
         said = [kind, self.config, self.workspace, self.name, self.start]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A name that was taken for what is about to be appended."""
+
+    kind: Kind
+    name: str
+    identity: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +136,8 @@ class Submitter:
         """Append RunRequested, and with it the push that brings its commit in. Returns the request as
         recorded. Raises InvalidConfig, NotFound, Conflict."""
         run = RunId(short_id("run", key))
-        if known := await self._asked_before("run", asked, key=key, stream=run_stream(run)):
+        digest = asked.digest("run")
+        if known := await self._asked_before(digest, key=key, stream=run_stream(run)):
             return known
         resolved = await self.resolve_run(asked)
         requested = RunRequested(
@@ -139,13 +153,15 @@ class Submitter:
         if resolved.workspace is not None:
             experiment = resolved.config.experiment
             events.append(_push(resolved.workspace, experiment, requested.stream))
-        return await self._append(events, f"run/{key}")
+        taken = Taken("run", requested.run_name, run)
+        return await self._append(events, taken, key=key, digest=digest)
 
     async def submit_eval(self, asked: Asked, *, key: str) -> Recorded:
         """Append EvaluationRequested and the push that brings its commit in."""
         evaluation = EvalId(short_id("evaluation", key))
         stream = eval_stream(evaluation)
-        if known := await self._asked_before("evaluation", asked, key=key, stream=stream):
+        digest = asked.digest("evaluation")
+        if known := await self._asked_before(digest, key=key, stream=stream):
             return known
         config = parse_eval(asked.config)
         if early := not_built(config):
@@ -169,28 +185,34 @@ class Submitter:
             workspace=workspace.id,
         )
         push = _push(workspace, config.experiment, stream)
-        return await self._append([requested, push], f"evaluation/{key}")
+        taken = Taken("evaluation", requested.eval_name, evaluation)
+        return await self._append([requested, push], taken, key=key, digest=digest)
 
-    async def _append(self, events: list[Event], cause: str) -> Recorded:
+    async def _append(
+        self, events: list[Event], taken: "Taken", *, key: str, digest: str
+    ) -> Recorded:
+        """Take the key for this request, then append. Raises Conflict when another request took it
+        meanwhile, Refused when an event is too large; the name is free again then."""
         hit("submit.before_commit")
-        recorded = await self._log.append(
-            events,
-            cause=derive_id(HEADRACE, f"submit/{cause}"),
-            traceparent=telemetry.traceparent(),
-        )
+        try:
+            if await self._names.take("request", key, digest) != digest:
+                raise Conflict(KEY_USED)
+            recorded = await self._log.append(
+                events,
+                cause=derive_id(HEADRACE, f"submit/{taken.kind}/{key}"),
+                traceparent=telemetry.traceparent(),
+            )
+        except Refused:
+            await self._names.release(taken.kind, taken.name, taken.identity)
+            raise
         hit("submit.after_commit")
         return recorded[0]
 
-    async def _asked_before(
-        self, kind: Kind, asked: Asked, *, key: str, stream: StreamName
-    ) -> Recorded | None:
+    async def _asked_before(self, digest: str, *, key: str, stream: StreamName) -> Recorded | None:
         """What this key brought about already. Raises Conflict when it was something else."""
-        digest = asked.digest(kind)
-        if await self._names.take("request", key, digest) != digest:
-            raise Conflict(
-                "this Idempotency-Key was used for another request; send a new key with a new "
-                "request, and the same key only to repeat one"
-            )
+        holder = await self._names.find("request", key)
+        if holder is not None and holder != digest:
+            raise Conflict(KEY_USED)
         found = (await self._log.load({stream: 0}))[stream]
         return found[0] if found else None
 

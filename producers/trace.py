@@ -24,16 +24,15 @@ from schemas.events import (
 from schemas.ids import (
     GroupId,
     GroupKey,
-    StreamName,
     checkpoint_stream,
     grade_stream,
     group_stream,
     parse_sample_id,
     run_stream,
-    workspace_stream,
 )
 
 PAGE = 1000
+OF_THE_RUN = (RunRequested, GroupsRequested, BatchAssembled, PolicyUpdated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ async def _found(log: EventLog, run: RunRequested, group: GroupId, key: GroupKey
     generated, graded, checkpoints = (loaded[stream] for stream in streams)
     requested: Recorded | None = None
     begun = batch = updated = None
-    async for recorded in _of_run(log, run.run):
+    async for recorded in _events(log, run.run, OF_THE_RUN):
         match recorded.event:
             case RunRequested():
                 begun = begun or recorded
@@ -134,10 +133,11 @@ async def _found(log: EventLog, run: RunRequested, group: GroupId, key: GroupKey
     )
 
 
-async def _of_run(log: EventLog, run: str) -> AsyncIterator[Recorded]:
-    types = [kind.type for kind in (RunRequested, GroupsRequested, BatchAssembled, PolicyUpdated)]
-    after = Cursor()
-    while found := await log.read(run, after=after, limit=PAGE, types=types):
+async def _events(
+    log: EventLog, about: str, kinds: Sequence[type[Event]]
+) -> AsyncIterator[Recorded]:
+    after, types = Cursor(), [kind.type for kind in kinds]
+    while found := await log.read(about, after=after, limit=PAGE, types=types):
         for recorded in found:
             yield recorded
         after = found[-1].cursor
@@ -146,9 +146,8 @@ async def _of_run(log: EventLog, run: str) -> AsyncIterator[Recorded]:
 async def _synced(log: EventLog, run: RunRequested) -> Recorded | None:
     if run.workspace is None:
         return None
-    stream: StreamName = run_stream(run.run)
-    loaded = await log.load({workspace_stream(run.workspace): 0})
-    for recorded in loaded[workspace_stream(run.workspace)]:
+    stream = run_stream(run.run)
+    async for recorded in _events(log, run.workspace, (WorkspaceSynced,)):
         if isinstance(recorded.event, WorkspaceSynced) and recorded.event.requester == stream:
             return recorded
     return None

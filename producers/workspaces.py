@@ -56,11 +56,13 @@ class Workspaces:
             workspace=identity, workspace_name=name, commit=CommitSpec(url=url)
         )
         await self._names.take("workspace", name, identity)
-        known = await self._log.load({pushed.stream: 0})
+        known = await self._log.read(
+            identity, after=Cursor(), limit=1, types=[RepositoryPushed.type]
+        )
         [first] = await self._log.append([pushed], cause=derive_id(HEADRACE, f"workspace/{name}"))
         if not isinstance(first.event, RepositoryPushed) or first.event.commit.url != url:
             return None
-        if known[pushed.stream]:
+        if known:
             [again] = await self._log.append([pushed], cause=uuid4())
             return again
         return first

@@ -1,6 +1,7 @@
 """Bytes going out: artifacts and dataset files, streamed where they are large and local."""
 
 import asyncio
+from itertools import islice
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -35,9 +36,25 @@ async def first_lines(request: Request, ref: ArtifactRef, count: int) -> list[by
     return (await services(request).artifacts.get(ref)).splitlines()[:count]
 
 
+async def picked_lines(request: Request, ref: ArtifactRef, numbers: set[int]) -> dict[int, bytes]:
+    """Some lines of a file, by number from 0; nothing else of it stays in memory where it is
+    local."""
+    path = local_path(ref)
+    if path is not None:
+        return await asyncio.to_thread(_picked, path, numbers)
+    lines = (await services(request).artifacts.get(ref)).splitlines()
+    return {number: lines[number] for number in numbers if number < len(lines)}
+
+
 def local_path(ref: ArtifactRef) -> Path | None:
     """Where the bytes lie, if they are a file of this machine (references come from our own log)."""
     return Path(unquote(urlsplit(ref.uri).path)) if ref.uri.startswith("file://") else None
+
+
+def _picked(path: Path, numbers: set[int]) -> dict[int, bytes]:
+    with path.open("rb") as file:
+        last = islice(enumerate(file), max(numbers, default=-1) + 1)
+        return {number: line for number, line in last if number in numbers}
 
 
 def _head(path: Path, count: int) -> list[bytes]:

@@ -54,6 +54,7 @@ async def metrics(request: Request) -> Response:
     }
     lag = {f'consumer="{name}"': float(n) for name, n in (await platform.lag()).items()}
     runs = {f'status="{name}"': float(n) for name, n in (await platform.run_counts()).items()}
+    steps = {f'run="{run}",key="{key}"': value for run, key, value in await platform.step_metrics()}
     text = prometheus(
         {
             "headrace_workers": ("live workers", {"": float(len(await platform.workers()))}),
@@ -68,6 +69,7 @@ async def metrics(request: Request) -> Response:
                 {"": await platform.horizon_age_s()},
             ),
             "headrace_runs": ("runs per status", runs),
+            "headrace_last_step": ("metrics of the last step of running runs", steps),
             "headrace_dead_letters": (
                 "messages no consumer could decide on",
                 {"": float(await platform.dead_letters())},

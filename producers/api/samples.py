@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from infra.readmodel_runs import GroupRow
 from producers.api.answers import Answer, number, page_answer, page_of
+from producers.api.content import picked_lines
 from producers.api.runs import known_run, services
 from schemas.datasets import Row
 from schemas.errors import NotFound
@@ -34,7 +35,7 @@ async def sample_page(request: Request, owner: str, purpose: str, dataset: str |
     groups, total = await services(request).readmodel.runs.groups(
         owner, purpose, page, step=None if step < 0 else step
     )
-    rows = await _rows(request, dataset) if groups else ()
+    rows = await _rows(request, dataset, groups)
     shown: list[Mapping[str, object]] = []
     for group in groups:
         ref = ArtifactRef.model_validate_json(group.artifact)
@@ -45,17 +46,22 @@ async def sample_page(request: Request, owner: str, purpose: str, dataset: str |
     return page_answer("samples", shown, total, page)
 
 
-async def _rows(request: Request, dataset: str | None) -> Sequence[Row]:
+async def _rows(
+    request: Request, dataset: str | None, groups: Sequence[GroupRow]
+) -> Mapping[int, Row]:
     if dataset is None:
         raise NotFound("its dataset is unknown")
-    return await services(request).datasets.rows(DatasetRef.model_validate_json(dataset))
+    content = DatasetRef.model_validate_json(dataset).content
+    wanted = {group.dataset_row for group in groups}
+    lines = await picked_lines(request, content, wanted) if wanted else {}
+    return {number: Row.model_validate_json(line) for number, line in lines.items()}
 
 
 def _samples(
-    group: GroupRow, batch: SampleBatch, rows: Sequence[Row]
+    group: GroupRow, batch: SampleBatch, rows: Mapping[int, Row]
 ) -> Iterator[Mapping[str, object]]:
     grades = {grade.index: grade for grade in GRADES.validate_json(group.grades)}
-    row = rows[group.dataset_row] if group.dataset_row < len(rows) else Row(prompt=())
+    row = rows.get(group.dataset_row, Row(prompt=()))
     for record in batch.samples:
         yield _sample(group, record, row, grades.get(record.index))
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from infra.datasets import DatasetCache
 from infra.ports import Artifacts, Blobs, Clock, Effects, EventLog, Repositories
 from infra.readmodel import ReadModel
 from infra.settings import Settings
@@ -44,7 +43,3 @@ class Services:
     @cached_property
     def control(self) -> Control:
         return Control(self.log, self.lookup)
-
-    @cached_property
-    def datasets(self) -> DatasetCache:
-        return DatasetCache(self.artifacts)

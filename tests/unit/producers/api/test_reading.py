@@ -122,10 +122,11 @@ async def test_logs_read_like_a_story_from_either_end(told: Application) -> None
     assert {line["level"] for line in everything} == {"info", "warning"}
     for direction in ("older", "newer"):
         seen: list[object] = []
-        cursor = None
+        cursor: str | None = None
         while True:
-            more = {"cursor": cursor} if cursor else {}
-            page = await told.get("/runs/first/logs", limit=4, direction=direction, **more)
+            page = await told.get(
+                "/runs/first/logs", limit=4, direction=direction, cursor=cursor or ""
+            )
             seen = page["logs"] + seen if direction == "older" else seen + page["logs"]
             cursor = page["next_cursor"]
             if not cursor or not page["logs"]:

@@ -1,10 +1,14 @@
 """Submitting runs: what is refused, what is appended, and what asking twice means."""
 
+from pathlib import Path
+
 import pytest
 
 from schemas.events import RepositoryPushed, RunRequested
 from schemas.ids import run_stream, workspace_stream
 from tests.kit.application import Application, rows
+from tests.kit.specs import ref
+from tests.kit.story import checkpoint
 
 pytestmark = pytest.mark.postgres
 
@@ -67,6 +71,33 @@ async def test_asking_again_is_the_same_run_and_other_things_are_refused(
     assert other.status_code == 409
     assert other.headers["content-type"] == "application/problem+json"
     assert other.json()["code"] == "CONFLICT"
+
+
+async def test_what_was_refused_can_be_asked_again_mended(ready: Application) -> None:
+    for change in ({"training": {"lr": -1}}, {"env": {"BIG": "x" * 70_000}}):
+        wrong = {"config": config(**change), "name": "mine"}
+        refused = await ready.post("/runs", wrong, Idempotency_Key=next(iter(change)))
+        assert refused.status_code == 400
+    mended = {"config": config(), "name": "mine"}
+    made = await ready.post("/runs", mended, Idempotency_Key="training")
+    assert made.status_code == 201, made.text
+
+
+async def test_a_run_can_go_on_from_a_directory_or_a_checkpoint(
+    ready: Application, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    made = await ready.post("/runs", {"config": config(), "from": str(tmp_path)})
+    assert made.status_code == 201, made.text
+    requested = await ready.services.lookup.run(made.json()["run"]["id"])
+    assert (requested.model.kind, requested.model.name) == ("directory", str(tmp_path))
+    assert made.json()["run"]["model"] == str(tmp_path)
+    await ready.append([checkpoint(requested.run, 4, ref("manifest"))])
+    more = await ready.post("/runs", {"config": config(), "from": f"{requested.run_name}@best"})
+    assert more.status_code == 201, more.text
+    model = (await ready.services.lookup.run(more.json()["run"]["id"])).model
+    assert (model.kind, model.name) == ("checkpoint", f"{requested.run}@4")
+    assert set(model.files) == {"adapter_config.json", "adapter_model.safetensors"}
 
 
 async def test_names_are_invented_kept_and_refused_when_taken(ready: Application) -> None:
@@ -148,7 +179,7 @@ async def test_sft_needs_no_workspace_but_labels(app: Application) -> None:
     await app.upload("numbers", rows(8))
     bare = "".join(f'{{"metadata": {{"n": {n}}}}}\n' for n in range(4))
     assert (await app.upload("bare", bare)).status_code == 200
-    sft = {
+    sft: dict[str, dict[str, object]] = {
         "experiment": {"model_path": SHAPE, "dataset": "numbers"},
         "advanced": {"algorithm": "sft", "batch_size": 4},
     }
