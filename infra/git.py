@@ -154,7 +154,9 @@ def _entries(listing: bytes) -> list[tuple[PurePosixPath, str, bool]]:
         for part in (name, *(str(p) for p in PurePosixPath(name).parents)):
             key = unicodedata.normalize("NFC", part).casefold()
             if folded.setdefault(key, part) != part:
-                raise Refused(f"{part!r} and {folded[key]!r} are one name on some systems; rename one")
+                raise Refused(
+                    f"{part!r} and {folded[key]!r} are one name on some systems; rename one"
+                )
         total += int(size)
         found.append((PurePosixPath(name), blob, mode == "100755"))
         if len(found) > MOST_FILES or total > MOST_BYTES:
