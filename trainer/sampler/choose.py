@@ -35,10 +35,11 @@ def choose(
 
 
 def _nucleus(logprobs_R_V: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:
-    """Keep the smallest set of likeliest tokens whose mass reaches top_p; renormalise."""
+    """Keep the smallest set of likeliest tokens whose mass reaches top_p; renormalise. Rows that
+    keep everything keep their bits too, whoever else is in the batch."""
     ordered_R_V, order_R_V = logprobs_R_V.sort(dim=-1, descending=True, stable=True)
     probs_R_V = ordered_R_V.exp()
     before_R_V = probs_R_V.cumsum(dim=-1) - probs_R_V
     ordered_R_V = ordered_R_V.masked_fill(before_R_V >= top_p_R[:, None], float("-inf"))
     kept_R_V = torch.empty_like(ordered_R_V).scatter(-1, order_R_V, ordered_R_V)
-    return kept_R_V.log_softmax(dim=-1)
+    return kept_R_V.log_softmax(dim=-1).where(top_p_R[:, None] < 1, logprobs_R_V)

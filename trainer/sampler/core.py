@@ -14,16 +14,19 @@ import torch
 
 from trainer.decoder import Decoder, Weights
 from trainer.sampler.choose import choose
-from trainer.sampler.lane import Lane, capacity_for, independent
+from trainer.sampler.lane import Lane, capacity_for, independent, row_bytes
 from trainer.sampler.prefill import Prompt, Prompts
 from trainer.sampler.rows import Row, Version, parameters
 from trainer.store import Recent
 from trainer.weights import merge, trainable
 
 FIXED_ROWS = 32
-MOST_ROWS = 128
-MOST_SPARE_LANES = 8
-LANE_BYTES = 2 << 30
+MOST_ROWS = 64
+LANE_BYTES = 256 << 20
+ROWS_BYTES = 512 << 20
+"""How much cache the rows in lanes may have together; the others wait."""
+SPARE_BYTES = 128 << 20
+"""How much cache empty lanes may keep, so that the next step need not clear new memory."""
 MERGE_BYTES = 2 << 30
 STEPS_PER_TURN = 16
 
@@ -59,20 +62,35 @@ class Core:
     def _admit(self) -> list[Row]:
         """Read the prompts of all that wait, draw their first tokens, and put them into lanes.
         Returns those that are over at once."""
-        rows = [row for row in self._waiting if not row.cancelled]
-        over = [row for row in self._waiting if row.cancelled]
-        self._waiting.clear()
-        lean = [row for row in rows if row.version.loaded.decoder is not None]
-        for row in rows:
-            if row.version.loaded.decoder is None:
-                sample_plainly(row)
-                over.append(row)
+        over, lean = self._next()
         for fixed, batch in groupby(lean, key=lambda row: row.params.deterministic):
             members = list(batch)
             size = FIXED_ROWS if fixed else MOST_ROWS
             for start in range(0, len(members), size):
                 over += self._begin(members[start : start + size], fixed=fixed)
         return over
+
+    def _next(self) -> tuple[list[Row], list[Row]]:
+        """Rows that are over already (cancelled, or sampled through Transformers), and rows that
+        enter a lane now: those there is memory for, in order of arrival."""
+        over: list[Row] = []
+        lean: list[Row] = []
+        active = [lane for lanes in self._lanes.values() for lane in lanes]
+        room = ROWS_BYTES - sum(len(lane.rows) * lane.row_bytes for lane in active)
+        while self._waiting:
+            row = self._waiting[0]
+            decoder = row.version.loaded.decoder
+            if row.cancelled or decoder is None:
+                over.append(row)
+                if not row.cancelled:
+                    sample_plainly(row)
+            else:
+                room -= row_bytes(decoder, capacity_for(row.length + 1))
+                if room < 0 and (lean or active):
+                    break
+                lean.append(row)
+            self._waiting.popleft()
+        return over, lean
 
     def _begin(self, rows: Sequence[Row], *, fixed: bool) -> list[Row]:
         prompts = self._read(rows)
@@ -123,8 +141,7 @@ class Core:
 
     def _new_lane(self, version: Version, capacity: int, *, fixed: bool) -> Lane:
         decoder, weights = self._model(version)
-        row_bytes = 8 * decoder.num_layers * decoder.kv_heads * capacity * decoder.head_dim
-        room = max(1, LANE_BYTES // row_bytes)
+        room = max(1, LANE_BYTES // row_bytes(decoder, capacity))
         size = min(FIXED_ROWS if fixed else MOST_ROWS, room)
         known = (decoder, capacity)
         if fixed and known not in self._sizes:
@@ -162,7 +179,8 @@ class Core:
                 self._lanes[key] = kept
             else:
                 del self._lanes[key]
-        del self._spare[:-MOST_SPARE_LANES]
+        while sum(lane.size * lane.row_bytes for lane in self._spare) > SPARE_BYTES:
+            del self._spare[0]
         return over
 
 

@@ -13,7 +13,7 @@ from trainer.decoder import Attend, Decoder, Weights
 from trainer.sampler.choose import choose
 from trainer.sampler.rows import Row, parameters
 
-STEPS_OF_CAPACITY = (64, 128, 192, 256, 384, 512, 768)
+STEPS_OF_CAPACITY = (32, 64, 128, 192, 256, 384, 512, 768)
 ROUND_ROWS = 8
 
 
@@ -23,6 +23,11 @@ def capacity_for(length: int) -> int:
         if length <= capacity:
             return capacity
     return -(-length // 512) * 512
+
+
+def row_bytes(decoder: Decoder, capacity: int) -> int:
+    """The cache of one row: keys and values in fp32."""
+    return 8 * decoder.num_layers * decoder.kv_heads * capacity * decoder.head_dim
 
 
 class Lane:
@@ -42,6 +47,10 @@ class Lane:
         self.rows: list[Row] = []
         self._slots = torch.arange(size, device=self.device)
         self._places = torch.arange(capacity, device=self.device)
+
+    @property
+    def row_bytes(self) -> int:
+        return row_bytes(self.decoder, self.capacity)
 
     @property
     def full(self) -> bool:
@@ -125,10 +134,15 @@ def independent(lane: Lane) -> bool:
     order_R = torch.arange(lane.size, device=lane.device).roll(lane.size // 2 + 1)
 
     def computed(chosen_R: torch.Tensor, kept_R: torch.Tensor) -> torch.Tensor:
+        """The logits and the drawn logprob of each row, side by side."""
         mask = kept_R.to(keys.dtype)
         lane.keys.copy_(keys[:, chosen_R] * mask[:, None, None, None])
         lane.values.copy_(values[:, chosen_R] * mask[:, None, None, None])
-        return lane.logits(tokens_R[chosen_R] * kept_R, positions_R[chosen_R] * kept_R)
+        logits_R_V = lane.logits(tokens_R[chosen_R] * kept_R, positions_R[chosen_R] * kept_R)
+        ones = [1.0] * lane.size
+        _, drawn = choose(logits_R_V, temperatures=ones, top_ps=ones, uniforms=[0.5] * lane.size)
+        drawn_R_1 = torch.tensor(drawn, dtype=torch.float64, device=lane.device)[:, None]
+        return torch.cat([logits_R_V.double(), drawn_R_1], dim=-1)
 
     everyone_R = torch.ones_like(order_R)
     first = computed(order_R.sort().values, everyone_R)

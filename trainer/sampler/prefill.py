@@ -18,7 +18,7 @@ import torch
 
 from trainer.decoder import Attend, Decoder, Weights
 
-BUDGET_BYTES = 256 << 20
+BUDGET_BYTES = 64 << 20
 PASS_TOKENS = 256
 ROUND_TOKENS = 32
 

@@ -232,8 +232,31 @@ async def test_logits_that_are_not_finite_fail_the_sample(engine: Engine, shelf:
     await engine.sampler.sample(request())
 
 
+async def test_company_with_other_settings_changes_no_bits(engine: Engine) -> None:
+    plain = request(deterministic=True)
+    cut = plain.model_copy(
+        update={
+            "params": plain.params.model_copy(update={"top_p": 0.5}),
+            "key": plain.key.model_copy(update={"purpose": "evaluate"}),
+        }
+    )
+    alone = await engine.sampler.sample(plain)
+    assert (await together(engine, [cut, plain, request(temperature=0.3, deterministic=True)]))[
+        1
+    ] == alone
+
+
+async def test_rows_wait_for_memory_and_all_end(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = many()
+    expected = await together(engine, asked)
+    monkeypatch.setattr("trainer.sampler.core.ROWS_BYTES", 3 * 8 * 2 * 64 * 16)
+    assert await together(engine, asked) == expected
+
+
 def test_capacity_is_a_function_of_the_length() -> None:
-    assert [capacity_for(n) for n in (1, 64, 65, 700, 769, 1025)] == [64, 64, 128, 768, 1024, 1536]
+    assert [capacity_for(n) for n in (1, 32, 33, 700, 769, 1025)] == [32, 32, 64, 768, 1024, 1536]
 
 
 def test_lanes_are_checked_before_they_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
