@@ -1,26 +1,28 @@
 """The arithmetic recipe with bare loops: SFT from nothing, then GRPO, with no platform around them.
 
-    python bench/recipe.py --seed 0
+    python bench/recipe.py --seed 0 1 2 3 4
 
-It is the story that `headrace demo` tells, told by engine calls alone: what it reaches here is what
-the platform must reach, and the seconds it takes here are what the platform's tax is measured
-against. Two-digit addition whose units carry; a third of the demonstrations carry, the others forget
-it. RL
-selects the right habit; it does not teach addition.
+It is the story that `headrace demo` tells, with the same data, run files and order of rows, told by
+engine calls alone: what it reaches here is what the platform must reach, and the seconds it takes
+here are what the platform's tax is measured against.
 """
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import os
 import platform
-import random
 import time
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 
 from schemas.config import RunConfig
 from schemas.learning import Conversation, GradedGroup, LearnerJob, StepBatch, StepResult
+from schemas.models import PREFIX
 from schemas.sampling import (
     ArtifactRef,
     DrawKey,
@@ -34,76 +36,48 @@ from schemas.sampling import (
     sequences_of,
 )
 from trainer.engine import Engine
+from trainer.schedule import step_rows
 
-Pair = tuple[int, int]
-
-CAREFUL = 0.33
-NUM_HELD_OUT = 128
-SFT_ROWS = 13_440
-MODEL = "qwen3-2m"
+EXAMPLE = Path(__file__).parent.parent / "examples" / "arithmetic"
+SAMPLED_TIMES = 4
 
 
-def pairs(seed: int) -> tuple[list[Pair], list[Pair]]:
-    """All two-digit pairs whose units carry: (training, held out), split by unordered pair."""
-    unordered = [(a, b) for a in range(10, 100) for b in range(a, 100) if a % 10 + b % 10 >= 10]
-    random.Random(seed).shuffle(unordered)  # noqa: S311
-    held_out, training = unordered[:NUM_HELD_OUT], unordered[NUM_HELD_OUT:]
-    both = [p for a, b in training for p in {(a, b), (b, a)}]
-    return both, held_out
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A row of the example's data."""
+
+    asked: str
+    answer: str
+
+    def reward(self, turn: Turn) -> float:
+        """1 if the answer ended and what stands after its last `=` is the sum."""
+        _, equals, said = turn.text.rpartition("=")
+        return float(turn.finish_reason == "stop" and bool(equals) and said == self.answer)
 
 
-def question(pair: Pair) -> str:
-    return f"What is {pair[0]} + {pair[1]}?"
-
-
-def demonstration(pair: Pair, *, careful: bool) -> str:
-    """units + tens = answer; a careless one forgets the carry."""
-    units, tens = pair[0] % 10 + pair[1] % 10, (pair[0] // 10 + pair[1] // 10) * 10
-    return f"{units}+{tens}={tens + units - (0 if careful else 10)}"
-
-
-def reward(pair: Pair, turn: Turn) -> float:
-    """1 if the text after the last `=` is the sum and the answer ended."""
-    ended = turn.finish_reason == "stop" and "=" in turn.text
-    return float(ended and turn.text.rpartition("=")[2] == str(sum(pair)))
-
-
-def config(algorithm: str, seed: int, *, steps: int, deterministic: bool) -> RunConfig:
-    """The run TOMLs of the recipe, as values."""
-    sft = algorithm == "sft"
-    advanced = {
-        "algorithm": algorithm,
-        "seed": seed,
-        "deterministic": deterministic,
-        "tuning": "full" if sft else "lora",
-        "lora_rank": 16,
-        "lora_alpha": 32.0,
-        "warmup_steps": 20 if sft else 5,
-        "lr_schedule": "cosine" if sft else "linear",
-        "lr_min_ratio": 0.1 if sft else 0.0,
-        "grad_clip": 1.0 if sft else 0.3,
-        "batch_size": 64,
-        "max_sequence_length": 64,
-        "max_steps": steps,
+def data(seed: int) -> dict[str, list[Question]]:
+    """The example's files, as its own maker writes them."""
+    spec = importlib.util.spec_from_file_location("make", EXAMPLE / "data" / "make.py")
+    assert spec is not None
+    assert spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    made: Mapping[str, Sequence[Mapping[str, str]]] = maker.make(seed)
+    return {
+        name.removesuffix(".jsonl"): [
+            Question(row["user_prompt"], row["ground_truth"]) for row in rows
+        ]
+        for name, rows in made.items()
     }
-    return RunConfig.model_validate(
-        {
-            "experiment": {
-                "rollout": "arithmetic",
-                "entrypoint": "main.py",
-                "model_path": f"scratch:{MODEL}",
-                "dataset": "arithmetic",
-            },
-            "training": {
-                "lr": 1e-3,
-                "n_samples_per_prompt": 8,
-                "rollout_batch_size": 16,
-                "max_prompt_length": 32,
-                "max_response_length": 12,
-            },
-            "advanced": advanced,
-        }
-    )
+
+
+def config(name: str, *, seed: int, deterministic: bool, **override: float) -> RunConfig:
+    """A run file of the example. `override` sets keys of [training] or [advanced]."""
+    run = tomllib.loads((EXAMPLE / "configs" / "training" / f"{name}.toml").read_text())
+    run["advanced"] |= {"seed": seed, "deterministic": deterministic}
+    for key, value in override.items():
+        run["training" if key in run["training"] else "advanced"][key] = value
+    return RunConfig.model_validate(run, strict=False)
 
 
 class Bench:
@@ -122,7 +96,7 @@ class Bench:
         self,
         model: ModelRef,
         policy: PolicyRef,
-        prompts: Sequence[Pair],
+        prompts: Sequence[Question],
         *,
         samples: int,
         temperature: float,
@@ -132,7 +106,7 @@ class Bench:
     ) -> list[list[Turn]]:
         params = SamplingParams(
             temperature=temperature,
-            max_prompt_tokens=32,
+            max_prompt_tokens=48,
             max_new_tokens=12,
             seed=seed,
             deterministic=self.deterministic,
@@ -143,19 +117,19 @@ class Bench:
                 policy=policy,
                 params=params,
                 key=DrawKey(purpose=purpose, step=step, slot=slot, replacement=0, sample=i),
-                messages=(Message(role="user", content=question(pair)),),
+                messages=(Message(role="user", content=question.asked),),
             )
-            for slot, pair in enumerate(prompts)
+            for slot, question in enumerate(prompts)
             for i in range(samples)
         ]
         turns = await asyncio.gather(*(self.engine.sampler.sample(r) for r in requests))
         return [list(turns[i : i + samples]) for i in range(0, len(turns), samples)]
 
     async def accuracy(
-        self, model: ModelRef, policy: PolicyRef, held_out: Sequence[Pair], seed: int
+        self, model: ModelRef, policy: PolicyRef, held_out: Sequence[Question], seed: int
     ) -> dict[str, float]:
         scores: dict[str, float] = {}
-        for name, temperature, samples in (("greedy", 0.0, 1), ("sampled", 1.0, 4)):
+        for name, temperature, samples in (("greedy", 0.0, 1), ("sampled", 1.0, SAMPLED_TIMES)):
             groups = await self.sample(
                 model,
                 policy,
@@ -167,29 +141,28 @@ class Bench:
                 seed=seed,
             )
             graded = [
-                reward(pair, turn) for pair, g in zip(held_out, groups, strict=True) for turn in g
+                question.reward(turn)
+                for question, turns in zip(held_out, groups, strict=True)
+                for turn in turns
             ]
             scores[name] = sum(graded) / len(graded)
         return scores
 
 
-async def run_sft(bench: Bench, training: Sequence[Pair], seed: int) -> ModelRef:
+async def run_sft(bench: Bench, rows: Sequence[Question], settings: RunConfig) -> ModelRef:
     """The base model: SFT on flawed demonstrations. Returns the checkpoint."""
-    draw = random.Random(seed + 1)  # noqa: S311
-    rows = [draw.choice(training) for _ in range(SFT_ROWS)]
-    lines = [(question(p), demonstration(p, careful=draw.random() < CAREFUL)) for p in rows]
-    steps = SFT_ROWS // 64
-    settings = config("sft", seed, steps=steps, deterministic=bench.deterministic)
-    job = LearnerJob(
-        "sft", settings, ModelRef(kind="scratch", name=MODEL, seed=seed), total_steps=steps
-    )
+    size, seed = settings.advanced.batch_size, settings.advanced.seed
+    steps = len(rows) // size
+    name = settings.experiment.model_path.removeprefix(PREFIX)
+    model = ModelRef(kind="scratch", name=name, seed=seed)
+    job = LearnerJob("sft", settings, model, total_steps=steps)
     first = await bench.engine.learner.initialize(job)
     last: StepResult = first
     for step in range(1, steps + 1):
-        chunk = lines[(step - 1) * 64 : step * 64]
+        order = step_rows(seed, step=step, batch=size, num_rows=len(rows))
         talk = tuple(
-            Conversation(i, (("user", asked), ("assistant", said)))
-            for i, (asked, said) in enumerate(chunk)
+            Conversation(row, (("user", rows[row].asked), ("assistant", rows[row].answer)))
+            for row in order
         )
         batch = StepBatch(step, conversations=talk)
         last = await bench.engine.learner.step(job, batch, export_state=False)
@@ -199,56 +172,61 @@ async def run_sft(bench: Bench, training: Sequence[Pair], seed: int) -> ModelRef
 
 
 async def run_grpo(
-    bench: Bench,
-    model: ModelRef,
-    training: Sequence[Pair],
-    *,
-    seed: int,
-    steps: int,
+    bench: Bench, model: ModelRef, rows: Sequence[Question], settings: RunConfig
 ) -> PolicyRef:
     """GRPO with LoRA on top of the checkpoint. Returns the last version."""
-    settings = config("grpo", seed, steps=steps, deterministic=bench.deterministic)
+    size, seed = settings.training.rollout_batch_size, settings.advanced.seed
+    steps = settings.advanced.max_steps or len(rows) // size
     job = LearnerJob("grpo", settings, model, total_steps=steps)
     learner = bench.engine.learner
     state = (await learner.initialize(job)).state
-    draw = random.Random(seed + 2)  # noqa: S311
     times: list[tuple[float, float]] = []
     for step in range(1, steps + 1):
         start = time.perf_counter()
         policy = PolicyRef(version=step - 1, weights=bench.put(state.weights_sha256, state.weights))
-        prompts = draw.sample(list(training), 16)
+        order = step_rows(seed, step=step, batch=size, num_rows=len(rows))
+        prompts = [rows[row] for row in order]
         sampled = await bench.sample(
             model,
             policy,
             prompts,
-            samples=8,
-            temperature=1.0,
+            samples=settings.training.n_samples_per_prompt,
+            temperature=settings.sampling.rollout_temperature,
             purpose="train",
             step=step,
             seed=seed,
         )
         generated = time.perf_counter()
         groups = tuple(
-            _graded(slot, pair, turns)
-            for slot, (pair, turns) in enumerate(zip(prompts, sampled, strict=True))
+            _graded(slot, question, turns)
+            for slot, (question, turns) in enumerate(zip(prompts, sampled, strict=True))
         )
         result = await learner.step(job, StepBatch(step, groups=groups), export_state=True)
         state = result.state
         times.append((generated - start, time.perf_counter() - generated))
-        if step % 10 == 0:
-            rewards = [r for g in groups for r in g.rewards if r is not None]
-            print(
-                f"  step {step:3d}  reward {sum(rewards) / len(rewards):.3f}"
-                f"  generate {_median([g for g, _ in times[-10:]]):.3f} s"
-                f"  train {_median([t for _, t in times[-10:]]):.3f} s"
-                f"  entropy {result.metrics['train/entropy_loss']:.3f}"
-                f"  mismatch {result.metrics['train/sampler_mismatch']:.1e}",
-                flush=True,
-            )
+        if step % 20 == 0:
+            _progress(step, groups, result, times[-20:])
     return PolicyRef(version=steps, weights=bench.put(state.weights_sha256, state.weights))
 
 
-def _graded(slot: int, pair: Pair, turns: Sequence[Turn]) -> GradedGroup:
+def _progress(
+    step: int,
+    groups: Sequence[GradedGroup],
+    result: StepResult,
+    times: Sequence[tuple[float, float]],
+) -> None:
+    rewards = [r for g in groups for r in g.rewards if r is not None]
+    print(
+        f"  step {step:3d}  reward {sum(rewards) / len(rewards):.3f}"
+        f"  generate {_median([g for g, _ in times]):.3f} s"
+        f"  train {_median([t for _, t in times]):.3f} s"
+        f"  entropy {result.metrics['train/entropy_loss']:.3f}"
+        f"  mismatch {result.metrics['train/sampler_mismatch']:.1e}",
+        flush=True,
+    )
+
+
+def _graded(slot: int, question: Question, turns: Sequence[Turn]) -> GradedGroup:
     samples = tuple(
         SampleRecord(
             index=i,
@@ -258,26 +236,30 @@ def _graded(slot: int, pair: Pair, turns: Sequence[Turn]) -> GradedGroup:
         )
         for i, turn in enumerate(turns)
     )
-    return GradedGroup(slot, samples, tuple(reward(pair, turn) for turn in turns))
+    return GradedGroup(slot, samples, tuple(question.reward(turn) for turn in turns))
 
 
 def _median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-async def story(seed: int, *, steps: int, threads: int, deterministic: bool) -> dict[str, object]:
+async def story(
+    seed: int, *, threads: int, deterministic: bool, override: Mapping[str, float]
+) -> dict[str, object]:
     """SFT, evaluation, GRPO, evaluation."""
     bench = Bench(threads=threads, deterministic=deterministic)
-    training, held_out = pairs(seed)
+    rows = data(seed)
     start = time.perf_counter()
-    model = await run_sft(bench, training, seed)
+    sft = config("sft", seed=seed, deterministic=deterministic)
+    model = await run_sft(bench, rows["sft"], sft)
     sft_s = time.perf_counter() - start
-    before = await bench.accuracy(model, PolicyRef(version=0), held_out, seed)
+    before = await bench.accuracy(model, PolicyRef(version=0), rows["heldout"], seed)
     print(f"seed {seed}: SFT {sft_s:.1f} s, held out {before}", flush=True)
     start = time.perf_counter()
-    policy = await run_grpo(bench, model, training, seed=seed, steps=steps)
+    grpo = config("grpo", seed=seed, deterministic=deterministic, **override)
+    policy = await run_grpo(bench, model, rows["rl"], grpo)
     rl_s = time.perf_counter() - start
-    after = await bench.accuracy(model, policy, held_out, seed)
+    after = await bench.accuracy(model, policy, rows["heldout"], seed)
     print(f"seed {seed}: GRPO {rl_s:.1f} s, held out {after}", flush=True)
     await bench.engine.aclose()
     return {"seed": seed, "before": before, "after": after, "sft_s": sft_s, "rl_s": rl_s}
@@ -286,17 +268,20 @@ async def story(seed: int, *, steps: int, threads: int, deterministic: bool) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
-    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument(
+        "--grpo", nargs="*", default=[], metavar="KEY=VALUE", help="try other values"
+    )
     asked = parser.parse_args()
     load = os.getloadavg()[0]
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {load:.2f}, {asked.threads} threads")
+    override = {key: json.loads(value) for key, _, value in (p.partition("=") for p in asked.grpo)}
     for seed in asked.seed:
         told = story(
-            seed, steps=asked.steps, threads=asked.threads, deterministic=asked.deterministic
+            seed, threads=asked.threads, deterministic=asked.deterministic, override=override
         )
-        print(json.dumps(asyncio.run(told)))
+        print(json.dumps(asyncio.run(told)), flush=True)
 
 
 if __name__ == "__main__":

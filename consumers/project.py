@@ -63,7 +63,7 @@ GRADES = TypeAdapter(tuple[Grade, ...])
 """Rows keep grades as JSON; what is not finite becomes null."""
 
 BATCH = 500
-SLOW_POLL_S = 1.0
+SLOW_POLL_S = 5.0
 
 REWARD = "rollout/raw_reward"
 VALIDATION = "eval/validation/reward"

@@ -13,7 +13,8 @@ from infra.ports import Cursor, EventLog, Recorded
 from schemas.ids import ConsumerName
 
 BATCH = 100
-SLOW_POLL_S = 1.0
+SLOW_POLL_S = 5.0
+"""How often the log is looked at when nothing wakes us; a lost wake-up costs this much."""
 
 ADVANCE_S = 2.0
 """Watermarks move at most this often; until then the inbox remembers."""

@@ -30,7 +30,9 @@ class Wakeup:
     async def wait(self, timeout_s: float) -> None:
         """Return once set (and clear it), or after the time."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._event.wait(), timeout_s)
+            # Not wait_for: on Python 3.11 it may swallow a cancellation that comes with the wake-up.
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
         self._event.clear()
 
 

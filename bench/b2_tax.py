@@ -1,0 +1,235 @@
+"""B2, the platform's tax: one GRPO step as a bare loop (sampler + learner) against the platform.
+
+4 prompts x 8 samples, 32 new tokens, 3.7M parameters, LoRA r16, the same engine on both sides, in one
+process, alternated A B B A. Prints medians, the ratio, where the time goes, and what a step costs the
+disk.
+"""
+
+import argparse
+import asyncio
+import os
+import resource
+import statistics
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+from bench.inside import Inside, inside
+from infra.ports import Recorded
+from schemas.config import RunConfig
+from schemas.learning import GradedGroup, LearnerJob, StepBatch
+from schemas.sampling import (
+    DrawKey,
+    Message,
+    ModelRef,
+    PolicyRef,
+    SampleRecord,
+    SampleRequest,
+    SamplingParams,
+    Turn,
+    sequences_of,
+)
+from tests.kit.platform import MAIN
+from trainer.engine import Engine
+
+MODEL = ModelRef(kind="scratch", name="qwen3-4m", seed=1)
+PROMPTS = [f"What is {n} + {n + 3}? Think, then say the number." for n in range(10, 42)]
+GROUPS, SAMPLES = 4, 8
+
+FILES = {
+    "rollouts/graded/main.py": MAIN.replace(
+        "class Say(AgentWorkflow):\n    async def run(self, ctx):\n"
+        "        reply = await ctx.chat(ctx.prompt)\n        return [*ctx.prompt, reply]\n",
+        "",
+    ),
+    "rollouts/graded/pyproject.toml": '[project]\nname = "graded"\nversion = "0"\n',
+}
+
+
+def config(rollout: str, *, steps: int, tokens: int) -> dict[str, object]:
+    return {
+        "experiment": {
+            "rollout": rollout,
+            "entrypoint": "main.py",
+            "model_path": "scratch:qwen3-4m",
+            "dataset": "bench",
+        },
+        "training": {
+            "lr": 1e-4,
+            "n_samples_per_prompt": SAMPLES,
+            "rollout_batch_size": GROUPS,
+            "max_prompt_length": 128,
+            "max_response_length": tokens,
+        },
+        "checkpoints": {"checkpoint_save_freq": 1_000_000},
+        "advanced": {"max_steps": steps, "seed": 1},
+    }
+
+
+async def bare(engine: Engine, *, steps: int, tokens: int) -> list[float]:
+    """Seconds per step of the loop anyone would write."""
+    parsed = RunConfig.model_validate(config("say", steps=steps, tokens=tokens))
+    job = LearnerJob(run=f"bare{time.time_ns()}", config=parsed, model=MODEL, total_steps=steps)
+    state = (await engine.learner.initialize(job)).state
+    params = SamplingParams(max_new_tokens=tokens, max_prompt_tokens=128, seed=1)
+    times = []
+    for step in range(1, steps + 1):
+        start = time.perf_counter()
+        policy = PolicyRef(
+            version=step - 1, weights=_held(state.weights_sha256, len(state.weights))
+        )
+        groups = await asyncio.gather(
+            *(_group(engine, params, policy, step, s) for s in range(GROUPS))
+        )
+        result = await engine.learner.step(
+            job, StepBatch(step=step, groups=tuple(groups)), export_state=True
+        )
+        state = result.state
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def _held(sha256: str, size: int):  # type: ignore[no-untyped-def]
+    from schemas.sampling import ArtifactRef
+
+    return ArtifactRef(uri="memory:", sha256=sha256, size=size)
+
+
+async def _group(
+    engine: Engine, params: SamplingParams, policy: PolicyRef, step: int, slot: int
+) -> GradedGroup:
+    prompt = (Message(role="user", content=PROMPTS[(step * GROUPS + slot) % len(PROMPTS)]),)
+
+    async def one(index: int) -> Turn:
+        key = DrawKey(purpose="train", step=step, slot=slot, replacement=0, sample=index)
+        request = SampleRequest(model=MODEL, policy=policy, params=params, key=key, messages=prompt)
+        return await engine.sampler.sample(request)
+
+    turns = await asyncio.gather(*(one(index) for index in range(SAMPLES)))
+    records = tuple(
+        SampleRecord(index=n, text=turn.text, sequences=sequences_of((turn,)))
+        for n, turn in enumerate(turns)
+    )
+    rewards = tuple(sum(c.isdigit() for c in turn.text) / 8 for turn in turns)
+    return GradedGroup(slot=slot, samples=records, rewards=rewards)
+
+
+def settled(events: Sequence[Recorded]) -> list[float]:
+    """Seconds per step: from one StepSettled to the next."""
+    times = [r.time for r in events if r.event.type == "rl.step.settled"]
+    return [(b - a).total_seconds() for a, b in pairwise(times)]
+
+
+def hops(events: Sequence[Recorded]) -> dict[str, float]:
+    """Median milliseconds of each part of a step, by the log's own times."""
+    parts: dict[str, list[float]] = {}
+    last = None
+    marks: dict[str, object] = {}
+    for recorded in events:
+        kind = recorded.event.type
+        if kind == "rl.step.settled":
+            if last is not None:
+                order = [
+                    ("generate", last, marks["rl.group.generated"]),
+                    ("grade", marks["rl.group.generated"], marks["rl.group.graded"]),
+                    ("assemble", marks["rl.group.graded"], marks["rl.batch.assembled"]),
+                    ("learn and publish", marks["rl.batch.assembled"], recorded.time),
+                ]
+                for name, start, end in order:
+                    parts.setdefault(name, []).append((end - start).total_seconds() * 1e3)  # type: ignore[operator]
+            last = recorded.time
+        marks[kind] = recorded.time
+    return {name: statistics.median(values[1:]) for name, values in parts.items()}
+
+
+async def platform(
+    box: Inside, rollout: str, *, steps: int, tokens: int
+) -> tuple[list[float], dict[str, float], float, float]:
+    """Seconds per step, the hops, commits per step, fsyncs per step."""
+    dataset = await box.dataset(PROMPTS)
+    commits, syncs = box.runtime.commits, await _fsyncs(box)
+    events = await box.run(config(rollout, steps=steps, tokens=tokens), MODEL, dataset)
+    done = events[-1].event
+    assert done.type == "rl.run.finished", done
+    return (
+        settled(events),
+        hops(events),
+        (box.runtime.commits - commits) / steps,
+        (await _fsyncs(box) - syncs) / steps,
+    )
+
+
+async def _fsyncs(box: Inside) -> float:
+    """WAL syncs of the database, and our own (blobs)."""
+    await box.backend.database.durable.execute("select pg_stat_force_next_flush()")
+    wal = await box.backend.database.durable.fetchval(
+        "select sum(fsyncs) from pg_stat_io where object = 'wal'"
+    )
+    return float(wal or 0) + FSYNCS[0]
+
+
+FSYNCS = [0]
+_fsync = os.fsync
+
+
+def _counted(descriptor: int) -> None:
+    FSYNCS[0] += 1
+    _fsync(descriptor)
+
+
+async def main(steps: int, tokens: int) -> None:
+    os.fsync = _counted
+    columns = ["bare", "graded", "say", "say", "graded", "bare"]
+    seconds: dict[str, list[float]] = {}
+    shown: dict[str, tuple[dict[str, float], float, float]] = {}
+    cpu: dict[str, float] = {}
+    async with inside(FILES) as box:
+
+        async def fetch(_: object) -> bytes:
+            raise RuntimeError("the bare loop hands its weights over by pointer")
+
+        engine = Engine(fetch=fetch)
+        await bare(engine, steps=3, tokens=tokens)
+        await platform(box, "graded", steps=3, tokens=tokens)
+        for side in columns:
+            before = resource.getrusage(resource.RUSAGE_SELF)
+            if side == "bare":
+                times = await bare(engine, steps=steps, tokens=tokens)
+            else:
+                times, parts, commits, fsyncs = await platform(
+                    box, side, steps=steps, tokens=tokens
+                )
+                shown[side] = (parts, commits, fsyncs)
+            after = resource.getrusage(resource.RUSAGE_SELF)
+            used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            cpu[side] = cpu.get(side, 0.0) + used / steps / 2
+            seconds.setdefault(side, []).extend(times[1:])
+        await engine.aclose()
+    base = statistics.median(seconds["bare"])
+    print(
+        f"B2 platform tax: {GROUPS} x {SAMPLES} samples, {tokens} new tokens, {steps} steps a side,"
+    )
+    threads = os.environ.get("OMP_NUM_THREADS")
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, OMP_NUM_THREADS={threads}")
+    print(f"{'side':34}{'s/step':>9}{'ratio':>8}{'CPU s/step':>12}{'commits':>9}{'fsyncs':>8}")
+    names = {
+        "bare": "bare loop",
+        "graded": "platform, no user workflow",
+        "say": "platform, user workflow",
+    }
+    for side, name in names.items():
+        median = statistics.median(seconds[side])
+        parts, commits, fsyncs = shown.get(side, ({}, 0.0, 0.0))
+        print(
+            f"{name:34}{median:9.3f}{median / base:8.2f}{cpu[side]:12.3f}{commits:9.1f}{fsyncs:8.1f}"
+        )
+        for part, value in parts.items():
+            print(f"    {part:30}{value:9.1f} ms")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=32)
+    given = parser.parse_args()
+    asyncio.run(main(given.steps, given.tokens))

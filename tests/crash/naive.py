@@ -1,0 +1,122 @@
+"""A worker that hosts one naive consumer: it decides the same whatever its state says.
+
+So nothing but the inbox keeps it from counting a message twice, and nothing but the claim's epoch from
+taking an outcome twice: the deciders of Headrace would hide a hole here by knowing what they did.
+Started as `python -m tests.crash.naive URL HOME GO`; an effect is done once the file GO exists.
+"""
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from infra import failpoints
+from infra.artifacts import ArtifactStore
+from infra.blobs import LocalBlobs
+from infra.bus import EmbeddedBus
+from infra.clock import SystemClock
+from infra.consumer import Consumer, Decision, Meta
+from infra.database import connect
+from infra.datasets import DatasetCache
+from infra.effects import PostgresEffects
+from infra.lease import LeaseKeeper
+from infra.log import PostgresLog
+from infra.notify import Notifier
+from infra.ports import Ports
+from infra.runtime import Hosting, Runtime
+from infra.settings import Settings
+from schemas.events import CheckpointFailed, Event, RunWarned
+from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
+from schemas.messages import FetchCommit, Lane, Outcome
+from schemas.specs import CommitSpec
+
+PUSH = UUID(int=7)
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Outcome):
+    effect: FetchCommit
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """It remembers nothing."""
+
+
+def evolve(state: Nothing, event: Event) -> Nothing:
+    return state
+
+
+def handle(state: Nothing, message: RunWarned | Done, meta: Meta) -> Decision:
+    if isinstance(message, Done):
+        run = message.effect.run_id
+        return Decision(events=(CheckpointFailed(run=run, step=2, message="an outcome"),))
+    counted = CheckpointFailed(run=message.run, step=1, message="a message")
+    asked = FetchCommit(
+        workspace=message.run,
+        push=PUSH,
+        commit=CommitSpec(url="/nowhere"),
+        entrypoints=(),
+        requester=f"run-{message.run}",
+    )
+    return Decision(events=(counted,), effects=(asked,))
+
+
+def routes(message: RunWarned) -> tuple[StreamName, ...]:
+    return (checkpoint_stream(message.run),)
+
+
+async def perform(effect: FetchCommit, ports: Ports) -> Done:
+    go = Path(sys.argv[3])
+    while not await asyncio.to_thread(go.exists):
+        await asyncio.sleep(0.02)
+    return Done(effect)
+
+
+CONSUMER = Consumer(
+    name=ConsumerName("naive"),
+    category="checkpoint",
+    reads=(RunWarned,),
+    emits=(CheckpointFailed,),
+    effects=(FetchCommit,),
+    initial=Nothing(),
+    evolve=evolve,
+    handle=handle,
+    routes=routes,
+    perform=perform,
+)
+
+
+async def main(url: str, home: Path) -> None:
+    settings = Settings.load({**os.environ, "HEADRACE_HOME": str(home)})
+    failpoints.arm(settings.failpoint or "", home)
+    hosting = Hosting(WorkerId(f"naive-{os.getpid()}"), (CONSUMER,), (Lane.CONTROL,))
+    async with connect(url, size=2) as database, Notifier(database) as notifier:
+        log = PostgresLog(database, notifier)
+        blobs = LocalBlobs(home / "blobs")
+        artifacts = ArtifactStore(log, blobs)
+        runtime = Runtime(
+            hosting,
+            log=log,
+            effects=PostgresEffects(database),
+            bus=EmbeddedBus(log, notifier),
+            ports=Ports(
+                log=log,
+                blobs=blobs,
+                artifacts=artifacts,
+                datasets=DatasetCache(artifacts),
+                clock=SystemClock(),
+                settings=settings,
+            ),
+            artifacts=artifacts,
+            wakeup=notifier.subscribe(),
+        )
+        keeper = LeaseKeeper(url, hosting.worker, on_beat=lambda: None, on_lost=lambda: None)
+        await keeper.start()
+        await runtime.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], Path(sys.argv[2])))
