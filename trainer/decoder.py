@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from trainer.base import Base
+from trainer.norm import rms_norm
 from trainer.weights import trainable
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -103,7 +104,7 @@ class Decoder:
 
     def _norm(self, weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
         scale = weights.tensor(name)
-        return x if scale is None else F.rms_norm(x, (x.shape[-1],), scale, self.eps)
+        return x if scale is None else rms_norm(x, scale, self.eps)
 
 
 def _need(weights: Weights, name: str) -> torch.Tensor:

@@ -1,0 +1,40 @@
+"""Root mean square norm (arXiv 1910.07467), with its gradient written out.
+
+    y = w x / rms(x),   rms(x) = sqrt(mean(x^2) + eps)
+
+Composed of elementary operations it saves half a dozen copies of x for the backward pass, which on
+small models costs as much as a projection. Written out it saves x itself and one number per row.
+"""
+
+from typing import Any
+
+import torch
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+        inverse = mean_square.add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, inverse)
+        return (x * inverse).mul_(weight)
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        x, weight, inverse = ctx.saved_tensors
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = (grad * x).mul_(inverse).flatten(0, -2).sum(0)
+        if ctx.needs_input_grad[0]:
+            scaled = grad * weight
+            along = (scaled * x).mean(-1, keepdim=True) * inverse.pow(3)
+            grad_x = scaled.mul_(inverse).addcmul_(x, along, value=-1)
+        return grad_x, grad_weight, None
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalise over the last dimension and scale by `weight`; any leading shape."""
+    result: torch.Tensor = _RmsNorm.apply(x, weight, eps)
+    return result
