@@ -70,11 +70,13 @@ def validate(state: RunState) -> tuple[RunEvent, ...]:
     started = state.started
     if started is None or started.validation is None or state.state is None:
         return ()
-    every = started.spec.config.checkpoints.eval_interval
     step = state.settled
-    wanted = step in (0, state.total) or (every is not None and step % every == 0)
-    if not wanted or step <= state.evaluated or (state.stop_wanted and step != state.total):
+    if step <= state.evaluated or not _validated(state, step):
         return ()
+    if state.stop_wanted and step != state.total:
+        return ()
+    if step > 0 and state.state.weights is None:
+        return ()  # without its weights this version would be taken for the base model
     policy = PolicyRef(version=step, weights=state.state.weights)
     return (
         EvaluationRequested(
@@ -190,10 +192,18 @@ def _groups_due(state: RunState) -> Iterator[RunEvent]:
 
 
 def _durable(state: RunState, step: int) -> bool:
-    if state.started is None:
+    """Whether the version of `step` must be stored whole: something will want its bits."""
+    if state.started is None or state.stop_wanted or _validated(state, step):
         return True
     every = state.started.spec.config.checkpoints.checkpoint_save_freq
-    return state.stop_wanted or step % every == 0 or step == state.total
+    return step % every == 0 or step == state.total
+
+
+def _validated(state: RunState, step: int) -> bool:
+    if state.started is None or state.started.validation is None:
+        return False
+    every = state.started.spec.config.checkpoints.eval_interval
+    return step in (0, state.total) or (every is not None and step % every == 0)
 
 
 def _nothing_kept(

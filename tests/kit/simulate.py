@@ -1,0 +1,205 @@
+"""The real deciders over an in-memory log, with scripted outcomes, delivered in any way a bus may.
+
+`cascade`: one process hosts all consumers. `hop_by_hop`: one process each, and a choice (drawn by the
+test) of what is delivered, delivered again, or performed next.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from consumers.__main__ import REGISTRY, load
+from infra.consumer import Consumer
+from infra.draft import Drafter, Work
+from infra.memory import MemoryLog, World
+from infra.ports import Claimed, CommitMiss, Recorded
+from infra.states import States
+from schemas.events import Event
+from schemas.ids import ConsumerName, EventId, WorkerId
+from schemas.messages import (
+    CommitFetched,
+    Effect,
+    FetchCommit,
+    GenerateGroup,
+    GenerateSample,
+    GradeGroup,
+    GroupSampled,
+    GroupScored,
+    InitializePolicy,
+    ManifestPut,
+    Outcome,
+    PolicyBuilt,
+    SampleFinished,
+    SaveCheckpoint,
+    TrainStep,
+)
+from schemas.sampling import Grade
+from schemas.specs import DiscoveredRollout, Entrypoint, SampleEntry
+from tests.kit.decider import NOW
+from tests.kit.specs import ref, version
+
+CAUSE = UUID(int=11)
+WORKER = WorkerId("simulated")
+UUIDS = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+def outcome_of(effect: Effect) -> Outcome:
+    """What performing `effect` comes to: a function of the effect alone."""
+    match effect:
+        case FetchCommit():
+            found = DiscoveredRollout(
+                entrypoint=Entrypoint(rollout="say"), workflow="Say", grader="Count"
+            )
+            return CommitFetched(effect, commit="c" * 40, snapshot=ref("tree"), rollouts=(found,))
+        case InitializePolicy():
+            return PolicyBuilt(effect, state=version(0), files={"f": ref("f")})
+        case GenerateSample():
+            return SampleFinished(effect, artifact=ref(effect.key), entry=_entry(effect.index))
+        case GenerateGroup():
+            entries = tuple(_entry(n) for n in range(effect.spec.template.num_samples))
+            return GroupSampled(effect, artifact=ref(effect.key), entries=entries)
+        case GradeGroup():
+            grades = tuple(
+                Grade(index=entry.index, reward=float(entry.index)) for entry in effect.entries
+            )
+            return GroupScored(effect, group_artifact=ref(effect.key), grades=grades)
+        case TrainStep():
+            return PolicyBuilt(effect, state=version(effect.step), metrics={"train/loss": 0.5})
+        case SaveCheckpoint():
+            return ManifestPut(effect, manifest=ref(effect.key))
+        case _:
+            raise AssertionError(effect.type)
+
+
+def _entry(index: int) -> SampleEntry:
+    return SampleEntry(index=index, prompt_tokens=4, completion_tokens=3, num_turns=1)
+
+
+@dataclass
+class Process:
+    """One process: what it hosts, and what it remembers of streams."""
+
+    world: World
+    consumers: tuple[Consumer[Any], ...]
+    log: MemoryLog = field(init=False)
+    states: States = field(init=False)
+    drafter: Drafter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.log = MemoryLog(self.world)
+        self.states = States(self.log)
+        self.drafter = Drafter(
+            self.consumers, self.states, now=lambda: NOW, claims=lambda effect: False
+        )
+
+    async def settle(self, works: Sequence[Work]) -> None:
+        """Decide and write, as the runtime does."""
+        while works:
+            draft = await self.drafter.draft(works)
+            try:
+                await self.log.commit(draft.commit(WORKER))
+            except CommitMiss:
+                self.states.forget(draft.states)
+                keys = [(w.consumer.name, EventId(w.id)) for w in works if not w.claimed]
+                gone = await self.log.consumed(keys)
+                works = [
+                    w
+                    for w in works
+                    if (w.consumer.name, w.id) not in gone
+                    and not (w.claimed and w.claimed.id not in self.world.effects)
+                ]
+                continue
+            self.states.remember(draft.states)
+            return
+
+
+@dataclass
+class Simulation:
+    """A world with its processes."""
+
+    world: World = field(default_factory=World)
+    processes: list[Process] = field(default_factory=list)
+
+    @classmethod
+    async def begin(cls, events: Sequence[Event], *, apart: bool) -> "Simulation":
+        """`events` were appended by an edge; consumers live apart or in one process."""
+        simulation = cls()
+        consumers = tuple(load(name) for name in REGISTRY)
+        hosted = [(consumer,) for consumer in consumers] if apart else [consumers]
+        simulation.processes = [Process(simulation.world, group) for group in hosted]
+        await MemoryLog(simulation.world).append(events, cause=CAUSE)
+        return simulation
+
+    def host(self, name: ConsumerName) -> Process:
+        return next(p for p in self.processes if name in {c.name for c in p.consumers})
+
+    def deliverable(self) -> list[tuple[Consumer[Any], Recorded]]:
+        """What some consumer reads and has not consumed."""
+        consumers = [consumer for p in self.processes for consumer in p.consumers]
+        return [
+            (consumer, recorded)
+            for recorded in self.world.events
+            for consumer in consumers
+            if type(recorded.event) in consumer.reads
+            and consumer.routes(recorded.event)
+            and (consumer.name, recorded.id) not in self.world.inbox
+        ]
+
+    async def deliver(self, consumer: Consumer[Any], recorded: Recorded) -> None:
+        work = Work(consumer, recorded.event, recorded.id, recorded.correlation)
+        await self.host(consumer.name).settle([work])
+
+    async def perform(self, number: int) -> None:
+        """Claim the effect at this place and settle its outcome."""
+        effect_id = list(self.world.effects)[number]
+        held = self.world.effects[effect_id]
+        held.worker, held.epoch = WORKER, held.epoch + 1
+        process = self.host(held.new.consumer)
+        claimed = Claimed(
+            id=effect_id,
+            effect=held.new.effect,
+            consumer=held.new.consumer,
+            stream=held.new.stream,
+            epoch=held.epoch,
+            attempts=0,
+            crashes=0,
+            correlation=held.new.correlation,
+            traceparent=None,
+        )
+        consumer = next(c for c in process.consumers if c.name == claimed.consumer)
+        outcome = outcome_of(claimed.effect)
+        await process.settle(
+            [Work(consumer, outcome, claimed.id, claimed.correlation, claimed=claimed)]
+        )
+
+    async def run(self, choose: Callable[[int], int]) -> None:
+        """Until nothing is left; `choose(n)` picks one of n things to do next."""
+        for _ in range(5000):
+            ready = self.deliverable()
+            todo = len(ready) + len(self.world.effects)
+            if not todo:
+                return
+            number = choose(todo)
+            if number < len(ready):
+                await self.deliver(*ready[number])
+            else:
+                await self.perform(number - len(ready))
+        raise AssertionError("it does not come to an end")
+
+    async def deliver_all_again(self) -> None:
+        """Every record once more, as after a broker lost its offsets: only the inbox knows them."""
+        for process in self.processes:
+            for consumer in process.consumers:
+                for recorded in list(self.world.events):
+                    if type(recorded.event) in consumer.reads and consumer.routes(recorded.event):
+                        process.states.forget([recorded.stream])
+                        await self.deliver(consumer, recorded)
+
+    def told(self) -> list[str]:
+        """All streams as payloads; ids and the order of independent facts left out."""
+        return sorted(
+            f"{r.stream} {r.event.type} {UUIDS.sub('*', r.event.model_dump_json())}"
+            for r in self.world.events
+        )

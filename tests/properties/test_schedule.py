@@ -1,0 +1,52 @@
+"""The schedule: rows once an epoch, lag within its bound, never more steps open than allowed."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.schedule import Pace, due, shuffled, slots, step_rows
+
+PACES = st.builds(Pace, depth=st.integers(0, 6), interval=st.integers(1, 5))
+
+
+@given(PACES, st.integers(1, 500))
+def test_a_trained_token_is_never_older_than_depth_plus_interval_less_one(
+    pace: Pace, step: int
+) -> None:
+    lag = (step - 1) - pace.pinned(step)
+    assert 0 <= lag <= max(pace.depth + pace.interval - 1, 0)
+
+
+@given(PACES, st.integers(1, 60))
+def test_every_step_is_asked_for_once_in_order_and_few_are_open(pace: Pace, total: int) -> None:
+    settled, requested, asked = 0, 0, []
+    while settled < total:
+        for step in due(pace, settled=settled, requested=requested, total=total):
+            assert pace.pinned(step) <= settled, "its version exists"
+            asked.append(step)
+            requested = step
+        assert requested > settled, "there is always something to do"
+        assert requested - settled <= pace.depth + 1
+        settled += 1
+    assert asked == list(range(1, total + 1))
+
+
+@given(st.integers(1, 300), st.text(max_size=4))
+def test_the_shuffle_is_a_permutation(size: int, key: str) -> None:
+    assert sorted(shuffled(n, size, key=key) for n in range(size)) == list(range(size))
+
+
+@given(st.integers(0, 10), st.integers(1, 50), st.integers(1, 60))
+def test_an_epoch_visits_every_row_once(seed: int, batch: int, num_rows: int) -> None:
+    steps = -(-num_rows // batch)
+    rows = [
+        row
+        for step in range(1, steps + 1)
+        for row in step_rows(seed, step=step, batch=batch, num_rows=num_rows)
+    ]
+    assert sorted(rows[:num_rows]) == list(range(num_rows))
+
+
+def test_other_seeds_and_epochs_have_other_orders() -> None:
+    first, other = (slots(seed, step=1, batch=50, num_rows=50) for seed in (1, 2))
+    second = slots(1, step=2, batch=50, num_rows=50)
+    assert len({tuple(s.row for s in order) for order in (first, other, second)}) == 3
