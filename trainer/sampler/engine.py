@@ -67,7 +67,8 @@ class TorchSampler:
                 request.key,
                 seed=params.seed,
                 prompt=prompt_hash(prompt_ids),
-                occurrence=sum(1 for turn in request.history if turn.prompt_ids == prompt_ids),
+                occurrence=request.waiting
+                + sum(1 for turn in request.history if turn.prompt_ids == prompt_ids),
             ),
         )
 
@@ -96,27 +97,35 @@ class TorchSampler:
 
     async def _decode(self) -> None:
         """Feed the device thread while there is anything to sample."""
-        waiting: dict[int, tuple[Row, asyncio.Future[None]]] = {}
+        waiting: Waiting = {}
         try:
             await asyncio.sleep(0)
             while self._arrivals or self._core.busy:
-                arrived = [self._arrivals.popleft() for _ in range(len(self._arrivals))]
-                waiting |= {id(row): (row, future) for row, future in arrived}
-                rows = [row for row, _ in arrived]
-                over = await self._store.device.run(
-                    self._core.advance, rows, lambda: bool(self._arrivals)
-                )
-                for row in over:
-                    _, future = waiting.pop(id(row))
-                    if not future.done():
-                        future.set_result(None)
-                await asyncio.sleep(0)
-        except Exception as error:
+                await self._turn(waiting)
+        finally:
+            waiting |= {id(row): (row, future) for row, future in self._arrivals}
+            self._arrivals.clear()
+            _fail(waiting, TransientError("the sampling engine has closed; sample this again"))
+
+    async def _turn(self, waiting: "Waiting") -> None:
+        """Hand over what has arrived, decode for a turn, and wake those whose rows are over. When
+        the engine fails, so do all that wait; those who come next find it empty."""
+        arrived = [self._arrivals.popleft() for _ in range(len(self._arrivals))]
+        waiting |= {id(row): (row, future) for row, future in arrived}
+        rows = [row for row, _ in arrived]
+        try:
+            over = await self._store.device.run(
+                self._core.advance, rows, lambda: bool(self._arrivals)
+            )
+        except Exception as error:  # whatever went wrong in there, callers must hear of it
             self._core = Core()
-            for _, future in waiting.values():
-                if not future.done():
-                    future.set_exception(TransientError(f"sampling failed: {error!r}"))
-            raise
+            _fail(waiting, TransientError(f"sampling failed: {error!r}; it will be tried again"))
+            return
+        for row in over:
+            _, future = waiting.pop(id(row))
+            if not future.done():
+                future.set_result(None)
+        await asyncio.sleep(0)
 
     async def aclose(self) -> None:
         """Refuse what comes, and fail what waits."""
@@ -125,3 +134,14 @@ class TorchSampler:
             return
         self._pump.cancel()
         await asyncio.gather(self._pump, return_exceptions=True)
+
+
+Waiting = dict[int, tuple[Row, asyncio.Future[None]]]
+"""Rows on the device thread by their identity, and who waits for them."""
+
+
+def _fail(waiting: Waiting, error: TransientError) -> None:
+    for _, future in waiting.values():
+        if not future.done():
+            future.set_exception(error)
+    waiting.clear()

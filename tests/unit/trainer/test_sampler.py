@@ -201,11 +201,19 @@ async def test_cancelled_requests_leave_their_neighbours_alone(engine: Engine) -
         await drop
 
 
-async def test_a_closed_engine_refuses(shelf: Shelf) -> None:
+async def test_closing_fails_those_who_wait(shelf: Shelf) -> None:
     engine = Engine(fetch=shelf.fetch, threads=1)
     await engine.sampler.sample(request())
+    waiting = [
+        asyncio.create_task(engine.sampler.sample(request(sample=i, max_new_tokens=900)))
+        for i in range(4)
+    ]
+    for _ in range(20):
+        await asyncio.sleep(0)
     await engine.aclose()
-    with pytest.raises((TransientError, RuntimeError)):
+    for answer in await asyncio.gather(*waiting, return_exceptions=True):
+        assert isinstance(answer, TransientError | Turn)
+    with pytest.raises(TransientError):
         await engine.sampler.sample(request())
 
 
