@@ -11,7 +11,7 @@ import asyncio
 from consumers.excerpt import excerpt
 from consumers.needs import need
 from infra.ports import Ports, Session
-from schemas.errors import FailureCategory, UserCodeError
+from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.ids import sample_id
 from schemas.messages import GenerateGroup, GenerateSample, GroupSampled, SampleFinished
 from schemas.sampling import (
@@ -92,6 +92,8 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
         returned = await _run_workflow(effect, rollout, ports, session)
     finally:
         turns, conversation = session.close()
+    if session.interrupted:
+        raise TransientError("the engine failed a request of this sample; it runs again")
     failure = returned if isinstance(returned, SampleFailure) else None
     if failure is None and not turns:
         failure = NEVER_ASKED

@@ -412,6 +412,8 @@ class Session(Protocol):
 
     base_url: str
     api_key: str
+    interrupted: bool
+    """The platform failed one of its requests: what the sample became is no fact."""
 
     def close(self) -> tuple[tuple[Turn, ...], tuple[Message, ...]]:
         """End it; the exact turns, and the conversation as the gateway saw it."""

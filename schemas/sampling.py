@@ -104,8 +104,8 @@ class SampleRequest(Value):
     `messages` is the whole conversation. `history` are the turns sampled so far in this sample, the
     one that is continued last, and `history_messages` what that one was asked with: when `messages`
     extend it, the engine continues its exact ids (prompt ids + sampled ids + new suffix ids) and never
-    re-tokenises what was sampled. How often this prompt was asked before, counted over `history`, enters
-    the key of the draws.
+    re-tokenises what was sampled. How often this prompt was asked before enters the key of the draws:
+    counted over `history`, plus `waiting`, the equal requests of this sample that are still open.
     """
 
     model: ModelRef
@@ -117,6 +117,7 @@ class SampleRequest(Value):
     messages: tuple[Message, ...]
     history: tuple[Turn, ...] = ()
     history_messages: tuple[Message, ...] = ()
+    waiting: int = 0
 
 
 class Sampler(Protocol):

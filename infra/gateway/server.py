@@ -116,16 +116,18 @@ class HttpGateway:
         session.authorize(_key(scope))
         request = parse(body)
         messages = tuple(message.plain() for message in request.messages)
-        session.pending += 1
+        noted, wanted = session.ask(messages, max_tokens=request.limit)
         try:
             async with asyncio.timeout(max(0.0, session.ends_at - time.monotonic())):
-                turn = await self._sample(session.request(messages, max_tokens=request.limit))
+                turn = await self._sample(wanted)
         except TimeoutError as error:
             raise GatewayError(408, "deadline_exceeded", "this sample's time is over") from error
-        finally:
-            session.pending -= 1
-        session.record(messages, turn)
-        request_id = f"chatcmpl-{len(session.turns)}"
+        except GatewayError as error:
+            # What the platform failed at is no fact about the sample: it will run again.
+            session.interrupted |= error.status >= 500
+            raise
+        session.answer(noted, turn)
+        request_id = f"chatcmpl-{len(session.asked)}"
         if not request.stream:
             await _reply(send, 200, answer(turn, request, request_id=request_id))
             return

@@ -23,6 +23,20 @@ class GatewayError(Exception):
 
 
 @dataclass(slots=True)
+class Asked:
+    """One request of a sample, in the order they came; `turn` once it is answered."""
+
+    messages: tuple[Message, ...]
+    turn: Turn | None = None
+
+    @property
+    def whole(self) -> tuple[Message, ...]:
+        """The conversation with the reply."""
+        text = self.turn.text if self.turn else ""
+        return (*self.messages, Message(role="assistant", content=text))
+
+
+@dataclass(slots=True)
 class GatewaySession:
     """`infra.ports.Session`: usable until closed, past its deadline, or out of budget."""
 
@@ -32,18 +46,14 @@ class GatewaySession:
     api_key: str
     ends_at: float
     closed: bool = False
-    turns: list[Turn] = field(default_factory=list)
-    said: list[tuple[Message, ...]] = field(default_factory=list)
-    pending: int = 0
+    interrupted: bool = False
+    asked: list[Asked] = field(default_factory=list)
 
     def close(self) -> tuple[tuple[Turn, ...], tuple[Message, ...]]:
         self.closed = True
-        return tuple(self.turns), self.conversation
-
-    @property
-    def conversation(self) -> tuple[Message, ...]:
-        """The last conversation, with the policy's reply."""
-        return self._whole(len(self.turns) - 1) if self.turns else ()
+        answered = self._answered()
+        turns = tuple(one.turn for one in answered if one.turn is not None)
+        return turns, answered[-1].whole if answered else ()
 
     def authorize(self, key: str) -> None:
         """Raises GatewayError unless this key may still ask."""
@@ -51,26 +61,29 @@ class GatewaySession:
             raise GatewayError(401, "invalid_api_key", "this key is not this sample's key")
         if self.closed or time.monotonic() > self.ends_at:
             raise GatewayError(408, "deadline_exceeded", "this sample's time is over")
-        if len(self.turns) + self.pending >= MOST_TURNS:
+        if len(self.asked) >= MOST_TURNS:
             raise GatewayError(
                 400, "budget_exceeded", f"a sample may ask the policy {MOST_TURNS} times"
             )
 
-    def request(self, messages: tuple[Message, ...], *, max_tokens: int | None) -> SampleRequest:
-        """The next request: it continues the newest turn that its conversation extends."""
+    def ask(
+        self, messages: tuple[Message, ...], *, max_tokens: int | None
+    ) -> tuple[Asked, SampleRequest]:
+        """Note a request, and what to ask the engine: it continues the newest answered turn that its
+        conversation extends. Requests of equal messages that are still open count as asked before, so
+        that asking many times at once draws many times."""
         template = self.spec.template
         params = template.params
         if max_tokens is not None and max_tokens < params.max_new_tokens:
             params = params.model_copy(update={"max_new_tokens": max_tokens})
+        answered = self._answered()
         extended = next(
-            (
-                n
-                for n in reversed(range(len(self.turns)))
-                if messages[: len(self.said[n]) + 1] == self._whole(n)
-            ),
-            None,
+            (one for one in reversed(answered) if messages[: len(one.whole)] == one.whole), None
         )
-        return SampleRequest(
+        others = [one for one in answered if one is not extended]
+        history = [*others, extended] if extended is not None else others
+        waiting = sum(one.turn is None and one.messages == messages for one in self.asked)
+        request = SampleRequest(
             model=template.model,
             policy=template.policy,
             tuning=template.tuning,
@@ -78,27 +91,22 @@ class GatewaySession:
             params=params,
             key=self.spec.draw_key(self.index),
             messages=messages,
-            history=self._history(extended),
-            history_messages=self.said[extended] if extended is not None else (),
+            history=tuple(one.turn for one in history if one.turn is not None),
+            history_messages=extended.messages if extended is not None else (),
+            waiting=waiting,
         )
+        noted = Asked(messages)
+        self.asked.append(noted)
+        return noted, request
 
-    def record(self, messages: tuple[Message, ...], turn: Turn) -> None:
+    def answer(self, noted: Asked, turn: Turn) -> None:
         """A turn happened. After `close` it is no longer part of the sample."""
         if not self.closed:
-            self.turns.append(turn)
-            self.said.append(messages)
+            noted.turn = turn
 
-    def _history(self, extended: int | None) -> tuple[Turn, ...]:
-        """All turns, the one that is continued last: the engine counts over them how often this
-        prompt was asked before, so that asking twice draws twice."""
-        if extended is None:
-            return tuple(self.turns)
-        others = (turn for number, turn in enumerate(self.turns) if number != extended)
-        return (*others, self.turns[extended])
-
-    def _whole(self, number: int) -> tuple[Message, ...]:
-        reply = Message(role="assistant", content=self.turns[number].text)
-        return (*self.said[number], reply)
+    def _answered(self) -> list[Asked]:
+        """In the order they were asked, whichever was answered first."""
+        return [one for one in self.asked if one.turn is not None]
 
 
 def new_key() -> str:

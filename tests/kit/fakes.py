@@ -67,6 +67,7 @@ class FakeSession:
     turns: list[Turn] = field(default_factory=list)
     conversation: list[Message] = field(default_factory=list)
     closed: bool = False
+    interrupted: bool = False
 
     def ask(self, prompt: Sequence[Message], text: str) -> Message:
         """What a workflow's request to the gateway does."""

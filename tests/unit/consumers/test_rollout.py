@@ -272,3 +272,12 @@ async def test_a_workflow_that_never_asks_has_failed(tmp_path: Path) -> None:
     assert written.failure == "validation_error"
     assert record.failure is not None
     assert "never asked the policy" in record.failure.message
+
+
+async def test_a_fault_of_the_platform_is_no_fact_about_a_sample(tmp_path: Path) -> None:
+    def interrupted(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
+        session.interrupted = True
+        raise UserCodeError(FailureCategory.AGENT, "the policy endpoint answered 503")
+
+    with pytest.raises(TransientError):
+        await worked(tmp_path, interrupted)
