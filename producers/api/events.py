@@ -79,17 +79,19 @@ async def _follow(
     after: Cursor,
     types: Sequence[str] | None,
 ) -> AsyncIterator[str]:
-    core, silent_s = services(request), 0.0
+    core, silent_s, over = services(request), 0.0, False
     yield ": headrace\n\n"
     while True:
         for recorded in found:
             yield _sent(recorded)
         if found:
             after, silent_s = found[-1].cursor, 0.0
-        elif await _over(request, run):
+        elif over:
             return
         else:
-            await asyncio.sleep(core.slow_poll_s)
+            # What came between the read above and this look is read once more before the end.
+            over = await _over(request, run)
+            await asyncio.sleep(0 if over else core.slow_poll_s)
             silent_s += core.slow_poll_s
         if silent_s >= COMMENT_EVERY_S:
             yield ": still here\n\n"
