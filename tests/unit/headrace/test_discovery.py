@@ -1,0 +1,103 @@
+"""What an entry point may hold, and how it is told what is wrong with it."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace import AgentWorkflow, Grader, reward
+from headrace.discovery import Unusable, grader_of, load, rewards_of, workflow_of
+
+GOOD = """
+from headrace import AgentWorkflow, Grader, reward
+
+class Base(AgentWorkflow):
+    pass
+
+class Solve(AgentWorkflow):
+    async def run(self, ctx):
+        return None
+
+Alias = Solve
+
+class Check(Grader):
+    async def grade(self, ctx):
+        pass
+
+@reward
+def exact(solution_str, ground_truth, extra_info=None, **kwargs):
+    return 1.0
+"""
+
+
+def entry(tmp_path: Path, source: str) -> Path:
+    path = tmp_path / "rollouts" / "say" / "main.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(source)
+    return path
+
+
+def test_one_of_each_is_found(tmp_path: Path) -> None:
+    module = load(entry(tmp_path, GOOD))
+    workflow, grader = workflow_of(module), grader_of(module)
+    assert workflow is not None
+    assert workflow.__name__ == "Solve"
+    assert grader is not None
+    assert grader.__name__ == "Check"
+    assert list(rewards_of(module)) == ["exact"]
+
+
+def test_nothing_is_nothing(tmp_path: Path) -> None:
+    module = load(entry(tmp_path, "x = 1\n"))
+    assert workflow_of(module) is None
+    assert grader_of(module) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("x = (\n", "rollouts/say/main.py:1: SyntaxError"),
+        ("\n\nimport nothing_like_this\n", "rollouts/say/main.py:3: ModuleNotFoundError"),
+        ("def f():\n    raise ValueError('x')\nf()\n", "rollouts/say/main.py:2: ValueError: x"),
+        ("raise SystemExit(3)\n", "rollouts/say/main.py:1: SystemExit"),
+    ],
+)
+def test_what_does_not_load_names_file_and_line(tmp_path: Path, source: str, says: str) -> None:
+    with pytest.raises(Unusable, match=says):
+        load(entry(tmp_path, source))
+
+
+def test_two_workflows_are_refused_with_both_lines(tmp_path: Path) -> None:
+    module = load(
+        entry(tmp_path, GOOD + "\nclass Other(Solve):\n    async def run(self, ctx): ...\n")
+    )
+    with pytest.raises(Unusable, match=r"two AgentWorkflows: Solve \(line 7\), Other \(line 21\)"):
+        workflow_of(module)
+
+
+def test_methods_must_be_async(tmp_path: Path) -> None:
+    module = load(entry(tmp_path, GOOD.replace("async def", "def")))
+    with pytest.raises(Unusable, match=r"main.py:8: Solve.run must be async"):
+        workflow_of(module)
+    with pytest.raises(Unusable, match=r"Check.grade must be async"):
+        grader_of(module)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda answer, truth: 1.0,
+        lambda solution_str, ground_truth, extra_info=None: 1.0,
+        lambda solution_str, ground_truth, extra_info, **kwargs: 1.0,
+        lambda solution_str, truth, extra_info=None, **kwargs: 1.0,
+    ],
+)
+def test_reward_functions_have_one_signature(function: object) -> None:
+    with pytest.raises(TypeError, match="solution_str: str, ground_truth: str"):
+        reward(function)  # type: ignore[type-var]
+
+
+async def test_base_classes_say_what_to_write() -> None:
+    with pytest.raises(NotImplementedError, match="async def run"):
+        await AgentWorkflow().run(None)  # type: ignore[arg-type]
+    with pytest.raises(NotImplementedError, match="async def grade"):
+        await Grader().grade(None)  # type: ignore[arg-type]

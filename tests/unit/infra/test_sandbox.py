@@ -1,0 +1,267 @@
+"""Confined processes: what user code does concerns its own sample, and nothing of ours is in reach."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from infra import sandbox as module
+from infra.artifacts import reference
+from infra.confined import UNPRIVILEGED
+from infra.git import GitRepositories
+from infra.sandbox import ProcessSandbox
+from infra.settings import Settings
+from schemas.errors import FailureCategory, TransientError, UserCodeError
+from schemas.sampling import ArtifactRef, Message, SampleRecord
+from schemas.specs import CommitSpec, Entrypoint, RewardSpec, RolloutRef
+from tests.kit.platform import make_workspace
+
+pytestmark = pytest.mark.processes
+
+MAIN = """
+import asyncio, os, pathlib, sys, time
+from headrace import AgentWorkflow, Grader, reward
+
+
+class Do(AgentWorkflow):
+    async def run(self, ctx):
+        what = ctx.prompt[0]["content"]
+        if what == "raise":
+            raise ValueError("as asked")
+        if what == "block":
+            while True:
+                time.sleep(0.01)
+        if what == "sleep":
+            await asyncio.sleep(3600)
+        if what == "exit":
+            os._exit(3)
+        if what == "print":
+            for _ in range(64):
+                sys.stdout.write("x" * (1 << 20))
+        if what == "odd":
+            return "no list"
+        if what == "who":
+            return [{"role": "assistant", "content": f"{os.getuid()} {sorted(os.environ)}"}]
+        if what.startswith("read "):
+            return [{"role": "assistant", "content": pathlib.Path(what[5:]).read_text()}]
+        if what == "context":
+            return [{"role": "assistant", "content": str(vars(ctx))}]
+        if what == "wait":
+            await asyncio.sleep(0.5)
+        return [{"role": "assistant", "content": "done"}]
+
+
+class Check(Grader):
+    async def grade(self, ctx):
+        if ctx.label == "never":
+            await asyncio.sleep(3600)
+        if ctx.label == "raise":
+            raise KeyError("as asked")
+        values = {"nan": float("nan"), "text": "high", "none": None, "true": True}
+        for name in ctx.samples:
+            ctx.set_sample_reward(name, values.get(ctx.label, 0.5))
+
+
+@reward
+def length(solution_str, ground_truth, extra_info=None, **kwargs):
+    return float(len(solution_str))
+
+
+@reward
+async def broken(solution_str, ground_truth, extra_info=None, **kwargs):
+    return float("inf")
+"""
+
+
+@pytest.fixture
+async def rollout(tmp_path: Path) -> RolloutRef:
+    source = make_workspace(tmp_path / "w", {"rollouts/say/main.py": MAIN})
+    repositories = GitRepositories(tmp_path / "git")
+    sha = await repositories.fetch("w", CommitSpec(url=str(source)))
+    SNAPSHOT.append(await repositories.snapshot("w", sha))
+    return RolloutRef(
+        snapshot=reference(SNAPSHOT[-1]),
+        commit=sha,
+        entrypoint=Entrypoint(rollout="say"),
+        workflow="Do",
+        grader="Check",
+        workflow_timeout_s=1.0,
+        grader_timeout_s=1.0,
+        env={"COLOUR": "blue"},
+    )
+
+
+SNAPSHOT: list[bytes] = []
+
+
+@pytest.fixture
+async def user(tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
+    async def fetch(ref: ArtifactRef) -> bytes:
+        return SNAPSHOT[-1]
+
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    made = ProcessSandbox(Settings.load({"HEADRACE_HOME": str(home)}), fetch=fetch)
+    yield made
+    await made.aclose()
+
+
+async def run(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
+    result = await user.run_workflow(
+        rollout,
+        sample=what,
+        prompt=[Message(role="user", content=what)],
+        metadata={},
+        base_url="http://127.0.0.1:1",
+        api_key="key",
+    )
+    assert result.messages is not None
+    return result.messages[-1].content
+
+
+async def failure(user: ProcessSandbox, rollout: RolloutRef, what: str) -> UserCodeError:
+    """How a sample fails, run again (as its effect would be) when the fault may be another's."""
+    for _ in range(3):
+        try:
+            await run(user, rollout, what)
+        except TransientError:
+            continue
+        except UserCodeError as error:
+            return error
+    raise AssertionError(f"{what} did not fail")
+
+
+@pytest.mark.parametrize(
+    ("what", "category", "says"),
+    [
+        ("raise", FailureCategory.AGENT, "ValueError: as asked"),
+        ("sleep", FailureCategory.TIMEOUT, "1 s"),
+        ("block", FailureCategory.TIMEOUT, "1 s"),
+        ("exit", FailureCategory.PROCESS, "alone"),
+        ("odd", FailureCategory.AGENT, "list of messages"),
+    ],
+)
+async def test_a_sample_fails_alone_and_says_how(
+    user: ProcessSandbox, rollout: RolloutRef, what: str, category: FailureCategory, says: str
+) -> None:
+    error = await failure(user, rollout, what)
+    assert error.category == category
+    assert says in error.message
+    assert await run(user, rollout, "fine") == "done", "the next one has a process"
+
+
+async def test_neighbours_of_one_that_ends_the_process_run_again(
+    user: ProcessSandbox, rollout: RolloutRef
+) -> None:
+    async def until_known(what: str) -> str:
+        for _ in range(3):
+            try:
+                return await run(user, rollout, what)
+            except TransientError:
+                continue
+            except UserCodeError as error:
+                return str(error.category)
+        raise AssertionError("never known")
+
+    await run(user, rollout, "warm")
+    names = ["wait", "exit", "wait "]
+    ended = await asyncio.gather(*(until_known(name) for name in names))
+    assert ended == ["done", "process_died", "done"]
+
+
+async def test_a_flood_of_output_is_dropped(user: ProcessSandbox, rollout: RolloutRef) -> None:
+    patient = rollout.model_copy(update={"workflow_timeout_s": 30})
+    assert await run(user, patient, "print") == "done"
+
+
+async def test_who_it_is_and_what_it_can_see(
+    user: ProcessSandbox, rollout: RolloutRef, tmp_path: Path
+) -> None:
+    uid, _, names = (await run(user, rollout, "who")).partition(" ")
+    assert "COLOUR" in names
+    assert "HEADRACE" not in names
+    if os.geteuid() != 0:
+        pytest.skip("only root can give user code a user of its own")
+    assert int(uid) == UNPRIVILEGED
+    secret = tmp_path / "home" / "token"
+    secret.write_text("secret")
+    error = await failure(user, rollout, f"read {secret}")
+    assert "PermissionError" in error.message
+
+
+async def test_the_label_never_enters_the_workflows_process(
+    user: ProcessSandbox, rollout: RolloutRef
+) -> None:
+    assert "label" not in await run(user, rollout, "context")
+    parameters = ProcessSandbox.run_workflow.__annotations__
+    assert "label" not in parameters
+
+
+async def grades(user: ProcessSandbox, rollout: RolloutRef, label: str) -> Sequence[object]:
+    return await user.grade(
+        rollout,
+        group="g",
+        label=label,
+        metadata={},
+        samples=[SampleRecord(index=0, text="abc"), SampleRecord(index=2, text="de")],
+    )
+
+
+async def test_grades_are_numbers_or_say_why_not(user: ProcessSandbox, rollout: RolloutRef) -> None:
+    good = await user.grade(
+        rollout, group="g", label="x", metadata={}, samples=[SampleRecord(index=3, text="a")]
+    )
+    assert [(grade.index, grade.reward) for grade in good] == [(3, 0.5)]
+    for label, says in (("nan", "finite"), ("text", "str 'high'"), ("none", "no reward")):
+        (first, _) = await user.grade(
+            rollout,
+            group="g",
+            label=label,
+            metadata={},
+            samples=[SampleRecord(index=0), SampleRecord(index=1)],
+        )
+        assert first.reward is None
+        assert first.failure is not None
+        assert says in first.failure.message
+
+
+@pytest.mark.parametrize(
+    ("label", "category"),
+    [("never", FailureCategory.TIMEOUT), ("raise", FailureCategory.GRADER)],
+)
+async def test_a_grader_that_fails_as_a_whole(
+    user: ProcessSandbox, rollout: RolloutRef, label: str, category: FailureCategory
+) -> None:
+    with pytest.raises(UserCodeError) as raised:
+        await grades(user, rollout, label)
+    assert raised.value.category == category
+
+
+async def test_reward_functions_are_weighed(user: ProcessSandbox, rollout: RolloutRef) -> None:
+    weighed = rollout.model_copy(update={"rewards": (RewardSpec(name="length", weight=0.5),)})
+    found = await user.grade(
+        weighed, group="g", label="x", metadata={}, samples=[SampleRecord(index=0, text="abcd")]
+    )
+    assert (found[0].reward, found[0].parts) == (2.0, {"length": 4.0})
+    spoiled = rollout.model_copy(
+        update={"rewards": (RewardSpec(name="length"), RewardSpec(name="broken"))}
+    )
+    (grade,) = await user.grade(
+        spoiled, group="g", label="x", metadata={}, samples=[SampleRecord(index=0, text="abcd")]
+    )
+    assert grade.reward is None
+    assert grade.failure is not None
+    assert "broken" in grade.failure.message
+
+
+async def test_processes_stay_warm(user: ProcessSandbox, rollout: RolloutRef) -> None:
+    await run(user, rollout, "first")
+    start = time.monotonic()
+    for number in range(20):
+        await run(user, rollout, f"again {number}")
+    assert time.monotonic() - start < 5
+    assert len(user._warm) == 1
+    assert module.WARM >= 4

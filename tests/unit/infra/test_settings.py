@@ -1,0 +1,68 @@
+"""Settings: defaults, and one line for what may not be."""
+
+from pathlib import Path
+
+import pytest
+
+from infra import failpoints
+from infra.settings import BadSetting, Settings
+
+
+def test_defaults_follow_from_the_home(tmp_path: Path) -> None:
+    settings = Settings.load({"HEADRACE_HOME": str(tmp_path)})
+    assert settings.blobs == f"file://{tmp_path}/blobs"
+    assert (settings.host, settings.port) == ("127.0.0.1", 8420)
+    assert settings.database_url is None
+    assert settings.read_token() is None
+    (tmp_path / "token").write_text("abc\n")
+    assert settings.read_token() == "abc"
+    assert (
+        Settings.load({"HEADRACE_TOKEN": "t", "HEADRACE_HOME": str(tmp_path)}).read_token() == "t"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("HEADRACE_URL", "localhost", "http://host:port"),
+        ("HEADRACE_URL", "http://h:notaport", "http://host:port"),
+        ("HEADRACE_DATABASE_URL", "mysql://x", "postgresql://"),
+        ("HEADRACE_BLOBS", "s3://bucket/x", "not built"),
+        ("HEADRACE_BLOBS", "/somewhere", "file:///directory"),
+        ("HEADRACE_SAMPLER", "vllm=http://h:1", "not built"),
+        ("HEADRACE_SAMPLER", "magic", "torch"),
+        ("HEADRACE_SANDBOX", "bwrap", "not built"),
+        ("HEADRACE_SANDBOX", "none", "process"),
+        ("HEADRACE_KAFKA", "localhost:9092", "not built"),
+    ],
+)
+def test_a_bad_value_is_one_line_with_name_value_and_what_may_be(
+    name: str, value: str, says: str
+) -> None:
+    with pytest.raises(BadSetting) as raised:
+        Settings.load({name: value})
+    line = str(raised.value)
+    assert name in line
+    assert repr(value) in line
+    assert says in line
+    assert "\n" not in line
+
+
+def test_failpoints_are_parsed_and_refused() -> None:
+    assert failpoints.parse("a.b:1,c:3") == {"a.b": 1, "c": 3}
+    for bad in ("a", "a:0", "a:x", ":1"):
+        with pytest.raises(ValueError, match="HEADRACE_FAILPOINT"):
+            failpoints.parse(bad)
+
+
+def test_a_failpoint_fires_at_its_hit_and_once_per_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills: list[int] = []
+    monkeypatch.setattr(failpoints.os, "kill", lambda pid, signal: kills.append(signal))
+    for expected in (1, 1):
+        points = failpoints.Failpoints({"p": 2}, tmp_path)
+        for _ in range(5):
+            points.hit("p")
+            points.hit("other")
+        assert len(kills) == expected
