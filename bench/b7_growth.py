@@ -126,9 +126,8 @@ async def main(events: int, runs: int) -> None:
             await fill(log, run_stream(run), story)
             print(f"B7 growth, load {os.getloadavg()[0]:.1f}")
             wanted = {run_stream(run): CONSUMER}
-            print(
-                f"fold {len(story):,} events, cold        {await seconds(States(log).load(wanted)):8.2f} s"
-            )
+            cold = await seconds(States(log).load(wanted))
+            print(f"fold {len(story):,} events, cold        {cold:8.2f} s")
             print(
                 f"fold again, from its snapshot     {await seconds(States(log).load(wanted)):8.3f} s"
             )
