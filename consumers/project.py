@@ -139,7 +139,7 @@ def _shown(recorded: Recorded) -> tuple[Write, ...]:
     try:
         return project(recorded)
     except Exception:
-        logger.exception("%s %s cannot be projected", recorded.event.type, recorded.id)
+        logger.exception("%s %s cannot be projected", recorded.type, recorded.id)
         return ()
 
 

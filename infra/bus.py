@@ -52,7 +52,7 @@ class EmbeddedBus:
                 (name, recorded)
                 for recorded in events
                 for name, kinds in consumers.items()
-                if recorded.event.type in kinds and recorded.cursor > marks[name]
+                if recorded.type in kinds and recorded.cursor > marks[name]
             ]
             known = await self._log.consumed([(name, r.id) for name, r in wanted]) if wanted else ()
             batch = [(name, r) for name, r in wanted if (name, r.id) not in known]

@@ -12,8 +12,8 @@ from typing import Any
 from uuid import UUID
 
 from infra.consumer import Consumer, Decision, Message, Meta
-from infra.ports import Claimed, Commit, NewEffect, NewEvent, SmallArtifact
-from infra.states import Folded, States, fold
+from infra.ports import Claimed, Commit, NewEffect, NewEvent, Recorded, SmallArtifact
+from infra.states import Folded, States, Unreadable, fold
 from schemas.events import Event
 from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, derive_id
 from schemas.messages import Effect
@@ -21,13 +21,15 @@ from schemas.messages import Effect
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A message for one consumer: an event, or the outcome of an effect it claimed."""
+    """A message for one consumer: an event (`recorded`, when the bus brought it), or the outcome of
+    an effect it claimed."""
 
     consumer: Consumer[Any]
     message: Message
     id: UUID
     correlation: UUID
     traceparent: str | None = None
+    recorded: Recorded | None = None
     claimed: Claimed | None = None
     artifacts: tuple[SmallArtifact, ...] = ()
 
@@ -134,7 +136,11 @@ class Drafter:
         wanted: dict[StreamName, Consumer[Any]] = {}
         for work in wave:
             wanted.update({s: work.consumer for s in work.streams if s not in draft.states})
-        loaded = await self._states.load(wanted)
+        try:
+            loaded = await self._states.load(wanted)
+        except Unreadable as error:
+            culprit = next(work for work in wave if error.stream in work.streams)
+            raise DecisionError(culprit, str(error)) from error
         draft.states.update(loaded)
         draft.read.update({stream: folded.version for stream, folded in loaded.items()})
         draft.owners.update(wanted)

@@ -15,15 +15,14 @@ import asyncpg
 
 from infra.database import Database
 from infra.notify import Notifier
-from infra.ports import Commit, CommitMiss, Cursor, NewEvent, Recorded, Snapshot
-from schemas.envelope import UnknownEvent, decode_event
+from infra.ports import Commit, CommitMiss, Cursor, Encoded, NewEvent, Recorded, Snapshot
 from schemas.errors import Refused
-from schemas.events import MAX_EVENT_BYTES, Event
+from schemas.events import EVENT_TYPES, MAX_EVENT_BYTES, Event
 from schemas.ids import ConsumerName, EventId, StreamName, derive_id
 
 COLUMNS = (
-    "position, xid, id, stream, version, type, schema_version, data, causation, correlation,"
-    " traceparent, time"
+    "position, xid, id, stream, version, type, schema_version, data, run_id, causation,"
+    " correlation, traceparent, time"
 )
 
 BELOW_HORIZON = "xid < pg_snapshot_xmin(pg_current_snapshot())"
@@ -127,7 +126,7 @@ class PostgresLog:
             return [], after
         wanted = [row for row in rows if types is None or row["type"] in types]
         last = rows[-1]
-        return _decoded(wanted), Cursor(last["xid"], last["position"])
+        return _known(wanted), Cursor(last["xid"], last["position"])
 
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
@@ -142,7 +141,7 @@ class PostgresLog:
             limit,
             list(types) if types is not None else None,
         )
-        return _decoded(rows)
+        return _known(rows)
 
     async def find(self, event_id: UUID, *, stream: StreamName) -> Recorded | None:
         """One event of a stream by its id."""
@@ -291,7 +290,8 @@ def _written(new: NewEvent, row: Any) -> Recorded:
         causation=new.causation,
         correlation=new.correlation,
         traceparent=new.traceparent,
-        event=new.event,
+        run=new.event.run_id,
+        payload=new.event,
     )
 
 
@@ -305,16 +305,11 @@ def _recorded(row: Any) -> Recorded:
         causation=row["causation"],
         correlation=row["correlation"],
         traceparent=row["traceparent"],
-        event=decode_event(row["type"], row["schema_version"], row["data"]),
+        run=row["run_id"],
+        payload=Encoded(row["type"], row["schema_version"], row["data"]),
     )
 
 
-def _decoded(rows: Sequence[Any]) -> list[Recorded]:
+def _known(rows: Sequence[Any]) -> list[Recorded]:
     """The rows whose type this version knows; the others are skipped."""
-    found = []
-    for row in rows:
-        try:
-            found.append(_recorded(row))
-        except UnknownEvent:
-            continue
-    return found
+    return [_recorded(row) for row in rows if row["type"] in EVENT_TYPES]

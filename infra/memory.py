@@ -18,12 +18,12 @@ from infra.ports import (
     Commit,
     CommitMiss,
     Cursor,
+    Encoded,
     NewEffect,
     NewEvent,
     Recorded,
     Snapshot,
 )
-from schemas.envelope import decode_event
 from schemas.errors import NotFound
 from schemas.events import Event
 from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId, derive_id
@@ -126,7 +126,8 @@ class MemoryLog:
             causation=new.causation,
             correlation=new.correlation,
             traceparent=new.traceparent,
-            event=decode_event(new.event.type, new.event.version, data),
+            run=new.event.run_id,
+            payload=Encoded(new.event.type, new.event.version, data),
         )
 
     def _ask(self, new: NewEffect, worker: WorkerId | None) -> None:
@@ -181,14 +182,14 @@ class MemoryLog:
         self, after: Cursor, *, limit: int, types: Sequence[str] | None = None
     ) -> tuple[Sequence[Recorded], Cursor]:
         page = [r for r in self._world.events if r.cursor > after][:limit]
-        wanted = [r for r in page if types is None or r.event.type in types]
+        wanted = [r for r in page if types is None or r.type in types]
         return wanted, page[-1].cursor if page else after
 
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
     ) -> Sequence[Recorded]:
         found = [r for r in self._world.events if r.event.run_id == run and r.cursor > after]
-        return [r for r in found if types is None or r.event.type in types][:limit]
+        return [r for r in found if types is None or r.type in types][:limit]
 
     async def consumed(
         self, keys: Sequence[tuple[ConsumerName, EventId]]
@@ -354,7 +355,7 @@ class MemoryBus:
                 (name, recorded)
                 for recorded in events
                 for name, kinds in consumers.items()
-                if recorded.event.type in kinds
+                if recorded.type in kinds
             ]
             known = await self._log.consumed([(name, r.id) for name, r in wanted])
             batch = [(name, r) for name, r in wanted if (name, r.id) not in known]

@@ -5,13 +5,15 @@ are protocols of `schemas`, because trainer implements them.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 from schemas.datasets import Row
+from schemas.envelope import decode_event
 from schemas.events import Event
 from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId
 from schemas.learning import Learner
@@ -52,9 +54,10 @@ class Cursor:
         return cls(int(xid, 16), int(position, 16))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recorded:
-    """An event as the log holds it."""
+    """An event as the log holds it. `payload` is the event, or still its JSON: most of what a tail
+    passes was consumed long ago, and is never looked into."""
 
     id: EventId
     stream: StreamName
@@ -64,7 +67,28 @@ class Recorded:
     causation: UUID | None
     correlation: UUID
     traceparent: str | None
-    event: Event
+    run: str
+    payload: "Event | Encoded" = field(compare=False)
+
+    @property
+    def type(self) -> str:
+        return self.payload.type
+
+    @cached_property
+    def event(self) -> Event:
+        """The event, decoded once. Raises UnknownEvent and BadEvent (`schemas.envelope`)."""
+        if isinstance(self.payload, Event):
+            return self.payload
+        return decode_event(self.payload.type, self.payload.version, self.payload.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An event's payload as JSON, with the type and version it was written under."""
+
+    type: str
+    version: int
+    data: str | bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from infra.ports import (
     Recorded,
 )
 from infra.states import States
+from schemas.envelope import BadEvent
 from schemas.ids import ConsumerName, EffectId, EventId, WorkerId
 from schemas.messages import Effect, Lane
 
@@ -127,7 +128,7 @@ class Runtime:
     async def _intake(self) -> None:
         reads = {c.name: [event.type for event in c.reads] for c in self._hosting.consumers}
         async for batch in self._bus.subscribe(reads):
-            works = [work for name, recorded in batch if (work := self._work(name, recorded))]
+            works = [work for name, recorded in batch if (work := await self._work(name, recorded))]
             for name in {work.consumer.name for work in works}:
                 failpoints.hit(f"{name}.intake.received")
             await self._settle(works)
@@ -135,17 +136,26 @@ class Runtime:
             for name in {work.consumer.name for work in works}:
                 failpoints.hit(f"{name}.intake.offset_committed")
 
-    def _work(self, name: ConsumerName, recorded: Recorded) -> Work | None:
+    async def _work(self, name: ConsumerName, recorded: Recorded) -> Work | None:
+        """What a record asks of a consumer. One that cannot be decoded is a dead letter, and nothing
+        waits for it; its type is one that the consumer reads, so it was meant for it."""
+        try:
+            event = recorded.event
+        except BadEvent as error:
+            logger.warning("%s %s: %s", name, recorded.id, error)
+            await dead_letter(self._log, name, recorded, str(error))
+            return None
         self._states.observe(recorded)
         consumer = self._by_name[name]
-        if not consumer.routes(recorded.event):
+        if not consumer.routes(event):
             return None
         return Work(
             consumer=consumer,
-            message=recorded.event,
+            message=event,
             id=recorded.id,
             correlation=recorded.correlation,
             traceparent=recorded.traceparent,
+            recorded=recorded,
         )
 
     # --- the only way to commit -----------------------------------------------------------------
@@ -224,8 +234,8 @@ class Runtime:
             return list(works)
         if culprit.claimed is not None:
             await self._effects.retry(culprit.claimed, delay_s=5.0, error=str(error))
-        else:
-            await dead_letter(self._log, culprit, str(error))
+        if culprit.recorded is not None:
+            await dead_letter(self._log, culprit.consumer.name, culprit.recorded, str(error))
         return [work for work in works if work.id != culprit.id]
 
     def _pass(self, draft: Draft, step: str) -> None:

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from infra.consumer import Consumer
 from infra.ports import EventLog, Recorded, Snapshot
+from schemas.errors import HeadraceError
 from schemas.events import Event
 from schemas.ids import StreamName
 
@@ -30,6 +31,14 @@ class Folded(Generic[S]):
     version: int
 
 
+class Unreadable(Exception):
+    """A stream holds an event that this version cannot decode: nothing can be decided on it."""
+
+    def __init__(self, stream: StreamName, error: HeadraceError) -> None:
+        super().__init__(f"{stream} cannot be folded: {error}")
+        self.stream = stream
+
+
 class States:
     """Loads, folds and remembers the streams of consumers. At most `limit` stay in memory."""
 
@@ -41,7 +50,8 @@ class States:
     async def load(
         self, wanted: Mapping[StreamName, Consumer[Any]]
     ) -> dict[StreamName, Folded[Any]]:
-        """The states of these streams, each folded by its owner; one read for all that are new."""
+        """The states of these streams, each folded by its owner; one read for all that are new.
+        Raises Unreadable."""
         known = {stream: self._cache[stream] for stream in wanted if stream in self._cache}
         missing = [stream for stream in wanted if stream not in known]
         if not missing:
@@ -50,7 +60,7 @@ class States:
         tails = await self._log.load({stream: f.version for stream, f in started.items()})
         for stream, folded in started.items():
             tail = tails.get(stream, ())
-            known[stream] = fold(wanted[stream], folded, tail)
+            known[stream] = _read(stream, wanted[stream], folded, tail)
             if len(tail) > SNAPSHOT_EVERY:
                 await self._save(stream, wanted[stream], known[stream])
         self.remember({stream: known[stream] for stream in missing})
@@ -93,6 +103,15 @@ class States:
         await self._log.save_snapshot(
             stream, consumer.fold_version, Snapshot(version=folded.version, state=text)
         )
+
+
+def _read(
+    stream: StreamName, consumer: Consumer[S], start: Folded[S], tail: Sequence[Recorded]
+) -> Folded[S]:
+    try:
+        return fold(consumer, start, tail)
+    except HeadraceError as error:
+        raise Unreadable(stream, error) from error
 
 
 def fold(

@@ -39,7 +39,9 @@ class EventLogSuite:
         run = uuid4().hex
         written = [(await log.commit(one(warned(run, n), n)))[0] for n in (1, 2, 3)]
         stream = written[0].stream
-        assert (await log.load({stream: 0}))[stream] == written
+        loaded = (await log.load({stream: 0}))[stream]
+        assert loaded == written
+        assert [r.event for r in loaded] == [r.event for r in written]
         assert (await log.load({stream: 2}))[stream] == written[2:]
         unknown = StreamName("run-unknown")
         assert list((await log.load({unknown: 0}))[unknown]) == []

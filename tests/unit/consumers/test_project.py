@@ -44,7 +44,8 @@ def recorded(event: Event, position: int = 1) -> Recorded:
         causation=None,
         correlation=uuid4(),
         traceparent=None,
-        event=event,
+        run=event.run_id,
+        payload=event,
     )
 
 
@@ -122,7 +123,7 @@ async def test_an_event_that_cannot_be_shown_does_not_hide_its_neighbours(
     database: Database,
 ) -> None:
     told = [recorded(e, n) for n, e in enumerate(beginning("r1", "a-run", steps=3), 1)]
-    broken = replace(told[3], event=told[3].event.model_copy(update={"plan": None}))
+    broken = replace(told[3], payload=told[3].event.model_copy(update={"plan": None}))
     tables = ReadModel(database)
     log = Breaking([*told[:3], broken, *told[4:]])
     await Projector(log, tables).step()  # type: ignore[arg-type]

@@ -97,7 +97,7 @@ class Run:
         """Another log: one event of it is different."""
         events = self.bench.world.events
         at = next(i for i, recorded in enumerate(events) if recorded.event == event)
-        events[at] = replace(events[at], event=event.model_copy(update=changes))
+        events[at] = replace(events[at], payload=event.model_copy(update=changes))
 
 
 async def test_version_0_is_stored_whole_with_the_files_of_its_checkpoints(tmp_path: Path) -> None:
