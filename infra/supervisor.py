@@ -31,7 +31,7 @@ from schemas.ids import WorkerId
 
 logger = logging.getLogger(__name__)
 
-DEVICE_CONSUMERS = ("run", "rollout", "grade", "learn", "checkpoint", "evaluate")
+DEVICE_CONSUMERS = ("run", "rollout", "grade", "learn", "checkpoint", "evaluate", "verify")
 PYTHON = (sys.executable, "-P", "-m")
 """-P: the directory that someone calls from must not shadow our modules."""
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})

@@ -23,6 +23,7 @@ from schemas.ids import (
     group_stream,
     policy_stream,
     run_stream,
+    verify_stream,
     workspace_stream,
 )
 from schemas.sampling import ArtifactRef, Grade, ModelRef, Sha256
@@ -33,6 +34,7 @@ from schemas.specs import (
     DatasetRef,
     DiscoveredRollout,
     Entrypoint,
+    Finding,
     GroupSpec,
     GroupTemplate,
     Plan,
@@ -594,6 +596,40 @@ class EvaluationSettled(_RunEvent):
         return f"{self.type}/{self.step}"
 
 
+class _VerificationEvent(Event):
+    topic: ClassVar[str] = RUN_TOPIC
+    verification: str
+    run: str
+
+    @property
+    def stream(self) -> StreamName:
+        return verify_stream(self.verification)
+
+    @property
+    def run_id(self) -> str:
+        return self.verification
+
+
+class VerificationRequested(_VerificationEvent):
+    """A user wants a run rebuilt from its log, and every hash compared."""
+
+    type: ClassVar[str] = "rl.verification.requested"
+
+
+class VerificationCompleted(_VerificationEvent):
+    """A verification ended. No findings and no `error`: every version and checkpoint was built again
+    and has the hash that the log holds. `error`: it could not be carried out."""
+
+    type: ClassVar[str] = "rl.verification.completed"
+    gate: ClassVar[Gate | None] = "closed"
+    findings: tuple[Finding, ...] = ()
+    steps: int = 0
+    checkpoints: int = 0
+    artifacts: int = 0
+    adapter_sha256: str | None = None
+    error: str | None = None
+
+
 class RunPauseRequested(_RunEvent):
     """A user asked the run to pause at the next step boundary."""
 
@@ -709,6 +745,8 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     EvaluationCompleted,
     EvaluationStopRequested,
     EvaluationSettled,
+    VerificationRequested,
+    VerificationCompleted,
     RunPauseRequested,
     RunPaused,
     RunResumeRequested,
