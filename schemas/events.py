@@ -291,6 +291,7 @@ class SampleGenerated(_GroupEvent):
     type: ClassVar[str] = "rl.sample.generated"
     entry: SampleEntry
     artifact: ArtifactRef | None = None
+    seconds: float = 0.0
 
     @property
     def name(self) -> str:
@@ -299,11 +300,12 @@ class SampleGenerated(_GroupEvent):
 
 class GroupGenerated(_GroupEvent):
     """All samples of a group are finished. `parts` hold them, in index order; a sample whose
-    entry has failed may be missing there."""
+    entry has failed may be missing there. `seconds`: what the slowest of them took."""
 
     type: ClassVar[str] = "rl.group.generated"
     entries: tuple[SampleEntry, ...]
     parts: tuple[ArtifactRef, ...]
+    seconds: float = 0.0
 
 
 class GroupGraded(_GroupEvent):
@@ -315,6 +317,8 @@ class GroupGraded(_GroupEvent):
     artifact: ArtifactRef
     entries: tuple[SampleEntry, ...]
     grades: tuple[Grade, ...]
+    generate_s: float = 0.0
+    grade_s: float = 0.0
 
     @property
     def stream(self) -> StreamName:
@@ -326,13 +330,17 @@ class GroupGraded(_GroupEvent):
 
 
 class SettledGroup(BaseModel):
-    """A group that is kept for its batch, or dropped with the reason."""
+    """A group that is kept for its batch, or dropped with the reason. `version`: the policy version
+    that sampled it."""
 
     model_config = ConfigDict(frozen=True)
     group: BatchGroup
+    version: int = 0
     entries: tuple[SampleEntry, ...] = ()
     dropped: str | None = None
     parts: dict[str, float] = {}
+    generate_s: float = 0.0
+    grade_s: float = 0.0
 
 
 class GroupsSettled(Event):
@@ -398,7 +406,8 @@ class StepSkipped(_RunEvent):
 
 class StepSettled(_RunEvent):
     """The run took note of a step: its version, its reward, all its metrics, and what the manifest of
-    its checkpoint needs. Step 0 is the start: version 0, and the run's fixed checkpoint files."""
+    its checkpoint needs. Step 0 is the start: version 0, and the run's fixed checkpoint files. `at`:
+    when, in Unix seconds; for the time split of the next step."""
 
     type: ClassVar[str] = "rl.step.settled"
     step: int
@@ -410,6 +419,7 @@ class StepSettled(_RunEvent):
     versions: dict[str, str] = {}
     files: dict[str, ArtifactRef] = {}
     weights_name: str | None = None
+    at: float | None = None
 
     @property
     def name(self) -> str:

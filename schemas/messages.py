@@ -137,6 +137,7 @@ class GradeGroup(Effect):
     spec: GroupSpec
     parts: tuple[ArtifactRef, ...]
     entries: tuple[SampleEntry, ...] = ()
+    generate_s: float = 0.0
 
     @property
     def key(self) -> str:
