@@ -52,6 +52,7 @@ async def work(consumers: Sequence[Consumer[Any]], *, lanes: Sequence[Lane], dra
         async with leased(hosting, backend, runtime) as keeper:
             logger.info("worker %s hosts %s", hosting.worker, [c.name for c in consumers])
             await runtime.run(drain=drain)
+            await asyncio.to_thread(telemetry.close)
             return LEASE_LOST if keeper.lost else 0
 
 

@@ -9,7 +9,6 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from infra import telemetry
 from infra.consumer import Consumer
 from infra.ports import Claimed, Ports, SmallArtifact
 from schemas.errors import (
@@ -40,6 +39,7 @@ class Performing:
     error: str | None = None
     artifacts: tuple[SmallArtifact, ...] = ()
     seconds: float = 0.0
+    traceparent: str | None = None
 
 
 async def perform_once(consumer: Consumer[Any], claimed: Claimed, ports: Ports) -> Performing:
@@ -49,11 +49,8 @@ async def perform_once(consumer: Consumer[Any], claimed: Claimed, ports: Ports) 
         return Performing(claimed, Failed(claimed.effect, FailureCategory.CRASH, message))
     assert consumer.perform is not None, consumer.name  # noqa: S101 - the registry is wrong
     try:
-        with telemetry.span(
-            f"{consumer.name} perform {claimed.effect.type}", link=claimed.traceparent
-        ):
-            async with asyncio.timeout(DEADLINE_S):
-                outcome = await consumer.perform(claimed.effect, ports)
+        async with asyncio.timeout(DEADLINE_S):
+            outcome = await consumer.perform(claimed.effect, ports)
     except UserCodeError as error:
         return _failed(claimed, error.category, error.message)
     except Refused as error:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
-from infra import failpoints
+from infra import failpoints, telemetry
 from infra.artifacts import ArtifactStore
 from infra.consumer import Consumer
 from infra.draft import DecisionError, Draft, Drafter, Work
@@ -162,7 +162,19 @@ class Runtime:
     # --- the only way to commit -----------------------------------------------------------------
 
     async def _settle(self, works: Sequence[Work]) -> None:
-        """Decide on these messages and write it; on a miss read again, without limit."""
+        """Decide on these messages and write it, under a span that they link to and that all that
+        follows links to."""
+        if not works:
+            return
+        names = "+".join(dict.fromkeys(work.consumer.name for work in works))
+        links = [work.traceparent for work in works]
+        with telemetry.span(telemetry.DECIDE.format(consumers=names), links=links) as context:
+            if context is not None:
+                works = [replace(work, traceparent=context) for work in works]
+            await self._write(works)
+
+    async def _write(self, works: Sequence[Work]) -> None:
+        """Decide, commit; on a miss read again, without limit."""
         tries = 0
         apart: frozenset[tuple[ConsumerName, UUID]] = frozenset()
         async with self._settling:
@@ -289,15 +301,22 @@ class Runtime:
         consumer = self._by_name[claimed.consumer]
         staged = self._artifacts.stage()
         began = time.monotonic()
-        done = await perform_once(consumer, claimed, replace(self._ports, artifacts=staged))
-        seconds = round(time.monotonic() - began, 4)
+        name = telemetry.PERFORM.format(consumer=consumer.name, effect=claimed.effect.type)
+        with telemetry.span(name, links=[claimed.traceparent]) as context:
+            done = await perform_once(consumer, claimed, replace(self._ports, artifacts=staged))
+        done = replace(
+            done,
+            artifacts=staged.pending,
+            seconds=round(time.monotonic() - began, 4),
+            traceparent=context or claimed.traceparent,
+        )
         failpoints.hit(f"{claimed.consumer}.perform.{claimed.effect.type}.effect_done")
         if done.outcome is None:
             self._forget(claimed)
             await self._effects.retry(claimed, delay_s=done.retry_in_s, error=done.error or "")
             self._wake.set()
             return
-        await self._outcomes.put(replace(done, artifacts=staged.pending, seconds=seconds))
+        await self._outcomes.put(done)
 
     async def _settle_outcomes(self) -> None:
         while True:
@@ -313,7 +332,7 @@ class Runtime:
                     message=done.outcome,
                     id=done.claimed.id,
                     correlation=done.claimed.correlation,
-                    traceparent=done.claimed.traceparent,
+                    traceparent=done.traceparent,
                     claimed=done.claimed,
                     artifacts=done.artifacts,
                     seconds=done.seconds,

@@ -1,14 +1,16 @@
 """Tracing, off unless OpenTelemetry's own variables name an endpoint. A dead collector changes nothing.
 
 Spans of consumers are *linked* to the span that caused their message, not nested under it: a message
-may be handled long after, and more than once. All names live in the table below.
+may be handled long after, and more than once. What a span leads to carries its context on (in the
+event, in the effect), so from one submit every span down to the last checkpoint can be walked to.
+All names live in the table below.
 """
 
 import json
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from opentelemetry import trace
@@ -18,28 +20,45 @@ from infra.settings import Settings
 
 TRACER = "headrace"
 PARENT = "traceparent"
-LINKED = "headrace.linked"
+
+COMMAND = "headrace {method} {path}"
+REQUEST = "{method} {path}"
+DECIDE = "{consumers} decide"
+PERFORM = "{consumer} perform {effect}"
+
+FLUSH_MS = 2000
+"""How long a process that ends waits for its collector."""
 
 _propagator = TraceContextTextMapPropagator()
+_exporting = False
 
 
 @contextmanager
 def span(
-    name: str, *, link: str | None = None, attributes: Mapping[str, str] | None = None
-) -> Iterator[None]:
-    """A span, linked to the context `link` (a traceparent) when there is one."""
-    links = []
-    if link is not None:
-        context = trace.get_current_span(_propagator.extract({PARENT: link})).get_span_context()
-        links = [trace.Link(context)] if context.is_valid else []
+    name: str, *, parent: str | None = None, links: Iterable[str | None] = ()
+) -> Iterator[str | None]:
+    """A span under the context `parent` (a traceparent), linked to the contexts `links`. Yields its own
+    traceparent; None, and no span at all, while tracing is off."""
+    if not _exporting:
+        yield None
+        return
+    found = [_context(link) for link in dict.fromkeys(links) if link is not None]
     with trace.get_tracer(TRACER).start_as_current_span(
-        name, links=links, attributes=dict(attributes or {})
+        name,
+        context=_propagator.extract({PARENT: parent}) if parent else None,
+        links=[trace.Link(context) for context in found if context.is_valid],
     ):
-        yield
+        yield traceparent()
+
+
+def _context(link: str) -> trace.SpanContext:
+    return trace.get_current_span(_propagator.extract({PARENT: link})).get_span_context()
 
 
 def traceparent() -> str | None:
-    """The current span's context, to travel with an event."""
+    """The current span's context, to travel with an event or a request; None without one."""
+    if not _exporting:
+        return None
     carrier: dict[str, str] = {}
     _propagator.inject(carrier)
     return carrier.get(PARENT)
@@ -51,18 +70,35 @@ def setup(settings: Settings, *, service: str) -> None:
     handler.setFormatter(JsonLines(service))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     if settings.telemetry:
-        _export(service)
+        export(service)
 
 
-def _export(service: str) -> None:
+def export(service: str) -> None:
+    """Send spans to the collector that OpenTelemetry's variables name, from a thread of its own. A
+    process has one provider: doing it again only goes on."""
+    global _exporting
+    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        _exporting = True
+        return
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    provider = TracerProvider(resource=Resource.create({"service.name": f"headrace-{service}"}))
+    resource = Resource.create({"service.name": f"headrace-{service}"})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
+    _exporting = True
+
+
+def close() -> None:
+    """Send what is left; does not wait long for a collector that is gone."""
+    global _exporting
+    flush = getattr(trace.get_tracer_provider(), "force_flush", None)
+    if _exporting and flush is not None:
+        flush(FLUSH_MS)
+    _exporting = False
 
 
 class JsonLines(logging.Formatter):

@@ -87,7 +87,10 @@ def main() -> int:
     settings = Settings.load(os.environ)
     telemetry.setup(settings, service="control")
     failpoints.arm(settings.failpoint or "", settings.home)
-    return asyncio.run(serve(settings))
+    try:
+        return asyncio.run(serve(settings))
+    finally:
+        telemetry.close()
 
 
 if __name__ == "__main__":

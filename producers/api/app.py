@@ -25,6 +25,7 @@ from producers.api import (
 from producers.api.answers import away, problem, refused
 from producers.api.guard import Guard
 from producers.api.services import Services
+from producers.api.traced import Traced
 from schemas.errors import CorruptData, Refused, TransientError
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def create_app(services: Services) -> Starlette:
     routes = [route for resource in RESOURCES for route in resource.ROUTES]
     app = Starlette(
         routes=[*platform.ROOT_ROUTES, Mount("/api/v1", routes=routes)],
-        middleware=[Middleware(Guard, settings=services.settings)],
+        middleware=[Middleware(Guard, settings=services.settings), Middleware(Traced)],
         exception_handlers={
             HTTPException: _http,
             Refused: _refused,

@@ -87,7 +87,11 @@ class Client:
         """POST JSON under an idempotency key. Raises Failure."""
         headers = {"Idempotency-Key": key or uuid4().hex}
         content: Document = {} if body is None else {"json": body}
-        return self._answer(self._send("POST", path, headers=headers, params=parameters, **content))
+        with traced("POST", path) as context:
+            sent = self._send(
+                "POST", path, headers={**headers, **context}, params=parameters, **content
+            )
+        return self._answer(sent)
 
     def post_file(self, path: str, file: Path, **parameters: str) -> Document:
         """POST a file's bytes. Raises Failure."""
@@ -171,6 +175,21 @@ class Client:
                 "look at HEADRACE_URL",
             )
         return document
+
+
+@contextmanager
+def traced(method: str, path: str) -> Iterator[Mapping[str, str]]:
+    """The headers that hang a request under a span of this command; none unless OpenTelemetry's
+    variables ask for it, for its import takes longer than most commands."""
+    if not Settings.load(os.environ).telemetry:
+        yield {}
+        return
+    from infra import telemetry
+
+    telemetry.export("cli")
+    with telemetry.span(telemetry.COMMAND.format(method=method, path=path)) as context:
+        yield {telemetry.PARENT: context} if context else {}
+    telemetry.close()
 
 
 def part(text: str) -> str:

@@ -1,0 +1,100 @@
+"""One submit is one connected trace, from the command line to the last checkpoint; a collector that is
+dead changes nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.otlp import Seen, collector
+from tests.kit.platform import (
+    Platform,
+    eventually,
+    final_adapter,
+    free_port,
+    make_workspace,
+    platform,
+)
+
+pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
+
+CONFIG = """
+[experiment]
+rollout = "say"
+entrypoint = "main.py"
+model_path = "scratch:qwen3-tiny"
+dataset = "numbers"
+[training]
+lr = 1e-2
+n_samples_per_prompt = 4
+rollout_batch_size = 2
+max_prompt_length = 64
+max_response_length = 6
+[checkpoints]
+checkpoint_save_freq = 2
+[advanced]
+max_steps = 4
+seed = 7
+deterministic = true
+"""
+
+
+def submitted(started: Platform, root: Path) -> Any:
+    """A finished run, submitted by the command line."""
+    workspace = make_workspace(root / "workspace", {"configs/training/run.toml": CONFIG})
+    made = started.post("/workspaces", {"url": str(workspace), "name": "w"})
+    assert made.status_code == 201, made.text
+    started.upload("numbers")
+    program = [sys.executable, "-m", "producers.cli.main", "train", "submit"]
+    asked = [*program, "configs/training/run.toml", "--workspace", "w", "--json"]
+    done = subprocess.run(
+        asked, cwd=workspace, env=started.environment, capture_output=True, check=False, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return started.wait(json.loads(done.stdout)["run"]["id"], "finished")
+
+
+def test_one_submit_is_one_connected_trace(tmp_path: Path) -> None:
+    with collector() as held:
+        environment = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": held.endpoint,
+            "OTEL_BSP_SCHEDULE_DELAY": "200",
+        }
+        with platform(tmp_path / "home", environment=environment) as started:
+            submitted(started, tmp_path)
+
+            def walked() -> list[Seen] | None:
+                [command] = [s for s in held.spans.values() if s.name == "headrace POST /runs"]
+                found = held.following(command)
+                return found if _checkpoints(found) >= 2 else None
+
+            found = eventually(walked, within_s=20, what="the trace reaches the last checkpoint")
+    services = {span.service for span in found}
+    assert {"headrace-cli", "headrace-control"} < services
+    assert len(services) == 3
+    performed = {span.name for span in found if " perform " in span.name}
+    assert performed == {
+        "sync perform FetchCommit",
+        "learn perform InitializePolicy",
+        "rollout perform GenerateSample",
+        "grade perform GradeGroup",
+        "learn perform TrainStep",
+        "checkpoint perform SaveCheckpoint",
+    }
+    assert sum(span.name == "learn perform TrainStep" for span in found) == 4
+
+
+def _checkpoints(found: list[Seen]) -> int:
+    return sum(span.name == "checkpoint perform SaveCheckpoint" for span in found)
+
+
+def test_a_dead_collector_changes_nothing(tmp_path: Path) -> None:
+    dead = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}"}
+    with platform(tmp_path / "dead", environment=dead) as started:
+        with_it = final_adapter(submitted(started, tmp_path / "a"))
+    with platform(tmp_path / "none") as started:
+        without = final_adapter(submitted(started, tmp_path / "b"))
+    assert with_it == without
