@@ -39,7 +39,14 @@ SAMPLED_PROMISE = 0.75
     default="check",
     help="What pays in training. random: a control experiment, in which nothing should be learned.",
 )
-def demo(*, keep: Path | None, seed: int, steps: int, grader: str, as_json: bool) -> None:
+@click.option(
+    "--chaos",
+    is_flag=True,
+    help="Train a second time while workers are killed: it must end in the same bits.",
+)
+def demo(
+    *, keep: Path | None, seed: int, steps: int, grader: str, chaos: bool, as_json: bool
+) -> None:
     """Make a language model from nothing, then improve it by reinforcement learning; about five
     minutes on two cores.
 
@@ -55,8 +62,8 @@ def demo(*, keep: Path | None, seed: int, steps: int, grader: str, as_json: bool
     platform = DemoPlatform(root)
     try:
         client = platform.start()
-        told = Story(client, root / "workspace", quiet=as_json).tell(
-            seed=seed, steps=steps, random_pay=grader == "random"
+        told = Story(client, root / "workspace", home=platform.home, quiet=as_json).tell(
+            seed=seed, steps=steps, random_pay=grader == "random", chaos=chaos
         )
     except (KeyboardInterrupt, Interrupted) as error:
         raise _interrupted(platform, keep) from error
@@ -71,6 +78,8 @@ def demo(*, keep: Path | None, seed: int, steps: int, grader: str, as_json: bool
     else:
         _table(result, platform if keep else None)
     judge(result["held_out"])
+    if chaos:
+        judge_chaos(result["chaos"])
 
 
 def cpu_s() -> float:
@@ -90,6 +99,17 @@ def judge(held_out: Document) -> None:
         f"the held-out reward went from {before['greedy']:.3f} to {after['greedy']:.3f} greedy and "
         f"from {before['sampled']:.3f} to {after['sampled']:.3f} sampled; promised were "
         f"{GREEDY_PROMISE} and {SAMPLED_PROMISE}",
+    )
+
+
+def judge_chaos(found: Document) -> None:
+    """Raises Failure unless workers died and the run ended in the bits of its undisturbed twin."""
+    calm, killed = found["undisturbed_sha256"], found["killed_sha256"]
+    if found["kills"] and calm == killed:
+        return
+    raise Failure(
+        "PROMISE_BROKEN",
+        f"after {found['kills']} kills the weights are {killed}, undisturbed they were {calm}",
     )
 
 
@@ -125,6 +145,14 @@ def _table(result: Document, platform: "DemoPlatform | None") -> None:
     fields("Spent", spent)
     listed = [(c["ref"], c.get("reward"), c["adapter_sha256"]) for c in result["checkpoints"]]
     table("Checkpoints", ("ref", "reward", "weights sha256"), listed)
+    if "chaos" in result:
+        found = result["chaos"]
+        pairs = [
+            ("kill -9", found["kills"]),
+            ("undisturbed", found["undisturbed_sha256"]),
+            ("killed", found["killed_sha256"]),
+        ]
+        fields("Under fire", pairs)
     say("Try next:")
     for line in next_commands(platform.prefix if platform else None):
         say(f"  {line}")

@@ -11,6 +11,7 @@ from producers.cli import evaluation, submit, watch
 from producers.cli.client import Client, part
 from producers.cli.configs import read_config
 from producers.cli.dataset import send
+from producers.cli.demo_chaos import Killer, killing
 from producers.cli.failures import Failure
 from producers.cli.output import Document, console, say
 from producers.cli.repository import around, workspace_of
@@ -18,6 +19,7 @@ from producers.cli.runview import RunView
 from producers.cli.scaffold import commit, scaffold
 
 SFT, GRPO = "arithmetic-sft", "arithmetic-grpo"
+KILLED = "arithmetic-grpo-killed"
 DATASETS = {"sft": SFT, "rl": "arithmetic-rl", "heldout": "arithmetic-heldout"}
 STEPS_PER_EPOCH = 100
 
@@ -43,20 +45,24 @@ class Pay(Grader):
 class Story:
     """Tells it once, against one platform."""
 
-    def __init__(self, client: Client, workspace: Path, *, quiet: bool) -> None:
+    def __init__(self, client: Client, workspace: Path, *, home: Path, quiet: bool) -> None:
         self._client = client
+        self._home = home
         self._root = workspace
         self._quiet = quiet
         self._workspace = ""
 
-    def tell(self, *, seed: int, steps: int, random_pay: bool) -> Document:
-        """The whole story; returns what it measured. Raises Failure when a run does not finish."""
+    def tell(self, *, seed: int, steps: int, random_pay: bool, chaos: bool = False) -> Document:
+        """The whole story; returns what it measured. `chaos`: the reinforcement learning once more,
+        under fire. Raises Failure when a run does not finish."""
         self._prepare(seed, random_pay=random_pay)
         sft = self._train(self._sft(seed), SFT)
         before = self._measure(f"{SFT}@last", "before", seed)
-        grpo = self._train(self._grpo(seed, steps, random_pay=random_pay), GRPO)
+        config = self._grpo(seed, steps, random_pay=random_pay)
+        grpo = self._train(config, GRPO)
         after = self._measure(f"{GRPO}@last", "after", seed)
         info = self._client.get(f"/runs/{part(GRPO)}")
+        under_fire = {"chaos": self._again(config, seed, info)} if chaos else {}
         return {
             "held_out": {"before": before, "after": after},
             "steps": grpo.step,
@@ -64,6 +70,21 @@ class Story:
             "seed": seed,
             "run": info["run"]["id"],
             "checkpoints": info["checkpoints"],
+            **under_fire,
+        }
+
+    def _again(self, config: Document, seed: int, calm: Document) -> Document:
+        """The same run while its workers are killed; the hashes that both end in."""
+        made = self._submit(config, KILLED)
+        killer = Killer(self._home, self._client, str(made["id"]), seed=seed, say=self._say)
+        with killing(killer):
+            self._watch(made, KILLED)
+        killed = self._client.get(f"/runs/{part(KILLED)}")
+        return {
+            "run": killed["run"]["id"],
+            "kills": len(killer.deaths),
+            "undisturbed_sha256": calm["checkpoints"][-1]["adapter_sha256"],
+            "killed_sha256": killed["checkpoints"][-1]["adapter_sha256"],
         }
 
     def _prepare(self, seed: int, *, random_pay: bool) -> None:
@@ -92,9 +113,17 @@ class Story:
         return config
 
     def _train(self, config: Document, name: str) -> RunView:
+        return self._watch(self._submit(config, name), name)
+
+    def _submit(self, config: Document, name: str) -> Document:
         algorithm = str(config["advanced"]["algorithm"]).upper()
         self._say(f"{algorithm}: {config['experiment']['model_path']} -> {name}")
-        made = submit.request(self._client, config, workspace=self._workspace, name=name)["run"]
+        made: Document = submit.request(self._client, config, workspace=self._workspace, name=name)[
+            "run"
+        ]
+        return made
+
+    def _watch(self, made: Document, name: str) -> RunView:
         view = watch.show(self._client, str(made["id"]), name, quiet=self._quiet)
         watch.finish(view, name)
         if view.status != "finished":
