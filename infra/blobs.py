@@ -7,16 +7,16 @@ either nothing or the whole.
 import asyncio
 import errno
 import os
-import re
 import shutil
 import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from infra.ports import BlobExists
+from infra.blob_names import check_key, check_prefix
+from infra.ports import BlobExists, BlobInfo
 from schemas.errors import NotFound, TransientError
-
-KEY = re.compile(r"^[A-Za-z0-9_@.-]+(/[A-Za-z0-9_@.-]+)*$")
 
 
 class LocalBlobs:
@@ -51,9 +51,32 @@ class LocalBlobs:
         path = self._path(key)
         return path.as_uri() if await asyncio.to_thread(path.exists) else None
 
+    async def keys(self, prefix: str) -> Sequence[BlobInfo]:
+        check_prefix(prefix)
+        return await asyncio.to_thread(self._listed, prefix)
+
+    def _listed(self, prefix: str) -> list[BlobInfo]:
+        found = []
+        for directory, folders, names in os.walk(self._root / prefix.rpartition("/")[0]):
+            if Path(directory) == self._root:
+                folders.remove(self._scratch.name)
+            keys = [(Path(directory) / name).relative_to(self._root).as_posix() for name in names]
+            found += [self._info(key) for key in keys if key.startswith(prefix)]
+        return sorted((info for info in found if info), key=lambda info: info.key)
+
+    def _info(self, key: str) -> BlobInfo | None:
+        """None when the blob was deleted since its name was read."""
+        path = self._root / key
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return None
+        return BlobInfo(
+            key, path.as_uri(), stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC)
+        )
+
     def _path(self, key: str) -> Path:
-        if not KEY.match(key) or any(part in (".", "..") for part in key.split("/")):
-            raise ValueError(f"{key!r} is not a blob key")
+        check_key(key)
         return self._root / key
 
     def _located(self, uri: str) -> Path:

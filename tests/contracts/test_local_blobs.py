@@ -17,18 +17,11 @@ class TestLocalBlobs(BlobsSuite):
     def blobs(self, tmp_path: Path) -> LocalBlobs:
         return LocalBlobs(tmp_path / "blobs")
 
-    @pytest.mark.parametrize("key", ["../x", "/x", "a//b", "a/../b", "", "a b"])
-    async def test_keys_stay_inside(self, blobs: LocalBlobs, key: str) -> None:
-        with pytest.raises(ValueError, match="not a blob key"):
-            await blobs.put(key, b"x")
-
-    async def test_uris_stay_inside(self, blobs: LocalBlobs, tmp_path: Path) -> None:
+    async def test_files_outside_stay_outside(self, blobs: LocalBlobs, tmp_path: Path) -> None:
         secret = tmp_path / "secret"
         secret.write_text("x")
         with pytest.raises(NotFound):
             await blobs.get(secret.as_uri())
-        with pytest.raises(NotFound):
-            await blobs.get("https://example.org/x")
 
 
 @pytest.fixture
