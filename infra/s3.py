@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from infra.blob_names import check_prefix
 from infra.ports import BlobExists, BlobInfo
-from infra.s3_answers import StoreRefuses
+from infra.s3_answers import StoreRefuses, whole
 from infra.s3_parts import WHOLE_BYTES, Source, upload
 from infra.s3_place import S3Place
 from infra.s3_store import S3Store
@@ -77,7 +77,7 @@ class S3Blobs:
         found: list[BlobInfo] = []
         arguments = {"Bucket": self._place.bucket, "Prefix": self._place.listed(prefix)}
         while True:
-            page = await self._store.call(self._client.list_objects_v2, **arguments)
+            page = await self._store.call(self._page, arguments=arguments)
             for entry in page.get("Contents", ()):
                 key = self._place.key(entry["Key"])
                 found.append(
@@ -92,7 +92,7 @@ class S3Blobs:
         InvalidConfig, with what to change; TransientError when it does not answer."""
         try:
             await S3Blobs(self._store.hurried(PROBE_PATIENCE_S))._prove()
-        except StoreRefuses as error:
+        except (BlobExists, NotFound, StoreRefuses) as error:
             raise InvalidConfig(f"HEADRACE_BLOBS is {self._place}, but {error}") from error
 
     async def _prove(self) -> None:
@@ -129,9 +129,17 @@ class S3Blobs:
                 IfNoneMatch="*",
             )
         except BlobExists as error:
-            found = await self._metadata(key)
-            if found is None or found.get(PUT) != metadata[PUT]:
+            if not await self._made_by(metadata[PUT], key):
                 raise BlobExists(self._place.uri(key)) from error
+
+    async def _made_by(self, put: str, key: str) -> bool:
+        """Whether an object is the work of a put. It is read whole: of a cut answer to HEAD one cannot
+        tell that it was cut."""
+        try:
+            _, metadata = await self._store.call(self._read, where=self._at(key))
+        except NotFound:
+            return False
+        return metadata.get(PUT) == put
 
     async def _put_parts(self, key: str, source: Source) -> None:
         metadata = {SHA256: source.sha256, PUT: uuid4().hex}
@@ -158,7 +166,11 @@ class S3Blobs:
     def _read(self, where: Mapping[str, str]) -> tuple[bytes, Mapping[str, str]]:
         answer = self._client.get_object(**where)
         with answer["Body"] as body:
+            whole(answer, "ContentLength")
             return body.read(), _names_lowered(answer)
+
+    def _page(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return whole(self._client.list_objects_v2(**arguments), "IsTruncated")
 
 
 @asynccontextmanager

@@ -5,6 +5,9 @@ codes, so the status decides wherever it can. Whether a request that got no answ
 known here: the adapter makes every request safe to repeat.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -20,11 +23,18 @@ from botocore.exceptions import (
     ConnectionError as NoConnection,
 )
 from botocore.parsers import ResponseParserError
+from urllib3.exceptions import HTTPError
 
 from schemas.errors import TransientError
 
-S3Error = (ClientError, BotoCoreError, ResponseParserError)
-"""Everything that a call through boto3 raises."""
+
+class CutAnswer(Exception):
+    """A good status without what every such answer has: the connection ended within its head, which
+    boto3 takes for the whole of it."""
+
+
+S3Error = (ClientError, BotoCoreError, ResponseParserError, HTTPError, CutAnswer)
+"""Everything that a request may raise; urllib3's own errors come through where a refusal breaks off."""
 
 
 class StoreRefuses(TransientError):
@@ -77,6 +87,14 @@ def code(error: Exception) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
+def whole(answer: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    """The answer, if it has all of these. Raises CutAnswer."""
+    missed = [name for name in names if name not in answer]
+    if missed:
+        raise CutAnswer(f"its answer broke off before {', '.join(missed)}")
+    return answer
+
+
 def passing(error: Exception) -> bool:
     """Whether the same request may succeed later."""
     if isinstance(error, ClientError):
@@ -85,7 +103,9 @@ def passing(error: Exception) -> bool:
         return False
     return isinstance(
         error,
-        NoConnection
+        CutAnswer
+        | HTTPError
+        | NoConnection
         | HTTPClientError
         | IncompleteReadError
         | ResponseParserError

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.ports import BlobExists
+from infra.s3_answers import whole
 from infra.s3_store import S3Store
 from schemas.errors import NotFound, TransientError
 
@@ -94,12 +95,12 @@ async def _send(store: S3Store, where: Mapping[str, str], source: Source) -> lis
 async def _send_one(
     store: S3Store, where: Mapping[str, str], source: Source, *, number: int, start: int, size: int
 ) -> dict[str, Any]:
-    def send() -> Any:
+    def send() -> str:
         body = source.read(start, size)
-        return store.client.upload_part(**where, PartNumber=number, Body=body)
+        sent = store.client.upload_part(**where, PartNumber=number, Body=body)
+        return str(whole(sent, "ETag")["ETag"])
 
-    answer = await store.call(send)
-    return {"PartNumber": number, "ETag": answer["ETag"]}
+    return {"PartNumber": number, "ETag": await store.call(send)}
 
 
 async def _give_up(store: S3Store, where: Mapping[str, str]) -> None:

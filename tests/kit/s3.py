@@ -6,8 +6,8 @@ an address and without the means to build a store the tests are skipped, but nev
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
@@ -53,12 +53,14 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield server
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bucket:
-    """A bucket of one test's own."""
+    """A bucket of one test's own; `client` looks at it past our own adapter."""
 
     server: S3Server
+    client: Any
     name: str
+    opened: list[S3Store] = field(default_factory=list)
 
     def store(
         self,
@@ -68,37 +70,45 @@ class Bucket:
         patience_s: float = 20.0,
         read_s: float = 10.0,
     ) -> S3Store:
-        """The bucket, spoken to at `endpoint` (default: the store's own)."""
-        return S3Store(
+        """The bucket, spoken to at `endpoint` (default: the store's own); closed with the test."""
+        store = S3Store(
             S3Place(self.name, prefix),
             endpoint=endpoint or self.server.endpoint,
             keys=Keys(self.server.access_key, self.server.secret_key),
             patience_s=patience_s,
             read_s=read_s,
         )
+        self.opened.append(store)
+        return store
 
-    def blobs(self, prefix: str = "", **changes: object) -> S3Blobs:
-        return S3Blobs(self.store(prefix, **changes))  # type: ignore[arg-type]
+    def blobs(self, prefix: str = "") -> S3Blobs:
+        return S3Blobs(self.store(prefix))
 
     def contents(self) -> dict[str, bytes]:
-        """Every object, read past our own adapter."""
-        client = self.store().client
-        found = client.list_objects_v2(Bucket=self.name).get("Contents", ())
-        keys = [entry["Key"] for entry in found]
-        return {k: client.get_object(Bucket=self.name, Key=k)["Body"].read() for k in keys}
+        """Every object."""
+        found = self.client.list_objects_v2(Bucket=self.name).get("Contents", ())
+        return {entry["Key"]: self.read(entry["Key"]) for entry in found}
+
+    def read(self, key: str) -> bytes:
+        answer = self.client.get_object(Bucket=self.name, Key=key)
+        with answer["Body"] as body:
+            return bytes(body.read())
+
+
+@pytest.fixture(scope="session")
+def s3_client(s3: S3Server) -> Any:
+    """boto3 as anybody would use it."""
+    keys = Keys(s3.access_key, s3.secret_key)
+    return S3Store(S3Place("none"), endpoint=s3.endpoint, keys=keys).client
 
 
 @pytest.fixture
-def bucket(s3: S3Server) -> Iterator[Bucket]:
-    made = Bucket(s3, f"t-{uuid4().hex[:16]}")
-    client = made.store().client
-    client.create_bucket(Bucket=made.name)
+def bucket(s3: S3Server, s3_client: Any) -> Iterator[Bucket]:
+    made = Bucket(s3, s3_client, f"t-{uuid4().hex[:16]}")
+    s3_client.create_bucket(Bucket=made.name)
     yield made
     for key in made.contents():
-        client.delete_object(Bucket=made.name, Key=key)
-    client.delete_bucket(Bucket=made.name)
-
-
-def data_of(server: Path) -> Path:
-    """Where a store that `s3_server` runs over a directory keeps its buckets."""
-    return server / "buckets"
+        s3_client.delete_object(Bucket=made.name, Key=key)
+    s3_client.delete_bucket(Bucket=made.name)
+    for store in made.opened:
+        store.close()
