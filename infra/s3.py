@@ -92,8 +92,13 @@ class S3Blobs:
         InvalidConfig, with what to change; TransientError when it does not answer."""
         try:
             await S3Blobs(self._store.hurried(PROBE_PATIENCE_S))._prove()
-        except (BlobExists, NotFound, StoreRefuses) as error:
+        except StoreRefuses as error:
             raise InvalidConfig(f"HEADRACE_BLOBS is {self._place}, but {error}") from error
+        except (BlobExists, NotFound) as error:
+            raise InvalidConfig(
+                f"HEADRACE_BLOBS is {self._place}, but the server at {self._store.address} does not "
+                f"do what an S3 store does ({error}); correct HEADRACE_S3_ENDPOINT"
+            ) from error
 
     async def _prove(self) -> None:
         key = f".probe/{uuid4().hex}"

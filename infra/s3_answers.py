@@ -44,6 +44,7 @@ class StoreRefuses(TransientError):
 
 TAKEN = 412
 MISSING = 404
+ABSENT = frozenset({"NoSuchKey", "NoSuchUpload", "404"})
 NOT_IMPLEMENTED = 501
 
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
@@ -60,8 +61,10 @@ GARBLED = frozenset(
 )
 """Codes (under status 400) of a body that did not arrive as it was sent: the next one may."""
 
+UNKNOWN_KEY = "does not know the access key; set AWS_ACCESS_KEY_ID to one of its keys"
 FORBIDDEN = {
-    "InvalidAccessKeyId": "does not know the access key; set AWS_ACCESS_KEY_ID to one of its keys",
+    "InvalidAccessKeyId": UNKNOWN_KEY,
+    "XAdminUserNotFound": UNKNOWN_KEY,
     "SignatureDoesNotMatch": "says that the secret key is wrong; set AWS_SECRET_ACCESS_KEY to the "
     "secret of that access key",
     "ExpiredToken": "says that the credentials have expired; get new ones",
@@ -114,8 +117,8 @@ def passing(error: Exception) -> bool:
 
 
 def missing(error: Exception) -> bool:
-    """Whether the store said that there is no such object (and not: no such bucket)."""
-    return status(error) == MISSING and code(error) != "NoSuchBucket"
+    """Whether the store said that there is no such object, and not: no such bucket, account, page."""
+    return status(error) == MISSING and code(error) in ABSENT
 
 
 def explained(error: Exception, *, bucket: str, place: str) -> str:
@@ -147,5 +150,10 @@ def explained(error: Exception, *, bucket: str, place: str) -> str:
     if status(error) is None:
         return (
             f"no S3 store answers at {place} ({error}); start it, or correct HEADRACE_S3_ENDPOINT"
+        )
+    if not name:
+        return (
+            f"the server at {place} does not answer as an S3 store does (status {status(error)}); "
+            "correct HEADRACE_S3_ENDPOINT"
         )
     return f"the S3 store at {place} answered: {error}"

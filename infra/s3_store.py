@@ -72,6 +72,9 @@ class S3Store:
         self.place = place
         self.client = _client(endpoint, keys, read_s)
         self.address = endpoint or str(self.client.meta.endpoint_url)
+        if endpoint is not None:
+            # boto3 takes a redirection for AWS's other regions and goes round in circles at the address.
+            self.client.meta.events.register_first("needs-retry.s3", self._refuse_redirection)
         self._patience_s = patience_s
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")
 
@@ -110,6 +113,14 @@ class S3Store:
         """Give back threads and connections. Requests under way end by themselves."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.client.close()
+
+    def _refuse_redirection(self, response: Any, **_: object) -> None:
+        if response is not None and 300 <= response[0].status_code < 400:
+            target = response[0].headers.get("location", "another address")
+            raise StoreRefuses(
+                f"the server at {self.address} redirects to {target}; name the store's own address "
+                "in HEADRACE_S3_ENDPOINT"
+            )
 
     def _meaning(self, error: Exception) -> Exception:
         if missing(error):

@@ -168,12 +168,11 @@ def faulty(upstream: str, plan: Plan = calm, *, delay_s: float = 1.0) -> Iterato
     """A proxy before `upstream` while inside, on a free port."""
     proxy = Faulty(upstream, plan, delay_s)
     loop = asyncio.new_event_loop()
-    server = loop.run_until_complete(
-        asyncio.start_server(proxy.serve, "127.0.0.1", 0, limit=HEAD_LIMIT)
-    )
-    proxy.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     thread = threading.Thread(target=loop.run_forever, name="faulty", daemon=True)
     thread.start()
+    listening = asyncio.start_server(proxy.serve, "127.0.0.1", 0, limit=HEAD_LIMIT)
+    server = asyncio.run_coroutine_threadsafe(listening, loop).result(10)
+    proxy.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield proxy
     finally:
