@@ -85,3 +85,9 @@ async def open_blobs(settings: Settings) -> AsyncIterator[Blobs]:
 
     async with open_s3(settings.blobs, endpoint=settings.s3_endpoint) as blobs:
         yield blobs
+
+
+async def check_blobs(settings: Settings) -> None:
+    """Raises what `open_blobs` raises: for whoever is about to start processes that will need them."""
+    async with open_blobs(settings):
+        pass

@@ -9,23 +9,31 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from infra.blob_names import check_key, check_prefix
 from infra.ports import BlobExists, BlobInfo
-from schemas.errors import NotFound, TransientError
+from schemas.errors import InvalidConfig, NotFound, TransientError
+
+CHUNK_BYTES = 1 << 20
 
 
 class LocalBlobs:
-    """`infra.ports.Blobs` below one directory."""
+    """`infra.ports.Blobs` below one directory. Raises InvalidConfig when it cannot be made."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._scratch = root / ".scratch"
-        self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise InvalidConfig(
+                f"blobs cannot be kept in {root} ({error.strerror}); name a directory of your own in "
+                "HEADRACE_BLOBS"
+            ) from error
 
     async def put(self, key: str, data: bytes, *, create_only: bool = False) -> str:
         path = self._path(key)
@@ -43,6 +51,16 @@ class LocalBlobs:
             return await asyncio.to_thread(path.read_bytes)
         except FileNotFoundError as error:
             raise NotFound(f"no blob at {uri}") from error
+
+    async def chunks(self, uri: str) -> AsyncIterator[bytes]:
+        path = self._located(uri)
+        try:
+            file = await asyncio.to_thread(path.open, "rb")
+        except FileNotFoundError as error:
+            raise NotFound(f"no blob at {uri}") from error
+        with file:
+            while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                yield piece
 
     async def delete(self, uri: str) -> None:
         await asyncio.to_thread(self._located(uri).unlink, missing_ok=True)
@@ -103,7 +121,7 @@ class LocalBlobs:
         scratch = self._scratch_file()
         try:
             with source.open("rb") as reader, scratch.open("wb") as file:
-                shutil.copyfileobj(reader, file, 1 << 20)
+                shutil.copyfileobj(reader, file, CHUNK_BYTES)
                 file.flush()
                 os.fsync(file.fileno())
             self._publish(scratch, path, create_only=False)

@@ -1,12 +1,13 @@
 """Blobs in memory: the twin of `infra/blobs.py` and `infra/s3.py`, bound by the same contract suite."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from infra.blob_names import check_key, check_prefix
+from infra.blobs import CHUNK_BYTES
 from infra.ports import BlobExists, BlobInfo
 from schemas.errors import NotFound
 
@@ -38,6 +39,11 @@ class MemoryBlobs:
         if uri not in self._held:
             raise NotFound(f"no blob at {uri}")
         return self._held[uri].data
+
+    async def chunks(self, uri: str) -> AsyncIterator[bytes]:
+        data = await self.get(uri)
+        for start in range(0, len(data), CHUNK_BYTES):
+            yield data[start : start + CHUNK_BYTES]
 
     async def delete(self, uri: str) -> None:
         self._held.pop(uri, None)

@@ -350,6 +350,11 @@ class Blobs(Protocol):
         """Raises NotFound."""
         ...
 
+    def chunks(self, uri: str) -> AsyncIterator[bytes]:
+        """The content in pieces of a few MiB, for what need not be in memory whole. Unverified:
+        whoever has all of it checks its hash. Raises NotFound at the first piece."""
+        ...
+
     async def delete(self, uri: str) -> None: ...
     async def exists(self, key: str) -> str | None:
         """The uri if the key is taken."""

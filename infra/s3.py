@@ -25,6 +25,7 @@ SHA256 = "sha256"
 PUT = "put"
 """Names of our metadata on every object."""
 
+CHUNK_BYTES = 8 << 20
 PROBE_PATIENCE_S = 10.0
 """Who starts a process should not wait long to hear that a name is mistyped."""
 
@@ -62,6 +63,14 @@ class S3Blobs:
             if metadata.get(SHA256, "") in ("", hashlib.sha256(data).hexdigest()):
                 return data
         raise CorruptData(f"{uri} is damaged: its sha256 is not {metadata[SHA256]}; restore it")
+
+    async def chunks(self, uri: str) -> AsyncIterator[bytes]:
+        where = {"Bucket": self._place.bucket, "Key": self._place.located(uri)}
+        about = await self._store.call(self._head, where=where)
+        for start in range(0, about["ContentLength"], CHUNK_BYTES):
+            span = {"Range": f"bytes={start}-{start + CHUNK_BYTES - 1}"}
+            piece, _ = await self._store.call(self._read, where={**where, **span})
+            yield piece
 
     async def delete(self, uri: str) -> None:
         object_key = self._place.located(uri)
@@ -160,7 +169,7 @@ class S3Blobs:
     async def _metadata(self, key: str) -> Mapping[str, str] | None:
         """What an object carries, or None where there is none."""
         try:
-            answer = await self._store.call(self._client.head_object, **self._at(key))
+            answer = await self._store.call(self._head, where=self._at(key))
         except NotFound:
             return None
         return _names_lowered(answer)
@@ -173,6 +182,9 @@ class S3Blobs:
         with answer["Body"] as body:
             whole(answer, "ContentLength")
             return body.read(), _names_lowered(answer)
+
+    def _head(self, where: Mapping[str, str]) -> Mapping[str, Any]:
+        return whole(self._client.head_object(**where), "ContentLength")
 
     def _page(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return whole(self._client.list_objects_v2(**arguments), "IsTruncated")

@@ -22,6 +22,17 @@ class BlobsSuite:
         source.write_bytes(b"three")
         assert await blobs.get(await blobs.put_file("runs/r/file", source)) == b"three"
 
+    async def test_large_content_comes_in_pieces(self, blobs: Blobs) -> None:
+        data = bytes(range(256)) * (70 << 10)
+        pieces = [piece async for piece in blobs.chunks(await blobs.put("large", data))]
+        assert b"".join(pieces) == data
+        assert 1 < len(pieces) < 100
+        assert [p async for p in blobs.chunks(await blobs.put("empty", b""))] == []
+        gone = await blobs.put("gone", b"x")
+        await blobs.delete(gone)
+        with pytest.raises(NotFound):
+            await anext(blobs.chunks(gone))
+
     async def test_create_only_has_one_winner(self, blobs: Blobs) -> None:
         async def write(n: int) -> bool:
             try:

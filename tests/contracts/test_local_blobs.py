@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.blobs import LocalBlobs
-from schemas.errors import NotFound, TransientError
+from schemas.errors import InvalidConfig, NotFound, TransientError
 from tests.contracts.blobs_suite import BlobsSuite
 
 
@@ -22,6 +22,12 @@ class TestLocalBlobs(BlobsSuite):
         secret.write_text("x")
         with pytest.raises(NotFound):
             await blobs.get(secret.as_uri())
+
+
+def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InvalidConfig, match=r"blobs cannot be kept in .*HEADRACE_BLOBS"):
+        LocalBlobs(tmp_path / "file" / "blobs")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ an address and without the means to build a store the tests are skipped, but nev
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -102,13 +103,20 @@ def s3_client(s3: S3Server) -> Any:
     return S3Store(S3Place("none"), endpoint=s3.endpoint, keys=keys).client
 
 
-@pytest.fixture
-def bucket(s3: S3Server, s3_client: Any) -> Iterator[Bucket]:
-    made = Bucket(s3, s3_client, f"t-{uuid4().hex[:16]}")
-    s3_client.create_bucket(Bucket=made.name)
+@contextmanager
+def fresh_bucket(server: S3Server, client: Any) -> Iterator[Bucket]:
+    """A new bucket, gone after."""
+    made = Bucket(server, client, f"t-{uuid4().hex[:16]}")
+    client.create_bucket(Bucket=made.name)
     yield made
     for key in made.contents():
-        s3_client.delete_object(Bucket=made.name, Key=key)
-    s3_client.delete_bucket(Bucket=made.name)
+        client.delete_object(Bucket=made.name, Key=key)
+    client.delete_bucket(Bucket=made.name)
     for store in made.opened:
         store.close()
+
+
+@pytest.fixture
+def bucket(s3: S3Server, s3_client: Any) -> Iterator[Bucket]:
+    with fresh_bucket(s3, s3_client) as made:
+        yield made
