@@ -9,9 +9,14 @@ KEY = re.compile(r"[A-Za-z0-9_@.-]+(/[A-Za-z0-9_@.-]+)*")
 """Words of harmless characters between slashes."""
 
 
+def is_key(key: str) -> bool:
+    """Whether `key` can name a blob. What is called otherwise was put there by somebody else."""
+    return bool(KEY.fullmatch(key)) and not {".", ".."} & set(key.split("/"))
+
+
 def check_key(key: str) -> None:
     """Raises ValueError when `key` cannot name a blob."""
-    if not KEY.fullmatch(key) or any(part in (".", "..") for part in key.split("/")):
+    if not is_key(key):
         raise ValueError(f"{key!r} is not a blob key")
 
 

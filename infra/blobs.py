@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from infra.blob_names import check_key, check_prefix
+from infra.blob_names import check_key, check_prefix, is_key
 from infra.ports import BlobExists, BlobInfo
 from schemas.errors import InvalidConfig, NotFound, TransientError
 
@@ -79,7 +79,7 @@ class LocalBlobs:
             if Path(directory) == self._root:
                 folders.remove(self._scratch.name)
             keys = [(Path(directory) / name).relative_to(self._root).as_posix() for name in names]
-            found += [self._info(key) for key in keys if key.startswith(prefix)]
+            found += [self._info(key) for key in keys if key.startswith(prefix) and is_key(key)]
         return sorted((info for info in found if info), key=lambda info: info.key)
 
     def _info(self, key: str) -> BlobInfo | None:

@@ -361,7 +361,8 @@ class Blobs(Protocol):
         ...
 
     async def keys(self, prefix: str) -> Sequence[BlobInfo]:
-        """All blobs whose keys begin with `prefix`, in the order of their keys."""
+        """All blobs whose keys begin with `prefix`, in the order of their keys. What others put
+        there under names that are no keys is not ours, and not listed."""
         ...
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from infra.blob_names import check_prefix
+from infra.blob_names import check_prefix, is_key
 from infra.ports import BlobExists, BlobInfo
 from infra.s3_answers import StoreRefuses, whole
 from infra.s3_parts import WHOLE_BYTES, Source, upload
@@ -44,8 +44,9 @@ class S3Blobs:
         elif len(data) > WHOLE_BYTES:
             await self._put_parts(key, await asyncio.to_thread(Source.of_bytes, data))
         else:
+            metadata = await asyncio.to_thread(_about, data)
             await self._store.call(
-                self._client.put_object, **self._at(key), Body=data, Metadata=_about(data)
+                self._client.put_object, **self._at(key), Body=data, Metadata=metadata
             )
         return self._place.uri(key)
 
@@ -59,10 +60,12 @@ class S3Blobs:
         """Raises NotFound, and CorruptData when the store gives back other bytes than it was given."""
         where = {"Bucket": self._place.bucket, "Key": self._place.located(uri)}
         for _ in range(2):
-            data, metadata = await self._store.call(self._read, where=where)
-            if metadata.get(SHA256, "") in ("", hashlib.sha256(data).hexdigest()):
+            data = await self._store.call(self._checked, where=where)
+            if data is not None:
                 return data
-        raise CorruptData(f"{uri} is damaged: its sha256 is not {metadata[SHA256]}; restore it")
+        raise CorruptData(
+            f"{uri} does not hold what was put there, its sha256 is another; restore it"
+        )
 
     async def chunks(self, uri: str) -> AsyncIterator[bytes]:
         where = {"Bucket": self._place.bucket, "Key": self._place.located(uri)}
@@ -89,9 +92,9 @@ class S3Blobs:
             page = await self._store.call(self._page, arguments=arguments)
             for entry in page.get("Contents", ()):
                 key = self._place.key(entry["Key"])
-                found.append(
-                    BlobInfo(key, self._place.uri(key), entry["Size"], entry["LastModified"])
-                )
+                if is_key(key):
+                    uri = self._place.uri(key)
+                    found.append(BlobInfo(key, uri, entry["Size"], entry["LastModified"]))
             if not page.get("IsTruncated"):
                 return found
             arguments["ContinuationToken"] = page["NextContinuationToken"]
@@ -133,7 +136,7 @@ class S3Blobs:
 
     async def _create(self, key: str, data: bytes) -> None:
         """Put unless the key is taken. Raises BlobExists when somebody else took it."""
-        metadata = _about(data)
+        metadata = await asyncio.to_thread(_about, data)
         try:
             await self._store.call(
                 self._client.put_object,
@@ -176,6 +179,12 @@ class S3Blobs:
 
     def _at(self, key: str) -> dict[str, Any]:
         return {"Bucket": self._place.bucket, "Key": self._place.object_key(key)}
+
+    def _checked(self, where: Mapping[str, str]) -> bytes | None:
+        """The content; None when it has not the hash that it carries. What others put carries none."""
+        data, metadata = self._read(where)
+        good = metadata.get(SHA256, "") in ("", hashlib.sha256(data).hexdigest())
+        return data if good else None
 
     def _read(self, where: Mapping[str, str]) -> tuple[bytes, Mapping[str, str]]:
         answer = self._client.get_object(**where)

@@ -142,6 +142,7 @@ def pauses() -> Iterator[float]:
 def _client(endpoint: str | None, keys: Keys | None, read_s: float) -> Any:
     """A client, which threads may share. A store with an address of its own is spoken to by path: no
     DNS knows its buckets."""
+    logging.getLogger("botocore.credentials").setLevel(logging.WARNING)  # it tells where they are
     session = boto3.session.Session(
         aws_access_key_id=keys.access if keys else None,
         aws_secret_access_key=keys.secret if keys else None,

@@ -24,6 +24,13 @@ class TestLocalBlobs(BlobsSuite):
             await blobs.get(secret.as_uri())
 
 
+async def test_files_of_others_are_not_listed(tmp_path: Path) -> None:
+    blobs = LocalBlobs(tmp_path)
+    await blobs.put("a", b"x")
+    (tmp_path / "of others").touch()
+    assert [blob.key for blob in await blobs.keys("")] == ["a"]
+
+
 def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(InvalidConfig, match=r"blobs cannot be kept in .*HEADRACE_BLOBS"):

@@ -5,6 +5,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,14 @@ async def test_an_address_where_nobody_answers(
     with pytest.raises(TransientError, match="correct HEADRACE_S3_ENDPOINT") as raised:
         await S3Blobs(bucket.store(endpoint=endpoint)).probe()
     assert endpoint in one_line(str(raised.value))
+
+
+async def test_a_clock_that_is_an_hour_ahead(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = datetime.now(UTC).replace(tzinfo=None) + timedelta(hours=1)
+    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda: ahead)
+    assert "the clock of this machine is wrong; set it" in await refusal(bucket)
 
 
 async def test_no_credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
