@@ -8,7 +8,7 @@ no answer and the next one finds the key taken, was it taken by ourselves?
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -116,19 +116,20 @@ class S3Blobs:
         key = f".probe/{uuid4().hex}"
         uri = await self.put(key, b"first", create_only=True)
         try:
+            await self._prove_on(key, uri)
+        finally:
+            await self.delete(uri)
+
+    async def _prove_on(self, key: str, uri: str) -> None:
+        """`key` was just created."""
+        with suppress(BlobExists):
             await self.put(key, b"second", create_only=True)
-        except BlobExists:
-            create_only = await self.get(uri) == b"first"
-        else:
-            create_only = False
-        listed = [blob.key for blob in await self.keys(key)]
-        await self.delete(uri)
-        if not create_only:
+        if await self.get(uri) != b"first":
             raise StoreRefuses(
                 f"the S3 store at {self._store.address} overwrites what it was told to create "
                 "(PutObject with If-None-Match: *); use one with conditional writes"
             )
-        if listed != [key]:
+        if [blob.key for blob in await self.keys(key)] != [key]:
             raise StoreRefuses(
                 f"the S3 store at {self._store.address} does not list what was just written; use one "
                 "that is strongly consistent"

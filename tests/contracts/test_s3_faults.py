@@ -13,7 +13,7 @@ from infra.artifacts import ArtifactStore, verified
 from infra.ports import BlobExists, Ports
 from infra.s3 import S3Blobs
 from infra.s3_parts import PART_BYTES, WHOLE_BYTES
-from schemas.errors import NotFound, TransientError
+from schemas.errors import CorruptData, NotFound, TransientError
 from schemas.messages import ManifestPut, SaveCheckpoint
 from tests.kit.fakes import bench
 from tests.kit.faulty import Fault, Faulty, Request, calm, chance, faulty, first
@@ -243,7 +243,7 @@ async def test_bytes_that_changed_in_the_store_are_never_given_out(
     uri = await blobs.put("runs/r/x", b"content")
     metadata = bucket.client.head_object(Bucket=bucket.name, Key="runs/r/x")["Metadata"]
     bucket.client.put_object(Bucket=bucket.name, Key="runs/r/x", Body=b"c0ntent", Metadata=metadata)
-    with pytest.raises(Exception, match="damaged"):
+    with pytest.raises(CorruptData, match="does not hold what was put there"):
         await blobs.get(uri)
     bucket.client.put_object(Bucket=bucket.name, Key="runs/r/x", Body=b"foreign")
     assert await blobs.get(uri) == b"foreign"

@@ -217,6 +217,8 @@ async def test_a_bucket_in_which_something_is_not_granted(
     with pytest.raises(InvalidConfig, match=f"forbids {forbidden} in bucket {name}; grant"):
         await S3Blobs(store).probe()
     store.close()
+    left = client.list_objects_v2(Bucket=name).get("KeyCount", 0)
+    assert left == (1 if forbidden == "DeleteObject" else 0)
 
 
 async def test_rights_that_are_lost_in_mid_run_are_waited_for(bucket: Bucket) -> None:
