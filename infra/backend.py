@@ -3,6 +3,7 @@
 Which adapter stands behind each port follows from the settings alone, so the same code runs on a
 laptop and on a cluster."""
 
+import importlib.util
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -49,9 +50,12 @@ async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
             "HEADRACE_DATABASE_URL is not set; start everything with `headrace up`, or name a "
             "Postgres server there"
         )
-    async with connect(settings.database_url) as database, Notifier(database) as notifier:
+    async with (
+        connect(settings.database_url) as database,
+        Notifier(database) as notifier,
+        open_blobs(settings) as blobs,
+    ):
         log = PostgresLog(database, notifier)
-        blobs = LocalBlobs(Path(unquote(urlsplit(settings.blobs).path)))
         artifacts = ArtifactStore(log, blobs)
         yield Backend(
             database=database,
@@ -63,3 +67,27 @@ async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
             datasets=DatasetCache(artifacts),
             clock=SystemClock(),
         )
+
+
+@asynccontextmanager
+async def open_blobs(settings: Settings) -> AsyncIterator[Blobs]:
+    """The blobs of the settings. Raises InvalidConfig or TransientError when a store does not do what
+    it must; it is asked first."""
+    if settings.blobs.startswith("file:"):
+        yield LocalBlobs(Path(unquote(urlsplit(settings.blobs).path)))
+        return
+    if importlib.util.find_spec("boto3") is None:
+        raise InvalidConfig(
+            f"HEADRACE_BLOBS is {settings.blobs}, but the client of S3 is not installed: "
+            "pip install 'headrace[s3]'"
+        )
+    from infra.s3 import open_s3
+
+    async with open_s3(settings.blobs, endpoint=settings.s3_endpoint) as blobs:
+        yield blobs
+
+
+async def check_blobs(settings: Settings) -> None:
+    """Raises what `open_blobs` raises: for whoever is about to start processes that will need them."""
+    async with open_blobs(settings):
+        pass

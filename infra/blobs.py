@@ -7,25 +7,33 @@ either nothing or the whole.
 import asyncio
 import errno
 import os
-import re
 import shutil
 import tempfile
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from infra.ports import BlobExists
-from schemas.errors import NotFound, TransientError
+from infra.blob_names import check_key, check_prefix, is_key
+from infra.ports import BlobExists, BlobInfo
+from schemas.errors import InvalidConfig, NotFound, TransientError
 
-KEY = re.compile(r"^[A-Za-z0-9_@.-]+(/[A-Za-z0-9_@.-]+)*$")
+CHUNK_BYTES = 1 << 20
 
 
 class LocalBlobs:
-    """`infra.ports.Blobs` below one directory."""
+    """`infra.ports.Blobs` below one directory. Raises InvalidConfig when it cannot be made."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._scratch = root / ".scratch"
-        self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise InvalidConfig(
+                f"blobs cannot be kept in {root} ({error.strerror}); name a directory of your own in "
+                "HEADRACE_BLOBS"
+            ) from error
 
     async def put(self, key: str, data: bytes, *, create_only: bool = False) -> str:
         path = self._path(key)
@@ -44,6 +52,16 @@ class LocalBlobs:
         except FileNotFoundError as error:
             raise NotFound(f"no blob at {uri}") from error
 
+    async def chunks(self, uri: str) -> AsyncIterator[bytes]:
+        path = self._located(uri)
+        try:
+            file = await asyncio.to_thread(path.open, "rb")
+        except FileNotFoundError as error:
+            raise NotFound(f"no blob at {uri}") from error
+        with file:
+            while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                yield piece
+
     async def delete(self, uri: str) -> None:
         await asyncio.to_thread(self._located(uri).unlink, missing_ok=True)
 
@@ -51,9 +69,32 @@ class LocalBlobs:
         path = self._path(key)
         return path.as_uri() if await asyncio.to_thread(path.exists) else None
 
+    async def keys(self, prefix: str) -> Sequence[BlobInfo]:
+        check_prefix(prefix)
+        return await asyncio.to_thread(self._listed, prefix)
+
+    def _listed(self, prefix: str) -> list[BlobInfo]:
+        found = []
+        for directory, folders, names in os.walk(self._root / prefix.rpartition("/")[0]):
+            if Path(directory) == self._root:
+                folders.remove(self._scratch.name)
+            keys = [(Path(directory) / name).relative_to(self._root).as_posix() for name in names]
+            found += [self._info(key) for key in keys if key.startswith(prefix) and is_key(key)]
+        return sorted((info for info in found if info), key=lambda info: info.key)
+
+    def _info(self, key: str) -> BlobInfo | None:
+        """None when the blob was deleted since its name was read."""
+        path = self._root / key
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return None
+        return BlobInfo(
+            key, path.as_uri(), stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC)
+        )
+
     def _path(self, key: str) -> Path:
-        if not KEY.match(key) or any(part in (".", "..") for part in key.split("/")):
-            raise ValueError(f"{key!r} is not a blob key")
+        check_key(key)
         return self._root / key
 
     def _located(self, uri: str) -> Path:
@@ -80,7 +121,7 @@ class LocalBlobs:
         scratch = self._scratch_file()
         try:
             with source.open("rb") as reader, scratch.open("wb") as file:
-                shutil.copyfileobj(reader, file, 1 << 20)
+                shutil.copyfileobj(reader, file, CHUNK_BYTES)
                 file.flush()
                 os.fsync(file.fileno())
             self._publish(scratch, path, create_only=False)

@@ -1,4 +1,4 @@
-"""In-memory twins of the log, the effects, the bus and the blobs: same rules, no disk.
+"""In-memory twins of the log, the effects and the bus: same rules, no disk.
 
 They are shipped, and bound by the same contract suites as the real ones (tests/contracts).
 """

@@ -328,6 +328,16 @@ class BlobExists(Exception):
     """A create-only put found that the key is taken."""
 
 
+@dataclass(frozen=True, slots=True)
+class BlobInfo:
+    """A blob as a listing shows it. `modified` is the store's own clock, with its zone."""
+
+    key: str
+    uri: str
+    size: int
+    modified: datetime
+
+
 class Blobs(Protocol):
     """Bytes under keys (`runs/<run>/objects/<sha>`, `datasets/<sha>` ...). Durable on return."""
 
@@ -340,9 +350,19 @@ class Blobs(Protocol):
         """Raises NotFound."""
         ...
 
+    def chunks(self, uri: str) -> AsyncIterator[bytes]:
+        """The content in pieces of a few MiB, for what need not be in memory whole. Unverified:
+        whoever has all of it checks its hash. Raises NotFound at the first piece."""
+        ...
+
     async def delete(self, uri: str) -> None: ...
     async def exists(self, key: str) -> str | None:
         """The uri if the key is taken."""
+        ...
+
+    async def keys(self, prefix: str) -> Sequence[BlobInfo]:
+        """All blobs whose keys begin with `prefix`, in the order of their keys. What others put
+        there under names that are no keys is not ours, and not listed."""
         ...
 
 

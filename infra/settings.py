@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from infra.s3_place import S3Place
+
 
 class BadSetting(ValueError):
     """A variable holds what it may not; the message is the one line to print."""
@@ -23,6 +25,7 @@ class Settings:
     token: str | None
     database_url: str | None
     blobs: str
+    s3_endpoint: str | None
     sampler: str
     sandbox: str
     workers: str
@@ -40,6 +43,7 @@ class Settings:
             token=environ.get("HEADRACE_TOKEN") or None,
             database_url=_database(environ),
             blobs=_blobs(environ, home),
+            s3_endpoint=_s3_endpoint(environ),
             sampler=_one_of(environ, "HEADRACE_SAMPLER", ("torch",), later="vllm="),
             sandbox=_one_of(environ, "HEADRACE_SANDBOX", ("process",), later=("bwrap", "gvisor")),
             workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "each"), later=()),
@@ -67,14 +71,17 @@ class Settings:
 
 
 def _url(environ: Mapping[str, str]) -> str:
-    value = environ.get("HEADRACE_URL") or "http://127.0.0.1:8420"
+    return _http("HEADRACE_URL", environ.get("HEADRACE_URL") or "http://127.0.0.1:8420")
+
+
+def _http(name: str, value: str) -> str:
     parts = urlsplit(value)
     try:
         good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0
     except ValueError:
         good = False
     if not good:
-        raise _bad("HEADRACE_URL", value, "http://host:port")
+        raise _bad(name, value, "http://host:port")
     return value.rstrip("/")
 
 
@@ -87,13 +94,20 @@ def _database(environ: Mapping[str, str]) -> str | None:
 
 def _blobs(environ: Mapping[str, str], home: Path) -> str:
     value = environ.get("HEADRACE_BLOBS") or f"file://{home}/blobs"
-    if value.startswith("s3://"):
-        raise BadSetting(
-            f"HEADRACE_BLOBS holds {value!r}; s3 is not built in this version: use file:///directory"
-        )
-    if not value.startswith("file:///"):
-        raise _bad("HEADRACE_BLOBS", value, "file:///directory")
-    return value
+    if value.startswith("file:///"):
+        return value
+    try:
+        return str(S3Place.parse(value))
+    except ValueError as error:
+        raise _bad("HEADRACE_BLOBS", value, "file:///directory or s3://bucket/prefix") from error
+
+
+def _s3_endpoint(environ: Mapping[str, str]) -> str | None:
+    """The address of a store that is not AWS's own; boto3's names for it count too."""
+    for name in ("HEADRACE_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if value := environ.get(name):
+            return _http(name, value)
+    return None
 
 
 def _one_of(

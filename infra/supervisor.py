@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from infra import embedded, home
+from infra.backend import check_blobs
 from infra.children import Child, ChildSpec
 from infra.database import connect
 from infra.effects import PostgresEffects
@@ -48,11 +49,12 @@ def supervise(
     """Run until told to stop; `on_ready` is called once, when the server answers.
 
     Raises Conflict when the home has an owner or the port is taken, InvalidConfig or TransientError
-    when the database or the control process cannot be started.
+    when the blobs' store, the database or the control process cannot be used.
     """
     home.prepare(settings.home)
     with home.owned(settings.home):
         check_port(settings.host, settings.port)
+        asyncio.run(check_blobs(settings))
         with _database(settings) as (url, postgres_pid):
             asyncio.run(migrate(url))
             children = tuple(

@@ -3,8 +3,9 @@
 from hypothesis import settings
 
 from tests.kit.postgres import database, database_url, postgres_url
+from tests.kit.s3 import bucket, s3, s3_client
 
-__all__ = ["database", "database_url", "postgres_url"]
+__all__ = ["bucket", "database", "database_url", "postgres_url", "s3", "s3_client"]
 
 # How long an example takes says more about the machine than about the law.
 settings.register_profile("headrace", deadline=None)

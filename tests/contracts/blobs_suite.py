@@ -1,6 +1,7 @@
 """What every Blobs does."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,17 @@ class BlobsSuite:
         source = tmp_path / "source"
         source.write_bytes(b"three")
         assert await blobs.get(await blobs.put_file("runs/r/file", source)) == b"three"
+
+    async def test_large_content_comes_in_pieces(self, blobs: Blobs) -> None:
+        data = bytes(range(256)) * (70 << 10)
+        pieces = [piece async for piece in blobs.chunks(await blobs.put("large", data))]
+        assert b"".join(pieces) == data
+        assert 1 < len(pieces) < 100
+        assert [p async for p in blobs.chunks(await blobs.put("empty", b""))] == []
+        gone = await blobs.put("gone", b"x")
+        await blobs.delete(gone)
+        with pytest.raises(NotFound):
+            await anext(blobs.chunks(gone))
 
     async def test_create_only_has_one_winner(self, blobs: Blobs) -> None:
         async def write(n: int) -> bool:
@@ -42,3 +54,36 @@ class BlobsSuite:
         assert await blobs.exists("runs/r/x") is None
         with pytest.raises(NotFound):
             await blobs.get(uri)
+
+    async def test_keys_are_listed_with_size_and_age(self, blobs: Blobs) -> None:
+        names = ["datasets/d", "runs/r/objects/b", "runs/r/objects/a", "runs/rest/x"]
+        uris = {name: await blobs.put(name, name.encode()) for name in names}
+        every = await blobs.keys("")
+        assert [blob.key for blob in every] == sorted(names)
+        for blob in every:
+            assert blob.uri == uris[blob.key]
+            assert blob.size == len(blob.key)
+            assert abs(datetime.now(UTC) - blob.modified) < timedelta(minutes=5)
+            assert await blobs.get(blob.uri) == blob.key.encode()
+        for prefix, num_keys in {
+            "runs/": 3,
+            "runs/r/": 2,
+            "runs/r": 3,
+            "runs/r/objects/a": 1,
+        }.items():
+            assert len(await blobs.keys(prefix)) == num_keys, prefix
+        assert await blobs.keys("none/") == []
+        await blobs.delete(uris["runs/rest/x"])
+        assert len(await blobs.keys("runs/")) == 2
+
+    @pytest.mark.parametrize("key", ["../x", "/x", "a//b", "a/../b", "", "a b", "a\n", "a/"])
+    async def test_keys_stay_inside(self, blobs: Blobs, key: str) -> None:
+        with pytest.raises(ValueError, match="not a blob key"):
+            await blobs.put(key, b"x")
+        with pytest.raises(ValueError, match="not a blob key"):
+            await blobs.put(key, b"x", create_only=True)
+
+    async def test_uris_stay_inside(self, blobs: Blobs) -> None:
+        for uri in ("https://example.org/x", "s3://another-bucket/x", "file:///etc/passwd", "x"):
+            with pytest.raises(NotFound):
+                await blobs.get(uri)

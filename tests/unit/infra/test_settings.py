@@ -27,8 +27,16 @@ def test_defaults_follow_from_the_home(tmp_path: Path) -> None:
         ("HEADRACE_URL", "localhost", "http://host:port"),
         ("HEADRACE_URL", "http://h:notaport", "http://host:port"),
         ("HEADRACE_DATABASE_URL", "mysql://x", "postgresql://"),
-        ("HEADRACE_BLOBS", "s3://bucket/x", "not built"),
-        ("HEADRACE_BLOBS", "/somewhere", "file:///directory"),
+        ("HEADRACE_BLOBS", "/somewhere", "file:///directory or s3://bucket/prefix"),
+        ("HEADRACE_BLOBS", "s3://", "s3://bucket/prefix"),
+        ("HEADRACE_BLOBS", "s3://b", "s3://bucket/prefix"),
+        ("HEADRACE_BLOBS", "s3://Bucket/x", "s3://bucket/prefix"),
+        ("HEADRACE_BLOBS", "s3://bucket//x", "s3://bucket/prefix"),
+        ("HEADRACE_BLOBS", "s3://bucket/a/../x", "s3://bucket/prefix"),
+        ("HEADRACE_BLOBS", "s3://bucket/a b", "s3://bucket/prefix"),
+        ("HEADRACE_BLOBS", "s3://user:secret@host/x", "s3://bucket/prefix"),
+        ("HEADRACE_S3_ENDPOINT", "minio:9000", "http://host:port"),
+        ("AWS_ENDPOINT_URL", "minio", "http://host:port"),
         ("HEADRACE_SAMPLER", "vllm=http://h:1", "not built"),
         ("HEADRACE_SAMPLER", "magic", "torch"),
         ("HEADRACE_SANDBOX", "bwrap", "not built"),
@@ -46,6 +54,22 @@ def test_a_bad_value_is_one_line_with_name_value_and_what_may_be(
     assert repr(value) in line
     assert says in line
     assert "\n" not in line
+
+
+def test_blobs_may_be_in_a_bucket() -> None:
+    settings = Settings.load({"HEADRACE_BLOBS": "s3://bucket/some/where/"})
+    assert settings.blobs == "s3://bucket/some/where"
+    assert settings.s3_endpoint is None
+    assert Settings.load({"HEADRACE_BLOBS": "s3://my.bucket-1"}).blobs == "s3://my.bucket-1"
+
+
+def test_the_endpoint_is_ours_before_it_is_boto3_s() -> None:
+    named = {"AWS_ENDPOINT_URL": "http://a:1"}
+    assert Settings.load(named).s3_endpoint == "http://a:1"
+    named["AWS_ENDPOINT_URL_S3"] = "http://b:2"
+    assert Settings.load(named).s3_endpoint == "http://b:2"
+    named["HEADRACE_S3_ENDPOINT"] = "https://c/"
+    assert Settings.load(named).s3_endpoint == "https://c"
 
 
 def test_failpoints_are_parsed_and_refused() -> None:
