@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 THREADS := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: demo test test-fast lint format bench venv clean
+STACK_DIR := .stack
+
+.PHONY: demo test test-fast lint format bench chaos stack stack-down venv clean
 
 venv: $(READY)
 
@@ -16,8 +18,20 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt hatchling -e '.[all]'
 	@touch $@
 
+# STACK=1: on the stack that `make stack` started, instead of a platform of its own.
 demo: $(READY)
-	$(BIN)/headrace demo $(ARGS)
+	$(if $(STACK),. $(STACK_DIR)/env && )$(BIN)/headrace demo $(if $(STACK),--here) $(ARGS)
+
+# PostgreSQL, Kafka, an S3 store and a process per consumer, without Docker.
+stack: $(READY)
+	$(BIN)/python -m infra.stack up --detach $(STACK_DIR)
+
+stack-down: $(READY)
+	$(BIN)/python -m infra.stack down $(STACK_DIR)
+
+# For hours if you like: make chaos ARGS='--kills 1000'; the same command goes on where it was.
+chaos: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos $(ARGS)
 
 test: $(READY)
 	$(THREADS) $(BIN)/python -m pytest $(ARGS)

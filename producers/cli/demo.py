@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import click
 
@@ -21,7 +22,7 @@ from producers.cli.groups import command
 from producers.cli.output import Document, fields, print_json, say, table
 
 if TYPE_CHECKING:
-    from producers.cli.demo_platform import DemoPlatform
+    from producers.cli.demo_platform import Platform
 
 GREEDY_PROMISE = 0.9
 SAMPLED_PROMISE = 0.75
@@ -44,27 +45,37 @@ SAMPLED_PROMISE = 0.75
     is_flag=True,
     help="Train a second time while workers are killed: it must end in the same bits.",
 )
+@click.option(
+    "--here", is_flag=True, help="On the server that runs already, instead of one of its own."
+)
 def demo(
-    *, keep: Path | None, seed: int, steps: int, grader: str, chaos: bool, as_json: bool
+    *,
+    keep: Path | None,
+    seed: int,
+    steps: int,
+    grader: str,
+    chaos: bool,
+    here: bool,
+    as_json: bool,
 ) -> None:
     """Make a language model from nothing, then improve it by reinforcement learning; about five
     minutes on two cores.
 
     Exits 1 unless the held-out reward rose as promised: to 0.9 or more greedy, 0.75 or more sampled.
     """
-    from producers.cli.demo_platform import DemoPlatform
+    from producers.cli.demo_platform import DemoPlatform, RunningPlatform
     from producers.cli.demo_story import Story
 
     started = time.monotonic()
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise Failure("CONFLICT", f"{keep} is not empty; name a new directory")
     root = (keep or Path(tempfile.mkdtemp(prefix="headrace-demo-"))).resolve()
-    platform = DemoPlatform(root)
+    platform: Platform = RunningPlatform() if here else DemoPlatform(root)
     try:
         client = platform.start()
-        told = Story(client, root / "workspace", home=platform.home, quiet=as_json).tell(
-            seed=seed, steps=steps, random_pay=grader == "random", chaos=chaos
-        )
+        mark = uuid4().hex[:6] if here else ""
+        story = Story(client, root / "workspace", home=platform.home, quiet=as_json, mark=mark)
+        told = story.tell(seed=seed, steps=steps, random_pay=grader == "random", chaos=chaos)
     except (KeyboardInterrupt, Interrupted) as error:
         raise _interrupted(platform, keep) from error
     finally:
@@ -113,7 +124,7 @@ def judge_chaos(found: Document) -> None:
     )
 
 
-def _interrupted(platform: "DemoPlatform", keep: Path | None) -> Interrupted:
+def _interrupted(platform: "Platform", keep: Path | None) -> Interrupted:
     if keep is None:
         return Interrupted("interrupted; the demo was stopped and its state removed")
     return Interrupted(
@@ -129,7 +140,7 @@ def _uninterrupted(stop: Callable[[], None]) -> None:
     signal.signal(signal.SIGINT, former)
 
 
-def _table(result: Document, platform: "DemoPlatform | None") -> None:
+def _table(result: Document, platform: "Platform | None") -> None:
     held = result["held_out"]
     rows = [
         (how, f"{held['before'][how]:.3f}", f"{held['after'][how]:.3f}")

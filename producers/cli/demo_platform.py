@@ -5,11 +5,24 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
+from typing import Protocol
 
+from infra.settings import Settings
 from producers.cli.client import Address, Client
 from producers.cli.launch import launch
 
 STOP_S = 60.0
+
+
+class Platform(Protocol):
+    """Where a demo is told. `prefix` is what a shell needs before `headrace` to come back."""
+
+    home: Path
+    prefix: str
+
+    def start(self) -> Client: ...
+    def stop(self) -> None: ...
+    def remove_database(self) -> None: ...
 
 
 class DemoPlatform:
@@ -45,6 +58,28 @@ class DemoPlatform:
         from infra.embedded import place_for
 
         shutil.rmtree(place_for(self.home).data.parent, ignore_errors=True)
+
+
+class RunningPlatform:
+    """A platform that runs already: the one that HEADRACE_URL names. It is left as it is."""
+
+    def __init__(self) -> None:
+        settings = Settings.load(os.environ)
+        self.home = settings.home
+        self.prefix = f"HEADRACE_HOME={self.home} HEADRACE_URL={settings.url}"
+
+    def start(self) -> Client:
+        """A client of it. Raises Failure when nothing answers."""
+        client = Client()
+        if not client.ready():
+            raise client.unreachable()
+        return client
+
+    def stop(self) -> None:
+        return
+
+    def remove_database(self) -> None:
+        return
 
 
 def _free_port() -> int:

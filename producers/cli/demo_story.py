@@ -45,8 +45,12 @@ class Pay(Grader):
 class Story:
     """Tells it once, against one platform."""
 
-    def __init__(self, client: Client, workspace: Path, *, home: Path, quiet: bool) -> None:
+    def __init__(
+        self, client: Client, workspace: Path, *, home: Path, quiet: bool, mark: str = ""
+    ) -> None:
+        """`mark` sets the names of this story apart, on a server that has heard it before."""
         self._client = client
+        self._mark = mark
         self._home = home
         self._root = workspace
         self._quiet = quiet
@@ -56,12 +60,12 @@ class Story:
         """The whole story; returns what it measured. `chaos`: the reinforcement learning once more,
         under fire. Raises Failure when a run does not finish."""
         self._prepare(seed, random_pay=random_pay)
-        sft = self._train(self._sft(seed), SFT)
-        before = self._measure(f"{SFT}@last", "before", seed)
+        sft = self._train(self._sft(seed), self._own(SFT))
+        before = self._measure(f"{self._own(SFT)}@last", "before", seed)
         config = self._grpo(seed, steps, random_pay=random_pay)
-        grpo = self._train(config, GRPO)
-        after = self._measure(f"{GRPO}@last", "after", seed)
-        info = self._client.get(f"/runs/{part(GRPO)}")
+        grpo = self._train(config, self._own(GRPO))
+        after = self._measure(f"{self._own(GRPO)}@last", "after", seed)
+        info = self._client.get(f"/runs/{part(self._own(GRPO))}")
         under_fire = {"chaos": self._again(config, seed, info)} if chaos else {}
         return {
             "held_out": {"before": before, "after": after},
@@ -75,11 +79,12 @@ class Story:
 
     def _again(self, config: Document, seed: int, calm: Document) -> Document:
         """The same run while its workers are killed; the hashes that both end in."""
-        made = self._submit(config, KILLED)
+        name = self._own(KILLED)
+        made = self._submit(config, name)
         killer = Killer(self._home, self._client, str(made["id"]), seed=seed, say=self._say)
         with killing(killer):
-            self._watch(made, KILLED)
-        killed = self._client.get(f"/runs/{part(KILLED)}")
+            self._watch(made, name)
+        killed = self._client.get(f"/runs/{part(name)}")
         return {
             "run": killed["run"]["id"],
             "kills": len(killer.deaths),
@@ -97,16 +102,24 @@ class Story:
             self._client, around(self._root / "configs" / "training" / "grpo.toml")
         )
         for file, name in DATASETS.items():
-            send(self._client, self._root / "data" / f"{file}.jsonl", name, quiet=True)
+            path = self._root / "data" / f"{file}.jsonl"
+            send(self._client, path, self._own(name), quiet=True)
+
+    def _own(self, name: str) -> str:
+        return f"{name}-{self._mark}" if self._mark else name
 
     def _sft(self, seed: int) -> Document:
         config = read_config(self._root / "configs" / "training" / "sft.toml")
         config["advanced"]["seed"] = seed
+        config["experiment"]["dataset"] = self._own(SFT)
         return config
 
     def _grpo(self, seed: int, steps: int, *, random_pay: bool) -> Document:
         config = read_config(self._root / "configs" / "training" / "grpo.toml")
         config["advanced"] |= {"seed": seed, "max_steps": steps}
+        config["advanced"]["validation_dataset"] = self._own(DATASETS["heldout"])
+        config["experiment"]["dataset"] = self._own(DATASETS["rl"])
+        config["experiment"]["model_path"] = f"{self._own(SFT)}@last"
         config["training"]["total_epochs"] = -(-steps // STEPS_PER_EPOCH)
         if random_pay:
             config["experiment"]["entrypoint"] = "random_pay.py"
@@ -135,9 +148,9 @@ class Story:
 
     def _evaluate(self, how: str, model: str, when: str, seed: int) -> float:
         config = read_config(self._root / "configs" / "eval" / f"{how}.toml")
-        config["experiment"]["model_path"] = model
+        config["experiment"] |= {"model_path": model, "dataset": self._own(DATASETS["heldout"])}
         config["advanced"]["seed"] = seed
-        name = f"heldout-{when}-{how}"
+        name = self._own(f"heldout-{when}-{how}")
         started = evaluation.request(self._client, config, workspace=self._workspace, name=name)
         found = evaluation.watched(self._client, started, quiet=self._quiet)
         if found["status"] != "finished" or found.get("reward") is None:

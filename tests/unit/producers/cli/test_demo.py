@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from producers.cli.demo import cpu_s, judge, next_commands
+from producers.cli.demo import cpu_s, judge, judge_chaos, next_commands
 from producers.cli.demo_story import RANDOM_PAY, Story
 from producers.cli.failures import Failure
 from producers.cli.scaffold import example
@@ -48,12 +48,30 @@ def test_a_directory_in_use_is_not_taken(headrace: Run, tmp_path: Path) -> None:
 
 def test_steps_beyond_one_epoch_get_more_epochs() -> None:
     story = Story.__new__(Story)
-    story._root = example()
+    story._root, story._mark = example(), ""
     config = story._grpo(7, 250, random_pay=True)
     assert config["advanced"]["seed"] == 7
     assert config["advanced"]["max_steps"] == 250
     assert config["training"]["total_epochs"] == 3
     assert config["experiment"]["entrypoint"] == "random_pay.py"
+
+
+def test_a_story_told_again_on_one_server_has_names_of_its_own() -> None:
+    story = Story.__new__(Story)
+    story._root, story._mark = example(), "a1"
+    config = story._grpo(7, 100, random_pay=False)
+    assert config["experiment"]["model_path"] == "arithmetic-sft-a1@last"
+    assert config["experiment"]["dataset"] == "arithmetic-rl-a1"
+    assert config["advanced"]["validation_dataset"] == "arithmetic-heldout-a1"
+    assert story._sft(7)["experiment"]["dataset"] == "arithmetic-sft-a1"
+
+
+@pytest.mark.parametrize(("kills", "killed"), [(0, "ab"), (3, "cd")])
+def test_chaos_without_a_kill_or_with_other_bits_fails(kills: int, killed: str) -> None:
+    found = {"kills": kills, "undisturbed_sha256": "ab", "killed_sha256": killed}
+    with pytest.raises(Failure, match="kills the weights are"):
+        judge_chaos(found)
+    judge_chaos({"kills": 1, "undisturbed_sha256": "ab", "killed_sha256": "ab"})
 
 
 def test_the_control_experiment_is_a_program() -> None:
