@@ -20,7 +20,7 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-NUM_DEMONSTRATIONS = 13_440
+NUM_DEMONSTRATIONS = 17_920
 NUM_QUESTIONS = 1_600
 NUM_HELD_OUT = 200
 CAREFUL = 0.33
