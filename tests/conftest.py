@@ -2,9 +2,16 @@
 
 from hypothesis import settings
 
-from tests.kit.postgres import database, database_url, postgres_url
+from tests.kit.postgres import (
+    database,
+    database_url,
+    embedded_url,
+    own_server,
+    postgres_url,
+    server_url,
+)
 
-__all__ = ["database", "database_url", "postgres_url"]
+__all__ = ["database", "database_url", "embedded_url", "own_server", "postgres_url", "server_url"]
 
 # How long an example takes says more about the machine than about the law.
 settings.register_profile("headrace", deadline=None)
