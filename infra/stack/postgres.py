@@ -29,7 +29,7 @@ SETTINGS = {
     "max_connections": "200",
     "log_min_messages": "warning",
 }
-SECRET_FILE = "superuser"
+KEY_FILE = "superuser"
 """The file beside the data that holds the superuser's password."""
 
 
@@ -86,7 +86,7 @@ class PostgresServer:
 
     def url_of(self, database: str) -> str:
         """The URL of one of its databases, as the superuser."""
-        password = (self.directory / SECRET_FILE).read_text().strip()
+        password = (self.directory / KEY_FILE).read_text().strip()
         return f"postgresql://postgres:{password}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
@@ -131,7 +131,7 @@ class PostgresServer:
             directory.chmod(0o700)
 
     def _initdb(self) -> None:
-        password = self.directory / SECRET_FILE
+        password = self.directory / KEY_FILE
         password.write_text(secrets.token_urlsafe(24) + "\n")
         password.chmod(0o600)
         if self._user is not None:
