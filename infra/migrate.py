@@ -1,7 +1,8 @@
 """Apply `sql/migrations/*.sql` in order, each once, under an advisory lock, with its checksum.
 
 The table `migrations` records what was applied; a file that changed after it was applied is refused,
-for the database no longer is what the code thinks. `python -m infra.migrate` does it for the database
+for the database no longer is what the code thinks. A database that was restored into another cluster is
+repaired (`infra/repair.py`). `python -m infra.migrate` does it for the database
 of HEADRACE_DATABASE_URL; `headrace up` does it at every start.
 """
 
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.database import Database, administering
+from infra.repair import repair_if_moved
 from infra.settings import BadSetting, Settings
 from schemas.errors import HeadraceError, InvalidConfig
 
@@ -59,6 +61,7 @@ async def migrate(url: str) -> tuple[str, ...]:
                 migration.name,
                 migration.checksum,
             )
+        await repair_if_moved(connection)
     return tuple(migration.name for migration in pending)
 
 

@@ -1,7 +1,11 @@
--- What a process may do: everything it needs, and never drop a table or rewrite what is recorded. The
--- role is shared by all databases of a server, so that another one may have made it a moment ago.
+-- What a process may do: everything it needs, and never drop a table or rewrite what is recorded.
 
-do $$
+-- Make the role of processes and give it its rights, here and (again) in a cluster that a dump was
+-- restored into. The role is shared by all databases of a server, so another one may have made it.
+create function grant_processes() returns void language plpgsql as $$
+declare
+    t name;
+    rights text;
 begin
     if not exists (select from pg_roles where rolname = 'headrace_worker') then
         begin
@@ -19,19 +23,25 @@ begin
         execute format('grant headrace_worker to %I', current_user);
     end if;
     execute format('grant usage on schema %I to headrace_worker', current_schema());
-    execute format('grant select, insert, update, delete on all tables in schema %I'
-                   ' to headrace_worker', current_schema());
+    for t in select tablename from pg_tables where schemaname = current_schema() loop
+        rights := case
+            when t = 'events' then 'select, insert'
+            when t = 'artifacts' then 'select, insert, delete'
+            when t in ('migrations', 'cluster') then 'select'
+            -- What follows from the log alone is forgotten as a whole before it is projected anew.
+            when t in ('runs', 'metric_points', 'checkpoints', 'graded_groups', 'log_lines',
+                       'datasets', 'workspaces', 'evaluations')
+                then 'select, insert, update, delete, truncate'
+            else 'select, insert, update, delete'
+        end;
+        execute format('revoke all on %I from headrace_worker', t);
+        execute format('grant %s on %I to headrace_worker', rights, t);
+    end loop;
     execute format('alter default privileges in schema %I grant select, insert, update, delete'
                    ' on tables to headrace_worker', current_schema());
 end $$;
-
-revoke update, delete on events from headrace_worker;
-revoke update on artifacts from headrace_worker;
-revoke insert, update, delete on migrations from headrace_worker;
-
--- What follows from the log alone is forgotten as a whole before it is projected anew.
-grant truncate on runs, metric_points, checkpoints, graded_groups, log_lines, datasets, workspaces,
-    evaluations to headrace_worker;
+revoke execute on function grant_processes() from public;
+select grant_processes();
 
 -- Whoever is connected: an event is a fact.
 create function refuse_rewriting() returns trigger language plpgsql as $$

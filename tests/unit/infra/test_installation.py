@@ -11,7 +11,7 @@ from infra import migrate
 from infra.backend import open_backend
 from infra.blobs import LocalBlobs
 from infra.installation import KEY, identity
-from infra.memory import MemoryBlobs
+from infra.memory_blobs import MemoryBlobs
 from infra.settings import Settings
 from schemas.errors import Conflict, CorruptData, InvalidConfig
 from tests.kit.postgres import database_of, execute
