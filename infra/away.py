@@ -4,12 +4,20 @@ Who asked waits and asks again; the API says 503, never wrong data. A statement 
 argument that does not fit) is not among them: asked again for ever, it would hold up its neighbours.
 """
 
-from collections.abc import Iterator
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import asyncpg
 
 from schemas.errors import TransientError
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S = 0.5
+"""About how long a loop waits before it asks a database that was away again."""
 
 
 class Away(TransientError):
@@ -49,3 +57,14 @@ def _said(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "the database does not answer in time; try again"
     return f"the database does not answer now; try again ({error})"
+
+
+async def through(loop: Callable[[], Awaitable[None]]) -> None:
+    """Run a loop through the database's absences: it starts again, after a pause, each time it ends with
+    Away. Returns when it returns; raises whatever else it raises."""
+    while True:
+        try:
+            return await loop()
+        except Away as error:
+            logger.warning("%s", error)
+        await asyncio.sleep(random.uniform(0.5, 1.5) * PAUSE_S)  # noqa: S311 - jitter

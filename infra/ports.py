@@ -4,7 +4,7 @@ Every adapter of a port passes the same contract suite (tests/contracts). Engine
 are protocols of `schemas`, because trainer implements them.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -133,6 +133,21 @@ class Claimed:
     memo: str | None = None
     spent: bool = False
 
+    @classmethod
+    def born(cls, new: NewEffect) -> "Claimed":
+        """The claim of an effect that was born claimed."""
+        return cls(
+            id=new.effect.id,
+            effect=new.effect,
+            consumer=new.consumer,
+            stream=new.stream,
+            epoch=1,
+            attempts=0,
+            crashes=0,
+            correlation=new.correlation,
+            traceparent=new.traceparent,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Commit:
@@ -187,6 +202,10 @@ class EventLog(Protocol):
         self, streams: Mapping[StreamName, int]
     ) -> Mapping[StreamName, Sequence[Recorded]]:
         """The events of each stream above the given version, in order of version."""
+        ...
+
+    async def versions(self, streams: Iterable[StreamName]) -> Mapping[StreamName, int]:
+        """The version of each stream; 0 for one that does not exist."""
         ...
 
     async def commit(self, commit: Commit) -> Sequence[Recorded]:
@@ -281,12 +300,17 @@ class Effects(Protocol):
         """Give back without counting an attempt (pause, shutdown)."""
         ...
 
+    async def disown(self, worker: WorkerId, *, keep: Sequence[EffectId]) -> None:
+        """Give back, without counting anything, what the worker holds beyond `keep`: claims whose
+        answers never reached it."""
+        ...
+
     async def memo(self, claimed: Claimed, memo: str) -> bool:
         """Remember something for a successor, under the epoch. False if the claim was lost."""
         ...
 
     async def gates(self, run_ids: Sequence[str]) -> Mapping[str, str]:
-        """The gates of these runs; a run without a row is open."""
+        """The gates of these runs (a run that is held is paused); one without a row is open."""
         ...
 
     async def next_due_s(self, *, lanes: Sequence[Lane]) -> float | None:
