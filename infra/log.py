@@ -136,6 +136,15 @@ class PostgresLog:
         last = rows[-1]
         return _known(wanted), Cursor(last["xid"], last["position"])
 
+    async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
+        rows = await self._pool.fetch(
+            f"select {COLUMNS} from unnest($1::text[], $2::integer[]) as w (name, at)"  # noqa: S608
+            " join events on stream = w.name and version = w.at",
+            [stream for stream, _ in places],
+            [version for _, version in places],
+        )
+        return _known(rows)
+
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
     ) -> Sequence[Recorded]:

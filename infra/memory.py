@@ -194,6 +194,10 @@ class MemoryLog:
         wanted = [r for r in page if types is None or r.type in types]
         return wanted, page[-1].cursor if page else after
 
+    async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
+        wanted = set(places)
+        return [r for r in self._world.events if (r.stream, r.version) in wanted]
+
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
     ) -> Sequence[Recorded]:

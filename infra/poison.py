@@ -97,11 +97,8 @@ async def redriven(
     no event (an outcome: its effect is performed again by itself)."""
     if event.consumer != consumer or not event.message_version:
         return None
-    loaded = await log.load({event.message_stream: event.message_version - 1})
-    for recorded in loaded[event.message_stream]:
-        if recorded.id == event.message_id:
-            return recorded
-    return None
+    found = await log.held([(event.message_stream, event.message_version)])
+    return next((recorded for recorded in found if recorded.id == event.message_id), None)
 
 
 def _letter(

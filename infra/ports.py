@@ -232,6 +232,10 @@ class EventLog(Protocol):
         cursor to go on from (it moves past events of other types too)."""
         ...
 
+    async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
+        """The events at these versions of these streams, as far as there are any."""
+        ...
+
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
     ) -> Sequence[Recorded]:

@@ -95,13 +95,6 @@ class Platform:
         age = await self._pool.fetchval("select horizon_age_s()")
         return float(age or 0.0)
 
-    async def dead_letters(self) -> int:
-        """How many messages are dead letters."""
-        count: int = await self._pool.fetchval(
-            "select coalesce(sum(version), 0) from streams where stream like 'dead-letter-%'"
-        )
-        return count
-
     async def step_metrics(self) -> list[tuple[str, str, float]]:
         """(run, key, value) of the last step of each run that is running."""
         rows = await self._pool.fetch(

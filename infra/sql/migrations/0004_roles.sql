@@ -30,7 +30,7 @@ begin
             when t in ('migrations', 'cluster') then 'select'
             -- What follows from the log alone is forgotten as a whole before it is projected anew.
             when t in ('runs', 'metric_points', 'checkpoints', 'graded_groups', 'log_lines',
-                       'datasets', 'workspaces', 'evaluations')
+                       'datasets', 'workspaces', 'evaluations', 'dead_letters')
                 then 'select, insert, update, delete, truncate'
             else 'select, insert, update, delete'
         end;

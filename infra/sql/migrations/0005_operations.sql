@@ -14,11 +14,26 @@ create table cluster (
     system_identifier bigint not null,
     since             timestamptz not null default clock_timestamp()
 );
-select grant_processes();
 
 -- A run is held while it has dead letters that pause it; whether its own events keep it open, paused or
 -- closed is another matter.
 alter table run_gates add column holds integer not null default 0;
+
+-- Read model: dead letters, as the log tells of them.
+create table dead_letters (
+    letter       text primary key,
+    version      integer not null,
+    consumer     text not null,
+    message_type text not null,
+    about        text not null,
+    cause        text not null,
+    pauses       boolean not null,
+    created_at   timestamptz not null,
+    redriven_at  timestamptz
+);
+create index dead_letters_recent on dead_letters (created_at desc, letter);
+create index dead_letters_waiting on dead_letters (about) where pauses and redriven_at is null;
+select grant_processes();
 
 -- As before, and a gate may be given as 'hold' or 'release'.
 create or replace function commit_decision(
