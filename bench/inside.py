@@ -15,10 +15,11 @@ from consumers.__main__ import REGISTRY, lanes_of, load
 from consumers.worker import hosted, leased
 from infra import embedded
 from infra.backend import Backend, open_backend
+from infra.hosting import Hosting
 from infra.migrate import migrate
 from infra.notify import Wakeup
 from infra.ports import Cursor, Recorded
-from infra.runtime import Hosting, Runtime
+from infra.runtime import Runtime
 from infra.settings import Settings
 from schemas.config import RunConfig
 from schemas.datasets import Row

@@ -21,6 +21,7 @@ from schemas.events import (
     GroupGraded,
     GroupsSettled,
     MessageDeadLettered,
+    MessageRedriven,
     PolicyFailed,
     PolicyInitialized,
     RunFailed,
@@ -284,3 +285,8 @@ def message_dead_lettered(event: MessageDeadLettered) -> Iterator[Line]:
         f"{event.consumer} could not decide on {event.message_type}; it is a dead letter: "
         f"{event.cause}",
     )
+
+
+@lines.register
+def message_redriven(event: MessageRedriven) -> Iterator[Line]:
+    yield "info", None, f"{event.consumer} gets a dead letter again ({event.letter})"

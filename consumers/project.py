@@ -13,6 +13,7 @@ from typing import Protocol
 
 from pydantic import TypeAdapter
 
+from consumers.letters import letters
 from consumers.narrate import narrate
 from infra.away import AWAY
 from infra.notify import Wakeup
@@ -145,7 +146,7 @@ def _shown(recorded: Recorded) -> tuple[Write, ...]:
 
 def project(recorded: Recorded) -> tuple[Write, ...]:
     """What one event means for the tables."""
-    return (*rows(recorded.event, recorded.time), *narrate(recorded))
+    return (*rows(recorded.event, recorded.time), *letters(recorded), *narrate(recorded))
 
 
 @singledispatch

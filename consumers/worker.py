@@ -19,10 +19,11 @@ from infra.backend import Backend, open_backend
 from infra.consumer import Consumer
 from infra.gateway.server import HttpGateway
 from infra.git import GitRepositories
+from infra.hosting import Hosting
 from infra.lease import LeaseKeeper
 from infra.ports import Ports
 from infra.readmodel import announce_door
-from infra.runtime import Hosting, Runtime
+from infra.runtime import Runtime
 from infra.sandbox import ProcessSandbox
 from infra.settings import Settings
 from schemas.ids import WorkerId

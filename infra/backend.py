@@ -17,7 +17,9 @@ from infra.clock import SystemClock
 from infra.database import Database, connect
 from infra.datasets import DatasetCache
 from infra.effects import PostgresEffects
+from infra.installation import belong
 from infra.log import PostgresLog
+from infra.migrate import check
 from infra.notify import Notifier
 from infra.ports import Blobs, Clock
 from infra.settings import Settings
@@ -44,18 +46,21 @@ class Backend:
 
 @asynccontextmanager
 async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
-    """Connect. Raises InvalidConfig when no database is named: `headrace up` names one."""
+    """Connect. Raises InvalidConfig when no database is named (`headrace up` names one) or its schema is
+    not ours, Conflict when it belongs to another installation."""
     if settings.database_url is None:
         raise InvalidConfig(
             "HEADRACE_DATABASE_URL is not set; start everything with `headrace up`, or name a "
             "Postgres server there"
         )
     async with (
-        connect(settings.database_url) as database,
+        connect(settings.database_url, limits=settings.database) as database,
         Notifier(database) as notifier,
         open_blobs(settings) as blobs,
     ):
+        await check(database)
         log = PostgresLog(database, notifier)
+        await belong(database, blobs, settings)
         artifacts = ArtifactStore(log, blobs)
         yield Backend(
             database=database,

@@ -5,6 +5,7 @@ together is written by one call. Delivered hop by hop by separate processes, the
 the same streams (tests/properties).
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -18,11 +19,14 @@ from schemas.events import Event
 from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, derive_id
 from schemas.messages import Effect
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """A message for one consumer: an event (`recorded`, when the bus brought it), or the outcome of
-    an effect it claimed."""
+    an effect it claimed. A dead letter that is driven again comes with `delivered`: what it leads to
+    follows from the message as it would have then, what is consumed is its delivery."""
 
     consumer: Consumer[Any]
     message: Message
@@ -30,9 +34,15 @@ class Work:
     correlation: UUID
     traceparent: str | None = None
     recorded: Recorded | None = None
+    delivered: Recorded | None = None
     claimed: Claimed | None = None
     artifacts: tuple[SmallArtifact, ...] = ()
     seconds: float = 0.0
+
+    @property
+    def delivery(self) -> EventId:
+        """What its consumer's inbox remembers."""
+        return self.delivered.id if self.delivered else EventId(self.id)
 
     @property
     def streams(self) -> tuple[StreamName, ...]:
@@ -75,6 +85,11 @@ class Draft:
             (work.consumer.name, work.claimed.effect.type) for work in self.works if work.claimed
         )
 
+    def author(self, event: Event) -> Work:
+        """The message whose decision holds this event."""
+        cause = next(new.causation for new in self.events if new.event is event)
+        return next(work for work in self.works if work.id == cause)
+
     def commit(self, worker: WorkerId | None) -> Commit:
         """The draft as one write. An effect is not born claimed when its run's gate shuts in the same
         write: nobody would perform it, and nobody else could claim it."""
@@ -86,7 +101,7 @@ class Draft:
         ]
         return Commit(
             worker=worker,
-            consumed=tuple((w.consumer.name, EventId(w.id)) for w in self.works if not w.claimed),
+            consumed=tuple((w.consumer.name, w.delivery) for w in self.works if not w.claimed),
             finished=tuple((w.claimed.id, w.claimed.epoch) for w in self.works if w.claimed),
             expected={stream: self.read[stream] for stream in sorted(touched)},
             events=tuple(self.events),
@@ -159,9 +174,7 @@ class Drafter:
             )
             decision = _handle(work, draft.states[stream].state, meta)
             events = _named(work, stream, decision, draft.states[stream].version)
-            draft.states[stream] = fold(
-                work.consumer, draft.states[stream], [new.event for new in events]
-            )
+            draft.states[stream] = _folded(work, draft.states[stream], events)
             draft.events += events
             draft.effects += [
                 NewEffect(
@@ -187,8 +200,24 @@ class Drafter:
                 traceparent=new.traceparent,
             )
             for reader in self._readers.get(type(new.event), ())
-            if reader.routes(new.event)
+            if _reaches(reader, new.event)
         ]
+
+
+def _reaches(reader: Consumer[Any], event: Event) -> bool:
+    """Whether a reader wants an event. One that cannot say gets it from the bus, by itself."""
+    try:
+        return bool(reader.routes(event))
+    except Exception:
+        logger.exception("%s cannot say whose %s is", reader.name, event.type)
+        return False
+
+
+def _folded(work: Work, folded: Folded[Any], events: Sequence[NewEvent]) -> Folded[Any]:
+    try:
+        return fold(work.consumer, folded, [new.event for new in events])
+    except Exception as error:
+        raise DecisionError(work, f"evolve: {type(error).__name__}: {error}") from error
 
 
 def _handle(work: Work, state: object, meta: Meta) -> Decision:

@@ -98,6 +98,13 @@ class PostgresEffects:
             claimed.epoch,
         )
 
+    async def disown(self, worker: WorkerId, *, keep: Sequence[EffectId]) -> None:
+        await self._pool.execute(
+            "update effects set worker = null where worker = $1 and id <> all ($2)",
+            worker,
+            list(keep),
+        )
+
     async def memo(self, claimed: Claimed, memo: str) -> bool:
         status = await self._pool.execute(
             "update effects set memo = $3 where id = $1 and epoch = $2",
@@ -109,7 +116,9 @@ class PostgresEffects:
 
     async def gates(self, run_ids: Sequence[str]) -> Mapping[str, str]:
         rows = await self._pool.fetch(
-            "select run_id, state from run_gates where run_id = any ($1)", list(run_ids)
+            "select run_id, case when state = 'open' and holds > 0 then 'paused' else state end"
+            " as state from run_gates where run_id = any ($1)",
+            list(run_ids),
         )
         return {row["run_id"]: row["state"] for row in rows}
 

@@ -122,7 +122,7 @@ def _prepare(place: Place) -> None:
     if place.user is None:
         place.data.mkdir(parents=True, exist_ok=True, mode=0o700)
         return
-    _ensure_user(place.user)
+    ensure_user(place.user)
     SYSTEM_ROOT.mkdir(parents=True, exist_ok=True, mode=0o755)
     place.data.mkdir(parents=True, exist_ok=True)
     entry = pwd.getpwnam(place.user)
@@ -131,7 +131,8 @@ def _prepare(place: Place) -> None:
         directory.chmod(0o700)
 
 
-def _ensure_user(name: str) -> None:
+def ensure_user(name: str) -> None:
+    """Make the system user that a server runs as, unless there is one. Only as root."""
     try:
         pwd.getpwnam(name)
     except KeyError:

@@ -5,24 +5,31 @@ Outcomes that still arrive are fenced by their claim epochs.
 """
 
 import asyncio
+import contextlib
+import logging
 import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
 
 from infra import failpoints
+from infra.away import Away
 from infra.database import connect
 from infra.effects import PostgresEffects
+from infra.settings import DatabaseLimits
 from schemas.errors import TransientError
 from schemas.ids import WorkerId
 from schemas.messages import Lane
+
+logger = logging.getLogger(__name__)
 
 LEASE_S = 5.0
 BEAT_S = 1.0
 
 
 class LeaseKeeper:
-    """Holds a lease while started. `lost` is set once it could not be renewed in time."""
+    """Holds a lease while started. `lost` is set once it ran out although the database was there (this
+    process was stopped for a while, or somebody ended its lease)."""
 
     def __init__(
         self,
@@ -71,15 +78,10 @@ class LeaseKeeper:
             self._on_lost()
 
     async def _keep(self) -> None:
-        async with connect(self._url, size=1) as database:
+        limits = DatabaseLimits(statement_s=LEASE_S)
+        async with connect(self._url, size=1, limits=limits) as database:
             effects = PostgresEffects(database)
-            await effects.register(
-                self._worker,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                lease_s=LEASE_S,
-                lanes=self._lanes,
-            )
+            await self._register(effects)
             self._registered.set()
             while not await asyncio.to_thread(self._stop.wait, BEAT_S):
                 failpoints.hit("lease.renew")
@@ -87,13 +89,32 @@ class LeaseKeeper:
                     self._lose()
                     return
                 self._on_beat()
-            await effects.expire(self._worker)
+            with contextlib.suppress(Away):
+                await effects.expire(self._worker)
+
+    async def _register(self, effects: PostgresEffects) -> None:
+        await effects.register(
+            self._worker,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            lease_s=LEASE_S,
+            lanes=self._lanes,
+        )
 
     async def _renewed(self, effects: PostgresEffects) -> bool:
-        """Renew, through a database that is away for less than the lease."""
-        for _ in range(int(LEASE_S / BEAT_S)):
+        """Renew, waiting for a database that is away. A lease that ran out meanwhile is taken again: the
+        epochs say which claims are still ours. False when it ran out while the database was there."""
+        away = False
+        while not self._stop.is_set():
             try:
-                return await effects.renew(self._worker, lease_s=LEASE_S)
-            except (TimeoutError, OSError, ConnectionError):
+                if await effects.renew(self._worker, lease_s=LEASE_S):
+                    return True
+                if not away:
+                    return False
+                await self._register(effects)
+            except Away as error:
+                if not away:
+                    logger.warning("the lease cannot be renewed: %s", error)
+                away = True
                 await asyncio.sleep(BEAT_S)
-        return False
+        return True

@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
+from pydantic_core import PydanticSerializationError
 
 from infra.database import Database
 from infra.notify import Notifier
@@ -55,6 +56,13 @@ class PostgresLog:
             found[row["stream"]].append(_recorded(row))
         return found
 
+    async def versions(self, streams: Iterable[StreamName]) -> Mapping[StreamName, int]:
+        names = sorted(streams)
+        rows = await self._pool.fetch(
+            "select stream, version from streams where stream = any ($1)", names
+        )
+        return {**dict.fromkeys(names, 0), **{row["stream"]: row["version"] for row in rows}}
+
     async def commit(self, commit: Commit) -> Sequence[Recorded]:
         arguments = _arguments(commit)
         try:
@@ -86,8 +94,8 @@ class PostgresLog:
             known = await self._by_ids(ids)
             if len(known) == len(ids):
                 return known
-            versions = await self._versions({event.stream for event in events})
-            expected = dict(versions)
+            expected = await self.versions({event.stream for event in events})
+            versions = dict(expected)
             new = []
             for event_id, event in zip(ids, events, strict=True):
                 versions[event.stream] += 1
@@ -127,6 +135,15 @@ class PostgresLog:
         wanted = [row for row in rows if types is None or row["type"] in types]
         last = rows[-1]
         return _known(wanted), Cursor(last["xid"], last["position"])
+
+    async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
+        rows = await self._pool.fetch(
+            f"select {COLUMNS} from unnest($1::text[], $2::integer[]) as w (name, at)"  # noqa: S608
+            " join events on stream = w.name and version = w.at",
+            [stream for stream, _ in places],
+            [version for _, version in places],
+        )
+        return _known(rows)
 
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
@@ -210,13 +227,6 @@ class PostgresLog:
         )
         return data
 
-    async def _versions(self, streams: Iterable[StreamName]) -> dict[StreamName, int]:
-        names = sorted(streams)
-        rows = await self._pool.fetch(
-            "select stream, version from streams where stream = any ($1)", names
-        )
-        return {**dict.fromkeys(names, 0), **{row["stream"]: row["version"] for row in rows}}
-
     async def _by_ids(self, ids: Sequence[EventId]) -> list[Recorded]:
         consumed = await self.consumed([(EDGE, event_id) for event_id in ids])
         if len(consumed) < len(ids):
@@ -232,7 +242,7 @@ def _arguments(commit: Commit) -> tuple[Any, ...]:
     events, effects = commit.events, commit.effects
     heads = sorted((commit.expected or {}).items())
     written = {new.stream: new.version for new in events}
-    gates = {new.event.run_id: new.event.gate for new in events if new.event.gate}
+    gates = _gates(events)
     return (
         commit.worker,
         [name for name, _ in commit.consumed],
@@ -264,18 +274,37 @@ def _arguments(commit: Commit) -> tuple[Any, ...]:
         [new.claimed for new in effects],
         [artifact.sha256 for artifact in commit.artifacts],
         [artifact.data for artifact in commit.artifacts],
-        list(gates),
-        list(gates.values()),
+        [run for run, _ in gates],
+        [state for _, state in gates],
     )
 
 
+def _gates(events: Sequence[NewEvent]) -> list[tuple[str, str]]:
+    """How these events move the gates of their runs: the last word of each run, and every hold."""
+    states = {new.event.run_id: new.event.gate for new in events if new.event.gate}
+    holds = [(new.event.run_id, new.event.hold) for new in events if new.event.hold]
+    return [*states.items(), *holds]
+
+
+class Unwritable(Refused):
+    """An event that the log does not take: `event` says which."""
+
+    def __init__(self, event: Event, why: str) -> None:
+        super().__init__(f"{event.type} of {event.run_id} {why}")
+        self.event = event
+
+
 def encode(event: Event) -> str:
-    """The payload as JSON. Raises Refused when it is larger than an event may be."""
-    data = event.model_dump_json()
+    """The payload as JSON. Raises Unwritable when it is larger than an event may be, or no text."""
+    try:
+        data = event.model_dump_json()
+    except PydanticSerializationError as error:
+        raise Unwritable(event, f"cannot be written as JSON: {error}") from error
     if len(data) > MAX_EVENT_BYTES:
-        raise Refused(
-            f"{event.type} of {event.run_id} has {len(data)} bytes; an event may have "
-            f"{MAX_EVENT_BYTES}. Make the step smaller (rollout_batch_size, n_samples_per_prompt)"
+        raise Unwritable(
+            event,
+            f"has {len(data)} bytes; an event may have {MAX_EVENT_BYTES}. Make the step smaller "
+            "(rollout_batch_size, n_samples_per_prompt)",
         )
     return data
 

@@ -4,7 +4,8 @@ They are shipped, and bound by the same contract suites as the real ones (tests/
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -48,6 +49,7 @@ class World:
     marks: dict[ConsumerName, Cursor] = field(default_factory=dict)
     effects: dict[EffectId, _Effect] = field(default_factory=dict)
     gates: dict[str, str] = field(default_factory=dict)
+    holds: Counter[str] = field(default_factory=Counter)
     workers: dict[WorkerId, datetime] = field(default_factory=dict)
     artifacts: dict[str, bytes] = field(default_factory=dict)
     snapshots: dict[tuple[StreamName, int], Snapshot] = field(default_factory=dict)
@@ -61,6 +63,10 @@ class World:
 
     def version(self, stream: StreamName) -> int:
         return sum(recorded.stream == stream for recorded in self.events)
+
+    def gate(self, run: str) -> str:
+        state = self.gates.get(run, "open")
+        return "paused" if state == "open" and self.holds[run] else state
 
     def live(self, worker: WorkerId | None) -> bool:
         return worker is not None and self.workers.get(worker, self.now) > self.now
@@ -79,6 +85,9 @@ class MemoryLog:
             stream: [r for r in self._world.events if r.stream == stream and r.version > above]
             for stream, above in streams.items()
         }
+
+    async def versions(self, streams: Iterable[StreamName]) -> Mapping[StreamName, int]:
+        return {stream: self._world.version(stream) for stream in streams}
 
     async def commit(self, commit: Commit) -> Sequence[Recorded]:
         self._check(commit)
@@ -136,6 +145,9 @@ class MemoryLog:
 
     def _gate(self, event: Event) -> None:
         world = self._world
+        if event.hold is not None:
+            held = world.holds[event.run_id] + (1 if event.hold == "hold" else -1)
+            world.holds[event.run_id] = max(held, 0)
         if event.gate is None or world.gates.get(event.run_id) == "closed":
             return
         world.gates[event.run_id] = event.gate
@@ -181,6 +193,10 @@ class MemoryLog:
         page = [r for r in self._world.events if r.cursor > after][:limit]
         wanted = [r for r in page if types is None or r.type in types]
         return wanted, page[-1].cursor if page else after
+
+    async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
+        wanted = set(places)
+        return [r for r in self._world.events if (r.stream, r.version) in wanted]
 
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
@@ -260,7 +276,7 @@ class MemoryEffects:
             and held.new.consumer in consumers
             and held.due_at <= world.now
             and not world.live(held.worker)
-            and world.gates.get(held.new.effect.run_id, "open") == "open"
+            and world.gate(held.new.effect.run_id) == "open"
         ]
         for held in due[:limit]:
             held.crashes += held.worker is not None
@@ -280,6 +296,11 @@ class MemoryEffects:
         if held is not None:
             held.worker = None
 
+    async def disown(self, worker: WorkerId, *, keep: Sequence[EffectId]) -> None:
+        for effect_id, held in self._world.effects.items():
+            if held.worker == worker and effect_id not in keep:
+                held.worker = None
+
     async def memo(self, claimed: Claimed, memo: str) -> bool:
         held = self._held(claimed)
         if held is not None:
@@ -287,7 +308,9 @@ class MemoryEffects:
         return held is not None
 
     async def gates(self, run_ids: Sequence[str]) -> Mapping[str, str]:
-        return {run: self._world.gates[run] for run in run_ids if run in self._world.gates}
+        world = self._world
+        known = [run for run in run_ids if run in world.gates or run in world.holds]
+        return {run: world.gate(run) for run in known}
 
     async def next_due_s(self, *, lanes: Sequence[Lane]) -> float | None:
         later = [

@@ -1,15 +1,23 @@
 """Apply `sql/migrations/*.sql` in order, each once, under an advisory lock, with its checksum.
 
 The table `migrations` records what was applied; a file that changed after it was applied is refused,
-for the database no longer is what the code thinks."""
+for the database no longer is what the code thinks. A database that was restored into another cluster is
+repaired (`infra/repair.py`). `python -m infra.migrate` does it for the database
+of HEADRACE_DATABASE_URL; `headrace up` does it at every start.
+"""
 
+import asyncio
 import hashlib
+import os
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import asyncpg
-
-from schemas.errors import InvalidConfig
+from infra.database import Database, administering
+from infra.repair import repair_if_moved
+from infra.settings import BadSetting, Settings
+from schemas.errors import HeadraceError, InvalidConfig
 
 DIRECTORY = Path(__file__).parent / "sql" / "migrations"
 
@@ -36,38 +44,46 @@ async def migrate(url: str) -> tuple[str, ...]:
     """Bring the database up to date; returns the names that were applied now.
 
     Raises InvalidConfig when an applied migration is unknown here (the database is newer than this
-    code) or differs from the file of its name.
+    code) or differs from the file of its name, TransientError when the server does not answer.
     """
-    connection = await asyncpg.connect(url)
-    try:
-        async with connection.transaction():
-            await connection.execute("select pg_advisory_xact_lock($1)", LOCK)
+    async with administering(url) as connection, connection.transaction():
+        await connection.execute("select pg_advisory_xact_lock($1)", LOCK)
+        await connection.execute(
+            "create table if not exists migrations (name text primary key,"
+            " checksum text not null, applied_at timestamptz not null default now())"
+        )
+        rows = await connection.fetch("select name, checksum from migrations")
+        pending = due({row["name"]: row["checksum"] for row in rows})
+        for migration in pending:
+            await connection.execute(migration.sql)
             await connection.execute(
-                "create table if not exists migrations (name text primary key,"
-                " checksum text not null, applied_at timestamptz not null default now())"
+                "insert into migrations (name, checksum) values ($1, $2)",
+                migration.name,
+                migration.checksum,
             )
-            rows = await connection.fetch("select name, checksum from migrations")
-            applied = {row["name"]: row["checksum"] for row in rows}
-            due = _due(applied)
-            for migration in due:
-                await connection.execute(migration.sql)
-                await connection.execute(
-                    "insert into migrations (name, checksum) values ($1, $2)",
-                    migration.name,
-                    migration.checksum,
-                )
-            return tuple(migration.name for migration in due)
-    finally:
-        await connection.close()
+        await repair_if_moved(connection)
+    return tuple(migration.name for migration in pending)
 
 
-def _due(applied: dict[str, str]) -> tuple[Migration, ...]:
+async def check(database: Database) -> None:
+    """Raises InvalidConfig when the database is not at the schema of this code."""
+    empty = await database.durable.fetchval("select to_regclass('migrations') is null")
+    rows = [] if empty else await database.durable.fetch("select name, checksum from migrations")
+    pending = due({row["name"]: row["checksum"] for row in rows})
+    if pending:
+        names = ", ".join(migration.name for migration in pending)
+        raise InvalidConfig(f"the database lacks {names}: run `python -m infra.migrate` first")
+
+
+def due(applied: Mapping[str, str]) -> tuple[Migration, ...]:
+    """The migrations that a database with these (name -> checksum) lacks. Raises InvalidConfig when it
+    has others."""
     known = migrations()
     strangers = sorted(set(applied) - {migration.name for migration in known})
     if strangers:
         raise InvalidConfig(
-            f"the database has migrations this version does not know ({', '.join(strangers)}); "
-            "upgrade Headrace"
+            f"the database has migrations this version does not know ({', '.join(strangers)}): it was "
+            "used by a newer Headrace; upgrade this one"
         )
     for migration in known:
         if applied.get(migration.name, migration.checksum) != migration.checksum:
@@ -76,3 +92,21 @@ def _due(applied: dict[str, str]) -> tuple[Migration, ...]:
                 "and put the change into a new migration"
             )
     return tuple(migration for migration in known if migration.name not in applied)
+
+
+def main() -> int:
+    """Migrate the database that the settings name."""
+    try:
+        url = Settings.load(os.environ).database_url
+        if url is None:
+            raise BadSetting("HEADRACE_DATABASE_URL is not set: name the Postgres to migrate")
+        applied = asyncio.run(migrate(url))
+    except (HeadraceError, BadSetting) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"applied: {', '.join(applied) or 'nothing; the schema is up to date'}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,14 +8,17 @@ import contextlib
 from types import TracebackType
 from typing import Any, Self
 
-import asyncpg
-
-from infra.database import Database
+from infra.away import AWAY
+from infra.database import CONNECT_S, Database, open_session
 
 CHANNEL = "headrace"
 
 COALESCE_S = 0.005
 """At most one NOTIFY per process in this time."""
+
+PROBE_S = 15.0
+"""How often the listener's connection is asked whether it still lives: one that a network swallowed
+would stay silent for ever."""
 
 
 class Wakeup:
@@ -29,10 +32,7 @@ class Wakeup:
 
     async def wait(self, timeout_s: float) -> None:
         """Return once set (and clear it), or after the time."""
-        with contextlib.suppress(TimeoutError):
-            # Not wait_for: on Python 3.11 it may swallow a cancellation that comes with the wake-up.
-            async with asyncio.timeout(timeout_s):
-                await self._event.wait()
+        await _within(self._event, timeout_s)
         self._event.clear()
 
 
@@ -82,19 +82,18 @@ class Notifier:
     async def _send(self) -> None:
         while self._again:
             self._again = False
-            with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            with contextlib.suppress(*AWAY):
                 await self._database.lazy.execute(f"notify {CHANNEL}")
             await asyncio.sleep(COALESCE_S)
 
     async def _listen(self) -> None:
         while True:
-            with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            with contextlib.suppress(*AWAY):
                 await self._listen_once()
             await asyncio.sleep(1.0)
-            self.wake()
 
     async def _listen_once(self) -> None:
-        connection = await asyncpg.connect(self._database.url)
+        connection = await open_session(self._database.url, "headrace listens")
         lost = asyncio.Event()
         connection.add_termination_listener(lambda _: lost.set())
         own = connection.get_server_pid()
@@ -105,6 +104,17 @@ class Notifier:
 
         try:
             await connection.add_listener(CHANNEL, notified)
-            await lost.wait()
+            self.wake()
+            while not await _within(lost, PROBE_S):
+                await connection.execute("select", timeout=CONNECT_S)
         finally:
             connection.terminate()
+
+
+async def _within(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for an event at most so long; whether it came."""
+    with contextlib.suppress(TimeoutError):
+        # Not wait_for: on Python 3.11 it may swallow a cancellation that comes with the event.
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    return event.is_set()

@@ -9,6 +9,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from infra.away import Away
 from infra.consumer import Consumer
 from infra.ports import Claimed, Ports, SmallArtifact
 from schemas.errors import (
@@ -31,7 +32,8 @@ DEADLINE_S = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Performing:
-    """How an attempt ended: with an outcome, or (None) to be tried again in `retry_in_s`."""
+    """How an attempt ended: with an outcome, or (None) to be tried again in `retry_in_s`; or it did not
+    end at all, because the database was `away`."""
 
     claimed: Claimed
     outcome: Outcome | None
@@ -40,6 +42,7 @@ class Performing:
     artifacts: tuple[SmallArtifact, ...] = ()
     seconds: float = 0.0
     traceparent: str | None = None
+    away: bool = False
 
 
 async def perform_once(consumer: Consumer[Any], claimed: Claimed, ports: Ports) -> Performing:
@@ -51,6 +54,8 @@ async def perform_once(consumer: Consumer[Any], claimed: Claimed, ports: Ports) 
     try:
         async with asyncio.timeout(DEADLINE_S):
             outcome = await consumer.perform(claimed.effect, ports)
+    except Away as error:
+        return Performing(claimed, None, error=str(error), away=True)
     except UserCodeError as error:
         return _failed(claimed, error.category, error.message)
     except Refused as error:

@@ -1,54 +1,205 @@
-"""Dead letters: a message that cannot be decoded, or that no decider could decide on, is put aside,
-with its bytes and the cause.
+"""Dead letters: what cannot be decoded, or decided on, is put aside with its bytes, headers and cause.
 
-The dead letter and the inbox row are one commit, so the message is neither lost nor met again; its
-run alone pauses (the event's gate), with the reason."""
+The dead letter and the inbox row of its delivery are one commit, so the message is neither lost nor met
+again; its neighbours go on. A message that no decider can decide on holds its run: nothing more is
+claimed for it, for its consumer waits in vain. `headrace dlq redrive` appends MessageRedriven, which
+reaches that consumer as any event does, however old the message is, and releases the run.
 
-from infra.ports import Commit, CommitMiss, Encoded, EventLog, NewEvent, Recorded
-from schemas.events import MessageDeadLettered
+An outcome that no decider can decide on is put aside in the same way; its effect is given back, and
+performed again when the run is released.
+"""
+
+import hashlib
+import json
+import logging
+import random
+import traceback
+from asyncio import sleep
+from uuid import UUID
+
+from infra.artifacts import ROW
+from infra.ports import (
+    Claimed,
+    Commit,
+    CommitMiss,
+    Encoded,
+    EventLog,
+    NewEvent,
+    Recorded,
+    SmallArtifact,
+)
+from schemas.events import MessageDeadLettered, MessageRedriven
 from schemas.ids import ConsumerName, EventId, derive_id
+from schemas.sampling import ArtifactRef
 
-PAYLOAD_CHARS = 48_000
-"""How much of the message's JSON is kept in the event (the log holds the whole)."""
+logger = logging.getLogger(__name__)
+
+CAUSE_CHARS = 2_000
+PAYLOAD_JSON_BYTES = 24_000
+"""How long the shown payload may be as JSON; a longer message is kept whole as an artifact."""
+TRACE_JSON_BYTES = 12_000
 
 
-async def dead_letter(log: EventLog, consumer: ConsumerName, message: Recorded, cause: str) -> None:
-    """Record `message` as a dead letter of `consumer`. Doing it again changes nothing."""
-    event = MessageDeadLettered(
-        consumer=consumer,
-        message_id=message.id,
-        message_type=message.type,
-        about=message.run,
-        cause=cause[:2000],
-        payload=_text(message)[:PAYLOAD_CHARS],
+async def dead_letter(
+    log: EventLog,
+    consumer: ConsumerName,
+    message: Recorded,
+    error: Exception,
+    *,
+    delivery: EventId | None = None,
+    pauses: bool = False,
+) -> None:
+    """Put `message` aside for `consumer`; `delivery` is what brought it, when that was not itself. Doing
+    it again changes nothing."""
+    data = _bytes(message)
+    letter, content = _letter(
+        consumer, data, error, message_id=message.id, message_type=message.type, about=message.run
     )
+    letter = letter.model_copy(
+        update={
+            "headers": _headers(message),
+            "traceparent": message.traceparent,
+            "message_stream": message.stream,
+            "message_version": message.version,
+            "pauses": pauses,
+        }
+    )
+    await _put(log, letter, content, delivery or message.id, message.correlation)
+
+
+async def dead_outcome(log: EventLog, claimed: Claimed, error: Exception) -> None:
+    """Put an effect aside whose outcome no decider can decide on; its run is held."""
+    data = claimed.effect.model_dump_json().encode()
+    letter, content = _letter(
+        claimed.consumer,
+        data,
+        error,
+        message_id=claimed.id,
+        message_type=claimed.effect.type,
+        about=claimed.effect.run_id,
+    )
+    letter = letter.model_copy(
+        update={
+            "headers": {"lane": str(claimed.effect.lane), "attempts": str(claimed.attempts)},
+            "traceparent": claimed.traceparent,
+            "message_stream": claimed.stream,
+            "pauses": True,
+        }
+    )
+    delivery = EventId(derive_id(claimed.id, f"outcome/{claimed.epoch}"))
+    await _put(log, letter, content, delivery, claimed.correlation)
+
+
+async def redriven(
+    log: EventLog, consumer: ConsumerName, event: MessageRedriven
+) -> Recorded | None:
+    """The message that is to be delivered to `consumer` again; None when it is for another one, or is
+    no event (an outcome: its effect is performed again by itself)."""
+    if event.consumer != consumer or not event.message_version:
+        return None
+    found = await log.held([(event.message_stream, event.message_version)])
+    return next((recorded for recorded in found if recorded.id == event.message_id), None)
+
+
+def _letter(
+    consumer: ConsumerName,
+    data: bytes,
+    error: Exception,
+    *,
+    message_id: object,
+    message_type: str,
+    about: str,
+) -> tuple[MessageDeadLettered, tuple[SmallArtifact, ...]]:
+    text = data.decode(errors="backslashreplace")
+    shown = _fitting(text, PAYLOAD_JSON_BYTES)
+    whole = shown.encode() == data
+    sha256 = hashlib.sha256(data).hexdigest()
+    letter = MessageDeadLettered.model_validate(
+        {
+            "consumer": consumer,
+            "message_id": message_id,
+            "message_type": message_type,
+            "about": about,
+            "cause": _fitting(str(error), CAUSE_CHARS),
+            "payload": shown,
+            "content": None
+            if whole
+            else ArtifactRef(uri=ROW + sha256, sha256=sha256, size=len(data)),
+            "trace": _fitting(_trace(error), TRACE_JSON_BYTES),
+        }
+    )
+    return letter, () if whole else (SmallArtifact(sha256, data),)
+
+
+async def _put(
+    log: EventLog,
+    letter: MessageDeadLettered,
+    content: tuple[SmallArtifact, ...],
+    delivery: EventId,
+    correlation: UUID,
+) -> None:
+    logger.error("%s: %s is a dead letter: %s", letter.consumer, letter.message_type, letter.cause)
     while True:
-        recorded = await log.load({event.stream: 0})
-        version = len(recorded.get(event.stream, ()))
+        version = (await log.versions([letter.stream]))[letter.stream]
         new = NewEvent(
-            id=EventId(derive_id(message.id, f"{consumer}|{event.stream}|{event.name}")),
-            stream=event.stream,
+            id=EventId(derive_id(delivery, f"{letter.consumer}|{letter.stream}|{letter.name}")),
+            stream=letter.stream,
             version=version + 1,
-            event=event,
-            causation=message.id,
-            correlation=message.correlation,
+            event=letter,
+            causation=delivery,
+            correlation=correlation,
+            traceparent=letter.traceparent,
         )
         commit = Commit(
-            consumed=((consumer, EventId(message.id)),),
-            expected={event.stream: version},
+            consumed=((ConsumerName(letter.consumer), delivery),),
+            expected={letter.stream: version},
             events=(new,),
+            artifacts=content,
         )
         try:
             await log.commit(commit)
         except CommitMiss as miss:
             if miss.kind == "duplicate":
                 return
+            await sleep(random.uniform(0, 0.01))  # noqa: S311 - jitter
             continue
         return
 
 
-def _text(message: Recorded) -> str:
+def _bytes(message: Recorded) -> bytes:
     if not isinstance(message.payload, Encoded):
-        return message.payload.model_dump_json()
+        return message.payload.model_dump_json().encode()
     data = message.payload.data
-    return data if isinstance(data, str) else data.decode(errors="backslashreplace")
+    return data if isinstance(data, bytes) else data.encode(errors="surrogateescape")
+
+
+def _headers(message: Recorded) -> dict[str, str]:
+    """What a broker's record of it would say in its headers."""
+    payload = message.payload
+    found = {
+        "ce_id": str(message.id),
+        "ce_type": message.type,
+        "ce_subject": message.stream,
+        "ce_time": message.time.isoformat(),
+        "ce_dataversion": str(payload.version),
+        "ce_streamversion": str(message.version),
+        "ce_runid": message.run,
+        "ce_correlationid": str(message.correlation),
+        "ce_causationid": str(message.causation or ""),
+        "ce_cursor": str(message.cursor),
+        "traceparent": message.traceparent or "",
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _trace(error: Exception) -> str:
+    """Where it failed: the innermost calls, for they are nearest to what is wrong."""
+    return "".join(traceback.format_exception(error))[-TRACE_JSON_BYTES:]
+
+
+def _fitting(text: str, num_bytes: int) -> str:
+    """The beginning of a text that has at most so many bytes as JSON (a character may take six)."""
+    text = text[:num_bytes].encode(errors="backslashreplace").decode()
+    while len(json.dumps(text)) > num_bytes:
+        text = text[: len(text) * 3 // 4]
+    return text

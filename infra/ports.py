@@ -4,7 +4,7 @@ Every adapter of a port passes the same contract suite (tests/contracts). Engine
 are protocols of `schemas`, because trainer implements them.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -133,6 +133,21 @@ class Claimed:
     memo: str | None = None
     spent: bool = False
 
+    @classmethod
+    def born(cls, new: NewEffect) -> "Claimed":
+        """The claim of an effect that was born claimed."""
+        return cls(
+            id=new.effect.id,
+            effect=new.effect,
+            consumer=new.consumer,
+            stream=new.stream,
+            epoch=1,
+            attempts=0,
+            crashes=0,
+            correlation=new.correlation,
+            traceparent=new.traceparent,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Commit:
@@ -189,6 +204,10 @@ class EventLog(Protocol):
         """The events of each stream above the given version, in order of version."""
         ...
 
+    async def versions(self, streams: Iterable[StreamName]) -> Mapping[StreamName, int]:
+        """The version of each stream; 0 for one that does not exist."""
+        ...
+
     async def commit(self, commit: Commit) -> Sequence[Recorded]:
         """Write a whole decision, return its events as recorded. Raises CommitMiss."""
         ...
@@ -211,6 +230,10 @@ class EventLog(Protocol):
     ) -> tuple[Sequence[Recorded], Cursor]:
         """Events after a cursor in (xid, position) order, below the transaction horizon, and the
         cursor to go on from (it moves past events of other types too)."""
+        ...
+
+    async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
+        """The events at these versions of these streams, as far as there are any."""
         ...
 
     async def read(
@@ -281,12 +304,17 @@ class Effects(Protocol):
         """Give back without counting an attempt (pause, shutdown)."""
         ...
 
+    async def disown(self, worker: WorkerId, *, keep: Sequence[EffectId]) -> None:
+        """Give back, without counting anything, what the worker holds beyond `keep`: claims whose
+        answers never reached it."""
+        ...
+
     async def memo(self, claimed: Claimed, memo: str) -> bool:
         """Remember something for a successor, under the epoch. False if the claim was lost."""
         ...
 
     async def gates(self, run_ids: Sequence[str]) -> Mapping[str, str]:
-        """The gates of these runs; a run without a row is open."""
+        """The gates of these runs (a run that is held is paused); one without a row is open."""
         ...
 
     async def next_due_s(self, *, lanes: Sequence[Lane]) -> float | None:

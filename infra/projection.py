@@ -150,6 +150,26 @@ class ChangeEvaluation:
     completed_at: datetime | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PutLetter:
+    """A dead letter; `version` is its place in its consumer's stream of them."""
+
+    letter: str
+    version: int
+    consumer: str
+    message_type: str
+    about: str
+    cause: str
+    pauses: bool
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeLetter:
+    letter: str
+    redriven_at: datetime | None = None
+
+
 Write = (
     PutRun
     | ChangeRun
@@ -162,4 +182,6 @@ Write = (
     | ChangeWorkspace
     | PutEvaluation
     | ChangeEvaluation
+    | PutLetter
+    | ChangeLetter
 )

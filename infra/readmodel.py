@@ -16,18 +16,21 @@ from infra.names import PostgresNames
 from infra.ports import Cursor
 from infra.projection import (
     ChangeEvaluation,
+    ChangeLetter,
     ChangeRun,
     ChangeWorkspace,
     PutCheckpoint,
     PutDataset,
     PutEvaluation,
     PutGroup,
+    PutLetter,
     PutLog,
     PutMetric,
     PutRun,
     PutWorkspace,
     Write,
 )
+from infra.readmodel_letters import Letters
 from infra.readmodel_platform import Doors, Platform
 from infra.readmodel_registry import Evaluations, Registry, Uploads
 from infra.readmodel_runs import Runs
@@ -45,11 +48,13 @@ PUTS: tuple[tuple[type[Write], str], ...] = (
     (PutCheckpoint, "checkpoints"),
     (PutGroup, "graded_groups"),
     (PutLog, "log_lines"),
+    (PutLetter, "dead_letters"),
 )
 CHANGES: tuple[tuple[type[Write], str, str], ...] = (
     (ChangeRun, "runs", "run"),
     (ChangeWorkspace, "workspaces", "workspace"),
     (ChangeEvaluation, "evaluations", "evaluation"),
+    (ChangeLetter, "dead_letters", "letter"),
 )
 
 LOOK_EVERY_S = 0.05
@@ -77,6 +82,9 @@ COLUMN_TYPES = {
     "completed_at": "timestamptz",
     "updated_at": "timestamptz",
     "last_at": "timestamptz",
+    "redriven_at": "timestamptz",
+    "version": "integer",
+    "pauses": "boolean",
 }
 """Columns that are not text."""
 
@@ -84,7 +92,7 @@ W = TypeVar("W")
 
 
 class ReadModel:
-    """Applies writes; `runs`, `registry`, `evaluations`, `platform` answer questions."""
+    """Applies writes; `runs`, `registry`, `evaluations`, `platform`, `letters` answer."""
 
     def __init__(self, database: Database) -> None:
         self._lazy = database.lazy
@@ -97,6 +105,7 @@ class ReadModel:
         self.uploads = Uploads(database)
         self.doors = Doors(database)
         self.platform = Platform(database)
+        self.letters = Letters(database)
 
     async def cursor(self) -> Cursor:
         """Up to where the log is projected."""

@@ -92,18 +92,8 @@ class Platform:
 
     async def horizon_age_s(self) -> float:
         """Since when the oldest transaction of the server holds the log's horizon back."""
-        age = await self._pool.fetchval(
-            "select extract(epoch from clock_timestamp() - min(xact_start))::float8"
-            " from pg_stat_activity where backend_xid is not null or backend_xmin is not null"
-        )
+        age = await self._pool.fetchval("select horizon_age_s()")
         return float(age or 0.0)
-
-    async def dead_letters(self) -> int:
-        """How many messages are dead letters."""
-        count: int = await self._pool.fetchval(
-            "select coalesce(sum(version), 0) from streams where stream like 'dead-letter-%'"
-        )
-        return count
 
     async def step_metrics(self) -> list[tuple[str, str, float]]:
         """(run, key, value) of the last step of each run that is running."""

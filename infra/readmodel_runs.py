@@ -15,12 +15,20 @@ STATUS = f"""case when r.status = 'running' and r.phase <> 'paused'
   and not exists (select from workers where expires_at > clock_timestamp())
   then 'unknown' else r.status end"""
 
-PHASE = """case when r.status = 'running' and r.phase = 'train' and r.current_step >= r.total_steps
+HELD = "from dead_letters d where d.about = r.run and d.pauses and d.redriven_at is null"
+"""A run with such a letter waits, whatever its own events say."""
+
+PHASE = f"""case when r.status in ('pending', 'running') and exists (select {HELD}) then 'paused'
+  when r.status = 'running' and r.phase = 'train' and r.current_step >= r.total_steps
   then 'finalize' else r.phase end"""
+
+ERROR = f"""case when r.status in ('pending', 'running') then coalesce(r.error, (select
+  'held by dead letter ' || d.letter || ' of ' || d.consumer || ': ' || d.cause {HELD}
+  order by d.created_at limit 1)) else r.error end"""
 
 SUMMARY = f"""r.run as id, r.name, {STATUS} as status, {PHASE} as phase, r.algorithm,
   r.execution_mode, r.model, r.dataset, r.rollout, r.workspace, r.commit_sha, r.current_step,
-  r.total_steps, r.reward, r.created_at, r.started_at, r.completed_at, r.error"""
+  r.total_steps, r.reward, r.created_at, r.started_at, r.completed_at, {ERROR} as error"""
 
 
 class RunJson(TypedDict):

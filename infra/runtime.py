@@ -15,17 +15,20 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from infra import failpoints, telemetry
 from infra.artifacts import ArtifactStore
-from infra.consumer import Consumer
+from infra.away import Away, through
 from infra.draft import DecisionError, Draft, Drafter, Work
+from infra.hosting import Hosting
+from infra.isolate import Isolation
+from infra.log import Unwritable
 from infra.notify import Wakeup
 from infra.performing import Performing, perform_once
-from infra.poison import dead_letter
+from infra.poison import dead_letter, redriven
 from infra.ports import (
     Bus,
     Claimed,
@@ -37,31 +40,20 @@ from infra.ports import (
 )
 from infra.states import States
 from schemas.envelope import BadEvent
-from schemas.ids import ConsumerName, EffectId, EventId, WorkerId
-from schemas.messages import Effect, Lane
+from schemas.events import MessageRedriven
+from schemas.ids import ConsumerName, EffectId
+from schemas.messages import Effect
 
 logger = logging.getLogger(__name__)
 
 SLOW_POLL_S = 5.0
 """How long the perform loop sleeps when nothing wakes it; a lost wake-up costs this much."""
 
-HANDLE_TRIES = 3
-"""How often a message whose `handle` raises is tried before it is a dead letter."""
+AWAY_S = 0.2
+"""The pause before a database that was away is asked again."""
 
-
-@dataclass(frozen=True, slots=True)
-class Hosting:
-    """What a process hosts: its consumers, its lanes, and how many effects it holds at once."""
-
-    worker: WorkerId
-    consumers: tuple[Consumer[Any], ...]
-    lanes: tuple[Lane, ...]
-    capacity: int = 1024
-
-    def performs(self, effect: Effect) -> bool:
-        return effect.lane in self.lanes and any(
-            type(effect) in consumer.effects for consumer in self.consumers
-        )
+Apart = frozenset[tuple[ConsumerName, UUID]]
+"""Messages of a cascade that are left for the bus to bring by themselves."""
 
 
 class Runtime:
@@ -88,21 +80,25 @@ class Runtime:
         self._drafter = Drafter(
             hosting.consumers, self._states, now=ports.clock.now, claims=self._claims
         )
+        self._isolation = Isolation(log, effects, self._states, self._drafter)
         self._by_name = {consumer.name: consumer for consumer in hosting.consumers}
         self._settling = asyncio.Lock()
         self._wake = wakeup
         self._held: dict[EffectId, asyncio.Task[None]] = {}
         self._runs: dict[EffectId, Claimed] = {}
         self._outcomes: asyncio.Queue[Performing] = asyncio.Queue()
+        self._deciding: list[EffectId] = []
+        self._unsure = False
         self._stopping = asyncio.Event()
         self.commits = 0
 
     async def run(self, *, drain: bool = False) -> None:
         """Work until `stop`, or with `drain` until nothing is left to do. Raises what a loop raised."""
-        loops = [self._intake(), self._perform(), self._settle_outcomes(), self._stopping.wait()]
+        loops = [self._intake, self._perform, self._settle_outcomes]
         if drain:
-            loops.append(self._drained())
-        tasks = [asyncio.ensure_future(loop) for loop in loops]
+            loops.append(self._drained)
+        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(through(loop)) for loop in loops]
+        tasks.append(asyncio.ensure_future(self._stopping.wait()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -127,7 +123,10 @@ class Runtime:
     # --- intake ---------------------------------------------------------------------------------
 
     async def _intake(self) -> None:
-        reads = {c.name: [event.type for event in c.reads] for c in self._hosting.consumers}
+        reads = {
+            c.name: [*(event.type for event in c.reads), MessageRedriven.type]
+            for c in self._hosting.consumers
+        }
         async for batch in self._bus.subscribe(reads):
             works = [work for name, recorded in batch if (work := await self._work(name, recorded))]
             for name in {work.consumer.name for work in works}:
@@ -138,25 +137,32 @@ class Runtime:
                 failpoints.hit(f"{name}.intake.offset_committed")
 
     async def _work(self, name: ConsumerName, recorded: Recorded) -> Work | None:
-        """What a record asks of a consumer. One that cannot be decoded is a dead letter, and nothing
-        waits for it; its type is one that the consumer reads, so it was meant for it."""
+        """What a record asks of a consumer. One that cannot be decoded, or about which its consumer
+        cannot say whose it is, is a dead letter: its type is one that the consumer reads."""
+        message: Recorded | None = recorded
         try:
-            event = recorded.event
-        except BadEvent as error:
-            logger.warning("%s %s: %s", name, recorded.id, error)
-            await dead_letter(self._log, name, recorded, str(error))
+            if isinstance(recorded.event, MessageRedriven):
+                message = await redriven(self._log, name, recorded.event)
+            wanted = message is not None and self._by_name[name].routes(message.event)
+        except Away:
+            raise
+        except Exception as error:
+            poison, undecodable = message or recorded, isinstance(error, BadEvent)
+            await dead_letter(
+                self._log, name, poison, error, delivery=recorded.id, pauses=not undecodable
+            )
             return None
         self._states.observe(recorded)
-        consumer = self._by_name[name]
-        if not consumer.routes(event):
+        if message is None or not wanted:
             return None
         return Work(
-            consumer=consumer,
-            message=event,
-            id=recorded.id,
-            correlation=recorded.correlation,
-            traceparent=recorded.traceparent,
-            recorded=recorded,
+            consumer=self._by_name[name],
+            message=message.event,
+            id=message.id,
+            correlation=message.correlation,
+            traceparent=message.traceparent,
+            recorded=message,
+            delivered=recorded,
         )
 
     # --- the only way to commit -----------------------------------------------------------------
@@ -171,85 +177,75 @@ class Runtime:
         with telemetry.span(telemetry.DECIDE.format(consumers=names), links=links) as context:
             if context is not None:
                 works = [replace(work, traceparent=context) for work in works]
-            await self._write(works)
+            await self._commit(works)
 
-    async def _write(self, works: Sequence[Work]) -> None:
-        """Decide, commit; on a miss read again, without limit."""
+    async def _commit(self, works: Sequence[Work]) -> None:
+        """Decide, commit; on a miss read again, without limit. A database that is away is waited for:
+        whether it took the write is seen when it is written again."""
         tries = 0
-        apart: frozenset[tuple[ConsumerName, UUID]] = frozenset()
+        apart: Apart = frozenset()
+        problem: DecisionError | CommitMiss | None = None
         async with self._settling:
             while works:
                 try:
-                    draft = await self._drafter.draft(works, without=apart)
-                except DecisionError as error:
-                    if error.work.id not in {work.id for work in works}:
-                        # It came up in the cascade: let the bus bring it, by itself.
-                        apart |= {(error.work.consumer.name, error.work.id)}
-                        continue
-                    works = await self._isolate(works, error)
-                    continue
-                self._pass(draft, "decided")
-                self._pass(draft, "tx_before_commit")
-                try:
-                    await self._log.commit(draft.commit(self._hosting.worker))
-                except CommitMiss as miss:
-                    self._states.forget(draft.states)
-                    works = await self._still_due(works, miss)
-                    tries += 1
-                    await asyncio.sleep(random.uniform(0, min(0.05, 0.001 * 2**tries)))  # noqa: S311 - jitter
-                    continue
-                self._pass(draft, "tx_after_commit")
-                self._committed(draft)
-                return
+                    if problem is None:
+                        await self._write(works, apart)
+                        return
+                    works, apart = await self._solved(works, apart, problem)
+                    problem = None
+                except (DecisionError, CommitMiss) as error:
+                    problem = error
+                except Away as error:
+                    self._unsure = True
+                    logger.warning("a decision waits: %s", error)
+                    await asyncio.sleep(AWAY_S)
+                tries += 1
+                await asyncio.sleep(random.uniform(0, min(0.05, 0.001 * 2 ** min(tries, 6))))  # noqa: S311 - jitter
+
+    async def _write(self, works: Sequence[Work], apart: Apart) -> None:
+        draft = await self._drafter.draft(works, without=apart)
+        self._pass(draft, "decided")
+        self._pass(draft, "tx_before_commit")
+        try:
+            await self._log.commit(draft.commit(self._hosting.worker))
+        except Unwritable as error:
+            raise DecisionError(draft.author(error.event), str(error)) from error
+        except (CommitMiss, Away):
+            self._states.forget(draft.states)
+            raise
+        self._pass(draft, "tx_after_commit")
+        self._committed(draft)
+
+    async def _solved(
+        self, works: Sequence[Work], apart: Apart, problem: DecisionError | CommitMiss
+    ) -> tuple[Sequence[Work], Apart]:
+        """What is left to decide on, and what is left to the bus, after a problem."""
+        if isinstance(problem, CommitMiss):
+            return await self._still_due(works, problem), apart
+        culprit = problem.work
+        if culprit.id not in {work.id for work in works}:
+            # It came up in the cascade: let the bus bring it, by itself.
+            return works, apart | {(culprit.consumer.name, culprit.id)}
+        return await self._isolation.without(works, problem), apart
 
     def _committed(self, draft: Draft) -> None:
         self.commits += 1
         self._states.remember(draft.states)
         for new in draft.effects:
             if new.claimed:
-                self._start(
-                    Claimed(
-                        id=new.effect.id,
-                        effect=new.effect,
-                        consumer=new.consumer,
-                        stream=new.stream,
-                        epoch=1,
-                        attempts=0,
-                        crashes=0,
-                        correlation=new.correlation,
-                        traceparent=new.traceparent,
-                    )
-                )
+                self._start(Claimed.born(new))
         self._wake.set()
 
     async def _still_due(self, works: Sequence[Work], miss: CommitMiss) -> list[Work]:
         """The works that a miss did not settle: not consumed elsewhere, not fenced."""
-        keys = [(work.consumer.name, EventId(work.id)) for work in works if not work.claimed]
+        keys = [(work.consumer.name, work.delivery) for work in works if not work.claimed]
         consumed = await self._log.consumed(keys) if keys else frozenset()
         return [
             work
             for work in works
-            if (work.consumer.name, work.id) not in consumed
+            if (work.consumer.name, work.delivery) not in consumed
             and not (miss.kind == "fenced" and work.claimed and str(work.claimed.id) == miss.what)
         ]
-
-    async def _isolate(self, works: Sequence[Work], error: DecisionError) -> list[Work]:
-        """One message makes its decider raise: try it alone some times, then put it into the dead
-        letters (an event) or let its effect be tried later (an outcome). Returns the others."""
-        logger.exception("%s", error, exc_info=error)
-        culprit = error.work
-        for _ in range(HANDLE_TRIES - 1):
-            self._states.forget(culprit.streams)
-            try:
-                await self._drafter.draft([culprit])
-            except DecisionError:
-                continue
-            return list(works)
-        if culprit.claimed is not None:
-            await self._effects.retry(culprit.claimed, delay_s=5.0, error=str(error))
-        if culprit.recorded is not None:
-            await dead_letter(self._log, culprit.consumer.name, culprit.recorded, str(error))
-        return [work for work in works if work.id != culprit.id]
 
     def _pass(self, draft: Draft, step: str) -> None:
         """Failpoints of every consumer that is in this commit."""
@@ -268,7 +264,9 @@ class Runtime:
 
     async def _perform(self) -> None:
         names = [c.name for c in self._hosting.consumers if c.perform is not None]
+        self._unsure = True  # we start, or start again because an answer was lost
         while True:
+            await self._disown()
             room = self._hosting.capacity - len(self._held)
             claimed = (
                 await self._effects.claim(
@@ -284,6 +282,16 @@ class Runtime:
                 self._start(one)
             if not claimed:
                 await self._rest()
+
+    async def _disown(self) -> None:
+        """After an answer was lost: give back what the database says is ours and we do not know of.
+        Nobody else could take it while our lease lives."""
+        if not self._unsure:
+            return
+        async with self._settling:
+            self._unsure = False
+            keep = [*self._held, *self._deciding]
+            await self._effects.disown(self._hosting.worker, keep=keep)
 
     async def _rest(self) -> None:
         due = await self._effects.next_due_s(lanes=self._hosting.lanes)
@@ -313,10 +321,22 @@ class Runtime:
         failpoints.hit(f"{claimed.consumer}.perform.{claimed.effect.type}.effect_done")
         if done.outcome is None:
             self._forget(claimed)
-            await self._effects.retry(claimed, delay_s=done.retry_in_s, error=done.error or "")
-            self._wake.set()
+            await self._try_later(done)
             return
         await self._outcomes.put(done)
+
+    async def _try_later(self, done: Performing) -> None:
+        """Give the effect back; a database that was away is no fault of the attempt."""
+        try:
+            if done.away:
+                await self._effects.release(done.claimed)
+            else:
+                await self._effects.retry(
+                    done.claimed, delay_s=done.retry_in_s, error=done.error or ""
+                )
+        except Away:
+            self._unsure = True
+        self._wake.set()
 
     async def _settle_outcomes(self) -> None:
         while True:
@@ -340,9 +360,11 @@ class Runtime:
                 for done in ready
                 if done.outcome is not None and done.claimed.id in self._held
             ]
+            self._deciding = [done.claimed.id for done in ready]
             for done in ready:
                 self._forget(done.claimed)
             await self._settle(works)
+            self._deciding = []
 
     def _forget(self, claimed: Claimed) -> None:
         self._held.pop(claimed.id, None)
@@ -354,7 +376,10 @@ class Runtime:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        await self._effects.release(claimed)
+        try:
+            await self._effects.release(claimed)
+        except Away:
+            self._unsure = True
 
     # --- the end --------------------------------------------------------------------------------
 

@@ -17,6 +17,16 @@ class BadSetting(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class DatabaseLimits:
+    """What a process takes of the database: connections in each of its two pools, how long a
+    statement may run, how long a transaction may idle (an idle one stalls the log's horizon)."""
+
+    pool: int = 6
+    statement_s: float = 20.0
+    idle_in_transaction_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """How this process was told to run. `database_url` None: the supervisor's embedded Postgres."""
 
@@ -24,6 +34,7 @@ class Settings:
     url: str
     token: str | None
     database_url: str | None
+    database: DatabaseLimits
     blobs: str
     s3_endpoint: str | None
     sampler: str
@@ -42,6 +53,11 @@ class Settings:
             url=_url(environ),
             token=environ.get("HEADRACE_TOKEN") or None,
             database_url=_database(environ),
+            database=DatabaseLimits(
+                pool=_number(environ, "HEADRACE_DATABASE_POOL", 6, 1, 500),
+                statement_s=_number(environ, "HEADRACE_DATABASE_STATEMENT_S", 20, 1, 3600),
+                idle_in_transaction_s=_number(environ, "HEADRACE_DATABASE_IDLE_S", 30, 1, 3600),
+            ),
             blobs=_blobs(environ, home),
             s3_endpoint=_s3_endpoint(environ),
             sampler=_one_of(environ, "HEADRACE_SAMPLER", ("torch",), later="vllm="),
@@ -90,6 +106,15 @@ def _database(environ: Mapping[str, str]) -> str | None:
     if value and urlsplit(value).scheme not in ("postgres", "postgresql"):
         raise _bad("HEADRACE_DATABASE_URL", value, "postgresql://user@host/database")
     return value
+
+
+def _number(environ: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    value = environ.get(name)
+    if not value:
+        return default
+    if not value.isascii() or not value.isdigit() or not least <= int(value[:9]) <= most:
+        raise _bad(name, value, f"a whole number from {least} to {most}")
+    return int(value)
 
 
 def _blobs(environ: Mapping[str, str], home: Path) -> str:

@@ -13,7 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from infra.consumer import Consumer
 from infra.ports import EventLog, Recorded, Snapshot
-from schemas.errors import HeadraceError
 from schemas.events import Event
 from schemas.ids import StreamName
 
@@ -32,10 +31,11 @@ class Folded(Generic[S]):
 
 
 class Unreadable(Exception):
-    """A stream holds an event that this version cannot decode: nothing can be decided on it."""
+    """A stream holds an event that this version cannot decode, or that its owner cannot fold: nothing
+    can be decided on it."""
 
-    def __init__(self, stream: StreamName, error: HeadraceError) -> None:
-        super().__init__(f"{stream} cannot be folded: {error}")
+    def __init__(self, stream: StreamName, error: Exception) -> None:
+        super().__init__(f"{stream} cannot be folded: {type(error).__name__}: {error}")
         self.stream = stream
 
 
@@ -110,7 +110,7 @@ def _read(
 ) -> Folded[S]:
     try:
         return fold(consumer, start, tail)
-    except HeadraceError as error:
+    except Exception as error:
         raise Unreadable(stream, error) from error
 
 

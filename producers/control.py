@@ -12,6 +12,8 @@ from schemas.events import (
     EvaluationCompleted,
     EvaluationStopRequested,
     Event,
+    MessageDeadLettered,
+    MessageRedriven,
     RunFailed,
     RunFinished,
     RunPaused,
@@ -63,6 +65,8 @@ class Control:
         command; asking for what is under way appends nothing. Raises NotFound, Conflict."""
         request = await self._lookup.run(ref)
         standing = await self._standing(request.run)
+        if verb == "resume" and not standing.paused:
+            await self._refuse_held(request.run, request.run_name)
         if not _wanted(verb, request.run_name, standing):
             return request.run, Cursor()
         [recorded] = await self._log.append([COMMANDS[verb](request.run)], cause=cause)
@@ -81,6 +85,22 @@ class Control:
         stop = EvaluationStopRequested(evaluation=request.evaluation)
         [recorded] = await self._log.append([stop], cause=cause)
         return request.evaluation, recorded.cursor
+
+    async def _refuse_held(self, run: str, name: str) -> None:
+        """Raises Conflict when the run waits for a dead letter: nothing else can make it go on."""
+        types = [MessageDeadLettered.type, MessageRedriven.type]
+        held: dict[UUID, str] = {}
+        for recorded in await self._log.read(run, after=Cursor(), limit=10_000, types=types):
+            match recorded.event:
+                case MessageDeadLettered(pauses=True, cause=cause):
+                    held[recorded.id] = cause
+                case MessageRedriven(letter=letter):
+                    held.pop(letter, None)
+        for letter, cause in held.items():
+            raise Conflict(
+                f"run {name} is held by dead letter {letter} ({cause}); once the cause is gone: "
+                f"`headrace dlq redrive {letter}`"
+            )
 
     async def _standing(self, run: str) -> Standing:
         types = [kind.type for kind in TELLING]

@@ -19,8 +19,8 @@ from consumers.worker import hosted, leased, worker_id
 from infra import failpoints, telemetry
 from infra.backend import open_backend
 from infra.git import GitRepositories
+from infra.hosting import Hosting
 from infra.readmodel import ReadModel
-from infra.runtime import Hosting
 from infra.settings import Settings
 from producers.api.app import create_app
 from producers.api.services import Services

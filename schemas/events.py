@@ -48,6 +48,7 @@ MAX_EVENT_BYTES = 64 * 1024
 """The largest payload an event may have, as JSON."""
 
 Gate = Literal["open", "paused", "closed"]
+Hold = Literal["hold", "release"]
 
 WORKSPACE_TOPIC = "rl.workspace.v1"
 RUN_TOPIC = "rl.run.v1"
@@ -68,6 +69,11 @@ class Event(BaseModel):
     version: ClassVar[int] = 1
     topic: ClassVar[str]
     gate: ClassVar[Gate | None] = None
+
+    @property
+    def hold(self) -> Hold | None:
+        """Whether the run is held until something is put right, whatever its gate; or released."""
+        return None
 
     @property
     def stream(self) -> StreamName:
@@ -702,7 +708,10 @@ class RunFinished(_RunEvent):
 
 
 class MessageDeadLettered(Event):
-    """A message that `consumer` could not decide on; nothing else waits for it."""
+    """A message that `consumer` could not decide on; nothing else waits for it. `message_id` is the
+    event's (for an outcome the effect's), `message_stream` and `message_version` its place in the log.
+    `payload` shows its bytes; where that is not all of them, `content` is. `headers` are those it came
+    with, `trace` is where the decider failed. `pauses`: its run waits until it is driven again."""
 
     type: ClassVar[str] = "rl.dead-letter.message"
     topic: ClassVar[str] = DEAD_LETTER_TOPIC
@@ -712,6 +721,13 @@ class MessageDeadLettered(Event):
     about: str
     cause: str
     payload: str
+    headers: dict[str, str] = {}
+    traceparent: str | None = None
+    message_stream: StreamName = StreamName("")
+    message_version: int = 0
+    content: ArtifactRef | None = None
+    trace: str = ""
+    pauses: bool = False
 
     @property
     def stream(self) -> StreamName:
@@ -724,6 +740,41 @@ class MessageDeadLettered(Event):
     @property
     def name(self) -> str:
         return f"{self.type}/{self.message_id}"
+
+    @property
+    def hold(self) -> Hold | None:
+        return "hold" if self.pauses else None
+
+
+class MessageRedriven(Event):
+    """A dead letter is to be delivered again, to the consumer that could not decide on it and to no
+    other; its run goes on. `letter` is the MessageDeadLettered event."""
+
+    type: ClassVar[str] = "rl.dead-letter.redriven"
+    topic: ClassVar[str] = DEAD_LETTER_TOPIC
+    consumer: str
+    letter: UUID
+    message_id: UUID
+    message_stream: StreamName
+    message_version: int
+    about: str
+    paused: bool
+
+    @property
+    def stream(self) -> StreamName:
+        return dead_letter_stream(self.consumer)
+
+    @property
+    def run_id(self) -> str:
+        return self.about
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.letter}"
+
+    @property
+    def hold(self) -> Hold | None:
+        return "release" if self.paused else None
 
 
 ALL_EVENTS: tuple[type[Event], ...] = (
@@ -766,6 +817,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     RunFailed,
     RunFinished,
     MessageDeadLettered,
+    MessageRedriven,
 )
 
 EVENT_TYPES: dict[str, type[Event]] = {event.type: event for event in ALL_EVENTS}

@@ -2,10 +2,27 @@
 
 from hypothesis import settings
 
-from tests.kit.postgres import database, database_url, postgres_url
+from tests.kit.postgres import (
+    database,
+    database_url,
+    embedded_url,
+    own_server,
+    postgres_url,
+    server_url,
+)
 from tests.kit.s3 import bucket, s3, s3_client
 
-__all__ = ["bucket", "database", "database_url", "postgres_url", "s3", "s3_client"]
+__all__ = [
+    "bucket",
+    "database",
+    "database_url",
+    "embedded_url",
+    "own_server",
+    "postgres_url",
+    "s3",
+    "s3_client",
+    "server_url",
+]
 
 # How long an example takes says more about the machine than about the law.
 settings.register_profile("headrace", deadline=None)

@@ -13,6 +13,7 @@ from infra.away import AWAY
 from producers.api import (
     checkpoints,
     datasets,
+    deadletters,
     evaluations,
     events,
     platform,
@@ -41,6 +42,7 @@ RESOURCES = (
     evaluations,
     checkpoints,
     verifications,
+    deadletters,
 )
 
 

@@ -71,8 +71,8 @@ async def metrics(request: Request) -> Response:
             "headrace_runs": ("runs per status", runs),
             "headrace_last_step": ("metrics of the last step of running runs", steps),
             "headrace_dead_letters": (
-                "messages no consumer could decide on",
-                {"": float(await platform.dead_letters())},
+                "messages that no consumer could decide on and nobody has driven again",
+                {"": float(await services(request).readmodel.letters.waiting())},
             ),
         }
     )

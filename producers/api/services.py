@@ -7,6 +7,7 @@ from infra.ports import Artifacts, Blobs, Clock, Effects, EventLog, Repositories
 from infra.readmodel import ReadModel
 from infra.settings import Settings
 from producers.control import Control
+from producers.deadletters import DeadLetters
 from producers.lookup import Lookup
 from producers.submit import Submitter
 from producers.verification import Verifications
@@ -44,6 +45,10 @@ class Services:
     @cached_property
     def verifications(self) -> Verifications:
         return Verifications(self.log, self.lookup)
+
+    @cached_property
+    def dead_letters(self) -> DeadLetters:
+        return DeadLetters(self.log, self.readmodel.letters, self.artifacts)
 
     @cached_property
     def control(self) -> Control:

@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "events": (CLI + "events:events", "The event log of a run."),
     "checkpoint": (CLI + "checkpoint:checkpoint", "Checkpoints: list, info, download, chat."),
+    "dlq": (CLI + "dlq:dlq", "Dead letters: list, show, redrive."),
     "models": (CLI + "models:models", "The base models known here, and the scratch: shapes."),
 }
 

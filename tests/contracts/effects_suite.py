@@ -7,7 +7,14 @@ from uuid import uuid4
 import pytest
 
 from infra.ports import Commit, CommitMiss, Effects, EventLog, NewEffect, NewEvent
-from schemas.events import Event, RunPaused, RunResumed, RunStopped
+from schemas.events import (
+    Event,
+    MessageDeadLettered,
+    MessageRedriven,
+    RunPaused,
+    RunResumed,
+    RunStopped,
+)
 from schemas.ids import ConsumerName, EventId, WorkerId, workspace_stream
 from schemas.messages import FetchCommit, Lane
 from schemas.specs import CommitSpec
@@ -61,6 +68,36 @@ async def gate(bound: Bound, event: Event, version: int) -> None:
         correlation=uuid4(),
     )
     await bound.log.commit(Commit(expected={event.stream: version - 1}, events=(new,)))
+
+
+async def append(bound: Bound, event: Event) -> None:
+    """At whatever version its stream has."""
+    versions = await bound.log.versions([event.stream])
+    await gate(bound, event, versions[event.stream] + 1)
+
+
+def letter(run: str, *, pauses: bool = True) -> MessageDeadLettered:
+    return MessageDeadLettered(
+        consumer="sync",
+        message_id=uuid4(),
+        message_type="rl.run.warned",
+        about=run,
+        cause="a bug",
+        payload="{}",
+        pauses=pauses,
+    )
+
+
+def driven(dead: MessageDeadLettered) -> MessageRedriven:
+    return MessageRedriven(
+        consumer=dead.consumer,
+        letter=uuid4(),
+        message_id=dead.message_id,
+        message_stream=dead.message_stream,
+        message_version=dead.message_version,
+        about=dead.about,
+        paused=dead.pauses,
+    )
 
 
 async def claim(
@@ -172,3 +209,48 @@ class EffectsSuite:
         await gate(bound, RunResumed(run=run, step=1), 2)
         assert await bound.effects.gates([run]) == {run: "closed"}
         assert await claim(bound, who) == []
+
+    async def test_a_held_run_waits_for_every_letter_whatever_its_own_gate(
+        self, bound: Bound
+    ) -> None:
+        who, run = await worker(bound), uuid4().hex
+        await bound.log.commit(Commit(effects=(effect(run),)))
+        letters = [letter(run), letter(run)]
+        for held in letters:
+            await append(bound, held)
+        assert await claim(bound, who) == []
+        assert await bound.effects.gates([run]) == {run: "paused"}
+        await append(bound, RunPaused(run=run, step=1))
+        await append(bound, RunResumed(run=run, step=1))
+        await append(bound, driven(letters[0]))
+        assert await claim(bound, who) == []
+        await append(bound, RunPaused(run=run, step=1))
+        await append(bound, driven(letters[1]))
+        assert await claim(bound, who) == []
+        await append(bound, RunResumed(run=run, step=1))
+        assert await bound.effects.gates([run]) == {run: "open"}
+        assert len(await claim(bound, who)) == 1
+
+    async def test_a_letter_that_pauses_nothing_holds_nothing(self, bound: Bound) -> None:
+        who, run = await worker(bound), uuid4().hex
+        await bound.log.commit(Commit(effects=(effect(run),)))
+        quiet = letter(run, pauses=False)
+        await append(bound, quiet)
+        await append(bound, driven(quiet))
+        assert len(await claim(bound, who)) == 1
+
+    async def test_what_a_worker_does_not_know_of_is_given_back_uncounted(
+        self, bound: Bound
+    ) -> None:
+        one, two = await worker(bound), await worker(bound)
+        await bound.log.commit(Commit(effects=tuple(effect(uuid4().hex) for _ in range(3))))
+        first, second = await claim(bound, one, limit=2)
+        (others,) = await claim(bound, two)
+        await bound.effects.disown(one, keep=[first.id])
+        (found,) = await claim(bound, one)
+        assert (found.id, found.attempts, found.crashes) == (second.id, 0, 0)
+        with pytest.raises(CommitMiss, match="fenced"):
+            await bound.log.commit(Commit(worker=one, finished=((second.id, second.epoch),)))
+        done = ((first.id, first.epoch), (found.id, found.epoch))
+        await bound.log.commit(Commit(worker=one, finished=done))
+        await bound.log.commit(Commit(worker=two, finished=((others.id, others.epoch),)))

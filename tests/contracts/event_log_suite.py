@@ -46,6 +46,13 @@ class EventLogSuite:
         unknown = StreamName("run-unknown")
         assert list((await log.load({unknown: 0}))[unknown]) == []
 
+    async def test_a_stream_knows_its_version(self, log: EventLog) -> None:
+        run = uuid4().hex
+        for step in (1, 2):
+            await log.commit(one(warned(run, step), step))
+        stream, unknown = warned(run, 1).stream, StreamName("run-unknown")
+        assert dict(await log.versions([stream, unknown])) == {stream: 2, unknown: 0}
+
     async def test_a_moved_stream_is_stale_and_nothing_is_written(self, log: EventLog) -> None:
         run, other = uuid4().hex, uuid4().hex
         await log.commit(one(warned(run, 1), 1))
@@ -146,6 +153,12 @@ class EventLogSuite:
         )
         assert await log.artifact(sha) == b"\0bytes"
         assert await log.artifact("0" * 64) is None
+
+    async def test_an_event_that_is_no_text_is_refused(self, log: EventLog) -> None:
+        broken = warned(uuid4().hex, 1).model_copy(update={"message": "\ud800"})
+        with pytest.raises(Refused, match="cannot be written") as refused:
+            await log.commit(one(broken, 1))
+        assert refused.value.event is broken  # type: ignore[attr-defined]
 
     async def test_an_event_that_is_too_large_is_refused(self, log: EventLog) -> None:
         run = uuid4().hex

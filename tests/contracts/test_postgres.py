@@ -1,4 +1,5 @@
-"""Postgres keeps every contract; and its tail misses nothing where a naive tail does."""
+"""Postgres keeps every contract, the embedded one and a server that is older; and its tail misses
+nothing where a naive tail does."""
 
 import asyncio
 import random
@@ -20,6 +21,14 @@ from tests.contracts.effects_suite import Bound, EffectsSuite
 from tests.contracts.event_log_suite import EventLogSuite
 
 pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture(scope="module", params=["embedded", "server"])
+def postgres_url(request: pytest.FixtureRequest) -> str:
+    """Every test here runs on both."""
+    name = "server_url" if request.param == "server" else "embedded_url"
+    url: str = request.getfixturevalue(name)
+    return url
 
 
 @pytest.fixture

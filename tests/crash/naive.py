@@ -21,11 +21,12 @@ from infra.consumer import Consumer, Decision, Meta
 from infra.database import connect
 from infra.datasets import DatasetCache
 from infra.effects import PostgresEffects
+from infra.hosting import Hosting
 from infra.lease import LeaseKeeper
 from infra.log import PostgresLog
 from infra.notify import Notifier
 from infra.ports import Ports
-from infra.runtime import Hosting, Runtime
+from infra.runtime import Runtime
 from infra.settings import Settings
 from schemas.events import CheckpointFailed, Event, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream

@@ -1,10 +1,17 @@
-"""One embedded Postgres for a test session, and a fresh, migrated database for each test."""
+"""Postgres for a test session: the embedded default, a real server, and a fresh database per test.
+
+The server is the one that HEADRACE_TEST_POSTGRES names, else one started from Debian's package; where
+neither can be had the tests that need it are skipped, and in CI they fail.
+"""
 
 import asyncio
+import os
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import asyncpg
@@ -13,15 +20,57 @@ import pytest
 from infra import embedded
 from infra.database import Database, connect
 from infra.migrate import migrate
+from infra.stack.postgres import PostgresServer, install, postgres_server
+
+
+def missing(what: str) -> None:
+    """Skip, naming what is missing; in CI that is a failure. Never returns."""
+    if os.environ.get("CI"):
+        pytest.fail(f"CI must have it: {what}")
+    pytest.skip(what)
 
 
 @pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
-    """The URL of a server that this session started."""
+def postgres_url(embedded_url: str) -> str:
+    """The server that tests use unless they say otherwise: the embedded default."""
+    return embedded_url
+
+
+@pytest.fixture(scope="session")
+def embedded_url() -> Iterator[str]:
+    """The URL of an embedded server that this session started."""
     with tempfile.TemporaryDirectory() as home:
         server = embedded.start(Path(home))
         yield server.url
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """The URL of a PostgreSQL server (its superuser, its database `postgres`)."""
+    if given := os.environ.get("HEADRACE_TEST_POSTGRES"):
+        yield given
+        return
+    need_programs()
+    with postgres_server() as server:
+        yield server.url
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    """A server that this test may stop, crash and start again."""
+    need_programs()
+    with postgres_server() as server:
+        yield server
+
+
+def need_programs() -> Path:
+    """The directory of a PostgreSQL server's programs, or a skip."""
+    found = install()
+    if found is None:
+        missing("no PostgreSQL server: apt-get install postgresql, or set HEADRACE_TEST_POSTGRES")
+    assert found is not None
+    return found
 
 
 @pytest.fixture
@@ -35,11 +84,17 @@ def database_url(postgres_url: str) -> Iterator[str]:
 def fresh_database(postgres_url: str) -> Iterator[str]:
     """A database at the newest schema, dropped at the end."""
     name = f"t{uuid4().hex[:12]}"
-    asyncio.run(_execute(postgres_url, f"create database {name}"))
-    url = postgres_url.replace("/postgres?", f"/{name}?")
+    asyncio.run(execute(postgres_url, f"create database {name}"))
+    url = database_of(postgres_url, name)
     asyncio.run(migrate(url))
     yield url
-    asyncio.run(_execute(postgres_url, f"drop database {name} with (force)"))
+    asyncio.run(execute(postgres_url, f"drop database {name} with (force)"))
+
+
+def database_of(url: str, name: str) -> str:
+    """The URL of another database of the same server."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}/{name}" + (f"?{parts.query}" if parts.query else "")
 
 
 @pytest.fixture
@@ -54,7 +109,21 @@ async def connected(url: str) -> AsyncIterator[Database]:
         yield found
 
 
-async def _execute(url: str, sql: str) -> None:
+async def execute(url: str, sql: str) -> None:
+    """Run one statement on a connection of its own."""
     connection = await asyncpg.connect(url)
     await connection.execute(sql)
     await connection.close()
+
+
+def dump_and_restore(source: str, target: str, file: Path) -> None:
+    """Copy a database by pg_dump and pg_restore, as an operator would, through `file`."""
+    programs = need_programs()
+    for command in (
+        [programs / "pg_dump", "--format=custom", f"--file={file}", source],
+        [programs / "pg_restore", "--no-owner", f"--dbname={target}", file],
+    ):
+        # A cluster that never saw Headrace has no role to grant to: pg_restore says so and goes on.
+        done = subprocess.run([str(part) for part in command], capture_output=True, check=False)
+        said = done.stderr.decode()
+        assert done.returncode == 0 or "headrace_worker" in said, said

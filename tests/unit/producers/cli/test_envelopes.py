@@ -31,6 +31,9 @@ COMMANDS = (
     ["checkpoint", "list", "r"],
     ["checkpoint", "info", "r@last"],
     ["events", "r"],
+    ["dlq", "list"],
+    ["dlq", "show", "0b8f6d0f"],
+    ["dlq", "redrive", "0b8f6d0f"],
     ["status"],
 )
 
@@ -144,6 +147,7 @@ def _every_help() -> list[list[str]]:
         ],
         "eval": ["submit", "list", "info", "logs", "stop", "download"],
         "checkpoint": ["list", "info", "download", "chat"],
+        "dlq": ["list", "show", "redrive"],
     }
     single = [[name] for name in TREE if name not in groups]
     return single + [[name, inner] for name, inners in groups.items() for inner in inners]

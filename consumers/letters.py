@@ -1,0 +1,26 @@
+"""Dead letters as rows: what waits, and what was driven again."""
+
+from infra.ports import Recorded
+from infra.projection import ChangeLetter, PutLetter, Write
+from schemas.events import MessageDeadLettered, MessageRedriven
+
+
+def letters(recorded: Recorded) -> tuple[Write, ...]:
+    """The row of a dead letter, or what changes in it."""
+    match recorded.event:
+        case MessageDeadLettered() as event:
+            put = PutLetter(
+                letter=str(recorded.id),
+                version=recorded.version,
+                consumer=event.consumer,
+                message_type=event.message_type,
+                about=event.about,
+                cause=event.cause,
+                pauses=event.pauses,
+                created_at=recorded.time,
+            )
+            return (put,)
+        case MessageRedriven() as event:
+            return (ChangeLetter(str(event.letter), redriven_at=recorded.time),)
+        case _:
+            return ()

@@ -1,0 +1,59 @@
+"""One database and one blob store belong together: the log names artifacts that lie in the blobs.
+
+The blob store carries an id, made by whoever opens it first; the database remembers the id of the blobs
+that it was used with. A process whose blobs have another id belongs to another installation, and is
+refused with the name of the one that owns the database, whether that one runs now or not.
+"""
+
+import socket
+from uuid import uuid4
+
+from infra.database import Database
+from infra.ports import BlobExists, Blobs
+from infra.settings import Settings
+from schemas.errors import Conflict, CorruptData
+
+KEY = "installation"
+"""The blob that holds the id."""
+
+
+async def belong(database: Database, blobs: Blobs, settings: Settings) -> str:
+    """The id of the installation that this process is part of. Raises Conflict when the database belongs
+    to another one."""
+    own = await identity(blobs)
+    await database.durable.execute(
+        "insert into installation (id, blobs, place) values ($1, $2, $3) on conflict do nothing",
+        own,
+        settings.blobs,
+        f"{settings.home} on {socket.gethostname()}",
+    )
+    owner = await database.durable.fetchrow("select id, blobs, place, since from installation")
+    if owner["id"] == own:
+        return own
+    raise Conflict(
+        f"the database belongs to the installation of {owner['place']}, whose blobs are in "
+        f"{owner['blobs']} (since {owner['since']:%Y-%m-%d %H:%M}); this one has its blobs in "
+        f"{settings.blobs}: name another database in HEADRACE_DATABASE_URL, or the same blobs in "
+        "HEADRACE_BLOBS"
+    )
+
+
+async def identity(blobs: Blobs) -> str:
+    """The id of this blob store; made now if it has none. Raises CorruptData when it cannot be read."""
+    uri = await blobs.exists(KEY)
+    if uri is None:
+        uri = await _name(blobs)
+    text = (await blobs.get(uri)).decode(errors="replace").strip()
+    if len(text) != 32:
+        raise CorruptData(f"{uri} does not hold the id of a blob store; who else writes there?")
+    return text
+
+
+async def _name(blobs: Blobs) -> str:
+    try:
+        return await blobs.put(KEY, f"{uuid4().hex}\n".encode(), create_only=True)
+    except BlobExists as error:
+        uri = await blobs.exists(KEY)
+        if uri is None:
+            raise CorruptData(f"the blob {KEY} was there and is gone") from error
+        return uri

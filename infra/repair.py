@@ -1,0 +1,89 @@
+"""A dump that was restored into another cluster goes on: transaction ids are made to mean something.
+
+The log is read in order of (xid, position). In a fresh cluster transaction ids start small again: what
+is appended there would stand below what was restored, and below every cursor, and nobody would see it.
+So `migrate` compares the cluster's identifier with the one it saw last, and where it is another one
+
+- the xids of all that is recorded become 0, below every xid to come; positions keep the order (within a
+  stream, and from cause to effect, it is the order of the appends);
+- each cursor (watermarks, the relay's) is put before the first event that it had not passed. In the old
+  order it may have passed some behind that one: for those the inbox is told, so nothing that is
+  consumed is consumed again;
+- claims and leases are dropped without counting a crash: their workers are in another world;
+- the role of processes is made again: a dump holds no roles.
+"""
+
+import logging
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+CURSORS = """
+select c.table_name from information_schema.columns c
+join information_schema.columns p using (table_schema, table_name)
+where c.table_schema = current_schema() and c.column_name = 'xid' and c.udt_name = 'xid8'
+  and p.column_name = 'position' and c.table_name <> 'events'
+"""
+"""Tables whose rows are positions in the log."""
+
+FOREIGN = """
+select exists (
+    select from (select xid from events order by xid desc, position desc limit 1) as last
+    where last.xid >= pg_snapshot_xmax(pg_current_snapshot())
+)
+"""
+"""Whether the log holds a transaction that this cluster has not begun."""
+
+PASSED_BEHIND = """
+insert into inbox (consumer, event_id)
+select w.consumer, e.id from watermarks w join events e
+    on (e.xid, e.position) <= (w.xid, w.position)
+where w.consumer <> 'project' and e.position > (select min(f.position) from events f
+                    where (f.xid, f.position) > (w.xid, w.position))
+on conflict do nothing
+"""
+
+TRANSLATE = """
+update {table} t set xid = '0', position = coalesce(
+    (select min(e.position) - 1 from events e where (e.xid, e.position) > (t.xid, t.position)),
+    (select max(e.position) from events e), 0)
+"""
+
+FORGET_XIDS = (
+    "alter table events disable trigger events_are_facts",
+    "update events set xid = '0'",
+    "alter table events enable trigger events_are_facts",
+    "update inbox set xid = '0'",
+    "update log_lines set xid = 0",
+    "update effects set worker = null where worker is not null",
+    "delete from workers",
+    "delete from worker_doors",
+    "select grant_processes()",
+)
+
+
+async def repair_if_moved(connection: Any) -> bool:
+    """Repair the database if it is in another cluster than it was; returns whether it was. In a
+    transaction, as the owner, at the newest schema."""
+    here = await connection.fetchval("select system_identifier from pg_control_system()")
+    known = await connection.fetchval("select system_identifier from cluster")
+    moved = known not in (None, here) or await connection.fetchval(FOREIGN)
+    if moved:
+        await repair(connection)
+        logger.warning("the database came from cluster %s to %s: cursors repaired", known, here)
+    if known != here:
+        await connection.execute(
+            "insert into cluster (system_identifier) values ($1) on conflict (alone) do update"
+            " set system_identifier = excluded.system_identifier, since = clock_timestamp()",
+            here,
+        )
+    return bool(moved)
+
+
+async def repair(connection: Any) -> None:
+    """Make the transaction ids of everything that is recorded mean: before all that will come."""
+    await connection.execute(PASSED_BEHIND)
+    for row in await connection.fetch(CURSORS):
+        await connection.execute(TRANSLATE.format(table=row["table_name"]))
+    for statement in FORGET_XIDS:
+        await connection.execute(statement)

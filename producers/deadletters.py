@@ -1,0 +1,90 @@
+"""Dead letters: look at one with everything that was kept, and have it delivered again."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+from uuid import UUID
+
+from infra.ports import Artifacts, EventLog, Recorded
+from infra.readmodel_letters import SHORTEST, LetterJson
+from schemas.errors import Conflict, InvalidConfig, NotFound
+from schemas.events import MessageDeadLettered, MessageRedriven
+from schemas.ids import dead_letter_stream, derive_id
+
+
+class Letters(Protocol):
+    """What is known of dead letters (`infra.readmodel_letters.Letters`)."""
+
+    async def find(self, ref: str) -> list[LetterJson]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter, whole. `data` are the message's bytes."""
+
+    id: UUID
+    event: MessageDeadLettered
+    at: datetime
+    data: bytes
+    redriven_at: datetime | None
+
+
+class DeadLetters:
+    """Finds and redrives. All raise NotFound; an id may be cut off where it is still the only one."""
+
+    def __init__(self, log: EventLog, letters: Letters, artifacts: Artifacts) -> None:
+        self._log = log
+        self._letters = letters
+        self._artifacts = artifacts
+
+    async def show(self, ref: str) -> Letter:
+        """A letter with the bytes of its message."""
+        row, recorded, event = await self._find(ref)
+        content = event.content
+        data = await self._artifacts.get(content) if content else event.payload.encode()
+        return Letter(recorded.id, event, recorded.time, data, row["redriven_at"])
+
+    async def redrive(self, ref: str) -> Recorded:
+        """Have it delivered again, to its consumer alone; its run goes on. Asking twice is asking once.
+        Raises Conflict when that was done before, or when there is nothing to deliver."""
+        row, recorded, event = await self._find(ref)
+        if row["redriven_at"] is not None:
+            raise Conflict(
+                f"dead letter {recorded.id} was driven again already; if its consumer refused it once "
+                "more, that is another letter: `headrace dlq list`"
+            )
+        if not event.message_stream:
+            raise Conflict(
+                f"dead letter {recorded.id} never was an event of this log ({event.cause}); there is "
+                "nothing to deliver"
+            )
+        again = MessageRedriven(
+            consumer=event.consumer,
+            letter=recorded.id,
+            message_id=event.message_id,
+            message_stream=event.message_stream,
+            message_version=event.message_version,
+            about=event.about,
+            paused=event.pauses,
+        )
+        cause = derive_id(recorded.id, "redrive")
+        [appended] = await self._log.append(
+            [again], cause=cause, correlation=recorded.correlation, traceparent=event.traceparent
+        )
+        return appended
+
+    async def _find(self, ref: str) -> tuple[LetterJson, Recorded, MessageDeadLettered]:
+        found = await self._letters.find(ref)
+        if len(found) > 1:
+            raise InvalidConfig(f"more than one dead letter begins with {ref!r}; write more of it")
+        if not found:
+            raise NotFound(
+                f"there is no dead letter {ref!r}; `headrace dlq list` shows all (at least {SHORTEST} "
+                "characters of an id are needed)"
+            )
+        [row] = found
+        stream = dead_letter_stream(row["consumer"])
+        for recorded in await self._log.held([(stream, row["version"])]):
+            if isinstance(recorded.event, MessageDeadLettered):
+                return row, recorded, recorded.event
+        raise NotFound(f"dead letter {ref!r} is not in the log; was the read model of another one?")

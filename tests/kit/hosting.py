@@ -1,0 +1,227 @@
+"""A runtime over in-memory adapters with consumers of the test's own, driven until nothing is left."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+from infra.artifacts import ArtifactStore
+from infra.away import Away
+from infra.clock import SystemClock
+from infra.consumer import Consumer, Decision, Meta
+from infra.datasets import DatasetCache
+from infra.hosting import Hosting
+from infra.memory import MemoryBus, MemoryEffects, MemoryLog, World
+from infra.memory_blobs import MemoryBlobs
+from infra.notify import Wakeup
+from infra.ports import Commit, Encoded, NewEvent, Ports, Recorded
+from infra.runtime import Runtime
+from infra.settings import Settings
+from schemas.events import CheckpointFailed, Event, MessageDeadLettered, RunWarned
+from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, checkpoint_stream
+from schemas.messages import FetchCommit, Lane, Outcome
+from schemas.specs import CommitSpec
+
+WORKER = WorkerId("w")
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched(Outcome):
+    """The outcome of the bench's effect."""
+
+    effect: FetchCommit
+
+
+@dataclass
+class Script:
+    """What the bench's consumer does; each may raise."""
+
+    on_event: Callable[[RunWarned], None] = lambda event: None
+    on_outcome: Callable[[Fetched], None] = lambda outcome: None
+    on_fold: Callable[[Event], None] = lambda event: None
+    on_route: Callable[[Event], None] = lambda event: None
+    asks: bool = False
+    message: str = "seen"
+    performed: list[str] = field(default_factory=list)
+
+
+def consumer(script: Script, *, name: str = "bench") -> Consumer[int]:
+    """Counts RunWarned of a run in its checkpoint stream; with `asks` it asks for an effect first."""
+
+    def handle(state: int, message: RunWarned | Fetched, meta: Meta) -> Decision:
+        if isinstance(message, Fetched):
+            script.on_outcome(message)
+            run = message.effect.run_id
+            done = CheckpointFailed(run=run, step=90 + state, message="an outcome")
+            return Decision(events=(done,))
+        script.on_event(message)
+        if script.asks:
+            return Decision(effects=(effect(message.run, message.step),))
+        seen = CheckpointFailed(run=message.run, step=message.step, message=script.message)
+        return Decision(events=(seen,))
+
+    def evolve(state: int, event: Event) -> int:
+        script.on_fold(event)
+        return state + 1
+
+    def routes(message: RunWarned) -> tuple[StreamName, ...]:
+        script.on_route(message)
+        return (checkpoint_stream(message.run),)
+
+    async def perform(asked: FetchCommit, ports: Ports) -> Fetched:
+        script.performed.append(asked.run_id)
+        return Fetched(asked)
+
+    return Consumer(
+        name=ConsumerName(name),
+        category="checkpoint",
+        reads=(RunWarned,),
+        emits=(CheckpointFailed,),
+        effects=(FetchCommit,),
+        initial=0,
+        evolve=evolve,
+        handle=handle,
+        routes=routes,
+        perform=perform,
+    )
+
+
+def effect(run: str, step: int) -> FetchCommit:
+    return FetchCommit(
+        workspace=f"{run}/{step}",
+        push=UUID(int=7),
+        commit=CommitSpec(url="/nowhere"),
+        entrypoints=(),
+        requester=f"run-{run}",
+    )
+
+
+class Flaky:
+    """A port whose calls raise Away when the test says so: `before` doing anything, or `after`."""
+
+    def __init__(self, inner: object) -> None:
+        self._inner = inner
+        self.before: dict[str, int] = {}
+        self.after: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+        if not asyncio.iscoroutinefunction(method):
+            return method
+
+        async def call(*args: Any, **more: Any) -> Any:
+            if self.before.get(name, 0) > 0:
+                self.before[name] -= 1
+                raise Away("gone before")
+            result = await method(*args, **more)
+            if self.after.get(name, 0) > 0:
+                self.after[name] -= 1
+                raise Away("gone after")
+            return result
+
+        return call
+
+
+@dataclass
+class Bench:
+    """A world, and who works in it."""
+
+    home: Path
+    consumers: Sequence[Consumer[Any]]
+    world: World = field(default_factory=World)
+
+    def __post_init__(self) -> None:
+        self.log = Flaky(MemoryLog(self.world))
+        self.effects = Flaky(MemoryEffects(self.world))
+
+    async def warn(self, run: str, *steps: int) -> list[Recorded]:
+        """Append RunWarned events, as someone else's decisions."""
+        return [
+            recorded
+            for step in steps
+            for recorded in await MemoryLog(self.world).append(
+                [RunWarned(run=run, step=step, message="look")], cause=uuid4()
+            )
+        ]
+
+    def spoil(self, recorded: Recorded, data: str) -> None:
+        """Put other bytes in the place of an event's."""
+        at = self.world.events.index(recorded)
+        payload = cast("Encoded", recorded.payload)
+        self.world.events[at] = replace(recorded, payload=replace(payload, data=data))
+
+    async def write(self, *events: Event) -> None:
+        """Append events as they are, without a cause."""
+        for event in events:
+            version = self.world.version(event.stream)
+            new = NewEvent(
+                id=EventId(uuid4()),
+                stream=event.stream,
+                version=version + 1,
+                event=event,
+                causation=None,
+                correlation=uuid4(),
+            )
+            await MemoryLog(self.world).commit(
+                Commit(expected={event.stream: version}, events=(new,))
+            )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Runtime]:
+        """The runtime at work."""
+        self.world.workers[WORKER] = self.world.now.replace(year=2100)
+        blobs = MemoryBlobs()
+        artifacts = ArtifactStore(MemoryLog(self.world), blobs)
+        ports = Ports(
+            log=MemoryLog(self.world),
+            blobs=blobs,
+            artifacts=artifacts,
+            datasets=DatasetCache(artifacts),
+            clock=SystemClock(),
+            settings=Settings.load({"HEADRACE_HOME": str(self.home)}),
+        )
+        runtime = Runtime(
+            Hosting(WORKER, tuple(self.consumers), (Lane.CONTROL,)),
+            log=cast("Any", self.log),
+            effects=cast("Any", self.effects),
+            bus=MemoryBus(self.world),
+            ports=ports,
+            artifacts=artifacts,
+            wakeup=Wakeup(),
+        )
+        task = asyncio.ensure_future(runtime.run())
+        try:
+            yield runtime
+        finally:
+            runtime.stop()
+            await task
+
+    async def until(self, what: Callable[[], bool], *, within_s: float = 10.0) -> None:
+        """Wait; a runtime that ended badly says so here."""
+        async with asyncio.timeout(within_s):
+            while not what():
+                await asyncio.sleep(0.01)
+
+    def seen(self, run: str) -> list[int]:
+        """The steps that were counted for a run, in order."""
+        return [e.step for e in self.told() if isinstance(e, CheckpointFailed) and e.run == run]
+
+    def letters(self) -> list[MessageDeadLettered]:
+        return [event for event in self.told() if isinstance(event, MessageDeadLettered)]
+
+    def told(self) -> list[Event]:
+        """All events that decode."""
+        return [r.event for r in self.world.events if _decodes(r)]
+
+    def gates(self, *runs: str) -> Mapping[str, str]:
+        return {run: self.world.gate(run) for run in runs}
+
+
+def _decodes(recorded: Recorded) -> bool:
+    try:
+        return bool(recorded.event)
+    except Exception:
+        return False

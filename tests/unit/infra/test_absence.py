@@ -1,0 +1,117 @@
+"""The database goes away and comes back under a runtime: nothing is lost, nothing done twice, and no
+claim is forgotten, whether an answer was lost before or after the write."""
+
+from pathlib import Path
+
+import pytest
+
+from infra import away, runtime
+from infra.away import Away
+from infra.memory import MemoryEffects
+from tests.kit.hosting import Bench, Script, consumer
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here says that the world changed: look often."""
+    monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
+    monkeypatch.setattr(away, "PAUSE_S", 0.05)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_decision_is_written_once(tmp_path: Path, when: str) -> None:
+    bench = Bench(tmp_path, [consumer(Script())])
+    getattr(bench.log, when)["commit"] = 3
+    await bench.warn("r", 1, 2)
+    async with bench.running():
+        await bench.until(lambda: len(bench.seen("r")) == 2)
+    assert bench.seen("r") == [1, 2]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_what_was_born_claimed_in_a_commit_without_an_answer_is_performed(
+    tmp_path: Path, when: str
+) -> None:
+    script = Script(asks=True)
+    bench = Bench(tmp_path, [consumer(script)])
+    getattr(bench.log, when)["commit"] = 1
+    await bench.warn("r", 1)
+    async with bench.running():
+        await bench.until(lambda: len(bench.seen("r")) == 1)
+    assert script.performed == ["r"]
+
+
+async def test_twin_without_giving_back_what_we_do_not_know_of_it_waits_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def keep_all(*_: object, **__: object) -> None:
+        """The protection, switched off."""
+
+    monkeypatch.setattr(MemoryEffects, "disown", keep_all)
+    bench = Bench(tmp_path, [consumer(Script(asks=True))])
+    bench.log.after["commit"] = 1
+    await bench.warn("r", 1)
+    async with bench.running():
+        with pytest.raises(TimeoutError):
+            await bench.until(lambda: len(bench.seen("r")) == 1, within_s=2)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_claims_without_an_answer_are_claimed_again(tmp_path: Path, when: str) -> None:
+    script = Script(asks=True)
+    bench = Bench(tmp_path, [consumer(script)])
+    await bench.warn("r", 1)
+    async with bench.running() as started:
+        started._drafter._claims = lambda effect: False
+        getattr(bench.effects, when)["claim"] = 2
+        await bench.until(lambda: len(bench.seen("r")) == 1)
+    assert bench.world.effects == {}
+
+
+async def test_an_attempt_that_met_no_database_is_not_counted(tmp_path: Path) -> None:
+    script = Script(asks=True)
+    bench = Bench(tmp_path, [consumer(script)])
+    times = 0
+
+    async def perform(effect: object, ports: object) -> object:
+        nonlocal times
+        times += 1
+        if times < 9:
+            raise Away("gone")
+        return await original(effect, ports)
+
+    original = bench.consumers[0].perform
+    object.__setattr__(bench.consumers[0], "perform", perform)
+    await bench.warn("r", 1)
+    async with bench.running():
+        await bench.until(lambda: len(bench.seen("r")) == 1, within_s=20)
+    assert times == 9
+
+
+async def test_an_outcome_waits_for_the_database(tmp_path: Path) -> None:
+    script = Script(asks=True)
+    bench = Bench(tmp_path, [consumer(script)])
+    await bench.warn("r", 1)
+    async with bench.running():
+        await bench.until(lambda: script.performed != [] or bool(bench.world.effects))
+        bench.log.before["commit"] = 5
+        await bench.until(lambda: len(bench.seen("r")) == 1)
+    assert script.performed == ["r"], "what was finished is not done again"
+
+
+async def test_a_database_that_flickers_everywhere_changes_nothing(tmp_path: Path) -> None:
+    script = Script(asks=True)
+    bench = Bench(tmp_path, [consumer(script)])
+    await bench.warn("r", *range(1, 21))
+    calls = ("load", "commit", "consumed", "versions", "claim", "release", "retry", "next_due_s")
+    async with bench.running():
+        for _ in range(5):
+            for name in calls:
+                for port in (bench.log, bench.effects):
+                    port.before[name] = 1
+                    port.after[name] = 1
+            seen = len(bench.seen("r"))
+            await bench.warn("r", 100 + seen)
+            await bench.until(lambda seen=seen: len(bench.seen("r")) > seen, within_s=30)  # type: ignore[misc]
+        await bench.until(lambda: len(bench.seen("r")) == 25, within_s=30)
+    assert bench.world.effects == {}

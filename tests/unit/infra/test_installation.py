@@ -1,0 +1,93 @@
+"""Which database belongs to which blobs, and to which version of the code."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from infra import migrate
+from infra.backend import open_backend
+from infra.blobs import LocalBlobs
+from infra.installation import KEY, identity
+from infra.memory_blobs import MemoryBlobs
+from infra.settings import Settings
+from schemas.errors import Conflict, CorruptData, InvalidConfig
+from tests.kit.postgres import database_of, execute
+
+pytestmark = pytest.mark.postgres
+
+
+def settings(home: Path, url: str, **more: str) -> Settings:
+    return Settings.load({"HEADRACE_HOME": str(home), "HEADRACE_DATABASE_URL": url, **more})
+
+
+@pytest.fixture
+def bare_url(postgres_url: str, database_url: str) -> Iterator[str]:
+    """A database without any schema, on a server that knows the role."""
+    name = f"t{uuid4().hex[:12]}"
+    asyncio.run(execute(postgres_url, f"create database {name}"))
+    yield database_of(postgres_url, name)
+    asyncio.run(execute(postgres_url, f"drop database {name} with (force)"))
+
+
+async def opened(with_settings: Settings) -> None:
+    async with open_backend(with_settings):
+        pass
+
+
+async def test_another_installation_on_the_same_database_is_refused_and_told_whose_it_is(
+    database_url: str, tmp_path: Path
+) -> None:
+    await opened(settings(tmp_path / "one", database_url))
+    await opened(settings(tmp_path / "one", database_url))
+    with pytest.raises(Conflict) as refused:
+        await opened(settings(tmp_path / "two", database_url))
+    assert str(tmp_path / "one") in refused.value.message
+    shared = f"file://{tmp_path}/one/blobs"
+    await opened(settings(tmp_path / "two", database_url, HEADRACE_BLOBS=shared))
+
+
+async def test_a_blob_store_keeps_its_id(tmp_path: Path) -> None:
+    for blobs in (LocalBlobs(tmp_path), MemoryBlobs()):
+        assert await identity(blobs) == await identity(blobs)
+    assert await identity(LocalBlobs(tmp_path)) != await identity(MemoryBlobs())
+    await LocalBlobs(tmp_path).put(KEY, b"not an id")
+    with pytest.raises(CorruptData, match="who else"):
+        await identity(LocalBlobs(tmp_path))
+
+
+async def test_a_database_without_a_schema_is_refused_with_what_to_do(
+    bare_url: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidConfig, match=r"python -m infra\.migrate"):
+        await opened(settings(tmp_path, bare_url))
+
+
+async def test_a_newer_database_is_refused(database_url: str, tmp_path: Path) -> None:
+    newer = "insert into migrations (name, checksum) values ('9999_future', 'x')"
+    await execute(database_url, newer)
+    with pytest.raises(InvalidConfig, match=r"9999_future.*upgrade"):
+        await opened(settings(tmp_path, database_url))
+    with pytest.raises(InvalidConfig, match=r"9999_future.*upgrade"):
+        await migrate.migrate(database_url)
+
+
+async def test_a_migration_that_changed_after_it_was_applied_is_refused(database_url: str) -> None:
+    await execute(database_url, "update migrations set checksum = 'x' where name = '0001_spine'")
+    with pytest.raises(InvalidConfig, match="0001_spine was changed"):
+        await migrate.migrate(database_url)
+
+
+def test_the_command_says_what_it_did_and_why_not(
+    bare_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HEADRACE_DATABASE_URL", raising=False)
+    assert migrate.main() == 1
+    assert "HEADRACE_DATABASE_URL is not set" in capsys.readouterr().err
+    monkeypatch.setenv("HEADRACE_DATABASE_URL", bare_url)
+    assert migrate.main() == 0
+    assert "0001_spine" in capsys.readouterr().out
+    assert migrate.main() == 0
+    assert "nothing" in capsys.readouterr().out

@@ -1,0 +1,36 @@
+"""The server that tests and the stack start: it keeps what was committed, and lets nobody in."""
+
+import os
+import stat
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from infra.stack.postgres import PostgresServer
+from tests.kit.postgres import execute
+
+pytestmark = [pytest.mark.postgres, pytest.mark.processes]
+
+
+async def test_what_was_committed_is_there_after_a_crash(own_server: PostgresServer) -> None:
+    await execute(own_server.url, "create table t as select 7 as n")
+    own_server.stop("immediate")
+    assert not own_server.running
+    with pytest.raises(OSError):
+        await asyncpg.connect(own_server.url)
+    own_server.start()
+    assert own_server.running
+    connection = await asyncpg.connect(own_server.url)
+    assert await connection.fetchval("select n from t") == 7
+    await connection.close()
+
+
+async def test_it_asks_for_its_password_and_is_private(own_server: PostgresServer) -> None:
+    password = urlsplit(own_server.url).password
+    assert password
+    with pytest.raises(asyncpg.InvalidPasswordError):
+        await asyncpg.connect(own_server.url.replace(password, "guessed"))
+    for directory in (own_server.directory, own_server.data):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert (own_server.data.stat().st_uid == 0) is False or os.geteuid() != 0

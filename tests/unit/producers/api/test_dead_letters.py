@@ -1,0 +1,107 @@
+"""Dead letters over the API: listed, shown whole, driven again, and what a run says meanwhile."""
+
+import asyncio
+import base64
+import json
+from uuid import uuid4
+
+from infra.poison import dead_letter
+from infra.ports import Cursor, Recorded
+from schemas.events import RunPaused, RunResumed, RunWarned
+from schemas.ids import ConsumerName
+from tests.kit.application import Application
+from tests.kit.story import beginning
+
+
+async def poisoned(app: Application, run: str = "r1", *, pauses: bool = True) -> Recorded:
+    """A message of a run that `grade` could not decide on."""
+    log = app.services.log
+    warned = RunWarned(run=run, step=1, message="x")
+    [message] = await log.append([warned], cause=uuid4(), traceparent="00-ab-cd-01")
+    await dead_letter(log, ConsumerName("grade"), message, ValueError("a bug"), pauses=pauses)
+    found, _ = await log.tail(Cursor(), limit=500)
+    assert await app.services.readmodel.caught_up(found[-1].cursor)
+    return found[-1]
+
+
+async def test_a_letter_is_listed_and_shown_with_everything(app: Application) -> None:
+    await app.append(list(beginning("r1", "first", steps=2)))
+    letter = await poisoned(app)
+    listed = await app.get("/dead-letters")
+    assert listed["total_count"] == 1
+    assert listed["dead_letters"][0]["id"] == str(letter.id)
+    assert (await app.get("/dead-letters", about="another"))["total_count"] == 0
+    shown = (await app.get(f"/dead-letters/{str(letter.id)[:13]}"))["dead_letter"]
+    data = json.loads(base64.b64decode(shown["bytes_base64"]))
+    assert data == {"run": "r1", "step": 1, "message": "x"}
+    assert shown["cause"] == "a bug"
+    assert shown["traceparent"] == "00-ab-cd-01"
+    assert shown["headers"]["ce_type"] == "rl.run.warned"
+    assert shown["redriven_at"] is None
+
+
+async def test_a_held_run_is_paused_with_the_reason_until_it_is_driven_again(
+    app: Application,
+) -> None:
+    await app.append(list(beginning("r1", "first", steps=2)))
+    letter = await poisoned(app)
+    run = (await app.get("/runs/r1"))["run"]
+    assert (run["status"], run["phase"]) == ("running", "paused")
+    assert "a bug" in run["error"]
+    assert str(letter.id) in run["error"]
+    refused = await app.post("/runs/r1/resume", {})
+    assert refused.status_code == 409
+    assert f"dlq redrive {letter.id}" in refused.json()["detail"]
+    driven = await app.post(f"/dead-letters/{letter.id}/redrive", {})
+    assert driven.status_code == 200, driven.text
+    assert driven.json()["dead_letter"]["redriven_at"]
+    run = (await app.get("/runs/r1"))["run"]
+    assert (run["phase"], run["error"]) != ("paused", None)
+    assert run["error"] is None
+    assert (await app.get("/dead-letters"))["total_count"] == 0
+    assert (await app.get("/dead-letters", status="all"))["total_count"] == 1
+    logs = [line["message"] for line in (await app.get("/runs/r1/logs"))["logs"]]
+    assert any("dead letter" in line for line in logs)
+
+
+async def test_a_run_that_its_user_paused_stays_paused(app: Application) -> None:
+    await app.append(list(beginning("r1", "first", steps=2)))
+    letter = await poisoned(app)
+    await app.append([RunPaused(run="r1", step=1)])
+    await app.post(f"/dead-letters/{letter.id}/redrive", {})
+    assert (await app.get("/runs/r1"))["run"]["phase"] == "paused"
+    assert await app.services.effects.gates(["r1"]) == {"r1": "paused"}
+    await app.append([RunResumed(run="r1", step=1)])
+    assert await app.services.effects.gates(["r1"]) == {"r1": "open"}
+
+
+async def test_a_letter_is_driven_once_and_strangers_are_refused(app: Application) -> None:
+    await app.append(list(beginning("r1", "first", steps=2)))
+    letter = await poisoned(app, pauses=False)
+    first = await app.post(f"/dead-letters/{letter.id}/redrive", {})
+    assert first.status_code == 200
+    again = await app.post(f"/dead-letters/{letter.id}/redrive", {})
+    assert again.status_code == 409
+    assert "already" in again.json()["detail"]
+    for unknown in (str(uuid4()), "x", "%25%25%25%25%25%25%25%25"):
+        assert (await app.api.get(f"/api/v1/dead-letters/{unknown}")).status_code == 404
+    assert (await app.api.get("/api/v1/dead-letters?status=new")).status_code == 400
+
+
+async def test_two_redrives_at_the_same_time_are_one(app: Application) -> None:
+    await app.append(list(beginning("r1", "first", steps=2)))
+    letter = await poisoned(app)
+    await asyncio.gather(*(app.services.dead_letters.redrive(str(letter.id)) for _ in range(5)))
+    assert await app.services.effects.gates(["r1"]) == {"r1": "open"}
+    stream = await app.services.log.load({letter.stream: 0})
+    assert [r.type for r in stream[letter.stream]] == [
+        "rl.dead-letter.message",
+        "rl.dead-letter.redriven",
+    ]
+
+
+async def test_the_metric_counts_those_that_wait(app: Application) -> None:
+    await app.append(list(beginning("r1", "first", steps=2)))
+    await poisoned(app)
+    text = (await app.api.get("/metrics")).text
+    assert "headrace_dead_letters 1" in text
