@@ -19,11 +19,13 @@ import torch
 
 from schemas.errors import CorruptData, TransientError
 from schemas.learning import GradedGroup, LearnerJob, LearnerState, StepBatch, StepResult
-from trainer import grpo, sft
+from trainer import sft
 from trainer.chat import Chat
+from trainer.objectives import OBJECTIVES, settings_of
 from trainer.optimizer import Optimizer, lr_at
 from trainer.policy import Loaded, Policy, check_fit, checkpoint_files, export, fresh_policy, parse
 from trainer.store import Store
+from trainer.update import accumulate, prepare
 
 DEFAULT_MICRO_BATCH_TOKENS = 4096
 
@@ -137,8 +139,9 @@ def _step(session: Session, job: LearnerJob, batch: StepBatch, *, export_state: 
             micro_batch_tokens=tokens,
         )
     else:
-        settings = grpo.Settings.of(config, micro_batch_tokens=tokens)
-        metrics, plan = grpo.step(policy, batch.groups, settings)
+        settings = settings_of(config, micro_batch_tokens=tokens)
+        ready = prepare(policy, batch.groups, OBJECTIVES[advanced.algorithm], settings)
+        metrics, plan = accumulate(policy, ready)
         metrics |= rollout_metrics(batch.groups)
     lr = lr_at(batch.step, total_steps=job.total_steps, peak=config.training.lr, advanced=advanced)
     norm = session.optimizer.take(lr=lr, clip=advanced.grad_clip)

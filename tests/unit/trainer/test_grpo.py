@@ -15,8 +15,12 @@ from trainer.base import Base, build_base
 from trainer.batch import Example, pack
 from trainer.decoder import decoder_of
 from trainer.fallback import Fallback
+from trainer.losses.aggregate import token_weights
+from trainer.losses.kl import k3
 from trainer.metrics import Means
 from trainer.policy import Loaded, Policy, fresh_policy
+from trainer.settings import Settings
+from trainer.update import micro_loss
 
 CPU = torch.device("cpu")
 
@@ -52,10 +56,10 @@ def group(slot: int, rewards: tuple[float | None, ...], *, empty: int | None = N
 
 
 GROUPS = (group(0, (1.0, 0.0, 0.5, None)), group(1, (0.0, 1.0, 1.0), empty=2), group(2, (1.0, 1.0)))
-SETTINGS = grpo.Settings(kl_coef=0.1, max_response_length=8)
+SETTINGS = Settings(kl_coef=0.1, max_response_length=8)
 
 
-def gradients(policy: Policy, settings: grpo.Settings) -> tuple[dict[str, torch.Tensor], float]:
+def gradients(policy: Policy, settings: Settings) -> tuple[dict[str, torch.Tensor], float]:
     for tensor in policy.tensors.values():
         tensor.grad = None
     metrics, _ = grpo.step(policy, GROUPS, settings)
@@ -93,13 +97,13 @@ def test_a_huge_log_ratio_stays_finite() -> None:
     ratio = torch.tensor([1e4, -1e4], dtype=torch.float64)
     loss, _ = grpo.clipped_loss(ratio, -torch.ones(2, dtype=torch.float64), low=0.2, high=0.2)
     assert torch.isfinite(loss).all()
-    assert torch.isfinite(grpo.k3(ratio)).all()
+    assert torch.isfinite(k3(ratio)).all()
 
 
 def test_k3_is_never_negative_and_zero_at_zero() -> None:
     d = torch.linspace(-3, 3, 61, dtype=torch.float64)
-    assert (grpo.k3(d) >= 0).all()
-    assert float(grpo.k3(torch.zeros(1, dtype=torch.float64))) == 0.0
+    assert (k3(d) >= 0).all()
+    assert float(k3(torch.zeros(1, dtype=torch.float64))) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,7 @@ def test_weights_are_global_over_the_step(aggregation: str, expected: list[float
         Example(2, Row(tokens=(1, 2), loss_mask=(0, 0), logprobs=(0, 0))),
     ]
     settings = replace(SETTINGS, aggregation=aggregation)  # type: ignore[arg-type]
-    assert grpo.token_weights(rows, settings) == pytest.approx(dict(enumerate(expected)))
+    assert token_weights(rows, settings) == pytest.approx(dict(enumerate(expected)))
 
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
@@ -201,8 +205,12 @@ def test_the_ratio_is_taken_against_the_recorded_logprobs() -> None:
     policy, means = policy64(), Means()
     examples = [Example(0, GROUPS[0].samples[0].sequences[0])]
     (micro,) = pack(examples, micro_batch_tokens=99, share=True)
-    settings = grpo.Settings(clip_low=0.99, clip_high=1e9)
-    loss = grpo.micro_loss(policy, micro, [2.0], {0: 0.5}, settings, means)
+    settings = Settings(clip_low=0.99, clip_high=1e9)
+    constants = {
+        "advantage": torch.full((2,), 2.0, dtype=torch.float64),
+        "weight": torch.full((2,), 0.5, dtype=torch.float64),
+    }
+    loss = micro_loss(policy, micro, constants, grpo.OBJECTIVE, settings, means)
     logprobs, _ = policy.logprobs(micro, temperature=1.0)
     ratio = (logprobs - torch.tensor([-4.0, -4.1], dtype=torch.float64)).exp()
     expected = -(0.5 * 2.0 * ratio.detach()).sum()
