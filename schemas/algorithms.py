@@ -117,4 +117,6 @@ def _uncorrected(advanced: Advanced) -> Iterator[Issue]:
     }[advanced.correction]
     for key in ("correction_level", "correction_low", "correction_high"):
         if getattr(advanced, key) is not None and key not in reads:
-            yield Issue(f"advanced.{key}", f"has no meaning with correction = {advanced.correction!r}")
+            yield Issue(
+                f"advanced.{key}", f"has no meaning with correction = {advanced.correction!r}"
+            )

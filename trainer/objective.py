@@ -1,4 +1,4 @@
-# ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
+# ruff: noqa: N802, N815  shape suffixes name the axes of a tensor, in class scope too
 """What an objective is: how rewards become advantages, and what an action costs.
 
 Legend: E every action of the step in canonical order (slot, sample, row, position), so that the

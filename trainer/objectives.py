@@ -8,7 +8,16 @@ from dataclasses import replace
 
 from schemas.config import Algorithm, RunConfig
 from trainer import grpo
-from trainer.losses import cispo, dapo, dr_grpo, gspo, importance_sampling, rloo
+from trainer.losses import (
+    cispo,
+    dapo,
+    dr_grpo,
+    gspo,
+    importance_sampling,
+    ppo,
+    reinforce_plus_plus,
+    rloo,
+)
 from trainer.objective import Objective
 from trainer.settings import Settings
 
@@ -19,6 +28,8 @@ OBJECTIVES: dict[Algorithm, Objective] = {
     "gspo": gspo.OBJECTIVE,
     "cispo": cispo.OBJECTIVE,
     "rloo": rloo.OBJECTIVE,
+    "reinforce_plus_plus": reinforce_plus_plus.OBJECTIVE,
+    "ppo": ppo.OBJECTIVE,
     "importance_sampling": importance_sampling.OBJECTIVE,
 }
 

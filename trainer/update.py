@@ -26,6 +26,7 @@ from trainer.losses.kl import divergence, k3
 from trainer.losses.overlong import shaped
 from trainer.losses.rows import Rows
 from trainer.losses.sequence_mask import keep
+from trainer.losses.value import value_loss
 from trainer.metrics import Means
 from trainer.objective import Actions, Objective, Outcome, usable
 from trainer.policy import Policy
@@ -33,7 +34,8 @@ from trainer.settings import Settings
 
 Constants = dict[str, torch.Tensor]
 """What is known of each action before the update, by name, each (E) or a slice of it (M):
-weight, advantage; and where they are used proximal (log pi_prox) and kl."""
+weight, advantage; and where they are used proximal (log pi_prox), kl, and with a critic value (V
+before the step), return and known (1 where the sample has a reward)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,13 +71,17 @@ def prepare(
         reward_S=shaped([usable(r) for group in groups for r in group.rewards], examples, settings),
         sample_E=sample_E.long(),
         penalty_E=settings.kl_coef * before["kl"] if "kl" in before else None,
+        value_E=before.get("value"),
     )
     weight_S = token_weights(examples, settings)
     weights = [weight_S[sample] for sample in sample_E.tolist()]
+    estimate = objective.estimate(outcome, settings)
     constants = {
         "weight": torch.tensor(weights, dtype=torch.float64),
-        "advantage": objective.estimate(outcome, settings).advantage_E,
+        "advantage": estimate.advantage_E,
     }
+    if estimate.return_E is not None:
+        constants |= {"return": estimate.return_E, "known": outcome.known_E.double()}
     return Batch(objective, settings, examples, before | constants)
 
 
@@ -100,7 +106,11 @@ def micro_loss(
     means: Means,
 ) -> torch.Tensor:
     """This micro-batch's share of the step's loss."""
-    logprob_M, entropy_M = policy.logprobs(micro, temperature=settings.temperature)
+    value_M = None
+    if objective.has_critic:
+        logprob_M, entropy_M, value_M = policy.judged(micro, temperature=settings.temperature)
+    else:
+        logprob_M, entropy_M = policy.logprobs(micro, temperature=settings.temperature)
     fixed = {name: values_M.to(logprob_M) for name, values_M in constants.items()}
     behaviour_M = micro.behaviour_M.to(logprob_M.dtype)
     proximal_M = fixed.get("proximal", logprob_M.detach())
@@ -116,6 +126,8 @@ def micro_loss(
         loss_M = loss_M + settings.kl_coef * kl_M
     else:
         kl_M = fixed.get("kl", drift_M)
+    if value_M is not None:
+        loss_M = loss_M + settings.value_coef * _value_loss(value_M, fixed, settings, means)
     loss = (fixed["weight"] * loss_M).sum()
     means.add_sum("train/loss", loss)
     means.add("train/kl", kl_M.detach())
@@ -153,6 +165,20 @@ def _trusted(
     return loss_M
 
 
+def _value_loss(
+    value_M: torch.Tensor, fixed: Constants, settings: Settings, means: Means
+) -> torch.Tensor:
+    """The critic's loss at each action; 0 where the sample has no reward to learn from."""
+    loss_M, clipped_M = value_loss(
+        value_M, fixed["value"], fixed["return"], clip=settings.value_clip
+    )
+    loss_M = loss_M * fixed["known"]
+    means.add_sum("train/value_loss", (fixed["weight"] * loss_M).sum())
+    means.add("train/value_clip_ratio", clipped_M)
+    means.add("train/value", value_M.detach())
+    return loss_M
+
+
 def _divergence(
     policy: Policy, micro: MicroBatch, logprob_M: torch.Tensor, settings: Settings
 ) -> torch.Tensor:
@@ -169,15 +195,26 @@ def _survey(
     """What must be known of the policy before the update: nothing, unless something asks."""
     penalised = settings.kl_coef != 0.0 and settings.kl_in == "reward"
     anchored = settings.updates > 1 and settings.correction != "ratio"
-    if not (penalised or anchored):
+    asked = {"proximal": True, "kl": penalised, "value": objective.has_critic}
+    if not (penalised or anchored or objective.has_critic):
         return {}
-    found: dict[str, list[torch.Tensor]] = {"proximal": [], "kl": []}
+    found: dict[str, list[torch.Tensor]] = {
+        name: [] for name, is_asked in asked.items() if is_asked
+    }
     for micro in _micros(policy, examples, settings):
-        logprob_M, _ = policy.logprobs(micro, temperature=settings.temperature)
+        if objective.has_critic:
+            logprob_M, _, value_M = policy.judged(micro, temperature=settings.temperature)
+            found["value"].append(value_M)
+        else:
+            logprob_M, _ = policy.logprobs(micro, temperature=settings.temperature)
         found["proximal"].append(logprob_M)
         if penalised:
             found["kl"].append(_divergence(policy, micro, logprob_M, settings))
-    return {name: torch.cat(parts).double().cpu() for name, parts in found.items() if parts}
+    nothing = torch.zeros(0, dtype=torch.float64)
+    return {
+        name: torch.cat([nothing, *(p.double().cpu() for p in parts)])
+        for name, parts in found.items()
+    }
 
 
 def _micros(

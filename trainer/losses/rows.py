@@ -1,3 +1,4 @@
+# ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
 """Sums and means over the actions of a sequence, given back to each of its actions.
 
 A sequence is one training row: one unbroken context in which the policy acted, with what it was
