@@ -6,56 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from schemas.learning import GradedGroup
-from schemas.sampling import SampleRecord
 from schemas.sampling import Sequence as Row
-from tests.unit.trainer.support import TINY, job
+from tests.unit.trainer.batches import GROUPS, group, policy64
 from trainer import grpo
-from trainer.base import Base, build_base
 from trainer.batch import Example, pack
-from trainer.decoder import decoder_of
-from trainer.fallback import Fallback
 from trainer.losses.aggregate import token_weights
 from trainer.losses.kl import k3
 from trainer.metrics import Means
-from trainer.policy import Loaded, Policy, fresh_policy
+from trainer.policy import Policy
 from trainer.settings import Settings
 from trainer.update import micro_loss
 
-CPU = torch.device("cpu")
-
-
-def policy64() -> Policy:
-    """The tiny model with an adapter that does something, in float64, gradients on."""
-    base = build_base(TINY, {}, device=CPU)
-    single = Loaded(base, decoder_of(base), Fallback(base))
-    fresh = fresh_policy(single, job())
-    base.model.double()
-    double = Base(
-        base.model, base.tokenizer, dict(base.model.state_dict()), base.stop_ids, base.public_name
-    )
-    generator = torch.Generator().manual_seed(1)
-    tensors = {
-        name: (t + 0.2 * torch.randn(t.shape, generator=generator)).double().requires_grad_()
-        for name, t in fresh.tensors.items()
-    }
-    return Policy(Loaded(double, single.decoder, Fallback(double)), tensors, fresh.alpha)
-
-
-def group(slot: int, rewards: tuple[float | None, ...], *, empty: int | None = None) -> GradedGroup:
-    """A group whose samples share a prompt and differ in what follows; one may have no action."""
-    samples = []
-    for i in range(len(rewards)):
-        prompt = tuple(10 + slot + j for j in range(4))
-        reply = tuple(20 + (7 * i + 3 * j + slot) % 60 for j in range(2 + i % 3))
-        mask = (0,) * 4 + (0 if i == empty else 1,) * len(reply)
-        logprobs = (0.0,) * 4 + tuple(-4.0 - 0.1 * j for j in range(len(reply)))
-        row = Row(tokens=prompt + reply, loss_mask=mask, logprobs=logprobs)
-        samples.append(SampleRecord(index=i, sequences=(row,)))
-    return GradedGroup(slot, tuple(samples), rewards)
-
-
-GROUPS = (group(0, (1.0, 0.0, 0.5, None)), group(1, (0.0, 1.0, 1.0), empty=2), group(2, (1.0, 1.0)))
 SETTINGS = Settings(kl_coef=0.1, max_response_length=8)
 
 
