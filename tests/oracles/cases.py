@@ -39,6 +39,8 @@ class Case:
     behaviour: torch.Tensor
     proximal: torch.Tensor
     reference: torch.Tensor
+    value: torch.Tensor | None = None
+    """what the critic says now; before the step it said `value` times a half"""
     micro_batch_tokens: int = 4096
     share: bool = True
 
@@ -72,6 +74,7 @@ class Answer:
 
     loss: float
     gradient: torch.Tensor
+    value_gradient: torch.Tensor | None = None
 
 
 def answer(case: Case, loss_of: Callable[[torch.Tensor], torch.Tensor]) -> Answer:
@@ -104,6 +107,9 @@ class TablePolicy:
         self.case = case
         self.shares_prompts = case.share
         self.leaf = case.now.clone().requires_grad_()
+        self.value_leaf = (
+            case.now * 0 if case.value is None else case.value.clone()
+        ).requires_grad_()
         self.before = True
 
     def logprobs(
@@ -112,6 +118,13 @@ class TablePolicy:
         now = self.case.proximal if self.before else self.leaf
         table = self.case.reference if reference else now
         return table.flatten()[micro.target_M], torch.zeros(len(micro.target_M)).double()
+
+    def judged(
+        self, micro: MicroBatch, *, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logprob_M, entropy_M = self.logprobs(micro, temperature=temperature)
+        table = self.value_leaf.detach() / 2 if self.before else self.value_leaf
+        return logprob_M, entropy_M, table.flatten()[micro.target_M]
 
 
 def ours(case: Case, objective: Objective, settings: Settings) -> Answer:
@@ -123,7 +136,7 @@ def ours(case: Case, objective: Objective, settings: Settings) -> Answer:
     metrics, _ = accumulate(policy, batch)  # type: ignore[arg-type]
     gradient = policy.leaf.grad
     assert gradient is not None
-    return Answer(metrics["train/loss"], gradient)
+    return Answer(metrics["train/loss"], gradient, policy.value_leaf.grad)
 
 
 def graded(case: Case) -> tuple[GradedGroup, ...]:
@@ -185,6 +198,7 @@ def cases(draw: st.DrawFn, *, gaps: bool = True, smallest: int = 2) -> Case:
         behaviour=now - matrix(draw, log_ratios, rows, width),
         proximal=now - matrix(draw, log_ratios, rows, width),
         reference=now + matrix(draw, st.floats(-2.0, 2.0), rows, width),
+        value=matrix(draw, finite, rows, width),
         micro_batch_tokens=draw(st.sampled_from([1, 12, 4096])),
         share=draw(st.booleans()),
     )

@@ -1,8 +1,12 @@
 """verl: its estimators of advantages, policy losses, value loss and corrections, in float64."""
 
+import contextlib
+import types
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from tests.oracles.available import oracle
@@ -100,8 +104,90 @@ def reinforce_loss(case: Case, advantage_B: torch.Tensor, weights: torch.Tensor)
 
 
 def correction_weights(case: Case, *, level: str, threshold: str | float) -> torch.Tensor:
-    """pi_prox / mu, truncated (a number) or masked ("low_high")."""
-    weights, _ = CORRECTIONS.compute_rollout_correction_weights(
-        case.proximal - case.behaviour, case.mask, rollout_is=level, rollout_is_threshold=threshold
-    )
+    """pi_prox / mu, truncated (a number) or masked ("low_high"). verl's metrics divide by 0 where
+    everything is masked, so they are left out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CORRECTIONS, "compute_is_metrics", lambda **_: {})
+        weights, _ = CORRECTIONS.compute_rollout_correction_weights(
+            case.proximal - case.behaviour,
+            case.mask,
+            rollout_is=level,
+            rollout_is_threshold=threshold,
+        )
     return weights
+
+
+@contextlib.contextmanager
+def exact_means() -> Iterator[None]:
+    """verl divides masked means by n + 1e-8; for the length of a comparison, by n."""
+    functional = oracle("verl.utils.torch_functional")
+
+    def mean(values: torch.Tensor, mask: torch.Tensor, axis: Any = None) -> torch.Tensor:
+        total: torch.Tensor = functional.masked_sum(values, mask, axis)
+        return total / mask.sum(axis=axis)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "masked_mean", mean)
+        yield
+
+
+def token_rewards(case: Case, penalty: torch.Tensor | None = None) -> torch.Tensor:
+    """(B, T): the reward at the last action of a row, less the penalty of each action."""
+    rewards = torch.zeros_like(case.mask)
+    for row, (reward, known) in enumerate(zip(case.rewards, case.known, strict=True)):
+        actions = case.mask[row].nonzero()
+        if known and len(actions):
+            rewards[row, actions[-1]] = reward or 0.0
+    return rewards if penalty is None else (rewards - penalty) * case.mask
+
+
+def known_mask(case: Case) -> torch.Tensor:
+    """(B, T): the actions of rows that have a reward."""
+    return case.mask * torch.tensor(case.known).double()[:, None]
+
+
+def returns(case: Case, rewards: torch.Tensor, *, gamma: float) -> torch.Tensor:
+    """REINFORCE++'s whitened returns (B, T)."""
+    config = types.SimpleNamespace(gamma=gamma)
+    estimator = CORE.get_adv_estimator_fn("reinforce_plus_plus")
+    advantages: torch.Tensor = estimator(rewards, known_mask(case), config=config)[0]
+    return advantages
+
+
+def baseline(case: Case) -> torch.Tensor:
+    """REINFORCE++-baseline's advantages (B, T), rows without a reward left out."""
+    known = [row for row, is_known in enumerate(case.known) if is_known]
+    estimator = CORE.get_adv_estimator_fn("reinforce_plus_plus_baseline")
+    index = np.array([case.group[row] for row in known])
+    found = torch.zeros_like(case.mask)
+    rewards = torch.zeros_like(case.mask)
+    for row in known:
+        rewards[row, 0] = case.rewards[row] or 0.0
+    found[known] = estimator(rewards[known], case.mask[known], index=index)[0]
+    return found
+
+
+def gae(
+    case: Case, rewards: torch.Tensor, values: torch.Tensor, *, gamma: float, lam: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whitened advantages and returns (B, T)."""
+    found: tuple[torch.Tensor, torch.Tensor] = CORE.compute_gae_advantage_return(
+        rewards, values, known_mask(case), gamma, lam
+    )
+    return found
+
+
+def value_loss(
+    now: torch.Tensor, before: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, clip: float
+) -> torch.Tensor:
+    """The clipped value loss, a mean over tokens."""
+    loss: torch.Tensor = CORE.compute_value_loss(now, returns, before, mask, clip)[0]
+    return loss
+
+
+def rejected(case: Case, *, low: float, high: float) -> torch.Tensor:
+    """(B, T): the mask without sequences whose geometric mean of pi_prox / mu is outside."""
+    mask, _ = CORRECTIONS.compute_rollout_rejection_mask(
+        case.proximal - case.behaviour, case.mask, "seq_mean_k1", f"{1 / high}_{1 / low}"
+    )
+    return mask
