@@ -95,6 +95,9 @@ def same(ours: Answer, theirs: Answer, *, atol: float = 1e-9, rtol: float = 1e-1
     """Value and gradient agree: to 1e-9, and to rounding where they are large."""
     assert abs(ours.loss - theirs.loss) <= atol + rtol * abs(theirs.loss), (ours.loss, theirs.loss)
     torch.testing.assert_close(ours.gradient, theirs.gradient, atol=atol, rtol=rtol)
+    if theirs.value_gradient is not None:
+        assert ours.value_gradient is not None
+        torch.testing.assert_close(ours.value_gradient, theirs.value_gradient, atol=atol, rtol=rtol)
 
 
 class TablePolicy:

@@ -1,110 +1,55 @@
-"""Losses and their gradients against TRL, Liger and verl, in float64.
+"""Losses and their gradients against TRL, Liger and verl, in float64; and where they disagree."""
 
-Every comparison goes through the whole of our update: groups, packing, micro-batches, weights. Where
-a reference divides by something else, the factor is written out beside it.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from schemas.config import LossAggregation
 from tests.oracles import theirs_liger, theirs_trl, theirs_verl
-from tests.oracles.cases import Answer, Case, cases, ours, same, times
+from tests.oracles.cases import Case, cases, ours, same, times
+from tests.oracles.comparisons import (
+    COMPARISONS,
+    advantage_of,
+    corrected,
+    epsilons,
+    settings_for,
+)
 from trainer import grpo
-from trainer.losses import cispo, dr_grpo, gspo, rloo
-from trainer.objective import Objective, Outcome
-from trainer.objectives import OBJECTIVES
-from trainer.settings import Settings
+from trainer.losses import cispo, rloo
 
-LONGEST = 7
+ONE = torch.ones(4, 2, dtype=torch.float64)
+PLAIN = Case(2, (0.0, 1.0, 0.3, 0.1), ONE, -ONE, -1.1 * ONE, -1.05 * ONE, -ONE, 0.1 * ONE)
 
 
-def advantage_of(case: Case, objective: Objective) -> torch.Tensor:
-    """Our advantages (B), for references that take them: they have tests of their own."""
-    rewards = [
-        reward if known else None for reward, known in zip(case.rewards, case.known, strict=True)
-    ]
-    outcome = Outcome(case.group, rewards, torch.arange(case.num_rows))
-    return objective.estimate(outcome, objective.defaults).advantage_E
-
-
-def settings_for(name: str, **changes: object) -> tuple[Objective, Settings]:
-    objective = OBJECTIVES[name]  # type: ignore[index]
-    return objective, replace(objective.defaults, max_response_length=LONGEST, **changes)  # type: ignore[arg-type]
-
-
-def clips(settings: Settings) -> dict[str, float]:
-    return {"clip_ratio_low": settings.clip_low, "clip_ratio_high": settings.clip_high}
-
-
-def epsilons(settings: Settings) -> dict[str, float]:
-    return {"epsilon_low": settings.clip_low, "epsilon_high": settings.clip_high}
-
-
-def off_the_edge(case: Case, low: float, high: float) -> None:
-    """A mean over a row is summed in another order by each: keep away from where it is clipped."""
-    count = case.mask.sum(-1).clamp(min=1)
-    ratio = (((case.now - case.behaviour) * case.mask).sum(-1) / count).exp()
-    assume(all(bool(((ratio - edge).abs() > 1e-9).all()) for edge in (1 - low, 1 + high)))
-
-
-@dataclass(frozen=True)
-class Reference:
-    """How a reference is asked for an aggregation, and what its answer is multiplied by."""
-
-    trl: str
-    factor: Callable[[Case], float]
-
-
-AGGREGATIONS: dict[LossAggregation, Reference] = {
-    "sequence_mean": Reference("grpo", lambda case: case.counted),
-    "token_mean": Reference("dapo", lambda case: 1.0),
-    "constant": Reference("dr_grpo", lambda case: case.counted),
-}
-
-
-def references(
-    case: Case, advantage: torch.Tensor, settings: Settings, *, verl: str = "vanilla"
-) -> dict[str, Answer]:
-    """The clipped surrogate of these settings by all three."""
-    asked = AGGREGATIONS[settings.aggregation]
-    level = {"importance_sampling_level": "sequence" if verl == "gspo" else "token"}
-    options = {"loss_type": asked.trl, "max_completion_length": LONGEST, **level}
-    factor, delta = asked.factor(case), settings.clip_delta
-    trl = theirs_trl.loss(case, advantage, **options, **epsilons(settings), delta=delta)
-    liger = theirs_liger.loss(case, advantage, **options, **epsilons(settings), delta=delta)
-    found = {"trl": times(trl, factor), "liger": times(liger, factor)}
-    if verl != "gspo" or delta is None:
-        dual = {} if delta is None else {"clip_ratio_c": delta}
-        found["verl"] = theirs_verl.policy_loss(
-            case,
-            verl,
-            advantage,
-            aggregation=settings.aggregation,
-            longest=LONGEST,
-            **clips(settings),
-            **dual,
-        )
-    return found
-
-
-def agree(mine: Answer, theirs: dict[str, Answer]) -> None:
+@pytest.mark.parametrize("name", COMPARISONS)
+@settings(max_examples=30)
+@given(case=cases())
+def test_value_and_gradient(name: str, case: Case) -> None:
+    mine, theirs = COMPARISONS[name](case)
     for found in theirs.values():
         same(mine, found)
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "rloo"])
-@settings(max_examples=25)
-@given(case=cases())
-def test_clipped_surrogates(name: str, aggregation: LossAggregation, case: Case) -> None:
-    objective, chosen = settings_for(name, aggregation=aggregation)
-    advantage = advantage_of(case, objective)
-    agree(ours(case, objective, chosen), references(case, advantage, chosen))
+@given(st.just(PLAIN))
+def test_everything_is_compared_with_two_oracles_that_have_it(case: Case) -> None:
+    """REINFORCE++ and PPO are in verl alone; their second witness is `test_returns.py`."""
+    for name, compare in COMPARISONS.items():
+        alone = name in ("reinforce_plus_plus", "ppo")
+        assert len(compare(case)[1]) >= (1 if alone else 2), name
+
+
+@given(st.just(PLAIN))
+def test_against_the_sampler_the_weight_would_count_twice(case: Case) -> None:
+    """Twin: the ratio to mu, weighed on top, is not the decoupled loss."""
+    mine, theirs = corrected("decoupled", "token")(case)
+    weights = (case.now - case.behaviour).exp()
+    twice = theirs_verl.policy_loss(
+        case, "vanilla", advantage_of(case, rloo.OBJECTIVE), weights=weights
+    )
+    same(mine, theirs["TRL"])
+    assert (mine.gradient - twice.gradient).abs().max() > 0.01
 
 
 @settings(max_examples=50)
@@ -116,36 +61,17 @@ def test_grpo_from_the_reward_on_is_trl_s_but_for_its_eps(case: Case) -> None:
     same(mine, times(theirs_trl.loss(case), case.counted))
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @settings(max_examples=50)
 @given(case=cases())
-def test_gspo(aggregation: LossAggregation, case: Case) -> None:
-    objective, chosen = settings_for("gspo", aggregation=aggregation)
-    off_the_edge(case, chosen.clip_low, chosen.clip_high)
+def test_importance_sampling_has_the_gradient_of_weighted_log_probabilities(case: Case) -> None:
+    """verl's form: a constant weight times log pi. The value is another, the gradient is not."""
+    objective, chosen = settings_for("importance_sampling")
+    ratio = (case.now - case.behaviour).exp()
     advantage = advantage_of(case, objective)
-    agree(ours(case, objective, chosen), references(case, advantage, chosen, verl="gspo"))
-
-
-@settings(max_examples=50)
-@given(case=cases())
-def test_gspo_with_a_wide_clip(case: Case) -> None:
-    objective, chosen = settings_for("gspo", clip_low=0.2, clip_high=0.2)
-    off_the_edge(case, 0.2, 0.2)
-    advantage = advantage_of(case, gspo.OBJECTIVE)
-    agree(ours(case, objective, chosen), references(case, advantage, chosen, verl="gspo"))
-
-
-@settings(max_examples=50)
-@given(case=cases())
-def test_cispo(case: Case) -> None:
-    objective, chosen = settings_for("cispo")
-    advantage = advantage_of(case, objective)
-    bound = {"loss_type": "cispo", "epsilon_high": 1 + chosen.clip_high}
+    theirs = theirs_verl.reinforce_loss(case, advantage, ratio)
+    expected = theirs.gradient / chosen.max_response_length
     mine = ours(case, objective, chosen)
-    same(mine, theirs_trl.loss(case, advantage, **bound))
-    same(mine, theirs_liger.loss(case, advantage, **bound))
-    from_above = {"clip_ratio_low": 1.0, "clip_ratio_high": chosen.clip_high}
-    same(mine, theirs_verl.policy_loss(case, "cispo", advantage, **from_above))
+    torch.testing.assert_close(mine.gradient, expected, atol=1e-9, rtol=1e-12)
 
 
 def test_cispo_is_not_bounded_from_below_where_verl_is() -> None:
@@ -158,76 +84,49 @@ def test_cispo_is_not_bounded_from_below_where_verl_is() -> None:
     assert (mine.gradient - theirs.gradient).abs().max() > 0.1
 
 
-@settings(max_examples=50)
-@given(case=cases())
-def test_importance_sampling(case: Case) -> None:
-    objective, chosen = settings_for("importance_sampling")
-    advantage = advantage_of(case, dr_grpo.OBJECTIVE)
-    unclipped = {"epsilon_low": 1.0, "epsilon_high": 1e9, "loss_type": "dr_grpo"}
-    options = {**unclipped, "max_completion_length": LONGEST}
-    mine = ours(case, objective, chosen)
-    same(mine, times(theirs_trl.loss(case, advantage, **options), case.counted))
-    same(mine, times(theirs_liger.loss(case, advantage, **options), case.counted))
-    ratio = (case.now - case.behaviour).exp()
-    theirs = times(theirs_verl.reinforce_loss(case, advantage, ratio), 1 / LONGEST)
-    torch.testing.assert_close(mine.gradient, theirs.gradient, atol=1e-9, rtol=1e-12)
+def test_rows_without_actions_do_not_count_where_trl_and_liger_count_them() -> None:
+    one = torch.ones(4, 1, dtype=torch.float64)
+    mask = torch.tensor([[1.0], [1.0], [0.0], [0.0]], dtype=torch.float64)
+    case = Case(4, (0.0, 1.0, 0.0, 1.0), mask, -one, -one, -one, -one)
+    advantage = advantage_of(case, grpo.OBJECTIVE)
+    mine = ours(case, grpo.OBJECTIVE, grpo.OBJECTIVE.defaults)
+    same(mine, theirs_verl.policy_loss(case, "vanilla", advantage, aggregation="sequence_mean"))
+    for theirs in (
+        theirs_trl.loss(case, advantage),
+        theirs_liger.loss(case, advantage, loss_type="grpo"),
+    ):
+        same(mine, times(theirs, 2.0))
 
 
-@pytest.mark.parametrize("delta", [1.5, 4.0])
-@pytest.mark.parametrize("name", ["grpo", "dapo", "rloo"])
-@settings(max_examples=25)
-@given(case=cases())
-def test_two_sided_clipping(name: str, delta: float, case: Case) -> None:
-    objective, chosen = settings_for(name, clip_delta=delta)
-    advantage = advantage_of(case, objective)
-    agree(ours(case, objective, chosen), references(case, advantage, chosen))
-
-
-@settings(max_examples=25)
-@given(case=cases())
-def test_two_sided_clipping_of_sequences(case: Case) -> None:
-    objective, chosen = settings_for("gspo", clip_delta=1.5)
-    off_the_edge(case, 3e-4, 4e-4)
-    off_the_edge(case, 3e-4, 0.5)
-    advantage = advantage_of(case, objective)
-    agree(ours(case, objective, chosen), references(case, advantage, chosen, verl="gspo"))
-
-
-@pytest.mark.parametrize("threshold", [0.05, 0.5])
-@settings(max_examples=50)
-@given(case=cases())
-def test_the_off_policy_sequence_mask(threshold: float, case: Case) -> None:
-    count = case.mask.sum(-1).clamp(min=1)
-    distance = ((case.behaviour - case.now) * case.mask).sum(-1) / count
-    assume(bool(((distance - threshold).abs() > 1e-9).all()))
-    chosen = replace(rloo.OBJECTIVE.defaults, off_policy_threshold=threshold)
-    chosen = replace(chosen, aggregation="token_mean")
-    advantage = advantage_of(case, rloo.OBJECTIVE)
-    mine = ours(case, rloo.OBJECTIVE, chosen)
-    theirs = theirs_trl.loss(case, advantage, loss_type="dapo", off_policy_mask_threshold=threshold)
-    same(mine, theirs)
-    kept = (advantage >= 0) | (distance <= threshold)
-    by_hand = theirs_verl.policy_loss(
-        case, "vanilla", advantage, weights=kept.double()[:, None].expand_as(case.mask)
+def test_gspo_is_a_mean_over_sequences_where_verl_s_other_modes_are_not() -> None:
+    one = torch.ones(2, 3, dtype=torch.float64)
+    mask = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
+    case = Case(2, (0.0, 1.0), mask, -one, -one, -one, -one)
+    objective, chosen = settings_for("gspo")
+    advantage, mine = advantage_of(case, objective), ours(case, *settings_for("gspo"))
+    clips = {"clip_ratio_low": chosen.clip_low, "clip_ratio_high": chosen.clip_high}
+    same(
+        mine, theirs_verl.policy_loss(case, "gspo", advantage, aggregation="sequence_mean", **clips)
     )
-    same(mine, by_hand)
+    tokens = theirs_verl.policy_loss(case, "gspo", advantage, aggregation="token_mean", **clips)
+    assert (mine.gradient - tokens.gradient).abs().max() > 0.05
 
 
-@settings(max_examples=50)
-@given(case=cases())
-def test_the_kl_term_in_the_loss(case: Case) -> None:
-    objective, chosen = settings_for("dapo", kl_coef=0.3)
-    advantage = advantage_of(case, objective)
-    options = {"loss_type": "dapo", "beta": 0.3, **epsilons(chosen)}
-    mine = ours(case, objective, chosen)
-    same(mine, theirs_trl.loss(case, advantage, **options))
-    same(mine, theirs_liger.loss(case, advantage, **options))
+def test_with_one_update_the_ratio_to_the_proximal_policy_is_one() -> None:
+    """The gradient is then that of w A log pi, which is plain importance sampling."""
+    one = torch.ones(2, 1, dtype=torch.float64)
+    case = Case(2, (0.0, 1.0), one, -one, -1.7 * one, -9 * one, -one)
+    settings = replace(rloo.OBJECTIVE.defaults, correction="decoupled", max_response_length=1)
+    found = ours(case, rloo.OBJECTIVE, settings)
+    expected = -0.5 * advantage_of(case, rloo.OBJECTIVE) * torch.tensor(0.7).double().exp()
+    torch.testing.assert_close(found.gradient[:, 0], expected)
 
 
 @settings(max_examples=25)
 @given(case=cases())
 def test_liger_fused_from_hidden_states(case: Case) -> None:
-    """The same numbers as logits: what is rounded to fp32 within agrees to 1e-6 of its size."""
+    """The same numbers as logits. Liger rounds them to fp32, whose last digit at a log-probability
+    of about -5 is 5e-7."""
     generator = torch.Generator().manual_seed(case.num_rows)
     rows, width = case.mask.shape
     hidden = torch.randn(rows, width, 6, generator=generator, dtype=torch.float64)
@@ -247,6 +146,6 @@ def test_liger_fused_from_hidden_states(case: Case) -> None:
     again = hidden.clone().requires_grad_()
     found = (again @ head.t()).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
     found.backward(mine.gradient)
-    scale = 1 + advantage.abs().max()
+    scale = 1 + float(advantage.abs().max())
     assert abs(float(theirs.detach()) - mine.loss) <= 1e-6 * scale
-    torch.testing.assert_close(leaf.grad, again.grad, atol=1e-6 * float(scale), rtol=1e-5)
+    torch.testing.assert_close(leaf.grad, again.grad, atol=1e-6 * scale, rtol=1e-5)
