@@ -15,7 +15,13 @@ def worst(name: str, examples: int) -> dict[str, tuple[float, float]]:
     """Oracle -> the largest difference of value and of gradient, over 1 + the size of each."""
     found: dict[str, tuple[float, float]] = {}
 
-    @settings(max_examples=examples, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(cases())
     def draw(case: Case) -> None:
         mine, theirs = COMPARISONS[name](case)
