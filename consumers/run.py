@@ -16,6 +16,7 @@ from consumers.run_next import follow
 from consumers.run_start import start
 from consumers.run_state import RunEvent, RunState, evolve
 from infra.consumer import NOTHING, Consumer, Decision, Meta
+from schemas.algorithms import filters_groups
 from schemas.events import (
     BatchAssembled,
     CheckpointFailed,
@@ -140,13 +141,12 @@ def _policy_initialized(
 def _group_graded(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]:
     key = message.spec.group_key
     step = state.open.get(key.step)
-    if step is None or key.slot in step.settled:
+    if step is None or state.started is None or key.slot in step.settled:
         return ()
-    return (
-        GroupsSettled(
-            owner=key.owner, purpose=key.purpose, step=key.step, groups=(settle(message),)
-        ),
-    )
+    if key.replacement != step.numbers.get(key.slot, 0):
+        return ()
+    group = settle(message, filters=filters_groups(state.started.spec.config.advanced))
+    return (GroupsSettled(owner=key.owner, purpose=key.purpose, step=key.step, groups=(group,)),)
 
 
 def _policy_updated(state: RunState, message: PolicyUpdated, meta: Meta) -> tuple[RunEvent, ...]:
@@ -255,6 +255,6 @@ CONSUMER = Consumer(
     evolve=evolve,
     handle=handle,
     routes=routes,
-    fold_version=2,
+    fold_version=3,
     snapshots=RunState,
 )

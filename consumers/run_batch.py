@@ -12,9 +12,14 @@ NOTHING = ArtifactRef(uri="row:", sha256="0" * 64, size=0)
 """Stands where a dropped group has no artifact."""
 
 
-def settle(graded: GroupGraded) -> SettledGroup:
+FLAT = "all its rewards are equal"
+"""Why a group is dropped that could teach nothing; its slot may be given another row."""
+
+
+def settle(graded: GroupGraded, *, filters: bool = False) -> SettledGroup:
     """Keep a group, or drop it with the reason. A failed or ungraded sample has reward None and stays
-    out of the baseline; a group needs two rewards (one, if it has one sample only)."""
+    out of the baseline; a group needs two rewards (one, if it has one sample only). `filters`: a
+    group without spread in its rewards is dropped as well."""
     key = graded.spec.group_key
     by_index = {grade.index: grade for grade in graded.grades}
     rewards = tuple(_reward(by_index.get(entry.index)) for entry in graded.entries)
@@ -23,6 +28,8 @@ def settle(graded: GroupGraded) -> SettledGroup:
     dropped = None
     if graded.artifact is None or len(usable) < needed:
         dropped = first_error([graded]) or f"{len(usable)} of {len(rewards)} samples have a reward"
+    elif filters and len(set(usable)) == 1:
+        dropped = FLAT
     return SettledGroup(
         group=BatchGroup(
             slot=key.slot,

@@ -6,8 +6,9 @@ new follows. So a stop, a pause or a late fact needs no path of its own.
 
 from collections.abc import Callable, Iterator
 
-from consumers.run_batch import metrics
+from consumers.run_batch import FLAT, metrics
 from consumers.run_state import Due, OpenStep, RunEvent, RunState, evolve
+from schemas.algorithms import replacements
 from schemas.events import (
     BatchAssembled,
     CheckpointRequested,
@@ -123,7 +124,7 @@ def assemble(state: RunState) -> tuple[RunEvent, ...]:
         return ()
     groups = [opened.settled[slot] for slot in sorted(opened.settled)]
     kept = tuple(group.group for group in groups if group.dropped is None)
-    figures = metrics(groups, newest=state.settled)
+    figures = metrics((*groups, *opened.replaced), newest=state.settled)
     run = _run(state)
     if kept:
         return (
@@ -143,7 +144,26 @@ def request(state: RunState) -> tuple[RunEvent, ...]:
     return tuple(_groups_due(state))
 
 
-RULES: tuple[Rule, ...] = (checkpoint, stop, validate, pause, finish, assemble, request)
+def resample(state: RunState) -> tuple[RunEvent, ...]:
+    """Another row for each slot whose group was filtered, at the step's own policy version, until
+    the run's limit is reached (DAPO's dynamic sampling)."""
+    if state.started is None or state.stop_wanted:
+        return ()
+    most = replacements(state.started.spec.config.advanced)
+    found = (_again(state, number, most) for number in sorted(state.open))
+    return next((events for events in found if events), ())
+
+
+RULES: tuple[Rule, ...] = (
+    checkpoint,
+    stop,
+    validate,
+    pause,
+    finish,
+    resample,
+    assemble,
+    request,
+)
 
 
 def _may_go_on(state: RunState) -> bool:
@@ -189,6 +209,31 @@ def _groups_due(state: RunState) -> Iterator[RunEvent]:
             ),
             template=started.template.model_copy(update={"policy": policy}),
         )
+
+
+def _again(state: RunState, number: int, most: int) -> tuple[RunEvent, ...]:
+    started, opened = state.started, state.open[number]
+    if started is None or opened.template is None:
+        return ()
+    slots = tuple(
+        schedule.replacement(
+            started.spec.config.advanced.seed,
+            step=number,
+            slot=slot,
+            number=group.group.replacement + 1,
+            batch=started.plan.batch_size,
+            num_rows=started.plan.num_rows,
+        )
+        for slot, group in sorted(opened.settled.items())
+        if group.dropped == FLAT and group.group.replacement < most
+    )
+    if not slots:
+        return ()
+    purpose = Purpose.TRAIN
+    request = GroupsRequested(
+        owner=started.run, purpose=purpose, step=number, slots=slots, template=opened.template
+    )
+    return (request,)
 
 
 def _durable(state: RunState, step: int) -> bool:

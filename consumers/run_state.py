@@ -29,7 +29,7 @@ from schemas.events import (
     StepSkipped,
 )
 from schemas.sampling import ArtifactRef
-from schemas.specs import StateRef
+from schemas.specs import GroupTemplate, StateRef
 
 RunEvent = (
     RunRequested
@@ -58,10 +58,14 @@ RunEvent = (
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """A step whose groups are asked for: how many, and those that are settled, by slot."""
+    """A step whose groups are asked for: how many, and those that are settled, by slot. `replaced`
+    were taken out of their slots; `numbers` says how many of them, by slot."""
 
     num_slots: int
     settled: dict[int, SettledGroup] = field(default_factory=dict)
+    template: GroupTemplate | None = None
+    numbers: dict[int, int] = field(default_factory=dict)
+    replaced: tuple[SettledGroup, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -129,7 +133,7 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
         case RunStarted():
             return replace(state, started=event)
         case GroupsRequested():
-            opened = {**state.open, event.step: OpenStep(len(event.slots))}
+            opened = {**state.open, event.step: _opened(state.open.get(event.step), event)}
             return replace(state, requested=max(state.requested, event.step), open=opened)
         case GroupsSettled():
             return _groups_settled(state, event)
@@ -182,6 +186,19 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
             return state
         case _:
             assert_never(event)
+
+
+def _opened(step: OpenStep | None, event: GroupsRequested) -> OpenStep:
+    """A step whose groups are asked for, or asked for again in some of its slots."""
+    if step is None:
+        return OpenStep(len(event.slots), template=event.template)
+    again = {slot.slot: slot.replacement for slot in event.slots}
+    return replace(
+        step,
+        settled={slot: group for slot, group in step.settled.items() if slot not in again},
+        numbers={**step.numbers, **again},
+        replaced=(*step.replaced, *(step.settled[s] for s in again if s in step.settled)),
+    )
 
 
 def _groups_settled(state: RunState, event: GroupsSettled) -> RunState:

@@ -22,6 +22,10 @@ Algorithm = Literal[
 ]
 ExecutionMode = Literal["sync", "one_step_off_async", "fully_async"]
 LossAggregation = Literal["token_mean", "sequence_mean", "constant"]
+KlEstimator = Literal["k1", "k2", "k3"]
+KlPlace = Literal["loss", "reward"]
+Correction = Literal["ratio", "decoupled", "truncated", "masked"]
+CorrectionLevel = Literal["token", "sequence", "geometric"]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, pattern=r"^\S+$")]
@@ -88,6 +92,25 @@ class Advanced(Section):
     clip_low: float | None = Field(default=None, gt=0, le=10)
     clip_high: float | None = Field(default=None, gt=0, le=10)
     loss_aggregation: LossAggregation | None = None
+    clip_delta: float | None = Field(default=None, gt=1, le=1000)
+    kl_estimator: KlEstimator | None = None
+    kl_in: KlPlace | None = None
+    correction: Correction = "ratio"
+    correction_level: CorrectionLevel | None = None
+    correction_low: float | None = Field(default=None, ge=0, le=1)
+    correction_high: float | None = Field(default=None, ge=1, le=1000)
+    off_policy_threshold: float | None = Field(default=None, gt=0, le=100)
+    updates_per_step: int = Field(default=1, ge=1, le=64)
+    filter_groups: bool | None = None
+    max_replacements: int | None = Field(default=None, ge=0, le=64)
+    overlong_buffer: int | None = Field(default=None, ge=0, le=262_144)
+    overlong_penalty: float | None = Field(default=None, ge=0, le=1000)
+    group_baseline: bool | None = None
+    gamma: float | None = Field(default=None, gt=0, le=1)
+    gae_lambda: float | None = Field(default=None, ge=0, le=1)
+    value_clip: float | None = Field(default=None, gt=0, le=1000)
+    value_coef: float | None = Field(default=None, gt=0, le=100)
+    critic_lr: float | None = Field(default=None, gt=0, le=1)
     grad_clip: float = Field(default=1.0, gt=0, le=1e6)
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)

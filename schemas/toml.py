@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from schemas.algorithms import objective_issues
 from schemas.config import EvalConfig, Experiment, RunConfig
 from schemas.errors import InvalidConfig, Issue
 
@@ -21,7 +22,6 @@ C = TypeVar("C", RunConfig, EvalConfig)
 ErrorDetails = Mapping[str, Any]
 """One error as pydantic reports it: type, loc, msg, input, ctx."""
 
-BUILT_ALGORITHMS = ("grpo", "sft")
 BUILT_MODES = ("sync",)
 ALIKE, OWN_SECTION = 0.75, 0.1
 """How alike a key must be to be meant, and how much more likely one of the same section is."""
@@ -69,11 +69,6 @@ def not_built(config: RunConfig | EvalConfig) -> tuple[Issue, ...]:
 
 def _training_not_built(config: RunConfig) -> Iterator[Issue]:
     advanced, mode = config.advanced, config.advanced.execution_mode
-    if advanced.algorithm not in BUILT_ALGORITHMS:
-        built = " and ".join(BUILT_ALGORITHMS)
-        yield Issue(
-            "advanced.algorithm", f"{advanced.algorithm!r} is not built yet; {built} are", "grpo"
-        )
     if mode not in BUILT_MODES:
         yield Issue(
             "advanced.execution_mode", f"{mode!r} is not built yet; 'sync' is", BUILT_MODES[0]
@@ -143,6 +138,8 @@ def _incoherent(config: RunConfig | EvalConfig) -> Iterator[Issue]:
         yield Issue("experiment.commit_sha", "give either branch or commit_sha, not both")
     if isinstance(config, EvalConfig) or config.advanced.algorithm != "sft":
         yield from _without_code(experiment)
+    if isinstance(config, RunConfig):
+        yield from objective_issues(config)
     if experiment.entrypoint is not None and (wrong := _bad_entrypoint(experiment.entrypoint)):
         yield Issue("experiment.entrypoint", wrong)
     yield from _bad_env(config)

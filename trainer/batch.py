@@ -80,6 +80,9 @@ class MicroBatch:
     behaviour_M: torch.Tensor
     """float64: logprobs as recorded when sampling"""
     sample_M: torch.Tensor
+    row_M: torch.Tensor
+    """which of the `num_rows` sequences of this micro-batch"""
+    num_rows: int
 
     @property
     def num_tokens(self) -> int:
@@ -142,6 +145,8 @@ class _Packing:
     targets: list[int] = field(default_factory=list)
     behaviour: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    num_rows: int = 0
 
     def add(self, tree: Tree) -> None:
         start, shared = len(self.tokens), tree.num_shared
@@ -160,6 +165,8 @@ class _Packing:
                     self.targets.append(tokens[t])
                     self.behaviour.append(example.sequence.logprobs[t])
                     self.samples.append(example.sample)
+                    self.rows.append(self.num_rows)
+            self.num_rows += 1
 
     def _segment(self, tokens: Sequence[int], position: int) -> None:
         self.tokens += tokens
@@ -192,6 +199,8 @@ class _Packing:
             target_M=torch.tensor(self.targets, device=device),
             behaviour_M=torch.tensor(self.behaviour, dtype=torch.float64, device=device),
             sample_M=torch.tensor(self.samples, device=device),
+            row_M=torch.tensor(self.rows, device=device),
+            num_rows=self.num_rows,
         )
 
 

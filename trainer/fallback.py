@@ -26,14 +26,26 @@ class Fallback:
     base: Base
     injected: dict[tuple[tuple[str, ...], int, float], str] = field(default_factory=dict)
 
-    def logits(self, trained: Tensors, micro: MicroBatch, *, alpha: float) -> torch.Tensor:
-        """(M, vocabulary) for plain rows: one sequence each, padded on the right."""
+    def outputs(
+        self, trained: Tensors, micro: MicroBatch, *, alpha: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the output head reads (M, H) and what it answers (M, vocabulary), for plain rows: one
+        sequence each, padded on the right."""
         (block,) = micro.blocks
-        ids_B_T = micro.tokens_N[block.query_B_T]
-        output = self._call(
-            trained, alpha, input_ids=ids_B_T, attention_mask=block.valid_B_T.long()
-        )
-        return output.logits.flatten(0, 1)[micro.place_N[micro.predictor_M]]
+        read: list[torch.Tensor] = []
+        head = self.base.model.get_output_embeddings()
+        hook = head.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+        try:
+            output = self._call(
+                trained,
+                alpha,
+                input_ids=micro.tokens_N[block.query_B_T],
+                attention_mask=block.valid_B_T.long(),
+            )
+        finally:
+            hook.remove()
+        at_M = micro.place_N[micro.predictor_M]
+        return read[-1].flatten(0, 1)[at_M], output.logits.flatten(0, 1)[at_M]
 
     def extend(
         self, trained: Tensors, ids_T: torch.Tensor, cache: Cache | None, *, alpha: float

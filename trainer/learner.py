@@ -12,30 +12,48 @@ version is loaded again from its bytes.
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from schemas.errors import CorruptData, TransientError
 from schemas.learning import GradedGroup, LearnerJob, LearnerState, StepBatch, StepResult
-from trainer import grpo, sft
+from trainer import sft
 from trainer.chat import Chat
+from trainer.objectives import OBJECTIVES, settings_of
 from trainer.optimizer import Optimizer, lr_at
 from trainer.policy import Loaded, Policy, check_fit, checkpoint_files, export, fresh_policy, parse
 from trainer.store import Store
+from trainer.update import Batch, accumulate, prepare
 
 DEFAULT_MICRO_BATCH_TOKENS = 4096
+CRITIC = "critic."
+"""Begins the names of the critic's tensors, and of its optimizer's, in a version's state."""
+
+CRITIC_LR_RATIO = 10.0
+"""The critic's learning rate over the policy's, unless the run says what it is."""
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A run's loaded version."""
+    """A run's loaded version. `critic_optimizer` where the policy has a critic."""
 
     policy: Policy
     optimizer: Optimizer
+    critic_optimizer: Optimizer | None = None
     weights_sha256: str = ""
     state_sha256: str = ""
+
+    @classmethod
+    def of(cls, policy: Policy, job: LearnerJob) -> "Session":
+        """Fresh optimizers over a policy's tensors."""
+        critic = policy.critic
+        return cls(
+            policy,
+            Optimizer.fresh(policy.tensors, job),
+            Optimizer.fresh(critic.tensors, job) if critic else None,
+        )
 
 
 class TorchLearner:
@@ -98,7 +116,7 @@ Work = tuple[Session, StepResult | None, dict[str, torch.Tensor]]
 
 def _fresh_session(loaded: Loaded, job: LearnerJob) -> Work:
     policy = fresh_policy(loaded, job)
-    session = Session(policy, Optimizer.fresh(policy.tensors, job))
+    session = Session.of(policy, job)
     state = _export(session, export_state=True)
     files, weights_name = checkpoint_files(policy, job)
     result = StepResult(state=state, metrics={}, files=files, weights_name=weights_name)
@@ -110,17 +128,32 @@ def _restored_session(loaded: Loaded, job: LearnerJob, state: LearnerState) -> W
     device = loaded.base.model.device
     tensors = parse(state.weights, device=device)
     check_fit(tensors, fresh.tensors)
-    policy = Policy(loaded, tensors, fresh.alpha)
-    session = Session(policy, Optimizer.fresh(tensors, job))
     if state.state is None:
         raise CorruptData(f"version {state.step} of {job.run} has no optimizer state to go on from")
-    session.optimizer.restore(state.state)
+    held = parse(state.state, device=device)
+    critics = {n.removeprefix(CRITIC): t for n, t in held.items() if n.startswith(CRITIC)}
+    session = Session.of(replace(fresh, tensors=tensors), job)
+    session.optimizer.load({n: t for n, t in held.items() if not n.startswith(CRITIC)})
+    _restore_critic(session, critics)
     if session.optimizer.step != state.step:
         raise CorruptData(
             f"the optimizer state is of step {session.optimizer.step}, not {state.step}"
         )
     session.weights_sha256, session.state_sha256 = state.weights_sha256, state.state_sha256
     return session, None, _copy(tensors)
+
+
+def _restore_critic(session: Session, held: dict[str, torch.Tensor]) -> None:
+    critic, optimizer = session.policy.critic, session.critic_optimizer
+    if critic is None or optimizer is None:
+        check_fit(held, {})
+        return
+    values = {name: tensor for name, tensor in held.items() if name in critic.tensors}
+    check_fit(values, critic.tensors)
+    with torch.no_grad():
+        for name, tensor in critic.tensors.items():
+            tensor.copy_(values[name])
+    optimizer.load({name: tensor for name, tensor in held.items() if name not in values})
 
 
 def _step(session: Session, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> Work:
@@ -136,21 +169,54 @@ def _step(session: Session, job: LearnerJob, batch: StepBatch, *, export_state: 
             max_sequence_length=advanced.max_sequence_length,
             micro_batch_tokens=tokens,
         )
+        metrics |= _update(session, job, batch.step)
     else:
-        settings = grpo.Settings.of(config, micro_batch_tokens=tokens)
-        metrics, plan = grpo.step(policy, batch.groups, settings)
+        settings = settings_of(config, micro_batch_tokens=tokens)
+        ready = prepare(policy, batch.groups, OBJECTIVES[advanced.algorithm], settings)
+        metrics, plan = _updates(session, job, ready, batch.step)
         metrics |= rollout_metrics(batch.groups)
-    lr = lr_at(batch.step, total_steps=job.total_steps, peak=config.training.lr, advanced=advanced)
-    norm = session.optimizer.take(lr=lr, clip=advanced.grad_clip)
-    metrics |= {
-        "train/lr": lr,
-        "train/grad_norm": norm,
-        "train/skipped": 0.0 if math.isfinite(norm) else 1.0,
-        "train/tokens": float(sum(plan)),
-    }
+    session.optimizer.step = batch.step
+    metrics["train/tokens"] = float(sum(plan))
     finite = {key: value for key, value in sorted(metrics.items()) if math.isfinite(value)}
     state = _export(session, export_state=export_state)
     return session, StepResult(state=state, metrics=finite, plan=plan), _copy(policy.tensors)
+
+
+def _updates(
+    session: Session, job: LearnerJob, ready: Batch, step: int
+) -> tuple[dict[str, float], tuple[int, ...]]:
+    """All updates on one batch; one that is not finite is the last, the next would be as it was.
+    Metrics are means over the updates."""
+    seen: list[dict[str, float]] = []
+    plan: tuple[int, ...] = ()
+    for _ in range(ready.settings.updates):
+        metrics, plan = accumulate(session.policy, ready)
+        seen.append(metrics | _update(session, job, step))
+        if seen[-1]["train/skipped"]:
+            break
+    means = {key: math.fsum(m[key] for m in seen) / len(seen) for key in seen[0]}
+    return means | {"train/skipped": seen[-1]["train/skipped"]}, plan
+
+
+def _update(session: Session, job: LearnerJob, step: int) -> dict[str, float]:
+    """The optimizers take the gradients at hand, all of them or none."""
+    training, advanced = job.config.training, job.config.advanced
+    rate = partial(lr_at, step, total_steps=job.total_steps, advanced=advanced)
+    lr = rate(peak=training.lr)
+    critic = session.critic_optimizer
+    healthy = critic is None or math.isfinite(session.optimizer.norm() + critic.norm())
+    norm = session.optimizer.take(lr=lr, clip=advanced.grad_clip, healthy=healthy)
+    metrics = {
+        "train/lr": lr,
+        "train/grad_norm": norm,
+        "train/skipped": 0.0 if healthy and math.isfinite(norm) else 1.0,
+    }
+    if critic is not None:
+        critic_lr = rate(peak=advanced.critic_lr or CRITIC_LR_RATIO * training.lr)
+        metrics["train/critic_grad_norm"] = critic.take(
+            lr=critic_lr, clip=advanced.grad_clip, healthy=healthy
+        )
+    return metrics
 
 
 def rollout_metrics(groups: Sequence[GradedGroup]) -> dict[str, float]:
@@ -169,7 +235,7 @@ def rollout_metrics(groups: Sequence[GradedGroup]) -> dict[str, float]:
 
 def _export(session: Session, *, export_state: bool) -> LearnerState:
     weights = export(session.policy.tensors)
-    state = session.optimizer.export()
+    state = export(_state(session))
     session.weights_sha256 = hashlib.sha256(weights).hexdigest()
     session.state_sha256 = hashlib.sha256(state).hexdigest()
     return LearnerState(
@@ -179,6 +245,15 @@ def _export(session: Session, *, export_state: bool) -> LearnerState:
         state=state if export_state else None,
         state_sha256=session.state_sha256,
     )
+
+
+def _state(session: Session) -> dict[str, torch.Tensor]:
+    """Everything that resume needs beside the weights."""
+    state, critic = session.optimizer.state(), session.policy.critic
+    if critic is not None and session.critic_optimizer is not None:
+        inner = {**critic.tensors, **session.critic_optimizer.state()}
+        state |= {CRITIC + name: tensor for name, tensor in inner.items()}
+    return state
 
 
 def _copy(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

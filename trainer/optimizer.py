@@ -1,4 +1,4 @@
-"""AdamW, its schedule, and its state as bytes.
+"""AdamW, its schedule, and its state as named tensors.
 
 The moments and the step count are all that resume needs beside the weights: the learning rate is a
 function of the step, and training draws nothing at random. Loading a state and stepping gives the
@@ -6,6 +6,7 @@ same bits as never having stopped.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from schemas.config import Advanced
 from schemas.errors import CorruptData
 from schemas.learning import LearnerJob
-from trainer.policy import check_fit, export, parse
+from trainer.policy import check_fit
 
 FIRST, SECOND, STEP = "exp_avg.", "exp_avg_sq.", "step"
 BETA2_RL, BETA2_SFT = 0.95, 0.98
@@ -45,7 +46,7 @@ def global_norm(gradients: list[torch.Tensor]) -> float:
 
 @dataclass(slots=True, eq=False)
 class Optimizer:
-    """AdamW over named leaves; `step` counts what was taken."""
+    """AdamW over named leaves; `step` is the version of the run that its moments belong to."""
 
     tensors: dict[str, torch.Tensor]
     adam: torch.optim.AdamW
@@ -68,14 +69,16 @@ class Optimizer:
         )
         return cls(tensors, adam)
 
-    def take(self, *, lr: float, clip: float) -> float:
-        """One step with the gradients at hand, then clear them. Returns their norm before clipping.
-        Gradients that are not finite change nothing but the count."""
-        ordered = [self.tensors[name] for name in sorted(self.tensors)]
-        gradients = [t.grad for t in ordered if t.grad is not None]
+    def norm(self) -> float:
+        """The 2-norm of the gradients at hand."""
+        return global_norm(self._gradients())
+
+    def take(self, *, lr: float, clip: float, healthy: bool = True) -> float:
+        """One update with the gradients at hand, then clear them. Returns their norm before
+        clipping. Gradients that are not finite, or not `healthy`, change nothing."""
+        gradients = self._gradients()
         norm = global_norm(gradients)
-        self.step += 1
-        if gradients and math.isfinite(norm):
+        if healthy and gradients and math.isfinite(norm):
             if norm > clip:
                 torch._foreach_mul_(gradients, clip / norm)
             self.adam.param_groups[0]["lr"] = lr
@@ -83,8 +86,8 @@ class Optimizer:
         self.adam.zero_grad(set_to_none=True)
         return norm
 
-    def export(self) -> bytes:
-        """Moments and step as safetensors."""
+    def state(self) -> dict[str, torch.Tensor]:
+        """Moments and step, by name."""
         state: dict[str, torch.Tensor] = {STEP: torch.tensor(self.step)}
         for name, tensor in self.tensors.items():
             held = self.adam.state.get(tensor, {})
@@ -92,22 +95,25 @@ class Optimizer:
             state[f"{STEP}.{name}"] = taken.detach().cpu().to(torch.float32)
             state[FIRST + name] = held.get("exp_avg", torch.zeros_like(tensor))
             state[SECOND + name] = held.get("exp_avg_sq", torch.zeros_like(tensor))
-        return export(state)
+        return state
 
-    def restore(self, data: bytes) -> None:
-        """Take over exported moments and step. Raises CorruptData when they do not fit."""
-        device = next(iter(self.tensors.values())).device
-        state = parse(data, device=device)
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over moments and step. Raises CorruptData when they do not fit."""
         if STEP not in state:
             raise CorruptData("the optimizer state has no step count")
-        self.step = int(state.pop(STEP))
+        moments = {name: tensor for name, tensor in state.items() if name != STEP}
         shapes = {FIRST + n: t for n, t in self.tensors.items()}
         shapes |= {SECOND + n: t for n, t in self.tensors.items()}
         shapes |= {f"{STEP}.{n}": torch.tensor(0.0) for n in self.tensors}
-        check_fit(state, shapes)
+        check_fit(moments, shapes)
+        self.step = int(state[STEP])
         for name, tensor in self.tensors.items():
             self.adam.state[tensor] = {
-                "step": state[f"{STEP}.{name}"],
-                "exp_avg": state[FIRST + name],
-                "exp_avg_sq": state[SECOND + name],
+                "step": moments[f"{STEP}.{name}"],
+                "exp_avg": moments[FIRST + name],
+                "exp_avg_sq": moments[SECOND + name],
             }
+
+    def _gradients(self) -> list[torch.Tensor]:
+        ordered = [self.tensors[name] for name in sorted(self.tensors)]
+        return [t.grad for t in ordered if t.grad is not None]

@@ -20,6 +20,7 @@ from schemas.learning import LearnerJob
 from trainer.adapters import Tensors
 from trainer.base import ADAPTER_CONFIG, ADAPTER_NAME, Base
 from trainer.batch import MicroBatch, packed_attend
+from trainer.critic import Critic, fresh_critic
 from trainer.decoder import Decoder
 from trainer.fallback import Fallback
 from trainer.lora import adapter_config, fresh_adapter, target_modules
@@ -45,6 +46,7 @@ class Policy:
     loaded: Loaded
     tensors: dict[str, torch.Tensor]
     alpha: float
+    critic: Critic | None = None
 
     @property
     def device(self) -> torch.device:
@@ -55,17 +57,24 @@ class Policy:
         """Whether trees can be packed: only the lean decoder attends under any mask."""
         return self.loaded.decoder is not None
 
-    def logits(self, micro: MicroBatch, *, reference: bool = False) -> torch.Tensor:
-        """The logits (M, vocabulary) that predict each action; of the untrained base where
-        `reference` asks for it."""
+    def outputs(
+        self, micro: MicroBatch, *, reference: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The hidden states (M, H) that predict each action, and the logits (M, vocabulary) made
+        from them; of the untrained base where `reference` asks for it."""
         trained: Tensors = {} if reference else self.tensors
         decoder = self.loaded.decoder
         if decoder is None:
-            return self.loaded.fallback.logits(trained, micro, alpha=self.alpha)
+            return self.loaded.fallback.outputs(trained, micro, alpha=self.alpha)
         weights = trainable(self.loaded.base.tensors, trained, alpha=self.alpha)
         attend = packed_attend(micro, kv_heads=decoder.kv_heads)
         hidden_N_H = decoder.hidden(weights, micro.tokens_N, micro.positions_N, attend)
-        return decoder.logits(weights, hidden_N_H.index_select(0, micro.predictor_M))
+        hidden_M_H = hidden_N_H.index_select(0, micro.predictor_M)
+        return hidden_M_H, decoder.logits(weights, hidden_M_H)
+
+    def logits(self, micro: MicroBatch, *, reference: bool = False) -> torch.Tensor:
+        """The logits (M, vocabulary) that predict each action."""
+        return self.outputs(micro, reference=reference)[1]
 
     def logprobs(
         self, micro: MicroBatch, *, temperature: float, reference: bool = False
@@ -73,21 +82,38 @@ class Policy:
         """Log-probability (M) of each action at `temperature`, and the entropy (M, no gradient) of
         the distribution it was drawn from."""
         logits_M_V = self.logits(micro, reference=reference) / temperature
-        all_M_V = F.log_softmax(logits_M_V, dim=-1)
-        with torch.no_grad():
-            entropy_M = -(all_M_V.exp() * all_M_V).sum(dim=-1)
-        return all_M_V.gather(-1, micro.target_M[:, None])[:, 0], entropy_M
+        return _chosen(logits_M_V, micro.target_M)
+
+    def judged(
+        self, micro: MicroBatch, *, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`logprobs`, and what the critic says (M) before each action. Raises ValueError without a
+        critic."""
+        if self.critic is None:
+            raise ValueError("this policy has no critic")
+        hidden_M_H, logits_M_V = self.outputs(micro)
+        logprob_M, entropy_M = _chosen(logits_M_V / temperature, micro.target_M)
+        return logprob_M, entropy_M, self.critic.values(hidden_M_H)
+
+
+def _chosen(logits_M_V: torch.Tensor, target_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    all_M_V = F.log_softmax(logits_M_V, dim=-1)
+    with torch.no_grad():
+        entropy_M = -(all_M_V.exp() * all_M_V).sum(dim=-1)
+    return all_M_V.gather(-1, target_M[:, None])[:, 0], entropy_M
 
 
 def fresh_policy(loaded: Loaded, job: LearnerJob) -> Policy:
-    """Version 0: a fresh adapter from the seed, or a copy of all base weights."""
+    """Version 0: a fresh adapter from the seed, or a copy of all base weights; and for PPO a critic
+    that says 0."""
     advanced = job.config.advanced
+    critic = fresh_critic(loaded.base) if advanced.algorithm == "ppo" else None
     if advanced.tuning == "full":
         tensors = {n: p.detach().clone() for n, p in loaded.base.model.named_parameters()}
-        return Policy(loaded, tensors, advanced.lora_alpha)
+        return Policy(loaded, tensors, advanced.lora_alpha, critic)
     modules = target_modules(loaded.base, advanced.lora_targets)
     tensors = fresh_adapter(loaded.base, modules, rank=advanced.lora_rank, seed=advanced.seed)
-    return Policy(loaded, tensors, advanced.lora_alpha)
+    return Policy(loaded, tensors, advanced.lora_alpha, critic)
 
 
 def export(tensors: Tensors) -> bytes:

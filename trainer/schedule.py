@@ -49,6 +49,14 @@ def slots(seed: int, *, step: int, batch: int, num_rows: int) -> tuple[Slot, ...
     return tuple(Slot(slot=slot, row=row) for slot, row in enumerate(rows))
 
 
+def replacement(seed: int, *, step: int, slot: int, number: int, batch: int, num_rows: int) -> Slot:
+    """What stands in a slot once `number` groups were taken out of it: a function of the seed and
+    the place, never of who was taken out first. Each number has an order of rows of its own."""
+    epoch, index = divmod((step - 1) * batch + slot, num_rows)
+    row = shuffled(index, num_rows, key=f"{seed}/{epoch}/replacement/{number}")
+    return Slot(slot=slot, replacement=number, row=row)
+
+
 def step_rows(seed: int, *, step: int, batch: int, num_rows: int) -> Iterator[int]:
     """The dataset rows of a step. Each epoch visits every row once, in an order of its own; a step
     may reach from one epoch into the next."""

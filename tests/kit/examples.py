@@ -76,7 +76,7 @@ def _plain(schema: dict[str, Any], defs: dict[str, Any], name: str) -> Any:
         case "integer":
             return int(schema.get("minimum", 1)) or 1
         case "number":
-            return float(schema.get("minimum", 0.5))
+            return float(schema.get("minimum", schema.get("exclusiveMinimum", 0.0) + 0.5))
         case "boolean":
             return False
         case "string":

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.schedule import Pace, due, shuffled, slots, step_rows
+from trainer.schedule import Pace, due, replacement, shuffled, slots, step_rows
 
 PACES = st.builds(Pace, depth=st.integers(0, 6), interval=st.integers(1, 5))
 
@@ -50,3 +50,15 @@ def test_other_seeds_and_epochs_have_other_orders() -> None:
     first, other = (slots(seed, step=1, batch=50, num_rows=50) for seed in (1, 2))
     second = slots(1, step=2, batch=50, num_rows=50)
     assert len({tuple(s.row for s in order) for order in (first, other, second)}) == 3
+
+
+@given(st.integers(0, 10), st.integers(1, 3), st.integers(1, 20), st.integers(20, 60))
+def test_replacements_of_a_step_are_of_different_rows(
+    seed: int, number: int, batch: int, num_rows: int
+) -> None:
+    place = {"number": number, "batch": batch, "num_rows": num_rows}
+    found = [replacement(seed, step=1, slot=slot, **place) for slot in range(batch)]
+    assert len({slot.row for slot in found}) == batch
+    assert {slot.replacement for slot in found} == {number}
+    assert found == [replacement(seed, step=1, slot=slot, **place) for slot in range(batch)]
+    assert all(0 <= slot.row < num_rows for slot in found)

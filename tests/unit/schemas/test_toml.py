@@ -154,7 +154,6 @@ def test_sft_needs_no_code() -> None:
 @pytest.mark.parametrize(
     ("sections", "key"),
     [
-        ({"advanced": {"algorithm": "ppo"}}, "advanced.algorithm"),
         ({"advanced": {"execution_mode": "fully_async"}}, "advanced.execution_mode"),
         ({"advanced": {"max_steps_off_policy": 1}}, "advanced.max_steps_off_policy"),
         ({"advanced": {"weight_sync_interval": 2}}, "advanced.weight_sync_interval"),

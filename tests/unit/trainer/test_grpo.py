@@ -6,56 +6,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from schemas.learning import GradedGroup
-from schemas.sampling import SampleRecord
 from schemas.sampling import Sequence as Row
-from tests.unit.trainer.support import TINY, job
+from tests.unit.trainer.batches import GROUPS, group, policy64
 from trainer import grpo
-from trainer.base import Base, build_base
 from trainer.batch import Example, pack
-from trainer.decoder import decoder_of
-from trainer.fallback import Fallback
+from trainer.losses.aggregate import token_weights
+from trainer.losses.kl import k3
 from trainer.metrics import Means
-from trainer.policy import Loaded, Policy, fresh_policy
+from trainer.policy import Policy
+from trainer.settings import Settings
+from trainer.update import micro_loss
 
-CPU = torch.device("cpu")
-
-
-def policy64() -> Policy:
-    """The tiny model with an adapter that does something, in float64, gradients on."""
-    base = build_base(TINY, {}, device=CPU)
-    single = Loaded(base, decoder_of(base), Fallback(base))
-    fresh = fresh_policy(single, job())
-    base.model.double()
-    double = Base(
-        base.model, base.tokenizer, dict(base.model.state_dict()), base.stop_ids, base.public_name
-    )
-    generator = torch.Generator().manual_seed(1)
-    tensors = {
-        name: (t + 0.2 * torch.randn(t.shape, generator=generator)).double().requires_grad_()
-        for name, t in fresh.tensors.items()
-    }
-    return Policy(Loaded(double, single.decoder, Fallback(double)), tensors, fresh.alpha)
+SETTINGS = Settings(kl_coef=0.1, max_response_length=8)
 
 
-def group(slot: int, rewards: tuple[float | None, ...], *, empty: int | None = None) -> GradedGroup:
-    """A group whose samples share a prompt and differ in what follows; one may have no action."""
-    samples = []
-    for i in range(len(rewards)):
-        prompt = tuple(10 + slot + j for j in range(4))
-        reply = tuple(20 + (7 * i + 3 * j + slot) % 60 for j in range(2 + i % 3))
-        mask = (0,) * 4 + (0 if i == empty else 1,) * len(reply)
-        logprobs = (0.0,) * 4 + tuple(-4.0 - 0.1 * j for j in range(len(reply)))
-        row = Row(tokens=prompt + reply, loss_mask=mask, logprobs=logprobs)
-        samples.append(SampleRecord(index=i, sequences=(row,)))
-    return GradedGroup(slot, tuple(samples), rewards)
-
-
-GROUPS = (group(0, (1.0, 0.0, 0.5, None)), group(1, (0.0, 1.0, 1.0), empty=2), group(2, (1.0, 1.0)))
-SETTINGS = grpo.Settings(kl_coef=0.1, max_response_length=8)
-
-
-def gradients(policy: Policy, settings: grpo.Settings) -> tuple[dict[str, torch.Tensor], float]:
+def gradients(policy: Policy, settings: Settings) -> tuple[dict[str, torch.Tensor], float]:
     for tensor in policy.tensors.values():
         tensor.grad = None
     metrics, _ = grpo.step(policy, GROUPS, settings)
@@ -93,13 +58,13 @@ def test_a_huge_log_ratio_stays_finite() -> None:
     ratio = torch.tensor([1e4, -1e4], dtype=torch.float64)
     loss, _ = grpo.clipped_loss(ratio, -torch.ones(2, dtype=torch.float64), low=0.2, high=0.2)
     assert torch.isfinite(loss).all()
-    assert torch.isfinite(grpo.k3(ratio)).all()
+    assert torch.isfinite(k3(ratio)).all()
 
 
 def test_k3_is_never_negative_and_zero_at_zero() -> None:
     d = torch.linspace(-3, 3, 61, dtype=torch.float64)
-    assert (grpo.k3(d) >= 0).all()
-    assert float(grpo.k3(torch.zeros(1, dtype=torch.float64))) == 0.0
+    assert (k3(d) >= 0).all()
+    assert float(k3(torch.zeros(1, dtype=torch.float64))) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -118,7 +83,7 @@ def test_weights_are_global_over_the_step(aggregation: str, expected: list[float
         Example(2, Row(tokens=(1, 2), loss_mask=(0, 0), logprobs=(0, 0))),
     ]
     settings = replace(SETTINGS, aggregation=aggregation)  # type: ignore[arg-type]
-    assert grpo.token_weights(rows, settings) == pytest.approx(dict(enumerate(expected)))
+    assert token_weights(rows, settings) == pytest.approx(dict(enumerate(expected)))
 
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
@@ -201,8 +166,12 @@ def test_the_ratio_is_taken_against_the_recorded_logprobs() -> None:
     policy, means = policy64(), Means()
     examples = [Example(0, GROUPS[0].samples[0].sequences[0])]
     (micro,) = pack(examples, micro_batch_tokens=99, share=True)
-    settings = grpo.Settings(clip_low=0.99, clip_high=1e9)
-    loss = grpo.micro_loss(policy, micro, [2.0], {0: 0.5}, settings, means)
+    settings = Settings(clip_low=0.99, clip_high=1e9)
+    constants = {
+        "advantage": torch.full((2,), 2.0, dtype=torch.float64),
+        "weight": torch.full((2,), 0.5, dtype=torch.float64),
+    }
+    loss = micro_loss(policy, micro, constants, grpo.OBJECTIVE, settings, means)
     logprobs, _ = policy.logprobs(micro, temperature=1.0)
     ratio = (logprobs - torch.tensor([-4.0, -4.1], dtype=torch.float64)).exp()
     expected = -(0.5 * 2.0 * ratio.detach()).sum()

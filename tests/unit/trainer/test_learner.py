@@ -1,5 +1,6 @@
 """The learner: deterministic, and resuming at any step equals never having stopped."""
 
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -18,6 +19,8 @@ from schemas.sampling import ModelRef, SampleFailure, SampleRecord, Turn, sequen
 from tests.unit.trainer.support import Shelf, job
 from trainer import grpo
 from trainer.engine import Engine
+from trainer.objective import by_group
+from trainer.objectives import OBJECTIVES
 
 NUM_STEPS = 5
 
@@ -210,7 +213,8 @@ async def test_gradients_that_are_not_finite_change_nothing(
 ) -> None:
     asked = job()
     zero = await engine.learner.initialize(asked)
-    monkeypatch.setattr(grpo, "advantages", lambda rewards: [float("inf")] * len(rewards))
+    endless = by_group(lambda rewards: [float("inf")] * len(rewards))
+    monkeypatch.setitem(OBJECTIVES, "grpo", replace(grpo.OBJECTIVE, estimate=endless))
     result = await engine.learner.step(asked, play(1), export_state=True)
     assert result.state.weights == zero.state.weights
     assert result.metrics["train/skipped"] == 1.0

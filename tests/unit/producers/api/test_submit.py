@@ -129,7 +129,7 @@ async def test_names_are_invented_kept_and_refused_when_taken(ready: Application
         ({"experiment": {"model_path": "gone@last"}}, "experiment.model_path", "gone", None),
         ({"experiment": {"model_path": "/nowhere"}}, "experiment.model_path", "/nowhere", None),
         ({"experiment": {"model_path": "/tmp"}}, "experiment.model_path", "config.json", None),
-        ({"advanced": {"algorithm": "ppo"}}, "advanced.algorithm", "not built yet", "grpo"),
+        ({"advanced": {"gae_lambda": 0.9}}, "advanced.gae_lambda", "no meaning for grpo", None),
         ({"sampling": {"rollout_top_p": 0.9}}, "sampling.rollout_top_p", "1.0", None),
         ({"training": {"rollout_batch_size": 9}}, "training.rollout_batch_size", "at most 8", None),
         (

@@ -1,0 +1,80 @@
+"""Every objective on the platform: submitted as a TOML would be, trained, and rebuilt to the same bits."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kit.platform import Platform, final_adapter, make_workspace, platform, run_config
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.torch,
+    pytest.mark.postgres,
+    pytest.mark.slow,
+]
+
+RUNS: dict[str, dict[str, object]] = {
+    "dr_grpo": {"algorithm": "dr_grpo", "off_policy_threshold": 0.5},
+    "dapo": {"algorithm": "dapo", "overlong_buffer": 3, "max_replacements": 3},
+    "gspo": {"algorithm": "gspo"},
+    "cispo": {"algorithm": "cispo"},
+    "rloo": {"algorithm": "rloo", "kl_coef": 0.1, "kl_in": "reward"},
+    "reinforce_plus_plus": {"algorithm": "reinforce_plus_plus", "kl_coef": 0.1},
+    "ppo": {"algorithm": "ppo", "updates_per_step": 2},
+    "importance_sampling": {"algorithm": "importance_sampling"},
+    "masked": {"correction": "masked", "updates_per_step": 2, "clip_delta": 2.0},
+}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    root = tmp_path_factory.mktemp("algorithms")
+    workspace = make_workspace(root / "workspace")
+    with platform(root / "home") as started:
+        made = started.post("/workspaces", {"url": str(workspace), "name": "w"})
+        assert made.status_code == 201, made.text
+        started.upload("numbers")
+        yield started
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_of_every_objective_takes_all_its_steps(running: Platform, name: str) -> None:
+    run = running.submit(run_config(advanced=RUNS[name]), workspace="w", name=name)
+    info = running.wait(run, "finished")
+    assert info["run"]["current_step"] == 4
+    losses = [point["value"] for point in info["metrics"]["train/loss"]]
+    assert losses
+    assert any(loss != 0 for loss in losses)
+
+
+def test_ppo_again_ends_in_the_same_bits_with_other_state_intervals(running: Platform) -> None:
+    """Recovery replays steps from an older state: the critic and both optimizers are in it."""
+    found = set()
+    for interval in (1, 2):
+        config = run_config(advanced={**RUNS["ppo"], "state_interval": interval})
+        run = running.submit(config, workspace="w")
+        found.add(final_adapter(running.wait(run, "finished")))
+    assert len(found) == 1
+
+
+def test_a_filtered_group_is_replaced_and_the_log_says_so(running: Platform) -> None:
+    """Rewards of a model that says no digit are all 0: every slot is asked for again."""
+    config = run_config(
+        training={"max_response_length": 1},
+        advanced={"algorithm": "dapo", "max_replacements": 2, "max_steps": 2},
+    )
+    run = running.submit(config, workspace="w", name="filtered")
+    info = running.wait(run, "finished")
+    dropped = [point["value"] for point in info["metrics"]["rollout/dropped_groups"]]
+    asked = [e for e in running.events(run) if e["type"] == "rl.groups.requested"]
+    replaced = [slot for e in asked for slot in e["data"]["slots"] if slot["replacement"]]
+    settled = [
+        g
+        for e in running.events(run)
+        if e["type"] == "rl.groups.settled"
+        for g in e["data"]["groups"]
+    ]
+    flat = [g for g in settled if g["dropped"] == "all its rewards are equal"]
+    assert sum(dropped) == len(flat) > 0
+    assert replaced
+    assert {slot["replacement"] for slot in replaced} <= {1, 2}

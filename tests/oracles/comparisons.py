@@ -1,0 +1,323 @@
+"""What is compared with what: each objective's loss of a case, ours and by every oracle that has it.
+
+All of ours goes through the whole of the update: groups, packing, micro-batches, weights. Where a
+reference divides by something else, the factor is written out beside it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from hypothesis import assume
+
+from schemas.config import Correction, CorrectionLevel, LossAggregation
+from tests.oracles import theirs_liger, theirs_trl, theirs_verl
+from tests.oracles.cases import Answer, Case, ours, times
+from trainer.losses import dr_grpo, ppo
+from trainer.objective import Objective, Outcome, usable
+from trainer.objectives import OBJECTIVES
+from trainer.settings import Settings
+
+Compared = tuple[Answer, dict[str, Answer]]
+"""Ours, and theirs by the name of the oracle."""
+
+LONGEST = 7
+LOW, HIGH = 0.5, 2.0
+"""Where corrections cut off."""
+
+
+def advantage_of(case: Case, objective: Objective) -> torch.Tensor:
+    """Our advantages (B), for references that take them: they have tests of their own."""
+    rewards = [usable(reward) for reward in case.rewards]
+    outcome = Outcome(case.group, rewards, torch.arange(case.num_rows))
+    return objective.estimate(outcome, objective.defaults).advantage_E
+
+
+def settings_for(name: str, **changes: object) -> tuple[Objective, Settings]:
+    objective = OBJECTIVES[name]  # type: ignore[index]
+    settings = replace(objective.defaults, max_response_length=LONGEST)
+    return objective, replace(settings, **changes)  # type: ignore[arg-type]
+
+
+def clips(settings: Settings) -> dict[str, float]:
+    return {"clip_ratio_low": settings.clip_low, "clip_ratio_high": settings.clip_high}
+
+
+def epsilons(settings: Settings) -> dict[str, float]:
+    return {"epsilon_low": settings.clip_low, "epsilon_high": settings.clip_high}
+
+
+def away_from(value: torch.Tensor, *edges: float) -> None:
+    """Sums over a row have another order in each implementation: where something is cut off they
+    may fall on different sides, and the gradient jumps there."""
+    assume(all(bool(((value - edge).abs() > 1e-9).all()) for edge in edges))
+
+
+def row_sum(case: Case, value: torch.Tensor) -> torch.Tensor:
+    return (value * case.mask).sum(-1, keepdim=True)
+
+
+def row_mean(case: Case, value: torch.Tensor) -> torch.Tensor:
+    return row_sum(case, value) / case.mask.sum(-1, keepdim=True).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """How a reference is asked for an aggregation, and what its answer is multiplied by."""
+
+    loss_type: str
+    factor: Callable[[Case], float]
+
+
+AGGREGATIONS: dict[LossAggregation, Reference] = {
+    "sequence_mean": Reference("grpo", lambda case: case.counted),
+    "token_mean": Reference("dapo", lambda case: 1.0),
+    "constant": Reference("dr_grpo", lambda case: case.counted),
+}
+
+
+def surrogate(name: str, **changes: object) -> Callable[[Case], Compared]:
+    """A clipped surrogate, by all three."""
+    objective, settings = settings_for(name, **changes)
+    asked, is_gspo = AGGREGATIONS[settings.aggregation], name == "gspo"
+    options = {
+        "loss_type": asked.loss_type,
+        "max_completion_length": LONGEST,
+        "importance_sampling_level": "sequence" if is_gspo else "token",
+        "delta": settings.clip_delta,
+        **epsilons(settings),
+    }
+    dual = {} if settings.clip_delta is None else {"clip_ratio_c": settings.clip_delta}
+
+    def compare(case: Case) -> Compared:
+        if is_gspo:
+            edges = (1 - settings.clip_low, 1 + settings.clip_high, settings.clip_delta or 0.0)
+            away_from(row_mean(case, case.now - case.behaviour).exp(), *edges)
+        advantage, factor = advantage_of(case, objective), asked.factor(case)
+        found = {
+            "TRL": times(theirs_trl.loss(case, advantage, **options), factor),
+            "Liger": times(theirs_liger.loss(case, advantage, **options), factor),
+        }
+        if not (is_gspo and dual):  # verl's GSPO has no such bound
+            found["verl"] = theirs_verl.policy_loss(
+                case,
+                "gspo" if is_gspo else "vanilla",
+                advantage,
+                aggregation=settings.aggregation,
+                longest=LONGEST,
+                **clips(settings),
+                **dual,
+            )
+        return ours(case, objective, settings), found
+
+    return compare
+
+
+def cispo(case: Case) -> Compared:
+    """TRL and Liger take the bound itself; verl bounds from below too, where no ratio can be."""
+    objective, settings = settings_for("cispo")
+    advantage = advantage_of(case, objective)
+    bound = {"loss_type": "cispo", "epsilon_high": 1 + settings.clip_high}
+    from_above = {"clip_ratio_low": 1.0, "clip_ratio_high": settings.clip_high}
+    return ours(case, objective, settings), {
+        "TRL": theirs_trl.loss(case, advantage, **bound),
+        "Liger": theirs_liger.loss(case, advantage, **bound),
+        "verl": theirs_verl.policy_loss(case, "cispo", advantage, **from_above),
+    }
+
+
+def importance_sampling(case: Case) -> Compared:
+    """TRL and Liger with a clip that nothing reaches."""
+    objective, settings = settings_for("importance_sampling")
+    advantage = advantage_of(case, dr_grpo.OBJECTIVE)
+    options = {
+        "epsilon_low": 1.0,
+        "epsilon_high": theirs_verl.NEVER,
+        "loss_type": "dr_grpo",
+        "max_completion_length": LONGEST,
+    }
+    return ours(case, objective, settings), {
+        "TRL": times(theirs_trl.loss(case, advantage, **options), case.counted),
+        "Liger": times(theirs_liger.loss(case, advantage, **options), case.counted),
+    }
+
+
+def sequence_mask(threshold: float) -> Callable[[Case], Compared]:
+    """verl has no such mask: its surrogate is weighed by one that is written out."""
+
+    def compare(case: Case) -> Compared:
+        distance = row_mean(case, case.behaviour - case.now)
+        away_from(distance, threshold)
+        objective, settings = settings_for("rloo", aggregation="token_mean")
+        settings = replace(settings, off_policy_threshold=threshold)
+        advantage = advantage_of(case, objective)
+        kept = ((advantage[:, None] >= 0) | (distance <= threshold)).double()
+        options = {"loss_type": "dapo", "off_policy_mask_threshold": threshold}
+        return ours(case, objective, settings), {
+            "TRL": theirs_trl.loss(case, advantage, **options),
+            "verl": theirs_verl.policy_loss(
+                case, "vanilla", advantage, weights=kept.expand_as(case.mask)
+            ),
+        }
+
+    return compare
+
+
+def kl_in_the_loss(case: Case) -> Compared:
+    objective, settings = settings_for("dapo", kl_coef=0.3)
+    advantage = advantage_of(case, objective)
+    options = {"loss_type": "dapo", "beta": 0.3, **epsilons(settings)}
+    return ours(case, objective, settings), {
+        "TRL": theirs_trl.loss(case, advantage, **options),
+        "Liger": theirs_liger.loss(case, advantage, **options),
+    }
+
+
+def kl_in_the_reward(case: Case) -> Compared:
+    """The penalty of a sample is that of all its actions, under the policy before the update. verl
+    makes the rewards and the advantages, both their losses."""
+    case = replace(case, mask=torch.ones_like(case.mask))
+    objective, settings = settings_for("rloo", aggregation="token_mean")
+    settings = replace(settings, kl_coef=0.2, kl_in="reward", kl_estimator="k1")
+    penalised = theirs_verl.CORE.compute_rewards(
+        theirs_verl.token_rewards(case), case.proximal, case.reference, 0.2
+    )
+    net = penalised.sum(-1).tolist()
+    rewards = tuple(r if known else None for r, known in zip(net, case.known, strict=True))
+    shaped = replace(case, rewards=rewards)
+    advantage = theirs_verl.group_advantages(shaped, "rloo_vectorized")
+    return ours(case, objective, settings), {
+        "TRL": theirs_trl.loss(case, advantage, loss_type="dapo"),
+        "verl": theirs_verl.policy_loss(case, "vanilla", advantage),
+    }
+
+
+def corrected(correction: Correction, level: CorrectionLevel) -> Callable[[Case], Compared]:
+    """The decoupled losses: the ratio against pi_prox, weighed by pi_prox / mu. TRL and verl make
+    their own weights, where they have the form; Liger is given verl's."""
+    objective, settings = settings_for("rloo", aggregation="token_mean", updates=2)
+    settings = replace(
+        settings,
+        correction=correction,
+        correction_level=level,
+        correction_low=LOW,
+        correction_high=HIGH,
+    )
+
+    def compare(case: Case) -> Compared:
+        log_weight = case.proximal - case.behaviour
+        along = {"token": log_weight, "sequence": row_sum(case, log_weight)}
+        value = along.get(level, row_mean(case, log_weight))
+        if level != "token":
+            away_from(value.exp(), LOW, HIGH)
+            assume(bool((value.abs() < 19).all()))
+        advantage = advantage_of(case, objective)
+        weights = _their_weights(case, settings, value)
+        against = {"against": case.proximal}
+        liger = {"loss_type": "dapo", "weights": weights.expand_as(case.mask)}
+        found = {
+            "verl": theirs_verl.policy_loss(
+                case, "vanilla", advantage, weights=weights.expand_as(case.mask), **against
+            ),
+            "Liger": theirs_liger.loss(case, advantage, **liger, **against),
+        }
+        if level != "geometric":
+            trl = _trl_correction(settings)
+            found["TRL"] = theirs_trl.loss(case, advantage, loss_type="dapo", **trl, **against)
+        return ours(case, objective, settings), found
+
+    return compare
+
+
+def _their_weights(case: Case, settings: Settings, value: torch.Tensor) -> torch.Tensor:
+    """verl's weights; where it has none (decoupled, geometric) they are written out, but for the
+    mask of geometric means, which verl has."""
+    kind, level = settings.correction, settings.correction_level
+    if kind == "decoupled":
+        return value.exp()
+    if level != "geometric":
+        threshold = HIGH if kind == "truncated" else f"{LOW}_{HIGH}"
+        return theirs_verl.correction_weights(case, level=level, threshold=threshold)
+    if kind == "truncated":
+        return value.exp().clamp(max=HIGH)
+    with theirs_verl.exact_means():
+        return theirs_verl.rejected(case, low=LOW, high=HIGH) * value.exp()
+
+
+def _trl_correction(settings: Settings) -> dict[str, object]:
+    masked = settings.correction == "masked"
+    bounds = {"decoupled": 1e30}.get(settings.correction, HIGH)
+    return {
+        "use_vllm": True,
+        "vllm_importance_sampling_mode": f"{settings.correction_level}_"
+        f"{'mask' if masked else 'truncate'}",
+        "vllm_importance_sampling_clip_max": bounds,
+        "vllm_importance_sampling_clip_min": LOW if masked else None,
+    }
+
+
+def filled(case: Case) -> Case:
+    """The case with a reward for everyone, and enough actions for verl's whitening."""
+    rewards = tuple(
+        reward if known else 0.3 for reward, known in zip(case.rewards, case.known, strict=True)
+    )
+    assume(case.mask.sum() >= 2)
+    return replace(case, rewards=rewards)
+
+
+def reinforced(case: Case) -> Compared:
+    """REINFORCE++ whole, with the KL in the reward."""
+    case = filled(case)
+    objective, settings = settings_for("reinforce_plus_plus", kl_coef=0.1, gamma=0.9, updates=2)
+    penalty = 0.1 * (case.proximal - case.reference)
+    with theirs_verl.exact_means():
+        rewards = theirs_verl.token_rewards(case, penalty)
+        advantages = theirs_verl.returns(case, rewards, gamma=0.9)
+    return ours(case, objective, settings), {
+        "verl": theirs_verl.policy_loss(case, "vanilla", advantages)
+    }
+
+
+def proximal_with_a_critic(case: Case) -> Compared:
+    """PPO whole, an update in: pi_theta and V have left what was surveyed."""
+    case = filled(case)
+    assert case.value is not None
+    away_from(case.value.abs() / 2, 0.2)
+    settings = replace(ppo.OBJECTIVE.defaults, updates=2, value_coef=0.3, kl_coef=0.1)
+    penalty, before = 0.1 * (case.proximal - case.reference), case.value / 2
+    with theirs_verl.exact_means():
+        rewards = theirs_verl.token_rewards(case, penalty)
+        advantages, returns = theirs_verl.gae(case, rewards, before, gamma=1.0, lam=0.95)
+    policy = theirs_verl.policy_loss(case, "vanilla", advantages)
+    leaf = case.value.clone().requires_grad_()
+    critic = 0.3 * theirs_verl.value_loss(leaf, before, returns, case.mask, 0.2)
+    critic.backward()
+    whole = Answer(policy.loss + float(critic.detach()), policy.gradient, leaf.grad)
+    return ours(case, ppo.OBJECTIVE, settings), {"verl": whole}
+
+
+COMPARISONS: dict[str, Callable[[Case], Compared]] = {
+    **{
+        f"{name}, {aggregation}": surrogate(name, aggregation=aggregation)
+        for name in ("grpo", "dr_grpo", "dapo", "gspo", "rloo")
+        for aggregation in AGGREGATIONS
+    },
+    "gspo, wide clip": surrogate("gspo", clip_low=0.2, clip_high=0.2),
+    "cispo": cispo,
+    "importance_sampling": importance_sampling,
+    "reinforce_plus_plus": reinforced,
+    "ppo": proximal_with_a_critic,
+    "two-sided clip at 1.5": surrogate("grpo", clip_delta=1.5),
+    "two-sided clip at 4": surrogate("rloo", clip_delta=4.0),
+    "two-sided clip of sequences": surrogate("gspo", clip_delta=1.5),
+    "sequence mask at 0.05": sequence_mask(0.05),
+    "sequence mask at 0.5": sequence_mask(0.5),
+    "KL (k3) in the loss": kl_in_the_loss,
+    "KL (k1) in the reward": kl_in_the_reward,
+    "decoupled": corrected("decoupled", "token"),
+    **{
+        f"{correction}, {level}": corrected(correction, level)
+        for correction in ("truncated", "masked")
+        for level in ("token", "sequence", "geometric")
+    },
+}

@@ -1,0 +1,50 @@
+"""How far our losses and gradients are from each oracle's: the table of `docs/algorithms.md`.
+
+python -m tests.oracles.measure [EXAMPLES]
+"""
+
+import sys
+
+from hypothesis import HealthCheck, given, settings
+
+from tests.oracles.cases import Case, cases
+from tests.oracles.comparisons import COMPARISONS
+
+
+def worst(name: str, examples: int) -> dict[str, tuple[float, float]]:
+    """Oracle -> the largest difference of value and of gradient, over 1 + the size of each."""
+    found: dict[str, tuple[float, float]] = {}
+
+    @settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases())
+    def draw(case: Case) -> None:
+        mine, theirs = COMPARISONS[name](case)
+        for oracle, answer in theirs.items():
+            value = abs(mine.loss - answer.loss) / (1 + abs(answer.loss))
+            gap = (mine.gradient - answer.gradient).abs() / (1 + answer.gradient.abs())
+            before = found.get(oracle, (0.0, 0.0))
+            found[oracle] = (max(before[0], value), max(before[1], float(gap.max())))
+
+    draw()
+    return found
+
+
+def main() -> None:
+    examples = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    print(f"| | {' | '.join(ORACLES)} |\n|{'---|' * (len(ORACLES) + 1)}")  # noqa: T201
+    for name in COMPARISONS:
+        found = worst(name, examples)
+        cells = [f"{max(found[o]):.0e}" if o in found else "-" for o in ORACLES]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)  # noqa: T201
+
+
+ORACLES = ("TRL", "Liger", "verl")
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Advantages against TRL and verl, with rewards missing, infinite and all equal."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+
+from tests.oracles import theirs_trl, theirs_verl
+from tests.oracles.cases import Case, cases
+from trainer import grpo
+from trainer.losses import dr_grpo, rloo
+from trainer.objective import Outcome, by_group, usable
+from trainer.settings import Settings
+
+
+def advantages(case: Case, of: object) -> torch.Tensor:
+    """Our advantages (B), by the way that every objective takes."""
+    outcome = Outcome(
+        group_S=case.group,
+        reward_S=[usable(reward) for reward in case.rewards],
+        sample_E=torch.arange(case.num_rows),
+    )
+    return by_group(of)(outcome, Settings()).advantage_E  # type: ignore[arg-type]
+
+
+def alone(case: Case) -> torch.Tensor:
+    """Rows whose group has no other row with a reward: references disagree on them."""
+    known = Counter(g for g, is_known in zip(case.group, case.known, strict=True) if is_known)
+    return torch.tensor([known[group] < 2 for group in case.group])
+
+
+@given(cases())
+def test_grpo_is_verl_s(case: Case) -> None:
+    theirs = theirs_verl.group_advantages(case, "grpo")
+    mine = advantages(case, grpo.advantages)
+    expected = theirs.masked_fill(alone(case), 0.0)
+    torch.testing.assert_close(mine, expected, atol=1e-9, rtol=0)
+
+
+@given(cases())
+def test_grpo_is_trl_s_but_for_its_eps(case: Case) -> None:
+    _, theirs = theirs_trl.scored(case)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo, "EPS", 1e-4)
+        mine = advantages(case, grpo.advantages)
+    torch.testing.assert_close(mine, theirs["advantages"], atol=1e-9, rtol=0)
+
+
+def test_the_eps_of_references_differ() -> None:
+    """Twin: with our own eps the same comparison fails where the spread is small."""
+    ones = torch.ones(2, 1, dtype=torch.float64)
+    case = Case(2, (0.0, 1e-3), ones, -ones, -ones, -ones, -ones)
+    _, theirs = theirs_trl.scored(case)
+    assert (advantages(case, grpo.advantages) - theirs["advantages"]).abs().max() > 0.05
+
+
+@given(cases())
+def test_dr_grpo_is_verl_s_and_trl_s(case: Case) -> None:
+    mine = advantages(case, dr_grpo.advantages)
+    verl = theirs_verl.group_advantages(case, "grpo", norm_adv_by_std_in_grpo=False)
+    _, trl = theirs_trl.scored(case, scale_rewards="none")
+    expected = verl.masked_fill(alone(case), 0.0)
+    torch.testing.assert_close(mine, expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(mine, trl["advantages"], atol=1e-12, rtol=0)
+
+
+@given(cases())
+def test_rloo_is_verl_s_in_both_forms(case: Case) -> None:
+    mine = advantages(case, rloo.advantages)
+    loop = theirs_verl.group_advantages(case, "rloo").masked_fill(alone(case), 0.0)
+    vectorised = theirs_verl.group_advantages(case, "rloo_vectorized")
+    torch.testing.assert_close(mine, loop, atol=1e-12, rtol=0)
+    torch.testing.assert_close(mine, vectorised, atol=1e-12, rtol=0)
+
+
+def test_a_reward_alone_is_where_references_disagree() -> None:
+    ones = torch.ones(2, 1, dtype=torch.float64)
+    case = Case(2, (0.5, None), ones, -ones, -ones, -ones, -ones)
+    assert theirs_verl.group_advantages(case, "rloo").tolist() == [0.5, 0.0]
+    assert theirs_verl.group_advantages(case, "rloo_vectorized").tolist() == [0.0, 0.0]
+    for of in (grpo.advantages, dr_grpo.advantages, rloo.advantages):
+        assert advantages(case, of).tolist() == [0.0, 0.0]

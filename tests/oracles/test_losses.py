@@ -1,0 +1,151 @@
+"""Losses and their gradients against TRL, Liger and verl, in float64; and where they disagree."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.oracles import theirs_liger, theirs_trl, theirs_verl
+from tests.oracles.cases import Case, cases, ours, same, times
+from tests.oracles.comparisons import (
+    COMPARISONS,
+    advantage_of,
+    corrected,
+    epsilons,
+    settings_for,
+)
+from trainer import grpo
+from trainer.losses import cispo, rloo
+
+ONE = torch.ones(4, 2, dtype=torch.float64)
+PLAIN = Case(2, (0.0, 1.0, 0.3, 0.1), ONE, -ONE, -1.1 * ONE, -1.05 * ONE, -ONE, 0.1 * ONE)
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+@settings(max_examples=30)
+@given(case=cases())
+def test_value_and_gradient(name: str, case: Case) -> None:
+    mine, theirs = COMPARISONS[name](case)
+    for found in theirs.values():
+        same(mine, found)
+
+
+@given(st.just(PLAIN))
+def test_everything_is_compared_with_two_oracles_that_have_it(case: Case) -> None:
+    """REINFORCE++ and PPO are in verl alone; their second witness is `test_returns.py`."""
+    for name, compare in COMPARISONS.items():
+        alone = name in ("reinforce_plus_plus", "ppo")
+        assert len(compare(case)[1]) >= (1 if alone else 2), name
+
+
+@given(st.just(PLAIN))
+def test_against_the_sampler_the_weight_would_count_twice(case: Case) -> None:
+    """Twin: the ratio to mu, weighed on top, is not the decoupled loss."""
+    mine, theirs = corrected("decoupled", "token")(case)
+    weights = (case.now - case.behaviour).exp()
+    twice = theirs_verl.policy_loss(
+        case, "vanilla", advantage_of(case, rloo.OBJECTIVE), weights=weights
+    )
+    same(mine, theirs["TRL"])
+    assert (mine.gradient - twice.gradient).abs().max() > 0.01
+
+
+@settings(max_examples=50)
+@given(case=cases())
+def test_grpo_from_the_reward_on_is_trl_s_but_for_its_eps(case: Case) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo, "EPS", 1e-4)
+        mine = ours(case, grpo.OBJECTIVE, grpo.OBJECTIVE.defaults)
+    same(mine, times(theirs_trl.loss(case), case.counted))
+
+
+@settings(max_examples=50)
+@given(case=cases())
+def test_importance_sampling_has_the_gradient_of_weighted_log_probabilities(case: Case) -> None:
+    """verl's form: a constant weight times log pi. The value is another, the gradient is not."""
+    objective, chosen = settings_for("importance_sampling")
+    ratio = (case.now - case.behaviour).exp()
+    advantage = advantage_of(case, objective)
+    theirs = theirs_verl.reinforce_loss(case, advantage, ratio)
+    expected = theirs.gradient / chosen.max_response_length
+    mine = ours(case, objective, chosen)
+    torch.testing.assert_close(mine.gradient, expected, atol=1e-9, rtol=1e-12)
+
+
+def test_cispo_is_not_bounded_from_below_where_verl_is() -> None:
+    one = torch.ones(2, 1, dtype=torch.float64)
+    case = Case(2, (0.0, 1.0), one, -3 * one, -one, -one, -one)
+    advantage = advantage_of(case, cispo.OBJECTIVE)
+    mine = ours(case, cispo.OBJECTIVE, cispo.OBJECTIVE.defaults)
+    both = {"clip_ratio_low": 0.2, "clip_ratio_high": 4.0}
+    theirs = theirs_verl.policy_loss(case, "cispo", advantage, **both)
+    assert (mine.gradient - theirs.gradient).abs().max() > 0.1
+
+
+def test_rows_without_actions_do_not_count_where_trl_and_liger_count_them() -> None:
+    one = torch.ones(4, 1, dtype=torch.float64)
+    mask = torch.tensor([[1.0], [1.0], [0.0], [0.0]], dtype=torch.float64)
+    case = Case(4, (0.0, 1.0, 0.0, 1.0), mask, -one, -one, -one, -one)
+    advantage = advantage_of(case, grpo.OBJECTIVE)
+    mine = ours(case, grpo.OBJECTIVE, grpo.OBJECTIVE.defaults)
+    same(mine, theirs_verl.policy_loss(case, "vanilla", advantage, aggregation="sequence_mean"))
+    for theirs in (
+        theirs_trl.loss(case, advantage),
+        theirs_liger.loss(case, advantage, loss_type="grpo"),
+    ):
+        same(mine, times(theirs, 2.0))
+
+
+def test_gspo_is_a_mean_over_sequences_where_verl_s_other_modes_are_not() -> None:
+    one = torch.ones(2, 3, dtype=torch.float64)
+    mask = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
+    case = Case(2, (0.0, 1.0), mask, -one, -one, -one, -one)
+    objective, chosen = settings_for("gspo")
+    advantage, mine = advantage_of(case, objective), ours(case, *settings_for("gspo"))
+    clips = {"clip_ratio_low": chosen.clip_low, "clip_ratio_high": chosen.clip_high}
+    same(
+        mine, theirs_verl.policy_loss(case, "gspo", advantage, aggregation="sequence_mean", **clips)
+    )
+    tokens = theirs_verl.policy_loss(case, "gspo", advantage, aggregation="token_mean", **clips)
+    assert (mine.gradient - tokens.gradient).abs().max() > 0.05
+
+
+def test_with_one_update_the_ratio_to_the_proximal_policy_is_one() -> None:
+    """The gradient is then that of w A log pi, which is plain importance sampling."""
+    one = torch.ones(2, 1, dtype=torch.float64)
+    case = Case(2, (0.0, 1.0), one, -one, -1.7 * one, -9 * one, -one)
+    settings = replace(rloo.OBJECTIVE.defaults, correction="decoupled", max_response_length=1)
+    found = ours(case, rloo.OBJECTIVE, settings)
+    expected = -0.5 * advantage_of(case, rloo.OBJECTIVE) * torch.tensor(0.7).double().exp()
+    torch.testing.assert_close(found.gradient[:, 0], expected)
+
+
+@settings(max_examples=25)
+@given(case=cases())
+def test_liger_fused_from_hidden_states(case: Case) -> None:
+    """The same numbers as logits. Liger rounds them to fp32, whose last digit at a log-probability
+    of about -5 is 5e-7."""
+    generator = torch.Generator().manual_seed(case.num_rows)
+    rows, width = case.mask.shape
+    hidden = torch.randn(rows, width, 6, generator=generator, dtype=torch.float64)
+    head = torch.randn(11, 6, generator=generator, dtype=torch.float64)
+    targets = torch.randint(0, 11, (rows, width), generator=generator)
+    logprobs = (hidden @ head.t()).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    offset = torch.rand(rows, width, generator=generator, dtype=torch.float64) * 0.3 - 0.15
+    near = replace(case, now=logprobs, behaviour=logprobs - offset)
+    objective, chosen = settings_for("dapo")
+    advantage = advantage_of(near, objective)
+    mine = ours(near, objective, chosen)
+    leaf = hidden.clone().requires_grad_()
+    theirs = theirs_liger.fused(
+        leaf, head, targets, near.mask, advantage, near.behaviour, **epsilons(chosen)
+    )
+    theirs.backward()
+    again = hidden.clone().requires_grad_()
+    found = (again @ head.t()).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    found.backward(mine.gradient)
+    scale = 1 + float(advantage.abs().max())
+    assert abs(float(theirs.detach()) - mine.loss) <= 1e-6 * scale
+    torch.testing.assert_close(leaf.grad, again.grad, atol=1e-6 * scale, rtol=1e-5)

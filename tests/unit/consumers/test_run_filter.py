@@ -1,0 +1,124 @@
+"""run: groups that teach nothing are replaced (DAPO), each slot as often as the run allows."""
+
+import pytest
+
+from consumers.run_batch import FLAT
+from schemas.events import (
+    BatchAssembled,
+    GroupsRequested,
+    GroupsSettled,
+    RunStopRequested,
+    StepSettled,
+    StepSkipped,
+)
+from schemas.specs import GroupSpec
+from tests.unit.consumers.test_run import Story, graded, only, requested
+
+
+def begun(**advanced: object) -> tuple[Story, GroupsRequested]:
+    story = Story(requested(advanced={"algorithm": "dapo", **advanced}))
+    (_, first) = story.begin().events
+    assert isinstance(first, GroupsRequested)
+    return story, first
+
+
+def asked(events: list[object]) -> GroupSpec:
+    (request,) = (event for event in events if isinstance(event, GroupsRequested))
+    (spec,) = request.group_specs()
+    return spec
+
+
+def test_a_flat_group_is_replaced_by_another_row_at_the_same_version() -> None:
+    story, first = begun()
+    one, two = first.group_specs()
+    said = story.tell(graded(one, 1.0, 1.0)).then_types(GroupsSettled, GroupsRequested)
+    settled, request = said.events
+    assert isinstance(settled, GroupsSettled)
+    assert settled.groups[0].dropped == FLAT
+    assert isinstance(request, GroupsRequested)
+    again = asked(said.events)
+    assert (request.step, request.template) == (first.step, first.template)
+    assert again.group_key.slot == one.group_key.slot
+    assert again.group_key.replacement == 1
+    assert again.row != one.row
+    story.tell(graded(two)).then_types(GroupsSettled)
+    _, batch = story.tell(graded(again)).then_types(GroupsSettled, BatchAssembled).events
+    assert isinstance(batch, BatchAssembled)
+    assert [(group.slot, group.replacement) for group in batch.groups] == [(0, 1), (1, 0)]
+    assert batch.metrics["rollout/raw_reward"] == pytest.approx((1 + 1 + 0 + 1 + 0 + 1) / 6)
+    assert batch.metrics["rollout/dropped_groups"] == 1
+    assert batch.metrics["rollout/zero_variance_ratio"] == pytest.approx(1 / 3)
+
+
+def test_a_replacement_does_not_depend_on_who_was_dropped_first() -> None:
+    rows = []
+    for order in ((0, 1), (1, 0)):
+        story, first = begun()
+        specs = first.group_specs()
+        found = {}
+        for slot in order:
+            again = asked(story.tell(graded(specs[slot], 0.0, 0.0)).events)
+            found[slot] = again.row
+        rows.append([found[0], found[1]])
+    assert rows[0] == rows[1]
+
+
+def test_the_slot_s_earlier_group_is_not_heard_again() -> None:
+    story, first = begun()
+    one, _ = first.group_specs()
+    story.tell(graded(one, 1.0, 1.0))
+    story.tell(graded(one, 0.0, 1.0)).then_nothing()
+
+
+def test_after_the_last_replacement_the_slot_stays_empty() -> None:
+    story, first = begun(max_replacements=2)
+    one, two = first.group_specs()
+    story.tell(graded(two))
+    spec = one
+    for _ in range(2):
+        spec = asked(story.tell(graded(spec, 0.0, 0.0)).events)
+    _, batch = story.tell(graded(spec, 0.0, 0.0)).then_types(GroupsSettled, BatchAssembled).events
+    assert isinstance(batch, BatchAssembled)
+    assert [group.slot for group in batch.groups] == [1]
+    assert batch.metrics["rollout/dropped_groups"] == 3
+
+
+def test_a_step_whose_groups_all_stay_flat_is_skipped_with_that_reason() -> None:
+    story, first = begun(max_replacements=0)
+    one, two = first.group_specs()
+    story.tell(graded(one, 0.0, 0.0)).then_types(GroupsSettled)
+    said = story.tell(graded(two, 1.0, 1.0))
+    said.then_types(GroupsSettled, StepSkipped, StepSettled, GroupsRequested)
+    (skipped,) = only(said, StepSkipped)
+    assert skipped.reason == FLAT
+
+
+def test_a_failed_group_is_dropped_and_not_replaced() -> None:
+    story, first = begun()
+    one, _ = first.group_specs()
+    (settled,) = story.tell(graded(one, None, 1.0)).then_types(GroupsSettled).events
+    assert isinstance(settled, GroupsSettled)
+    assert settled.groups[0].dropped != FLAT
+
+
+def test_who_wants_to_stop_is_not_kept_waiting_for_replacements() -> None:
+    story, first = begun()
+    one, _ = first.group_specs()
+    story.tell(RunStopRequested(run="r1"))
+    story.tell(graded(one, 1.0, 1.0)).then_types(GroupsSettled)
+
+
+@pytest.mark.parametrize("advanced", [{"algorithm": "grpo"}, {"filter_groups": False}])
+def test_without_the_filter_flat_groups_train(advanced: dict[str, object]) -> None:
+    story, first = begun(**advanced)
+    one, two = first.group_specs()
+    story.tell(graded(one, 1.0, 1.0)).then_types(GroupsSettled)
+    _, batch = story.tell(graded(two)).events
+    assert isinstance(batch, BatchAssembled)
+    assert [group.slot for group in batch.groups] == [0, 1]
+
+
+def test_any_group_relative_objective_may_filter() -> None:
+    story, first = begun(algorithm="grpo", filter_groups=True)
+    one, _ = first.group_specs()
+    story.tell(graded(one, 1.0, 1.0)).then_types(GroupsSettled, GroupsRequested)

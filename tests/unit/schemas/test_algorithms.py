@@ -1,0 +1,110 @@
+"""Keys of an algorithm: read by it, or refused by name; never ignored."""
+
+import pytest
+
+from schemas.algorithms import READ_BY, REINFORCED, filters_groups, replacements
+from schemas.config import Advanced
+from schemas.errors import InvalidConfig
+from schemas.toml import parse_run
+
+VALUES: dict[str, object] = {
+    "loss_aggregation": "token_mean",
+    "kl_estimator": "k1",
+    "kl_in": "reward",
+    "clip_delta": 9.0,
+    "correction_level": "token",
+    "correction_low": 0.5,
+    "correction_high": 2.0,
+    "filter_groups": True,
+    "max_replacements": 2,
+    "overlong_buffer": 4,
+    "overlong_penalty": 0.5,
+    "group_baseline": True,
+}
+"""A valid value of each key; 0.5 is one of the others."""
+
+NEEDS: dict[str, dict[str, object]] = {
+    "correction_level": {"correction": "masked"},
+    "correction_low": {"correction": "masked"},
+    "correction_high": {"correction": "masked"},
+    "max_replacements": {"filter_groups": True},
+    "overlong_penalty": {"overlong_buffer": 4},
+}
+
+
+def refused(samples: int = 2, **advanced: object) -> dict[str, str]:
+    """Key -> message of what is wrong with this `[advanced]`."""
+    document = {
+        "experiment": {
+            "rollout": "r",
+            "entrypoint": "main.py",
+            "model_path": "m",
+            "dataset": "d",
+        },
+        "training": {"n_samples_per_prompt": samples, "max_response_length": 8},
+        "advanced": advanced,
+    }
+    try:
+        parse_run(document)
+    except InvalidConfig as error:
+        return {issue.key: issue.message for issue in error.issues}
+    return {}
+
+
+@pytest.mark.parametrize("algorithm", [*REINFORCED, "sft"])
+@pytest.mark.parametrize("key", READ_BY)
+def test_a_key_is_read_or_refused(algorithm: str, key: str) -> None:
+    said = {"algorithm": algorithm, key: VALUES.get(key, 0.5), **NEEDS.get(key, {})}
+    issues = refused(**said)
+    if algorithm in READ_BY[key]:
+        assert issues == {}
+    else:
+        assert algorithm in issues[f"advanced.{key}"]
+
+
+def test_every_key_that_may_be_silent_is_in_the_table() -> None:
+    silent = {name for name, field in Advanced.model_fields.items() if field.default is None}
+    others = {
+        "max_steps",
+        "max_steps_off_policy",
+        "adam_beta2",
+        "micro_batch_tokens",
+        "validation_dataset",
+        "state_interval",
+    }
+    assert set(READ_BY) == silent - others
+
+
+@pytest.mark.parametrize(
+    ("advanced", "key"),
+    [
+        ({"correction_high": 2.0}, "advanced.correction_high"),
+        ({"correction": "truncated", "correction_low": 0.5}, "advanced.correction_low"),
+        ({"correction": "decoupled", "correction_high": 2.0}, "advanced.correction_high"),
+        ({"clip_delta": 1.2}, "advanced.clip_delta"),
+        ({"clip_delta": 1.5, "clip_high": 0.5}, "advanced.clip_delta"),
+        ({"algorithm": "dapo", "clip_delta": 1.25}, "advanced.clip_delta"),
+        ({"overlong_buffer": 9}, "advanced.overlong_buffer"),
+        ({"overlong_penalty": 1.0}, "advanced.overlong_penalty"),
+        ({"max_replacements": 1}, "advanced.max_replacements"),
+        ({"algorithm": "sft", "correction": "masked"}, "advanced.correction"),
+        ({"algorithm": "sft", "updates_per_step": 2}, "advanced.updates_per_step"),
+    ],
+)
+def test_contradictions_are_refused(advanced: dict[str, object], key: str) -> None:
+    assert list(refused(**advanced)) == [key]
+
+
+def test_a_group_of_one_has_nothing_to_compare_with() -> None:
+    assert "training.n_samples_per_prompt" in refused(samples=1)
+    assert refused(samples=1, algorithm="ppo") == {}
+    assert refused(samples=1, algorithm="reinforce_plus_plus") == {}
+
+
+def test_only_dapo_filters_by_itself() -> None:
+    assert filters_groups(Advanced(algorithm="dapo"))
+    assert not filters_groups(Advanced())
+    assert replacements(Advanced()) == 0
+    assert replacements(Advanced(algorithm="dapo")) == 4
+    assert replacements(Advanced(algorithm="dapo", filter_groups=False)) == 0
+    assert replacements(Advanced(filter_groups=True, max_replacements=0)) == 0

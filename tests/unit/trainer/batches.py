@@ -1,0 +1,73 @@
+"""Graded groups and a policy in float64: what the tests of losses share."""
+
+import torch
+
+from schemas.learning import GradedGroup
+from schemas.sampling import SampleRecord
+from schemas.sampling import Sequence as Row
+from tests.unit.trainer.support import TINY, job
+from trainer.base import Base, build_base
+from trainer.critic import Critic, fresh_critic
+from trainer.decoder import decoder_of
+from trainer.fallback import Fallback
+from trainer.policy import Loaded, Policy, fresh_policy
+
+CPU = torch.device("cpu")
+
+
+def policy64() -> Policy:
+    """The tiny model with an adapter and a critic that do something, in float64, gradients on."""
+    base = build_base(TINY, {}, device=CPU)
+    single = Loaded(base, decoder_of(base), Fallback(base))
+    fresh = fresh_policy(single, job())
+    base.model.double()
+    double = Base(
+        base.model, base.tokenizer, dict(base.model.state_dict()), base.stop_ids, base.public_name
+    )
+    generator = torch.Generator().manual_seed(1)
+
+    def moved(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {
+            name: (t + 0.2 * torch.randn(t.shape, generator=generator)).double().requires_grad_()
+            for name, t in tensors.items()
+        }
+
+    tensors = moved(fresh.tensors)
+    critic = Critic(moved(fresh_critic(double).tensors))
+    loaded = Loaded(double, single.decoder, Fallback(double))
+    return Policy(loaded, tensors, fresh.alpha, critic)
+
+
+def group(slot: int, rewards: tuple[float | None, ...], *, empty: int | None = None) -> GradedGroup:
+    """A group whose samples share a prompt and differ in what follows; one may have no action."""
+    samples = []
+    for i in range(len(rewards)):
+        prompt = tuple(10 + slot + j for j in range(4))
+        reply = tuple(20 + (7 * i + 3 * j + slot) % 60 for j in range(2 + i % 3))
+        mask = (0,) * 4 + (0 if i == empty else 1,) * len(reply)
+        logprobs = (0.0,) * 4 + tuple(-4.0 - 0.1 * j for j in range(len(reply)))
+        row = Row(tokens=prompt + reply, loss_mask=mask, logprobs=logprobs)
+        samples.append(SampleRecord(index=i, sequences=(row,)))
+    return GradedGroup(slot, tuple(samples), rewards)
+
+
+def rewritten(slot: int, rewards: tuple[float | None, ...]) -> GradedGroup:
+    """A group of two turns: every other sample had its history rewritten, so it has two rows."""
+    samples = []
+    for i in range(len(rewards)):
+        first = Row(
+            tokens=(30 + slot, 31, 40 + i, 41, 50, 42 + i),
+            loss_mask=(0, 0, 1, 1, 0, 1),
+            logprobs=(0.0, 0.0, -4.0, -3.5, 0.0, -4.4),
+        )
+        second = Row(
+            tokens=(60 + slot, 61 + i, 62, 63),
+            loss_mask=(0, 0, 1, 1),
+            logprobs=(0.0, 0.0, -4.1, -3.9),
+        )
+        samples.append(SampleRecord(index=i, sequences=(first, second) if i % 2 else (first,)))
+    return GradedGroup(slot, tuple(samples), rewards)
+
+
+GROUPS = (group(0, (1.0, 0.0, 0.5, None)), group(1, (0.0, 1.0, 1.0), empty=2), group(2, (1.0, 1.0)))
+MIXED = (*GROUPS, rewritten(3, (0.2, 0.9, -0.4)))

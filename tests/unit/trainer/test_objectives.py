@@ -1,0 +1,166 @@
+"""All objectives in float64: packing and micro-batches change nothing, gradients are slopes, and
+what is not known is not learned from."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from schemas.algorithms import CLIP_HIGH
+from schemas.learning import GradedGroup
+from tests.unit.trainer.batches import MIXED, group, policy64
+from tests.unit.trainer.support import job
+from tests.unit.trainer.variants import VARIANTS
+from trainer.objective import Objective
+from trainer.objectives import OBJECTIVES, settings_of
+from trainer.policy import Policy
+from trainer.settings import Settings
+from trainer.update import Batch, accumulate, prepare
+
+SLOW_POINTS = 5
+"""Tensors whose slope is measured: every n-th."""
+
+
+class Unshared(Policy):
+    """The same forward pass, each row for itself."""
+
+    @property
+    def shares_prompts(self) -> bool:
+        return False
+
+
+def chosen(variant: str, **changes: object) -> tuple[Objective, Settings]:
+    config = job(**{**VARIANTS[variant], **changes}).config
+    settings = settings_of(config, micro_batch_tokens=4096)
+    return OBJECTIVES[config.advanced.algorithm], settings
+
+
+def leaves(policy: Policy) -> dict[str, torch.Tensor]:
+    critic = policy.critic.tensors if policy.critic else {}
+    return {**policy.tensors, **critic}
+
+
+def moved(policy: Policy) -> Policy:
+    """The policy a little further on, as after an update: the ratio to pi_prox is not 1."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for tensor in leaves(policy).values():
+            noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+            tensor += 0.02 * noise
+    return policy
+
+
+def gradients(policy: Policy, batch: Batch) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    for tensor in leaves(policy).values():
+        tensor.grad = None
+    metrics, _ = accumulate(policy, batch)
+    return {n: t.grad.clone() for n, t in leaves(policy).items() if t.grad is not None}, metrics
+
+
+def trained(
+    policy: Policy, variant: str, groups: tuple[GradedGroup, ...] = MIXED, **changes: object
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Gradients and metrics of the second update, with what was known before the first."""
+    objective, settings = chosen(variant)
+    batch = prepare(policy, groups, objective, replace(settings, **changes))  # type: ignore[arg-type]
+    return gradients(moved(policy), batch)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_packing_and_micro_batches_change_nothing(variant: str) -> None:
+    whole, metrics = trained(policy64(), variant)
+    assert whole
+    assert any(float(gradient.abs().max()) > 0 for gradient in whole.values())
+    plain = policy64()
+    unshared = Unshared(plain.loaded, plain.tensors, plain.alpha, plain.critic)
+    others = [trained(policy64(), variant, micro_batch_tokens=n) for n in (1, 20, 45)]
+    for found, seen in (*others, trained(unshared, variant)):
+        for key, value in metrics.items():
+            assert seen[key] == pytest.approx(value, abs=1e-9), key
+        for name, gradient in whole.items():
+            torch.testing.assert_close(found[name], gradient, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v != "cispo"])
+def test_the_gradient_is_the_slope(variant: str) -> None:
+    policy = policy64()
+    batch = prepare(policy, MIXED, *chosen(variant))
+    exact, _ = gradients(moved(policy), batch)
+    names = [*sorted(policy.tensors)[::SLOW_POINTS], *sorted(set(exact) - set(policy.tensors))]
+    for name in names:
+        at = int(exact[name].abs().argmax())
+        flat = leaves(policy)[name].detach().view(-1)
+        sides = []
+        for sign in (1, -1):
+            flat[at] += sign * 1e-6
+            sides.append(gradients(policy, batch)[1]["train/loss"])
+            flat[at] -= sign * 1e-6
+        slope = (sides[0] - sides[1]) / 2e-6
+        assert slope == pytest.approx(float(exact[name].view(-1)[at]), rel=1e-4, abs=1e-8), name
+
+
+def test_the_gradient_of_cispo_is_that_of_weighted_log_probabilities() -> None:
+    """Where every weight is at its bound the loss is - bound A log pi, and its slope can be taken."""
+    policy = policy64()
+    objective, settings = chosen("cispo")
+    batch = prepare(policy, MIXED, objective, replace(settings, clip_high=-0.999))
+    exact, metrics = gradients(policy, batch)
+    assert metrics["train/clip_ratio"] == 1.0
+    name = sorted(policy.tensors)[0]
+    at = int(exact[name].abs().argmax())
+    flat, sides = policy.tensors[name].detach().view(-1), []
+    for sign in (1, -1):
+        flat[at] += sign * 1e-6
+        sides.append(gradients(policy, batch)[1]["train/loss"])
+        flat[at] -= sign * 1e-6
+    slope = (sides[0] - sides[1]) / 2e-6
+    assert slope == pytest.approx(float(exact[name].view(-1)[at]), rel=1e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_missing_reward_changes_nobody_else_s_gradient(variant: str) -> None:
+    """None, NaN and infinity are the same: no reward."""
+    found = []
+    for missing in (None, float("nan"), float("-inf")):
+        groups = (group(0, (1.0, missing, 0.0)), group(1, (0.0, 0.5)))
+        found.append(trained(policy64(), variant, groups)[0])
+    for other in found[1:]:
+        for name, gradient in found[0].items():
+            assert torch.equal(other[name], gradient)
+            assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_batch_without_rewards_moves_nothing(variant: str) -> None:
+    """Except where a KL term pulls at the policy."""
+    groups = (group(0, (None, None)), group(1, (None, float("nan"))))
+    found, metrics = trained(policy64(), variant, groups, kl_coef=0.0)
+    assert metrics["train/loss"] == 0.0
+    assert all(float(gradient.abs().max()) == 0.0 for gradient in found.values())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_batch_without_actions_has_no_plan(variant: str) -> None:
+    policy = policy64()
+    batch = prepare(policy, (group(0, (1.0,), empty=0),), *chosen(variant))
+    assert accumulate(policy, batch) == ({}, ())
+
+
+def test_defaults_agree_with_what_submit_knows() -> None:
+    for name, objective in OBJECTIVES.items():
+        if name not in ("cispo", "importance_sampling"):
+            assert objective.defaults.clip_high == CLIP_HIGH.get(name, 0.2)
+
+
+def test_a_run_s_own_values_come_last() -> None:
+    settings = settings_of(
+        job(
+            algorithm="dapo", clip_high=0.4, kl_coef=0.0, loss_aggregation="constant", gamma=0.5
+        ).config,
+        micro_batch_tokens=7,
+    )
+    assert (settings.clip_low, settings.clip_high) == (0.2, 0.4)
+    assert (settings.aggregation, settings.gamma) == ("constant", 0.5)
+    assert (settings.micro_batch_tokens, settings.max_response_length) == (7, 8)
+    silent = settings_of(job(algorithm="dapo").config, micro_batch_tokens=7)
+    assert (silent.clip_high, silent.aggregation) == (0.28, "token_mean")

@@ -1,0 +1,46 @@
+"""Every objective, and every option of one that changes a formula, as keys of `[advanced]`."""
+
+VARIANTS: dict[str, dict[str, object]] = {
+    "grpo": {"kl_coef": 0.05},
+    "dr_grpo": {"algorithm": "dr_grpo"},
+    "dapo": {"algorithm": "dapo", "overlong_buffer": 4},
+    "gspo": {"algorithm": "gspo", "clip_low": 0.2, "clip_high": 0.3},
+    "cispo": {"algorithm": "cispo"},
+    "rloo": {"algorithm": "rloo"},
+    "rloo, kl in the reward": {"algorithm": "rloo", "kl_coef": 0.1, "kl_in": "reward"},
+    "reinforce++": {"algorithm": "reinforce_plus_plus", "kl_coef": 0.1, "gamma": 0.9},
+    "reinforce++ baseline": {
+        "algorithm": "reinforce_plus_plus",
+        "group_baseline": True,
+        "kl_coef": 0.1,
+        "kl_estimator": "k2",
+        "kl_in": "loss",
+    },
+    "ppo": {"algorithm": "ppo"},
+    "ppo, two updates": {
+        "algorithm": "ppo",
+        "updates_per_step": 2,
+        "kl_coef": 0.05,
+        "gamma": 0.95,
+        "value_clip": 0.05,
+    },
+    "importance sampling": {"algorithm": "importance_sampling"},
+    "decoupled": {"correction": "decoupled", "updates_per_step": 2},
+    "truncated": {"correction": "truncated", "correction_high": 1.1, "updates_per_step": 2},
+    "masked sequences": {
+        "correction": "masked",
+        "correction_level": "sequence",
+        "correction_low": 0.3,
+        "correction_high": 4.0,
+        "updates_per_step": 2,
+    },
+    "masked geometric": {
+        "correction": "masked",
+        "correction_level": "geometric",
+        "correction_low": 0.5,
+        "correction_high": 1.4,
+        "updates_per_step": 2,
+    },
+    "two-sided": {"clip_delta": 1.3, "kl_coef": 0.1, "kl_estimator": "k1"},
+    "sequence mask": {"off_policy_threshold": 0.05},
+}

@@ -1,0 +1,39 @@
+"""Schulman's estimators of KL(pi || ref) from one action (joschu.net/blog/kl-approx.html).
+
+    d = log pi_ref(t) - log pi_theta(t)
+    k1 = -d              unbiased, noisy, of either sign
+    k2 = d^2 / 2         biased a little, never negative
+    k3 = exp(d) - d - 1  unbiased, never negative
+
+Their values estimate the same thing; their gradients do not. In the loss, the expected gradient of
+k1 is zero: it only adds noise. That of k2 is the gradient of KL(pi || ref), that of k3 the gradient
+of KL(ref || pi). In the reward no gradient flows, and all three are what they say. The log-ratio is
+clamped to +-20 before exp, and only there.
+"""
+
+import torch
+
+from schemas.config import KlEstimator
+
+MAX_LOG_RATIO = 20.0
+
+
+def k1(d_M: torch.Tensor) -> torch.Tensor:
+    """Log-ratios d (M) -> k1 (M)."""
+    return -d_M
+
+
+def k2(d_M: torch.Tensor) -> torch.Tensor:
+    """Log-ratios d (M) -> k2 (M)."""
+    return d_M.square() / 2
+
+
+def k3(log_ratio_M: torch.Tensor) -> torch.Tensor:
+    """Log-ratios d (M) -> k3 (M)."""
+    d_M = log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return d_M.exp() - d_M - 1
+
+
+def divergence(estimator: KlEstimator, d_M: torch.Tensor) -> torch.Tensor:
+    """The estimate of each action from d = log ref - log pi."""
+    return {"k1": k1, "k2": k2, "k3": k3}[estimator](d_M)

@@ -1,0 +1,28 @@
+# ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
+"""Sums and means over the actions of a sequence, given back to each of its actions.
+
+A sequence is one training row: one unbroken context in which the policy acted, with what it was
+told in between masked out. A sample whose workflow rewrote the history has several, and each has a
+likelihood ratio of its own. A row is never split, so no micro-batching can change these figures.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Which of `num_rows` rows each of M actions belongs to."""
+
+    row_M: torch.Tensor
+    num_rows: int
+
+    def sum(self, value_M: torch.Tensor) -> torch.Tensor:
+        """(M): the sum over the row that an action belongs to."""
+        total_R = value_M.new_zeros(self.num_rows).index_add(0, self.row_M, value_M)
+        return total_R[self.row_M]
+
+    def mean(self, value_M: torch.Tensor) -> torch.Tensor:
+        """(M): the mean over the row that an action belongs to."""
+        return self.sum(value_M) / self.sum(torch.ones_like(value_M))

@@ -1,0 +1,14 @@
+"""Two-sided clipping (INTELLECT-2, arXiv 2505.07291; dual-clip PPO, arXiv 1912.09729).
+
+    - min( min(r, delta) A, clip(r, 1 - low, 1 + high) A ),     delta > 1 + high
+
+Where A < 0 the clipped surrogate has no bound: a token that became much more likely and turned out
+bad pushes with r A. delta bounds that branch. Where A > 0 it changes nothing.
+"""
+
+import torch
+
+
+def bounded(ratio_M: torch.Tensor, delta: float | None) -> torch.Tensor:
+    """The ratio of the free branch; as it is where `delta` is None."""
+    return ratio_M if delta is None else ratio_M.clamp(max=delta)
