@@ -164,7 +164,7 @@ def images() -> Iterator[tuple[str, str]]:
             yield f"Dockerfile.{name}", image
 
 
-@pytest.mark.parametrize(("where", "image"), images())
+@pytest.mark.parametrize(("where", "image"), list(images()))
 def test_images_are_pinned_or_tomorrow_it_is_another_program(where: str, image: str) -> None:
     name, colon, tag = image.rpartition(":")
     assert colon, f"{where}: {image} has no tag"
@@ -330,7 +330,7 @@ def queries() -> Iterator[tuple[str, str, str]]:
                 yield panel["title"], target["expr"], target["legendFormat"]
 
 
-@pytest.mark.parametrize(("title", "query", "legend"), queries())
+@pytest.mark.parametrize(("title", "query", "legend"), list(queries()))
 def test_the_dashboard_asks_for_metrics_that_there_are_or_its_panel_stays_empty(
     title: str, query: str, legend: str
 ) -> None:
