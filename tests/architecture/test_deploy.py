@@ -1,9 +1,8 @@
-"""The files of a deployment agree with the code: services, settings, images, metrics, promises.
+"""The files of a deployment agree with the code: services, settings, images, metrics.
 
 No engine is needed: what can drift apart without anybody noticing is found by reading.
 """
 
-import ast
 import json
 import re
 import subprocess
@@ -85,15 +84,6 @@ def pages() -> dict[str, str]:
     """What people read: name -> text."""
     paths = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
-
-
-def functions(path: Path) -> set[str]:
-    """Names of the tests of a file; those in classes too."""
-    return {
-        node.name
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
 
 
 @pytest.mark.parametrize("name", [*REGISTRY, RELAY])
@@ -290,7 +280,9 @@ def test_prometheus_asks_where_the_api_answers_by_a_name_that_its_guard_knows() 
     url = ours()["api"]["environment"]["HEADRACE_URL"]
     assert [f"http://{t}" for s in scrape()["static_configs"] for t in s["targets"]] == [url]
     assert scrape()["metrics_path"] in {route.path for route in ROOT_ROUTES}
-    assert ours()["api"]["ports"] == [f"127.0.0.1:{url.rpartition(':')[2]}:{url.rpartition(':')[2]}"]
+    assert ours()["api"]["ports"] == [
+        f"127.0.0.1:{url.rpartition(':')[2]}:{url.rpartition(':')[2]}"
+    ]
 
 
 def test_prometheus_brings_the_token_for_metrics_are_not_open() -> None:
@@ -362,28 +354,3 @@ def test_the_dashboard_s_source_is_the_provisioned_one() -> None:
     ]
     mounted = {v.split(":")[1] for v in services()["grafana"]["volumes"]}
     assert provider["options"]["path"] in mounted
-
-
-PROMISES = ROOT / "docs" / "guarantees.md"
-
-
-@pytest.mark.parametrize(
-    "named", sorted(set(re.findall(r"`(tests/[^`]+)`", PROMISES.read_text())))
-)
-def test_a_promise_names_a_test_that_exists_or_it_is_only_a_wish(named: str) -> None:
-    file, _, function = named.partition("::")
-    path = ROOT / file
-    assert path.exists()
-    if function:
-        assert function in functions(path)
-
-
-def test_every_promise_has_a_test_and_says_what_it_does_not_promise() -> None:
-    parts = re.split(r"^## (G\d+)\b", PROMISES.read_text(), flags=re.M)[1:]
-    sections = dict(zip(parts[::2], parts[1::2], strict=True))
-    assert list(sections) == [f"G{n}" for n in range(1, 14)]
-    for name, section in sections.items():
-        assert "**Not promised.**" in section, name
-        if "**Not built yet.**" not in section:
-            assert re.search(r"`tests/[^`]+`", section), name
-            assert "**How.**" in section, name
