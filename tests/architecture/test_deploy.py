@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from consumers.__main__ import RELAY, REGISTRY, lanes_of, load
+from consumers.__main__ import REGISTRY, RELAY, lanes_of, load
 from infra.settings import Settings
 from producers.api.guard import OPEN_PATHS
 from producers.api.platform import ROOT_ROUTES
