@@ -18,6 +18,7 @@ import yaml
 
 from consumers.__main__ import REGISTRY, RELAY, lanes_of, load
 from infra.settings import Settings
+from infra.stack import kafka, s3
 from producers.api.guard import OPEN_PATHS
 from producers.api.platform import ROOT_ROUTES
 from schemas.messages import Lane
@@ -164,6 +165,11 @@ def test_images_are_pinned_or_tomorrow_it_is_another_program(where: str, image: 
     assert colon, f"{where}: {image} has no tag"
     assert re.match(r"v?\d+\.\d+", tag), f"{where}: {image} moves"
     assert "." not in name.split("/")[0], f"{where}: {image} names a registry"
+
+
+def test_containers_are_what_make_stack_starts_or_two_stacks_differ() -> None:
+    assert services()["kafka"]["image"] == f"apache/kafka:{kafka.VERSION}"
+    assert services()["s3"]["image"] == f"versity/versitygw:{s3.VERSION}"
 
 
 def test_our_images_carry_our_version_or_an_old_one_is_taken_for_new() -> None:
