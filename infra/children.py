@@ -76,7 +76,7 @@ class Child:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),
+                preexec_fn=die_with(os.getpid()),
             )
 
     def reap(self) -> int | None:
@@ -109,7 +109,7 @@ def pause_s(deaths: int) -> float:
     return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(deaths - 2, 16)))
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def die_with(parent: int) -> Callable[[], None]:
     """What runs in the child before its program: die with `parent`, take all signals again."""
 
     def prepare() -> None:
