@@ -4,7 +4,7 @@ They are shipped, and bound by the same contract suites as the real ones (tests/
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -185,6 +185,16 @@ class MemoryLog:
         wanted = [r for r in page if types is None or r.type in types]
         return wanted, page[-1].cursor if page else after
 
+    async def ahead(self, after: Cursor) -> bool:
+        return await self.head() > after
+
+    async def head(self) -> Cursor:
+        return max((recorded.cursor for recorded in self._world.events), default=Cursor())
+
+    async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
+        wanted = set(places)
+        return [r for r in self._world.events if (r.stream, r.version) in wanted]
+
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
     ) -> Sequence[Recorded]:
@@ -195,6 +205,17 @@ class MemoryLog:
         self, keys: Sequence[tuple[ConsumerName, EventId]]
     ) -> frozenset[tuple[ConsumerName, EventId]]:
         return frozenset(key for key in keys if key in self._world.inbox)
+
+    async def due(
+        self, messages: Sequence[tuple[ConsumerName, Recorded]]
+    ) -> Sequence[tuple[ConsumerName, Recorded]]:
+        marks = self._world.marks
+        return [
+            (name, recorded)
+            for name, recorded in messages
+            if (name, recorded.id) not in self._world.inbox
+            and recorded.cursor > marks.get(name, Cursor())
+        ]
 
     async def watermark(self, consumer: ConsumerName) -> Cursor:
         return self._world.marks.get(consumer, Cursor())
@@ -343,7 +364,7 @@ class MemoryBus:
 
     async def subscribe(
         self, consumers: Mapping[ConsumerName, Sequence[str]]
-    ) -> AsyncIterator[Sequence[tuple[ConsumerName, Recorded]]]:
+    ) -> AsyncGenerator[Sequence[tuple[ConsumerName, Recorded]], None]:
         self._types = sorted({kind for kinds in consumers.values() for kind in kinds})
         while True:
             self._world.changed.clear()

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -36,7 +37,7 @@ from infra.ports import (
 )
 from infra.states import States
 from schemas.envelope import BadEvent
-from schemas.ids import ConsumerName, EffectId, EventId, WorkerId
+from schemas.ids import ConsumerName, EffectId, WorkerId
 from schemas.messages import Effect, Lane
 
 logger = logging.getLogger(__name__)
@@ -127,14 +128,18 @@ class Runtime:
 
     async def _intake(self) -> None:
         reads = {c.name: [event.type for event in c.reads] for c in self._hosting.consumers}
-        async for batch in self._bus.subscribe(reads):
-            works = [work for name, recorded in batch if (work := await self._work(name, recorded))]
-            for name in {work.consumer.name for work in works}:
-                failpoints.hit(f"{name}.intake.received")
-            await self._settle(works)
-            await self._bus.acknowledge(batch)
-            for name in {work.consumer.name for work in works}:
-                failpoints.hit(f"{name}.intake.offset_committed")
+        async with aclosing(self._bus.subscribe(reads)) as batches:
+            async for batch in batches:
+                await self._take(batch)
+
+    async def _take(self, batch: Sequence[tuple[ConsumerName, Recorded]]) -> None:
+        works = [work for name, recorded in batch if (work := await self._work(name, recorded))]
+        for name in {work.consumer.name for work in works}:
+            failpoints.hit(f"{name}.intake.received")
+        await self._settle(works)
+        await self._bus.acknowledge(batch)
+        for name in {work.consumer.name for work in works}:
+            failpoints.hit(f"{name}.intake.offset_committed")
 
     async def _work(self, name: ConsumerName, recorded: Recorded) -> Work | None:
         """What a record asks of a consumer. One that cannot be decoded is a dead letter, and nothing
@@ -211,12 +216,12 @@ class Runtime:
 
     async def _still_due(self, works: Sequence[Work], miss: CommitMiss) -> list[Work]:
         """The works that a miss did not settle: not consumed elsewhere, not fenced."""
-        keys = [(work.consumer.name, EventId(work.id)) for work in works if not work.claimed]
-        consumed = await self._log.consumed(keys) if keys else frozenset()
+        messages = [(work.consumer.name, work.recorded) for work in works if work.recorded]
+        due = {(name, recorded.id) for name, recorded in await self._log.due(messages)}
         return [
             work
             for work in works
-            if (work.consumer.name, work.id) not in consumed
+            if (work.recorded is None or (work.consumer.name, work.id) in due)
             and not (miss.kind == "fenced" and work.claimed and str(work.claimed.id) == miss.what)
         ]
 

@@ -202,11 +202,12 @@ class KafkaServer:
         store, ca, password = self._directory / "server.p12", self._directory / "ca.pem", uuid4().hex
         common = ["-alias", "kafka", "-keystore", str(store), "-storepass", password]
         for arguments in (
-            ["-genkeypair", "-keyalg", "RSA", "-storetype", "PKCS12", "-dname", "CN=127.0.0.1"]
-            + ["-validity", "30", "-ext", "SAN=ip:127.0.0.1"],
-            ["-exportcert", "-rfc", "-file", str(ca)],
+            "-genkeypair -keyalg RSA -storetype PKCS12 -dname CN=127.0.0.1 -ext SAN=ip:127.0.0.1",
+            f"-exportcert -rfc -file {ca}",
         ):
-            subprocess.run(["keytool", *arguments, *common], check=True, capture_output=True)
+            subprocess.run(
+                ["keytool", *arguments.split(" "), *common], check=True, capture_output=True
+            )
         return Secure(f"127.0.0.1:{self._ports['tls']}", ca, "headrace", password)
 
     def _end(self, number: signal.Signals) -> None:
