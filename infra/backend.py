@@ -3,24 +3,32 @@
 Which adapter stands behind each port follows from the settings alone, so the same code runs on a
 laptop and on a cluster."""
 
+import importlib.util
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from infra.artifacts import ArtifactStore
 from infra.blobs import LocalBlobs
-from infra.bus import EmbeddedBus
+from infra.bus import EmbeddedBus, Reconciled
 from infra.clock import SystemClock
 from infra.database import Database, connect
 from infra.datasets import DatasetCache
 from infra.effects import PostgresEffects
+from infra.kafka.settings import KafkaSettings
 from infra.log import PostgresLog
 from infra.notify import Notifier
-from infra.ports import Blobs, Clock
+from infra.ports import Blobs, Bus, Clock
+from infra.reconcile import Reconciler
 from infra.settings import Settings
 from schemas.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from infra.relay import Relay
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +43,31 @@ class Backend:
     artifacts: ArtifactStore
     datasets: DatasetCache
     clock: Clock
+    kafka: KafkaSettings | None
 
-    def bus(self) -> EmbeddedBus:
-        """A bus of a runtime's own."""
-        return EmbeddedBus(self.log, self.notifier)
+    def bus(self) -> Bus:
+        """A bus of a runtime's own: Kafka with the reconciler behind it, or the log itself."""
+        if self.kafka is None:
+            return EmbeddedBus(self.log, self.notifier)
+        from infra.kafka.bus import KafkaBus
+        from infra.skips import Skips
+
+        broker = KafkaBus(self.kafka, self.log, Skips(self.database))
+        return Reconciled(broker, Reconciler(self.log, self.notifier.subscribe()))
+
+    def relay(self) -> "Relay | None":
+        """The relay from the log to Kafka, where there is a Kafka."""
+        if self.kafka is None:
+            return None
+        from infra.kafka.publisher import publishing
+        from infra.relay import Relay
+
+        return Relay(
+            self.database.url,
+            self.log,
+            self.notifier.subscribe(),
+            connect=partial(publishing, self.kafka),
+        )
 
 
 @asynccontextmanager
@@ -48,6 +77,11 @@ async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
         raise InvalidConfig(
             "HEADRACE_DATABASE_URL is not set; start everything with `headrace up`, or name a "
             "Postgres server there"
+        )
+    if settings.kafka is not None and importlib.util.find_spec("aiokafka") is None:
+        raise InvalidConfig(
+            f"HEADRACE_KAFKA is {settings.kafka.named}, but the client of Kafka is not installed: "
+            "pip install 'headrace[kafka]'"
         )
     async with connect(settings.database_url) as database, Notifier(database) as notifier:
         log = PostgresLog(database, notifier)
@@ -62,4 +96,5 @@ async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
             artifacts=artifacts,
             datasets=DatasetCache(artifacts),
             clock=SystemClock(),
+            kafka=settings.kafka,
         )

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from infra.kafka.settings import KafkaSettings
+
 
 class BadSetting(ValueError):
     """A variable holds what it may not; the message is the one line to print."""
@@ -16,12 +18,14 @@ class BadSetting(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How this process was told to run. `database_url` None: the supervisor's embedded Postgres."""
+    """How this process was told to run. `database_url` None: the supervisor's embedded Postgres;
+    `kafka` None: the bus tails the event log."""
 
     home: Path
     url: str
     token: str | None
     database_url: str | None
+    kafka: KafkaSettings | None
     blobs: str
     sampler: str
     sandbox: str
@@ -32,12 +36,12 @@ class Settings:
     def load(cls, environ: Mapping[str, str]) -> "Settings":
         """Read the environment. Raises BadSetting."""
         home = Path(environ.get("HEADRACE_HOME") or "~/.headrace").expanduser().absolute()
-        _not_built(environ, "HEADRACE_KAFKA", "leave it out: the bus tails the event log")
         return cls(
             home=home,
             url=_url(environ),
             token=environ.get("HEADRACE_TOKEN") or None,
             database_url=_database(environ),
+            kafka=_kafka(environ),
             blobs=_blobs(environ, home),
             sampler=_one_of(environ, "HEADRACE_SAMPLER", ("torch",), later="vllm="),
             sandbox=_one_of(environ, "HEADRACE_SANDBOX", ("process",), later=("bwrap", "gvisor")),
@@ -83,6 +87,13 @@ def _database(environ: Mapping[str, str]) -> str | None:
     return value
 
 
+def _kafka(environ: Mapping[str, str]) -> KafkaSettings | None:
+    try:
+        return KafkaSettings.load(environ)
+    except ValueError as error:
+        raise BadSetting(str(error)) from error
+
+
 def _blobs(environ: Mapping[str, str], home: Path) -> str:
     value = environ.get("HEADRACE_BLOBS") or f"file://{home}/blobs"
     if value.startswith("s3://"):
@@ -105,13 +116,6 @@ def _one_of(
             f"{name} holds {value!r}; that is not built in this version: use {', '.join(known)}"
         )
     raise _bad(name, value, ", ".join(known))
-
-
-def _not_built(environ: Mapping[str, str], name: str, instead: str) -> None:
-    if environ.get(name):
-        raise BadSetting(
-            f"{name} holds {environ[name]!r}; it is not built in this version: {instead}"
-        )
 
 
 def _bad(name: str, value: str, may: str) -> BadSetting:

@@ -1,4 +1,5 @@
-"""The control process: API, sync and the read model's projector in one event loop. Never torch.
+"""The control process: API, sync, the read model's projector and (with Kafka) the relay in one event
+loop. Never torch.
 
 This is a composition root: the one place under producers/ that may import consumers.
 """
@@ -52,10 +53,10 @@ async def serve(settings: Settings) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
         async with leased(hosting, backend, runtime):
-            tasks = [
-                asyncio.ensure_future(job)
-                for job in (server.serve(), projector.run(), runtime.run())
-            ]
+            jobs = [server.serve(), projector.run(), runtime.run()]
+            if relay := backend.relay():
+                jobs.append(relay.run())
+            tasks = [asyncio.ensure_future(job) for job in jobs]
             done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             server.should_exit = True
             runtime.stop()

@@ -656,7 +656,8 @@ class RunFinished(_RunEvent):
 
 
 class MessageDeadLettered(Event):
-    """A message that `consumer` could not decide on; nothing else waits for it."""
+    """A message that `consumer` could not decide on; nothing else waits for it. `headers` are those of
+    the record that brought it, when it came as one."""
 
     type: ClassVar[str] = "rl.dead-letter.message"
     topic: ClassVar[str] = DEAD_LETTER_TOPIC
@@ -666,6 +667,8 @@ class MessageDeadLettered(Event):
     about: str
     cause: str
     payload: str
+    headers: dict[str, str] = {}
+    traceparent: str | None = None
 
     @property
     def stream(self) -> StreamName:

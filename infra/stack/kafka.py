@@ -199,7 +199,11 @@ class KafkaServer:
 
     def _make_secure(self) -> Secure:
         """A certificate for 127.0.0.1 that signs itself, and a user."""
-        store, ca, password = self._directory / "server.p12", self._directory / "ca.pem", uuid4().hex
+        store, ca, password = (
+            self._directory / "server.p12",
+            self._directory / "ca.pem",
+            uuid4().hex,
+        )
         common = ["-alias", "kafka", "-keystore", str(store), "-storepass", password]
         for arguments in (
             "-genkeypair -keyalg RSA -storetype PKCS12 -dname CN=127.0.0.1 -ext SAN=ip:127.0.0.1",

@@ -1,0 +1,151 @@
+"""Sends events to Kafka: idempotent, `acks=all`, the events of one key in their order.
+
+A `Publisher` lives as long as its connection is good for: whatever goes wrong ends it, and the relay
+makes another and looks again at what it finds there.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+from aiokafka.structs import RecordMetadata, TopicPartition
+
+from infra.kafka.connect import options, quieten
+from infra.kafka.records import record
+from infra.kafka.settings import KafkaSettings
+from infra.kafka.topics import ensure, topics
+from infra.ports import Recorded
+
+logger = logging.getLogger(__name__)
+
+BATCH_BYTES = 256 * 1024
+STOP_S = 5.0
+
+Ends = Mapping[str, int]
+"""`topic/partition` -> the offset that the next record there will have."""
+
+
+class BrokerAway(Exception):
+    """Kafka did not take what it was sent, or does not answer; the same may succeed later."""
+
+
+class Forgotten(Exception):
+    """Kafka no longer holds what it had acknowledged: it is another cluster, or its topics were made
+    again."""
+
+
+class Publisher:
+    """A connection to Kafka that takes events. `cluster` names who took them, `ends` how far."""
+
+    def __init__(
+        self, settings: KafkaSettings, admin: AIOKafkaAdminClient, producer: AIOKafkaProducer
+    ) -> None:
+        self._settings = settings
+        self._admin = admin
+        self._producer = producer
+        self.cluster = ""
+        self.ends: dict[str, int] = {}
+
+    async def send(self, events: Sequence[Recorded]) -> Awaitable[None]:
+        """Hand these over; returns what to await until the broker has acknowledged all of them. Both
+        raise BrokerAway, and the second Forgotten."""
+        try:
+            sent = [await self._send(event) for event in events]
+        except KafkaError as error:
+            raise BrokerAway(str(error)) from error
+        return self._acknowledged(sent)
+
+    async def check(self) -> None:
+        """Whether Kafka is still the one it was. Raises BrokerAway, Forgotten."""
+        try:
+            cluster, present = await self._look()
+        except (KafkaError, TimeoutError) as error:
+            raise BrokerAway(str(error) or "it does not answer") from error
+        if cluster != self.cluster:
+            raise Forgotten(f"it is another cluster ({cluster}, not {self.cluster})")
+        if gone := set(topics(self._settings)) - present:
+            raise Forgotten(f"its topics {', '.join(sorted(gone))} are gone")
+
+    async def open(self) -> None:
+        """See who it is and how much it holds, and make the topics. Raises KafkaError."""
+        await ensure(self._admin, self._settings)
+        self.cluster, _ = await self._look()
+        found = await self._admin.describe_topics(list(topics(self._settings)))
+        self.ends = await _ends(
+            self._settings,
+            [TopicPartition(t["topic"], p["partition"]) for t in found for p in t["partitions"]],
+        )
+
+    async def _look(self) -> tuple[str, set[str]]:
+        found = await self._admin.describe_cluster()
+        return str(found["cluster_id"]), set(await self._admin.list_topics())
+
+    async def _send(self, event: Recorded) -> "asyncio.Future[RecordMetadata]":
+        made = record(event, self._settings)
+        future: asyncio.Future[RecordMetadata] = await self._producer.send(
+            made.topic, made.value, made.key, headers=list(made.headers)
+        )
+        return future
+
+    async def _acknowledged(self, sent: Sequence["asyncio.Future[RecordMetadata]"]) -> None:
+        try:
+            answers = await asyncio.gather(*sent)
+        except KafkaError as error:
+            raise BrokerAway(str(error)) from error
+        for answer in answers:
+            place = f"{answer.topic}/{answer.partition}"
+            if answer.offset < self.ends.get(place, 0):
+                raise Forgotten(f"{place} was made again")
+            self.ends[place] = answer.offset + 1
+
+
+@asynccontextmanager
+async def publishing(settings: KafkaSettings) -> AsyncIterator[Publisher]:
+    """A publisher that is connected while inside. Raises BrokerAway when Kafka does not answer."""
+    quieten()
+    admin = AIOKafkaAdminClient(**options(settings))
+    producer = AIOKafkaProducer(
+        **options(settings), enable_idempotence=True, acks="all", max_batch_size=BATCH_BYTES
+    )
+    publisher = Publisher(settings, admin, producer)
+    try:
+        await _open(publisher, admin, producer)
+        yield publisher
+    finally:
+        await _close(admin, producer)
+
+
+async def _open(
+    publisher: Publisher, admin: AIOKafkaAdminClient, producer: AIOKafkaProducer
+) -> None:
+    try:
+        await admin.start()
+        await publisher.open()
+        await producer.start()
+    except (KafkaError, TimeoutError) as error:
+        raise BrokerAway(str(error) or "it does not answer") from error
+
+
+async def _close(admin: AIOKafkaAdminClient, producer: AIOKafkaProducer) -> None:
+    """What is still unsent is sent by who comes next: nobody waits for it here."""
+    for client in (producer.stop(), admin.close()):
+        try:
+            async with asyncio.timeout(STOP_S):
+                await client
+        except (KafkaError, TimeoutError) as error:
+            logger.warning("the connection to Kafka was not closed in order: %s", error)
+
+
+async def _ends(settings: KafkaSettings, places: Sequence[TopicPartition]) -> dict[str, int]:
+    """The ends of these partitions."""
+    reader = AIOKafkaConsumer(**options(settings))
+    await reader.start()
+    try:
+        found = await reader.end_offsets(places)
+    finally:
+        await reader.stop()
+    return {f"{place.topic}/{place.partition}": offset for place, offset in found.items()}

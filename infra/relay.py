@@ -1,0 +1,206 @@
+"""The relay: publishes the log to Kafka, in the log's order, below the transaction horizon.
+
+One instance is active: it holds an advisory lock on a connection of its own, and moves its position on
+that same connection, so who has lost the lock moves nothing. The position moves only after the broker
+acknowledged what lies before it: a crash anywhere publishes some events again, and loses none. A broker
+that came back with an empty disk (another cluster, or topics made again) is published to again from
+the oldest watermark, for below it nobody needs a record. While there is no broker at all, nothing
+happens here, and the reconciler keeps runs going.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from infra import failpoints
+from infra.away import AWAY
+from infra.follow import Patience
+from infra.kafka.publisher import BrokerAway, Forgotten, Publisher
+from infra.notify import Wakeup
+from infra.ports import Cursor, EventLog
+
+logger = logging.getLogger(__name__)
+
+PAGE = 500
+PAUSE_S = 0.5
+"""Between attempts to become the active relay, or to reach a database or a broker that is away."""
+
+CHECK_S = 5.0
+"""While nothing is to be sent, the session and the broker are asked this often whether they still
+are what they were."""
+
+LOCK = 0x52454C41
+"""The advisory lock of the active relay ("RELA")."""
+
+NAME = "kafka"
+
+Connect = Callable[[], AbstractAsyncContextManager[Publisher]]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Up to where the log is published, to which cluster, and what that had acknowledged."""
+
+    cursor: Cursor
+    cluster: str
+    ends: dict[str, int]
+
+
+class Seat:
+    """The right to publish: a database session that holds the lock."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def position(self) -> Position | None:
+        """Where the last relay got to, if there was one."""
+        row = await self._connection.fetchrow(
+            "select cluster, ends, xid, position from relay where name = $1", NAME
+        )
+        if row is None:
+            return None
+        return Position(
+            Cursor(row["xid"], row["position"]), row["cluster"], json.loads(row["ends"])
+        )
+
+    async def move(self, position: Position) -> None:
+        """Remember it."""
+        await self._connection.execute(
+            "insert into relay (name, cluster, ends, xid, position) values ($1, $2, $3, $4, $5)"
+            " on conflict (name) do update set cluster = excluded.cluster, ends = excluded.ends,"
+            " xid = excluded.xid, position = excluded.position",
+            NAME,
+            position.cluster,
+            json.dumps(position.ends),
+            position.cursor.xid,
+            position.cursor.position,
+        )
+
+    async def oldest_watermark(self) -> Cursor:
+        """Below it everything is consumed by all consumers that ever were."""
+        row = await self._connection.fetchrow(
+            "select xid, position from watermarks order by xid, position limit 1"
+        )
+        return Cursor(row["xid"], row["position"]) if row else Cursor()
+
+    async def check(self) -> None:
+        """Raises what asyncpg raises when the session, and with it the lock, is lost."""
+        await self._connection.fetchval("select 1")
+
+
+class Relay:
+    """Publishes for ever, whenever it is the active one."""
+
+    def __init__(
+        self, database_url: str, log: EventLog, wakeup: Wakeup, *, connect: Connect
+    ) -> None:
+        self._url = database_url
+        self._log = log
+        self._patience = Patience(log, wakeup)
+        self._connect = connect
+        self._said = ""
+        self._forgotten = False
+        self._checked_at = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled; goes on through the death of the database and of the broker."""
+        while True:
+            await self._tried()
+            await asyncio.sleep(PAUSE_S)
+
+    async def _tried(self) -> None:
+        try:
+            async with seated(self._url) as seat:
+                await self._lead(seat)
+        except BrokerAway as error:
+            self._say(f"Kafka does not take events: {error}; they wait in the log")
+        except Forgotten as error:
+            self._forgotten = True
+            self._say(f"Kafka has lost what it held: {error}; it is sent again")
+        except AWAY as error:
+            self._say(f"the relay waits for the database: {error}")
+
+    async def _lead(self, seat: Seat) -> None:
+        async with self._connect() as publisher:
+            position = await self._start(seat, publisher)
+            self._say(f"the relay publishes to cluster {publisher.cluster} after {position.cursor}")
+            while True:
+                position = await self.step(seat, publisher, position)
+
+    async def _start(self, seat: Seat, publisher: Publisher) -> Position:
+        """Where to go on: further back when this broker does not hold what was published."""
+        known = await seat.position()
+        if known is not None and not self._forgotten and _holds(publisher, known):
+            return known
+        oldest = await seat.oldest_watermark()
+        cursor = oldest if known is None else min(known.cursor, oldest)
+        position = Position(cursor, publisher.cluster, dict(publisher.ends))
+        await seat.move(position)
+        self._forgotten = False
+        return position
+
+    async def step(self, seat: Seat, publisher: Publisher, position: Position) -> Position:
+        """Publish a page and move behind it; or wait for one."""
+        events, after = await self._log.tail(position.cursor, limit=PAGE)
+        if after == position.cursor:
+            await self._patience.wait(after)
+            await self._check(seat, publisher)
+            return position
+        failpoints.hit("relay.before_send")
+        acknowledged = await publisher.send(events)
+        failpoints.hit("relay.after_send")
+        await acknowledged
+        failpoints.hit("relay.after_ack")
+        position = Position(after, publisher.cluster, dict(publisher.ends))
+        await seat.move(position)
+        failpoints.hit("relay.after_position")
+        return position
+
+    async def _check(self, seat: Seat, publisher: Publisher) -> None:
+        if time.monotonic() - self._checked_at > CHECK_S:
+            await seat.check()
+            await publisher.check()
+            self._checked_at = time.monotonic()
+
+    def _say(self, message: str) -> None:
+        """Once, not at every attempt."""
+        if message != self._said:
+            logger.warning("%s", message)
+        self._said = message
+
+
+def _holds(publisher: Publisher, known: Position) -> bool:
+    """Whether this broker holds all that was published."""
+    return known.cluster == publisher.cluster and all(
+        publisher.ends.get(place, 0) >= end for place, end in known.ends.items()
+    )
+
+
+@asynccontextmanager
+async def seated(url: str) -> AsyncIterator[Seat]:
+    """The seat, once no other relay has it. Leaving gives it up."""
+    connection = await asyncpg.connect(
+        url,
+        timeout=10,
+        command_timeout=10,
+        server_settings={
+            "application_name": "headrace relay",
+            "synchronous_commit": "off",
+            "tcp_keepalives_idle": "5",
+            "tcp_keepalives_interval": "2",
+            "tcp_keepalives_count": "3",
+        },
+    )
+    try:
+        while not await connection.fetchval("select pg_try_advisory_lock($1)", LOCK):  # noqa: ASYNC110 - no event can come from another machine
+            await asyncio.sleep(PAUSE_S)
+        yield Seat(connection)
+    finally:
+        connection.terminate()
