@@ -378,8 +378,7 @@ class MemoryBus:
                 for name, kinds in consumers.items()
                 if recorded.type in kinds
             ]
-            known = await self._log.consumed([(name, r.id) for name, r in wanted])
-            batch = [(name, r) for name, r in wanted if (name, r.id) not in known]
+            batch = await self._log.due(wanted)
             if batch:
                 yield batch
             else:

@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,8 +33,8 @@ PAUSE_S = 0.5
 """Between attempts to become the active relay, or to reach a database or a broker that is away."""
 
 CHECK_S = 5.0
-"""While nothing is to be sent, the session and the broker are asked this often whether they still
-are what they were."""
+"""The session and the broker are asked this often whether they still are what they were, and how far
+the groups are behind."""
 
 LOCK = 0x52454C41
 """The advisory lock of the active relay ("RELA")."""
@@ -75,7 +75,7 @@ class Seat:
         await self._connection.execute(
             "insert into relay (name, cluster, ends, xid, position) values ($1, $2, $3, $4, $5)"
             " on conflict (name) do update set cluster = excluded.cluster, ends = excluded.ends,"
-            " xid = excluded.xid, position = excluded.position",
+            " xid = excluded.xid, position = excluded.position, seen_at = clock_timestamp()",
             NAME,
             position.cluster,
             json.dumps(position.ends),
@@ -90,9 +90,14 @@ class Seat:
         )
         return Cursor(row["xid"], row["position"]) if row else Cursor()
 
-    async def check(self) -> None:
-        """Raises what asyncpg raises when the session, and with it the lock, is lost."""
-        await self._connection.fetchval("select 1")
+    async def saw(self, lags: Mapping[str, int]) -> None:
+        """The broker is well, and its groups are so far behind. Raises what asyncpg raises when the
+        session, and with it the lock, is lost."""
+        await self._connection.execute("update relay set seen_at = clock_timestamp()")
+        await self._connection.execute("delete from bus_lag")
+        await self._connection.executemany(
+            "insert into bus_lag (consumers, records) values ($1, $2)", list(lags.items())
+        )
 
 
 class Relay:
@@ -131,8 +136,10 @@ class Relay:
         async with self._connect() as publisher:
             position = await self._start(seat, publisher)
             self._say(f"the relay publishes to cluster {publisher.cluster} after {position.cursor}")
+            self._checked_at = time.monotonic()
             while True:
                 position = await self.step(seat, publisher, position)
+                await self._check(seat, publisher)
 
     async def _start(self, seat: Seat, publisher: Publisher) -> Position:
         """Where to go on: further back when this broker does not hold what was published."""
@@ -151,7 +158,6 @@ class Relay:
         events, after = await self._log.tail(position.cursor, limit=PAGE)
         if after == position.cursor:
             await self._patience.wait(after)
-            await self._check(seat, publisher)
             return position
         failpoints.hit("relay.before_send")
         acknowledged = await publisher.send(events)
@@ -164,10 +170,11 @@ class Relay:
         return position
 
     async def _check(self, seat: Seat, publisher: Publisher) -> None:
-        if time.monotonic() - self._checked_at > CHECK_S:
-            await seat.check()
-            await publisher.check()
-            self._checked_at = time.monotonic()
+        if time.monotonic() - self._checked_at < CHECK_S:
+            return
+        await publisher.check()
+        await seat.saw(await publisher.lags())
+        self._checked_at = time.monotonic()
 
     def _say(self, message: str) -> None:
         """Once, not at every attempt."""

@@ -140,7 +140,12 @@ class KafkaBus:
 
 def group(settings: KafkaSettings, consumers: Mapping[ConsumerName, Sequence[str]]) -> str:
     """The consumer group of these consumers: processes that host the same share the work."""
-    return f"{settings.prefix}headrace.{'+'.join(sorted(consumers))}"
+    return group_prefix(settings) + "+".join(sorted(consumers))
+
+
+def group_prefix(settings: KafkaSettings) -> str:
+    """What the names of this installation's groups begin with."""
+    return f"{settings.prefix}headrace."
 
 
 async def _stop(consumer: AIOKafkaConsumer) -> None:

@@ -15,6 +15,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import RecordMetadata, TopicPartition
 
 from infra.kafka.connect import options, quieten
+from infra.kafka.lag import lags
 from infra.kafka.records import record
 from infra.kafka.settings import KafkaSettings
 from infra.kafka.topics import ensure, topics
@@ -41,12 +42,13 @@ class Forgotten(Exception):
 class Publisher:
     """A connection to Kafka that takes events. `cluster` names who took them, `ends` how far."""
 
-    def __init__(
-        self, settings: KafkaSettings, admin: AIOKafkaAdminClient, producer: AIOKafkaProducer
-    ) -> None:
+    def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._admin = admin
-        self._producer = producer
+        self._admin = AIOKafkaAdminClient(**options(settings))
+        self._reader = AIOKafkaConsumer(**options(settings))
+        self._producer = AIOKafkaProducer(
+            **options(settings), enable_idempotence=True, acks="all", max_batch_size=BATCH_BYTES
+        )
         self.cluster = ""
         self.ends: dict[str, int] = {}
 
@@ -70,15 +72,36 @@ class Publisher:
         if gone := set(topics(self._settings)) - present:
             raise Forgotten(f"its topics {', '.join(sorted(gone))} are gone")
 
+    async def lags(self) -> Mapping[str, int]:
+        """Consumer group -> records that it has not acknowledged. Raises BrokerAway."""
+        try:
+            return await lags(self._settings, self._admin, self._reader)
+        except (KafkaError, TimeoutError) as error:
+            raise BrokerAway(str(error) or "it does not answer") from error
+
     async def open(self) -> None:
-        """See who it is and how much it holds, and make the topics. Raises KafkaError."""
+        """Connect, see who it is and how much it holds, and make the topics. Raises BrokerAway."""
+        try:
+            for client in (self._admin, self._reader, self._producer):
+                await client.start()
+            await self._begin()
+        except (KafkaError, TimeoutError) as error:
+            raise BrokerAway(str(error) or "it does not answer") from error
+
+    async def close(self) -> None:
+        """Hang up. What is still unsent is sent by who comes next: nobody waits for it here."""
+        for closing in (self._producer.stop(), self._reader.stop(), self._admin.close()):
+            await _bounded(closing)
+
+    async def _begin(self) -> None:
         await ensure(self._admin, self._settings)
         self.cluster, _ = await self._look()
         found = await self._admin.describe_topics(list(topics(self._settings)))
-        self.ends = await _ends(
-            self._settings,
-            [TopicPartition(t["topic"], p["partition"]) for t in found for p in t["partitions"]],
-        )
+        places = [
+            TopicPartition(t["topic"], p["partition"]) for t in found for p in t["partitions"]
+        ]
+        ends = await self._reader.end_offsets(places)
+        self.ends = {f"{at.topic}/{at.partition}": offset for at, offset in ends.items()}
 
     async def _look(self) -> tuple[str, set[str]]:
         found = await self._admin.describe_cluster()
@@ -107,45 +130,17 @@ class Publisher:
 async def publishing(settings: KafkaSettings) -> AsyncIterator[Publisher]:
     """A publisher that is connected while inside. Raises BrokerAway when Kafka does not answer."""
     quieten()
-    admin = AIOKafkaAdminClient(**options(settings))
-    producer = AIOKafkaProducer(
-        **options(settings), enable_idempotence=True, acks="all", max_batch_size=BATCH_BYTES
-    )
-    publisher = Publisher(settings, admin, producer)
+    publisher = Publisher(settings)
     try:
-        await _open(publisher, admin, producer)
+        await publisher.open()
         yield publisher
     finally:
-        await _close(admin, producer)
+        await publisher.close()
 
 
-async def _open(
-    publisher: Publisher, admin: AIOKafkaAdminClient, producer: AIOKafkaProducer
-) -> None:
+async def _bounded(closing: Awaitable[None]) -> None:
     try:
-        await admin.start()
-        await publisher.open()
-        await producer.start()
+        async with asyncio.timeout(STOP_S):
+            await closing
     except (KafkaError, TimeoutError) as error:
-        raise BrokerAway(str(error) or "it does not answer") from error
-
-
-async def _close(admin: AIOKafkaAdminClient, producer: AIOKafkaProducer) -> None:
-    """What is still unsent is sent by who comes next: nobody waits for it here."""
-    for client in (producer.stop(), admin.close()):
-        try:
-            async with asyncio.timeout(STOP_S):
-                await client
-        except (KafkaError, TimeoutError) as error:
-            logger.warning("the connection to Kafka was not closed in order: %s", error)
-
-
-async def _ends(settings: KafkaSettings, places: Sequence[TopicPartition]) -> dict[str, int]:
-    """The ends of these partitions."""
-    reader = AIOKafkaConsumer(**options(settings))
-    await reader.start()
-    try:
-        found = await reader.end_offsets(places)
-    finally:
-        await reader.stop()
-    return {f"{place.topic}/{place.partition}": offset for place, offset in found.items()}
+        logger.info("a connection to Kafka was not closed in order: %s", error)
