@@ -4,6 +4,7 @@ Which adapter stands behind each port follows from the settings alone, so the sa
 laptop and on a cluster."""
 
 import importlib.util
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,16 +20,20 @@ from infra.clock import SystemClock
 from infra.database import Database, connect
 from infra.datasets import DatasetCache
 from infra.effects import PostgresEffects
+from infra.kafka.probe import probe
 from infra.kafka.settings import KafkaSettings
 from infra.log import PostgresLog
 from infra.notify import Notifier
 from infra.ports import Blobs, Bus, Clock
 from infra.reconcile import Reconciler
 from infra.settings import Settings
-from schemas.errors import InvalidConfig
+from schemas.errors import InvalidConfig, TransientError
 
 if TYPE_CHECKING:
     from infra.relay import Relay
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +60,13 @@ class Backend:
         broker = KafkaBus(self.kafka, self.log, Skips(self.database))
         return Reconciled(broker, Reconciler(self.log, self.notifier.subscribe()))
 
-    def relay(self) -> "Relay | None":
-        """The relay from the log to Kafka, where there is a Kafka."""
-        if self.kafka is None:
-            return None
+    def relay(self, kafka: KafkaSettings) -> "Relay":
+        """The relay from the log to Kafka."""
         from infra.kafka.publisher import publishing
         from infra.relay import Relay
 
-        return Relay(
-            self.database.url,
-            self.log,
-            self.notifier.subscribe(),
-            connect=partial(publishing, self.kafka),
-        )
+        wakeup = self.notifier.subscribe()
+        return Relay(self.database.url, self.log, wakeup, connect=partial(publishing, kafka))
 
 
 @asynccontextmanager
@@ -78,11 +77,8 @@ async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
             "HEADRACE_DATABASE_URL is not set; start everything with `headrace up`, or name a "
             "Postgres server there"
         )
-    if settings.kafka is not None and importlib.util.find_spec("aiokafka") is None:
-        raise InvalidConfig(
-            f"HEADRACE_KAFKA is {settings.kafka.named}, but the client of Kafka is not installed: "
-            "pip install 'headrace[kafka]'"
-        )
+    if settings.kafka is not None:
+        await _reachable(settings.kafka)
     async with connect(settings.database_url) as database, Notifier(database) as notifier:
         log = PostgresLog(database, notifier)
         blobs = LocalBlobs(Path(unquote(urlsplit(settings.blobs).path)))
@@ -98,3 +94,17 @@ async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
             clock=SystemClock(),
             kafka=settings.kafka,
         )
+
+
+async def _reachable(kafka: KafkaSettings) -> None:
+    """A broker that is away comes back; one that is none, or without a client here, never does.
+    Raises InvalidConfig."""
+    if importlib.util.find_spec("aiokafka") is None:
+        raise InvalidConfig(
+            f"HEADRACE_KAFKA holds {kafka.named!r}, but the client of Kafka is not installed: "
+            "pip install 'headrace[kafka]'"
+        )
+    try:
+        await probe(kafka)
+    except TransientError as error:
+        logger.warning("%s; events come from the log until it does", error)

@@ -22,9 +22,10 @@ from infra.backend import open_backend
 from infra.git import GitRepositories
 from infra.readmodel import ReadModel
 from infra.runtime import Hosting
-from infra.settings import Settings
+from infra.settings import BadSetting, Settings
 from producers.api.app import create_app
 from producers.api.services import Services
+from schemas.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +55,8 @@ async def serve(settings: Settings) -> int:
             loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
         async with leased(hosting, backend, runtime):
             jobs = [server.serve(), projector.run(), runtime.run()]
-            if relay := backend.relay():
-                jobs.append(relay.run())
+            if settings.kafka is not None:
+                jobs.append(backend.relay(settings.kafka).run())
             tasks = [asyncio.ensure_future(job) for job in jobs]
             done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             server.should_exit = True
@@ -85,10 +86,15 @@ def _server(app: Starlette, settings: Settings) -> uvicorn.Server:
 
 
 def main() -> int:
-    settings = Settings.load(os.environ)
-    telemetry.setup(settings, service="control")
-    failpoints.arm(settings.failpoint or "", settings.home)
-    return asyncio.run(serve(settings))
+    """Exit codes: 0 stopped, 1 refused."""
+    try:
+        settings = Settings.load(os.environ)
+        telemetry.setup(settings, service="control")
+        failpoints.arm(settings.failpoint or "", settings.home)
+        return asyncio.run(serve(settings))
+    except (BadSetting, InvalidConfig) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
 
 
 if __name__ == "__main__":
