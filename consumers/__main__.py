@@ -26,6 +26,7 @@ REGISTRY: dict[str, str] = {
     "learn": "consumers.learn",
     "checkpoint": "consumers.checkpoint",
     "evaluate": "consumers.evaluate",
+    "verify": "consumers.verify",
 }
 """Consumer name -> the module that defines it (`CONSUMER`). `project` is a tail, not an intake: it
 runs in the control process (`consumers/project.py`)."""

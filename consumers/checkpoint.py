@@ -17,7 +17,6 @@ from typing import assert_never
 from pydantic import ValidationError
 
 from consumers.excerpt import excerpt
-from infra.artifacts import ROW, verified
 from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
 from infra.failpoints import hit
 from infra.ports import BlobExists, Ports
@@ -163,10 +162,7 @@ async def _verify_other(uri: str, data: bytes, ports: Ports) -> None:
 async def _verify(refs: Iterable[ArtifactRef], ports: Ports) -> None:
     """Read every shard from where it will be read later, past all caches."""
     for ref in refs:
-        if ref.uri.startswith(ROW):
-            verified(ref, await ports.artifacts.get(ref))
-        else:
-            verified(ref, await ports.blobs.get(ref.uri))
+        await ports.artifacts.get(ref, cached=False)
 
 
 CONSUMER = Consumer(

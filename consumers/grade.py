@@ -54,9 +54,10 @@ def handle(state: GradeState, message: Message, meta: Meta) -> Decision:
         return NOTHING
     match message:
         case GroupGenerated(spec=spec, parts=parts, entries=entries):
-            return Decision(effects=(GradeGroup(spec=spec, parts=parts, entries=entries),))
+            effect = GradeGroup(spec=spec, parts=parts, entries=entries, generate_s=message.seconds)
+            return Decision(effects=(effect,))
         case GroupScored(effect=effect):
-            return _graded(effect, message.group_artifact, message.grades)
+            return _graded(effect, message.group_artifact, message.grades, meta)
         case Failed(effect=GradeGroup() as effect):
             failure = SampleFailure(
                 category=message.category,
@@ -64,13 +65,22 @@ def handle(state: GradeState, message: Message, meta: Meta) -> Decision:
             )
             grades = (Grade(index=e.index, reward=None, failure=failure) for e in effect.entries)
             artifact = effect.parts[0] if effect.parts else NO_SAMPLES
-            return _graded(effect, artifact, tuple(grades))
+            return _graded(effect, artifact, tuple(grades), meta)
         case _:
             return NOTHING
 
 
-def _graded(effect: GradeGroup, artifact: ArtifactRef, grades: tuple[Grade, ...]) -> Decision:
-    graded = GroupGraded(spec=effect.spec, artifact=artifact, entries=effect.entries, grades=grades)
+def _graded(
+    effect: GradeGroup, artifact: ArtifactRef, grades: tuple[Grade, ...], meta: Meta
+) -> Decision:
+    graded = GroupGraded(
+        spec=effect.spec,
+        artifact=artifact,
+        entries=effect.entries,
+        grades=grades,
+        generate_s=effect.generate_s,
+        grade_s=meta.seconds,
+    )
     return Decision(events=(graded,))
 
 

@@ -36,6 +36,7 @@ class Finished:
 
     entry: SampleEntry
     artifact: ArtifactRef | None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ def evolve(state: GroupState, event: GroupEvent) -> GroupState:
     """Fold one event of a group stream."""
     match event:
         case SampleGenerated():
-            return replace(state, samples=_with(state, Finished(event.entry, event.artifact)))
+            finished = Finished(event.entry, event.artifact, event.seconds)
+            return replace(state, samples=_with(state, finished))
         case GroupGenerated():
             return GroupState(done=True)
         case _:
@@ -71,11 +73,14 @@ def handle(state: GroupState, message: Message, meta: Meta) -> Decision:
             return Decision(effects=_effects(state, _spec(message, meta.stream)))
         case GroupSampled(effect=GenerateGroup(spec=spec)) if not state.done:
             generated = GroupGenerated(
-                spec=spec, entries=message.entries, parts=(message.artifact,)
+                spec=spec,
+                entries=message.entries,
+                parts=(message.artifact,),
+                seconds=meta.seconds,
             )
             return Decision(events=(generated,))
         case SampleFinished(effect=GenerateSample(spec=spec)):
-            return _record(state, spec, Finished(message.entry, message.artifact))
+            return _record(state, spec, Finished(message.entry, message.artifact, meta.seconds))
         case Failed(effect=GenerateSample(spec=spec, index=index)):
             return _record(state, spec, Finished(_failed(message, index), None))
         case Failed(effect=GenerateGroup(spec=spec)) if not state.done:
@@ -107,7 +112,9 @@ def _record(state: GroupState, spec: GroupSpec, sample: Finished) -> Decision:
     """The sample, and the group when this was its last."""
     if state.holds(sample.entry.index):
         return NOTHING
-    generated = SampleGenerated(spec=spec, entry=sample.entry, artifact=sample.artifact)
+    generated = SampleGenerated(
+        spec=spec, entry=sample.entry, artifact=sample.artifact, seconds=sample.seconds
+    )
     samples = _with(state, sample)
     num_samples = spec.template.num_samples
     if len(samples) < num_samples:
@@ -116,6 +123,7 @@ def _record(state: GroupState, spec: GroupSpec, sample: Finished) -> Decision:
         spec=spec,
         entries=tuple(_shortened(each.entry, num_samples) for each in samples),
         parts=tuple(each.artifact for each in samples if each.artifact is not None),
+        seconds=max(each.seconds for each in samples),
     )
     return Decision(events=(generated, group))
 

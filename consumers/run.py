@@ -9,6 +9,8 @@ Does: nothing itself; it only decides.  Waits for: the facts above, never for ti
 Safe to repeat because: each fact is first re-recorded in the run's own stream, and what follows from the
 state alone (`consumers/run_next.py`) is decided once."""
 
+from collections.abc import Mapping
+
 from consumers.run_batch import settle
 from consumers.run_next import follow
 from consumers.run_start import start
@@ -86,26 +88,26 @@ def handle(state: RunState, message: RunMessage, meta: Meta) -> Decision:
     """Record the fact, then decide what follows from the state it leads to."""
     if state.ended or state.request is None:
         return NOTHING
-    recorded = record(state, message)
+    recorded = record(state, message, meta)
     for event in recorded:
         state = evolve(state, event)
     return Decision(events=(*recorded, *follow(state)))
 
 
-def record(state: RunState, message: RunMessage) -> tuple[RunEvent, ...]:
+def record(state: RunState, message: RunMessage, meta: Meta) -> tuple[RunEvent, ...]:
     """The message as facts of the run's own stream; none if the run knows it already."""
     match message:
         case RunRequested() | WorkspaceSynced() | WorkspaceRejected():
             return start(state, message)
         case PolicyInitialized():
-            return _policy_initialized(state, message)
+            return _policy_initialized(state, message, meta)
         case PolicyFailed():
             run = message.run
             return (RunFailed(run=run, kind=message.kind, message=_at(message)),)
         case GroupGraded():
             return _group_graded(state, message)
         case PolicyUpdated():
-            return _policy_updated(state, message)
+            return _policy_updated(state, message, meta)
         case CheckpointSaved():
             return _checkpoint_saved(state, message)
         case CheckpointFailed():
@@ -116,7 +118,9 @@ def record(state: RunState, message: RunMessage) -> tuple[RunEvent, ...]:
             return ()
 
 
-def _policy_initialized(state: RunState, message: PolicyInitialized) -> tuple[RunEvent, ...]:
+def _policy_initialized(
+    state: RunState, message: PolicyInitialized, meta: Meta
+) -> tuple[RunEvent, ...]:
     if state.settled >= 0:
         return ()
     return (
@@ -128,6 +132,7 @@ def _policy_initialized(state: RunState, message: PolicyInitialized) -> tuple[Ru
             versions=message.versions,
             files=message.files,
             weights_name=message.weights_name,
+            at=meta.now.timestamp(),
         ),
     )
 
@@ -144,20 +149,31 @@ def _group_graded(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]
     )
 
 
-def _policy_updated(state: RunState, message: PolicyUpdated) -> tuple[RunEvent, ...]:
+def _policy_updated(state: RunState, message: PolicyUpdated, meta: Meta) -> tuple[RunEvent, ...]:
     if state.training != message.step:
         return ()
+    at = meta.now.timestamp()
+    metrics = {**state.batch_metrics, **message.metrics}
     return (
         StepSettled(
             run=message.run,
             step=message.step,
             state=message.state,
-            metrics={**state.batch_metrics, **message.metrics},
+            metrics={**metrics, **_wait(state, metrics, at)},
             batch=message.batch,
             plan=message.plan,
             versions=message.versions,
+            at=at,
         ),
     )
+
+
+def _wait(state: RunState, metrics: Mapping[str, float], at: float) -> dict[str, float]:
+    """What of the time since the last step none of the parts of this one accounts for."""
+    if state.settled_at is None:
+        return {}
+    parts = sum(value for key, value in metrics.items() if key.startswith("time/"))
+    return {"time/wait_s": round(max(0.0, at - state.settled_at - parts), 4)}
 
 
 def _checkpoint_saved(state: RunState, message: CheckpointSaved) -> tuple[RunEvent, ...]:
@@ -239,5 +255,6 @@ CONSUMER = Consumer(
     evolve=evolve,
     handle=handle,
     routes=routes,
+    fold_version=2,
     snapshots=RunState,
 )

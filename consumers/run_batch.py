@@ -30,9 +30,12 @@ def settle(graded: GroupGraded) -> SettledGroup:
             artifact=graded.artifact or NOTHING,
             rewards=rewards,
         ),
+        version=graded.spec.template.policy.version,
         entries=graded.entries,
         dropped=dropped,
         parts=_mean_parts(graded.grades),
+        generate_s=graded.generate_s,
+        grade_s=graded.grade_s,
     )
 
 
@@ -48,8 +51,9 @@ def first_error(graded: Iterable[GroupGraded]) -> str | None:
     return None
 
 
-def metrics(groups: Sequence[SettledGroup]) -> dict[str, float]:
-    """The figures of a step's generation and grading, over all its groups."""
+def metrics(groups: Sequence[SettledGroup], *, newest: int) -> dict[str, float]:
+    """The figures of a step's generation and grading, over all its groups. `newest` is the version
+    that the step trains: the oldest one that sampled for it lags behind."""
     rewards = [r for group in groups for r in group.group.rewards if r is not None]
     entries = [entry for group in groups for entry in group.entries]
     done = [entry for entry in entries if entry.failure is None]
@@ -64,6 +68,9 @@ def metrics(groups: Sequence[SettledGroup]) -> dict[str, float]:
         ),
         "rollout/truncated_ratio": _mean([float(e.truncated) for e in done]),
         "rollout/tokens": float(sum(entry.completion_tokens for entry in done)),
+        "train/lag": float(max((newest - group.version for group in groups), default=0)),
+        "time/generate_s": max((group.generate_s for group in groups), default=0.0),
+        "time/grade_s": max((group.grade_s for group in groups), default=0.0),
     }
     if rewards:
         figures["rollout/raw_reward"] = math.fsum(rewards) / len(rewards)

@@ -123,7 +123,7 @@ def assemble(state: RunState) -> tuple[RunEvent, ...]:
         return ()
     groups = [opened.settled[slot] for slot in sorted(opened.settled)]
     kept = tuple(group.group for group in groups if group.dropped is None)
-    figures = metrics(groups)
+    figures = metrics(groups, newest=state.settled)
     run = _run(state)
     if kept:
         return (

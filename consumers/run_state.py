@@ -89,6 +89,7 @@ class RunState:
     request: RunRequested | None = None
     started: RunStarted | None = None
     settled: int = -1
+    settled_at: float | None = None
     state: StateRef | None = None
     last: Due | None = None
     files: dict[str, ArtifactRef] = field(default_factory=dict)
@@ -203,6 +204,7 @@ def _step_settled(state: RunState, event: StepSettled) -> RunState:
     new = replace(
         state,
         settled=event.step,
+        settled_at=event.at,
         requested=max(state.requested, event.step),
         state=event.state,
         last=due,

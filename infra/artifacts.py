@@ -46,11 +46,11 @@ class ArtifactStore:
         self.remember(ref.sha256, data)
         return ref.model_copy(update={"uri": uri})
 
-    async def get(self, ref: ArtifactRef) -> bytes:
-        cached = self._cache.get(ref.sha256)
-        if cached is not None:
+    async def get(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
+        held = self._cache.get(ref.sha256) if cached else None
+        if held is not None:
             self._cache.move_to_end(ref.sha256)
-            return verified(ref, cached)
+            return verified(ref, held)
         if ref.uri.startswith(ROW):
             data = verified(ref, await self._log.artifact(ref.sha256))
         else:
@@ -94,9 +94,9 @@ class StagedArtifacts:
         self._store.remember(ref.sha256, data)
         return ref
 
-    async def get(self, ref: ArtifactRef) -> bytes:
+    async def get(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
         staged = self._pending.get(ref.sha256)
-        return verified(ref, staged.data) if staged else await self._store.get(ref)
+        return verified(ref, staged.data) if staged else await self._store.get(ref, cached=cached)
 
     async def discard(self, ref: ArtifactRef) -> None:
         await self._store.discard(ref)

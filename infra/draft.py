@@ -32,6 +32,7 @@ class Work:
     recorded: Recorded | None = None
     claimed: Claimed | None = None
     artifacts: tuple[SmallArtifact, ...] = ()
+    seconds: float = 0.0
 
     @property
     def streams(self) -> tuple[StreamName, ...]:
@@ -150,7 +151,11 @@ class Drafter:
         following: list[Work] = []
         for stream in work.streams:
             meta = Meta(
-                event_id=work.id, stream=stream, correlation=work.correlation, now=self._now()
+                event_id=work.id,
+                stream=stream,
+                correlation=work.correlation,
+                now=self._now(),
+                seconds=work.seconds,
             )
             decision = _handle(work, draft.states[stream].state, meta)
             events = _named(work, stream, decision, draft.states[stream].version)

@@ -20,6 +20,7 @@ from schemas.messages import (
     InitializePolicy,
     SaveCheckpoint,
     TrainStep,
+    VerifyRun,
 )
 
 INTAKE_STEPS = ("received", "decided", "tx_before_commit", "tx_after_commit", "offset_committed")
@@ -47,6 +48,7 @@ CONSUMERS: dict[str, tuple[type[Effect], ...]] = {
     "learn": (InitializePolicy, TrainStep),
     "checkpoint": (SaveCheckpoint,),
     "evaluate": (),
+    "verify": (VerifyRun,),
 }
 """Which consumer performs what; tests/architecture holds it against the registry."""
 

@@ -7,13 +7,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from uuid import UUID
 
 from infra.effects import CRASH_LIMIT
 from infra.log import EDGE, encode
 from infra.ports import (
-    BlobExists,
     Claimed,
     Commit,
     CommitMiss,
@@ -24,7 +22,6 @@ from infra.ports import (
     Recorded,
     Snapshot,
 )
-from schemas.errors import NotFound
 from schemas.events import Event
 from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId, derive_id
 from schemas.messages import Lane
@@ -390,32 +387,3 @@ class MemoryBus:
     async def idle(self) -> bool:
         events, _ = await self._log.tail(self._cursor, limit=self._batch, types=self._types)
         return not events
-
-
-class MemoryBlobs:
-    """`infra.ports.Blobs` in memory."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, bytes] = {}
-
-    async def put(self, key: str, data: bytes, *, create_only: bool = False) -> str:
-        uri = f"memory:///{key}"
-        if create_only and uri in self._held:
-            raise BlobExists(key)
-        self._held[uri] = data
-        return uri
-
-    async def put_file(self, key: str, path: Path) -> str:
-        return await self.put(key, await asyncio.to_thread(path.read_bytes))
-
-    async def get(self, uri: str) -> bytes:
-        if uri not in self._held:
-            raise NotFound(f"no blob at {uri}")
-        return self._held[uri]
-
-    async def delete(self, uri: str) -> None:
-        self._held.pop(uri, None)
-
-    async def exists(self, key: str) -> str | None:
-        uri = f"memory:///{key}"
-        return uri if uri in self._held else None

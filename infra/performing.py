@@ -39,6 +39,7 @@ class Performing:
     retry_in_s: float = 0.0
     error: str | None = None
     artifacts: tuple[SmallArtifact, ...] = ()
+    seconds: float = 0.0
 
 
 async def perform_once(consumer: Consumer[Any], claimed: Claimed, ports: Ports) -> Performing:

@@ -374,8 +374,9 @@ class Artifacts(Protocol):
         outcome's commit; else durable on return at `runs/<run>/objects/<sha256>`."""
         ...
 
-    async def get(self, ref: ArtifactRef) -> bytes:
-        """Verified bytes. Raises CorruptData when size or hash differ, NotFound when absent."""
+    async def get(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
+        """Verified bytes; not `cached`: read from where they are stored, past what this process
+        remembers. Raises CorruptData when size or hash differ, NotFound when absent."""
         ...
 
     async def discard(self, ref: ArtifactRef) -> None:

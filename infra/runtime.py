@@ -13,6 +13,7 @@ commit is under way share the next one.
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -292,14 +293,16 @@ class Runtime:
     async def _one(self, claimed: Claimed) -> None:
         consumer = self._by_name[claimed.consumer]
         staged = self._artifacts.stage()
+        began = time.monotonic()
         done = await perform_once(consumer, claimed, replace(self._ports, artifacts=staged))
+        seconds = round(time.monotonic() - began, 4)
         failpoints.hit(f"{claimed.consumer}.perform.{claimed.effect.type}.effect_done")
         if done.outcome is None:
             self._forget(claimed)
             await self._effects.retry(claimed, delay_s=done.retry_in_s, error=done.error or "")
             self._wake.set()
             return
-        await self._outcomes.put(replace(done, artifacts=staged.pending))
+        await self._outcomes.put(replace(done, artifacts=staged.pending, seconds=seconds))
 
     async def _settle_outcomes(self) -> None:
         while True:
@@ -318,6 +321,7 @@ class Runtime:
                     traceparent=done.claimed.traceparent,
                     claimed=done.claimed,
                     artifacts=done.artifacts,
+                    seconds=done.seconds,
                 )
                 for done in ready
                 if done.outcome is not None and done.claimed.id in self._held

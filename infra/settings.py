@@ -29,6 +29,7 @@ class Settings:
     blobs: str
     sampler: str
     sandbox: str
+    workers: str
     failpoint: str | None
     telemetry: bool
 
@@ -45,6 +46,7 @@ class Settings:
             blobs=_blobs(environ, home),
             sampler=_one_of(environ, "HEADRACE_SAMPLER", ("torch",), later="vllm="),
             sandbox=_one_of(environ, "HEADRACE_SANDBOX", ("process",), later=("bwrap", "gvisor")),
+            workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "each"), later=()),
             failpoint=environ.get("HEADRACE_FAILPOINT") or None,
             telemetry=any(
                 environ.get(name)

@@ -31,7 +31,7 @@ from schemas.ids import WorkerId
 
 logger = logging.getLogger(__name__)
 
-DEVICE_CONSUMERS = ("run", "rollout", "grade", "learn", "checkpoint", "evaluate")
+DEVICE_CONSUMERS = ("run", "rollout", "grade", "learn", "checkpoint", "evaluate", "verify")
 PYTHON = (sys.executable, "-P", "-m")
 """-P: the directory that someone calls from must not shadow our modules."""
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -91,7 +91,8 @@ def _database(settings: Settings) -> Iterator[tuple[str, int | None]]:
 def specs(
     settings: Settings, environ: Mapping[str, str], *, database_url: str
 ) -> tuple[ChildSpec, ...]:
-    """The processes of one machine. Threads of numerical code are set on purpose: all cores for the
+    """The processes of one machine: one device worker that hosts all consumers, or (`settings.workers`)
+    a worker for each, as on a cluster. Threads of numerical code are set on purpose: all cores for a
     device worker, and waiting threads sleep instead of spinning, for others need the cores too."""
     shared = {
         **environ,
@@ -103,11 +104,16 @@ def specs(
     }
     cores = str(len(os.sched_getaffinity(0)))
     device = {**shared, "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", cores)}
-    consumers = (*PYTHON, "consumers", *DEVICE_CONSUMERS, "--forever")
     control = (*PYTHON, "producers.serve")
+    hosted: dict[str, tuple[str, ...]] = {"worker": DEVICE_CONSUMERS}
+    if settings.workers == "each":
+        hosted = {name: (name,) for name in DEVICE_CONSUMERS}
     return (
         ChildSpec("control", control, {**shared, "OMP_NUM_THREADS": "1"}, stop_s=8),
-        ChildSpec("worker", consumers, device, stop_s=15),
+        *(
+            ChildSpec(name, (*PYTHON, "consumers", *consumers, "--forever"), device, stop_s=15)
+            for name, consumers in hosted.items()
+        ),
     )
 
 

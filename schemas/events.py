@@ -23,6 +23,7 @@ from schemas.ids import (
     group_stream,
     policy_stream,
     run_stream,
+    verify_stream,
     workspace_stream,
 )
 from schemas.sampling import ArtifactRef, Grade, ModelRef, Sha256
@@ -33,6 +34,7 @@ from schemas.specs import (
     DatasetRef,
     DiscoveredRollout,
     Entrypoint,
+    Finding,
     GroupSpec,
     GroupTemplate,
     Plan,
@@ -289,6 +291,7 @@ class SampleGenerated(_GroupEvent):
     type: ClassVar[str] = "rl.sample.generated"
     entry: SampleEntry
     artifact: ArtifactRef | None = None
+    seconds: float = 0.0
 
     @property
     def name(self) -> str:
@@ -297,11 +300,12 @@ class SampleGenerated(_GroupEvent):
 
 class GroupGenerated(_GroupEvent):
     """All samples of a group are finished. `parts` hold them, in index order; a sample whose
-    entry has failed may be missing there."""
+    entry has failed may be missing there. `seconds`: what the slowest of them took."""
 
     type: ClassVar[str] = "rl.group.generated"
     entries: tuple[SampleEntry, ...]
     parts: tuple[ArtifactRef, ...]
+    seconds: float = 0.0
 
 
 class GroupGraded(_GroupEvent):
@@ -313,6 +317,8 @@ class GroupGraded(_GroupEvent):
     artifact: ArtifactRef
     entries: tuple[SampleEntry, ...]
     grades: tuple[Grade, ...]
+    generate_s: float = 0.0
+    grade_s: float = 0.0
 
     @property
     def stream(self) -> StreamName:
@@ -324,13 +330,17 @@ class GroupGraded(_GroupEvent):
 
 
 class SettledGroup(BaseModel):
-    """A group that is kept for its batch, or dropped with the reason."""
+    """A group that is kept for its batch, or dropped with the reason. `version`: the policy version
+    that sampled it."""
 
     model_config = ConfigDict(frozen=True)
     group: BatchGroup
+    version: int = 0
     entries: tuple[SampleEntry, ...] = ()
     dropped: str | None = None
     parts: dict[str, float] = {}
+    generate_s: float = 0.0
+    grade_s: float = 0.0
 
 
 class GroupsSettled(Event):
@@ -396,7 +406,8 @@ class StepSkipped(_RunEvent):
 
 class StepSettled(_RunEvent):
     """The run took note of a step: its version, its reward, all its metrics, and what the manifest of
-    its checkpoint needs. Step 0 is the start: version 0, and the run's fixed checkpoint files."""
+    its checkpoint needs. Step 0 is the start: version 0, and the run's fixed checkpoint files. `at`:
+    when, in Unix seconds; for the time split of the next step."""
 
     type: ClassVar[str] = "rl.step.settled"
     step: int
@@ -408,6 +419,7 @@ class StepSettled(_RunEvent):
     versions: dict[str, str] = {}
     files: dict[str, ArtifactRef] = {}
     weights_name: str | None = None
+    at: float | None = None
 
     @property
     def name(self) -> str:
@@ -594,6 +606,40 @@ class EvaluationSettled(_RunEvent):
         return f"{self.type}/{self.step}"
 
 
+class _VerificationEvent(Event):
+    topic: ClassVar[str] = RUN_TOPIC
+    verification: str
+    run: str
+
+    @property
+    def stream(self) -> StreamName:
+        return verify_stream(self.verification)
+
+    @property
+    def run_id(self) -> str:
+        return self.verification
+
+
+class VerificationRequested(_VerificationEvent):
+    """A user wants a run rebuilt from its log, and every hash compared."""
+
+    type: ClassVar[str] = "rl.verification.requested"
+
+
+class VerificationCompleted(_VerificationEvent):
+    """A verification ended. No findings and no `error`: every version and checkpoint was built again
+    and has the hash that the log holds. `error`: it could not be carried out."""
+
+    type: ClassVar[str] = "rl.verification.completed"
+    gate: ClassVar[Gate | None] = "closed"
+    findings: tuple[Finding, ...] = ()
+    steps: int = 0
+    checkpoints: int = 0
+    artifacts: int = 0
+    adapter_sha256: str | None = None
+    error: str | None = None
+
+
 class RunPauseRequested(_RunEvent):
     """A user asked the run to pause at the next step boundary."""
 
@@ -712,6 +758,8 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     EvaluationCompleted,
     EvaluationStopRequested,
     EvaluationSettled,
+    VerificationRequested,
+    VerificationCompleted,
     RunPauseRequested,
     RunPaused,
     RunResumeRequested,

@@ -114,6 +114,10 @@ def eval_stream(evaluation: str) -> StreamName:
     return StreamName(f"eval-{evaluation}")
 
 
+def verify_stream(verification: str) -> StreamName:
+    return StreamName(f"verify-{verification}")
+
+
 def dead_letter_stream(consumer: str) -> StreamName:
     return StreamName(f"dead-letter-{consumer}")
 

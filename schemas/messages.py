@@ -21,6 +21,7 @@ from schemas.specs import (
     CommitSpec,
     DiscoveredRollout,
     Entrypoint,
+    Finding,
     GroupSpec,
     SampleEntry,
     StateRef,
@@ -136,6 +137,7 @@ class GradeGroup(Effect):
     spec: GroupSpec
     parts: tuple[ArtifactRef, ...]
     entries: tuple[SampleEntry, ...] = ()
+    generate_s: float = 0.0
 
     @property
     def key(self) -> str:
@@ -195,6 +197,24 @@ class SaveCheckpoint(Effect):
         return self.spec.run
 
 
+class VerifyRun(Effect):
+    """Rebuild a run from its log and compare every byte. Belongs to the verification, not to the run:
+    a closed run can be verified."""
+
+    type: ClassVar[str] = "VerifyRun"
+    lane: ClassVar[Lane] = Lane.TRAIN
+    verification: str
+    run: str
+
+    @property
+    def key(self) -> str:
+        return self.verification
+
+    @property
+    def run_id(self) -> str:
+        return self.verification
+
+
 ALL_EFFECTS: tuple[type[Effect], ...] = (
     FetchCommit,
     InitializePolicy,
@@ -203,6 +223,7 @@ ALL_EFFECTS: tuple[type[Effect], ...] = (
     GradeGroup,
     TrainStep,
     SaveCheckpoint,
+    VerifyRun,
 )
 
 
@@ -261,6 +282,16 @@ class GroupScored(Outcome):
     effect: GradeGroup
     group_artifact: ArtifactRef
     grades: tuple[Grade, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunAudited(Outcome):
+    effect: VerifyRun
+    findings: tuple[Finding, ...]
+    steps: int
+    checkpoints: int
+    artifacts: int
+    adapter_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

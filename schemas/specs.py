@@ -194,6 +194,17 @@ class CheckpointSpec(Value):
     weights_name: str = "adapter_model.safetensors"
 
 
+class Finding(Value):
+    """Something that disagrees with the log: an event, an artifact, or (where known) its bytes from
+    `first_byte` to `last_byte`, both included."""
+
+    kind: Literal["event", "artifact"]
+    what: str
+    message: str
+    first_byte: int | None = None
+    last_byte: int | None = None
+
+
 class Plan(Value):
     """The shape of a run, fixed when it starts."""
 

@@ -19,6 +19,7 @@ from producers.api import (
     runs,
     samples,
     trace,
+    verifications,
     workspaces,
 )
 from producers.api.answers import away, problem, refused
@@ -38,6 +39,7 @@ RESOURCES = (
     workspaces,
     evaluations,
     checkpoints,
+    verifications,
 )
 
 

@@ -9,6 +9,7 @@ from infra.settings import Settings
 from producers.control import Control
 from producers.lookup import Lookup
 from producers.submit import Submitter
+from producers.verification import Verifications
 from producers.workspaces import Workspaces
 
 
@@ -39,6 +40,10 @@ class Services:
         return Submitter(
             self.log, self.readmodel.names, lookup=self.lookup, workspaces=self.workspaces
         )
+
+    @cached_property
+    def verifications(self) -> Verifications:
+        return Verifications(self.log, self.lookup)
 
     @cached_property
     def control(self) -> Control:

@@ -200,3 +200,12 @@ def trace(run: str, *, sample: str, as_json: bool) -> None:
         for h in answer["hops"]
     ]
     table(f"Sample {sample}", ("hop", "file", "what", "event", "at", "after"), rows)
+
+
+@command(train, "verify", example="headrace train verify my-run")
+@RUN
+def verify(run: str, *, as_json: bool) -> None:
+    """Rebuild every version and checkpoint of a run from its log and artifacts alone, and compare."""
+    from producers.cli.verify import verify_run
+
+    verify_run(run, as_json=as_json)

@@ -31,6 +31,7 @@ EDGE_EVENTS = {
     "RunPauseRequested",
     "RunResumeRequested",
     "RunStopRequested",
+    "VerificationRequested",
 }
 """Commands and facts from outside, which the edges append."""
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from infra.memory import MemoryBlobs, MemoryBus, MemoryEffects, MemoryLog, World
+from infra.memory import MemoryBus, MemoryEffects, MemoryLog, World
+from infra.memory_blobs import MemoryBlobs
 from schemas.ids import WorkerId
 from tests.contracts.blobs_suite import BlobsSuite
 from tests.contracts.bus_suite import BoundBus, BusSuite

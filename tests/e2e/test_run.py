@@ -50,6 +50,9 @@ def test_the_run_takes_all_its_steps_and_loses_nothing(running: Platform, finish
     assert info["run"]["current_step"] == 4
     assert [c["step"] for c in info["checkpoints"]] == [2, 4]
     assert len(info["metrics"]["rollout/raw_reward"]) == 4
+    for part in ("generate", "grade", "wait", "learn", "publish"):
+        assert [p["value"] >= 0 for p in info["metrics"][f"time/{part}_s"]] == [True] * 4
+    assert [point["value"] for point in info["metrics"]["train/lag"]] == [0.0] * 4
     check(running.events(finished), steps=4, groups=2, samples=4)
 
 

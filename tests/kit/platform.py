@@ -229,24 +229,34 @@ def platform(home: Path, *, environment: Mapping[str, str] | None = None) -> Ite
         "PYTHONPATH": str(ROOT),
         **(environment or {}),
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "producers.cli.main", "up"],
-        env=env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    started = Platform(home=home, url=url, process=serving(env), environment=env)
     try:
-        eventually(lambda: _ready(url, process), within_s=60, what="headrace up is ready")
-        started = Platform(home=home, url=url, process=process, environment=env)
         with started.api:
             yield started
     finally:
-        process.send_signal(signal.SIGTERM)
+        started.process.send_signal(signal.SIGTERM)
         try:
-            process.wait(30)
+            started.process.wait(30)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
+            started.process.kill()
+            started.process.wait(10)
+
+
+def serving(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """`headrace up` with these settings, once it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "producers.cli.main", "up"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = environment["HEADRACE_URL"]
+    try:
+        eventually(lambda: _ready(url, process), within_s=60, what="headrace up is ready")
+    except BaseException:
+        process.kill()
+        raise
+    return process
 
 
 def _ready(url: str, process: subprocess.Popen[bytes]) -> bool | None:

@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -27,6 +27,13 @@ def postgres_url() -> Iterator[str]:
 @pytest.fixture
 def database_url(postgres_url: str) -> Iterator[str]:
     """A database of this test's own, at the newest schema."""
+    with fresh_database(postgres_url) as url:
+        yield url
+
+
+@contextmanager
+def fresh_database(postgres_url: str) -> Iterator[str]:
+    """A database at the newest schema, dropped at the end."""
     name = f"t{uuid4().hex[:12]}"
     asyncio.run(_execute(postgres_url, f"create database {name}"))
     url = postgres_url.replace("/postgres?", f"/{name}?")

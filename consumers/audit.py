@@ -1,0 +1,274 @@
+"""The audit of a run: everything its log names is there, and everything its log says follows.
+
+1. The log: each stream is whole, each event decodes, each artifact has the size and hash it promises.
+2. The batches: what was trained on is what was graded.
+3. The versions: built again from version 0, batch by batch, with the code that recovery uses
+   (`consumers/replay.py`), each gives the hashes that the log holds; no sampler and no grader runs.
+4. The checkpoints: each manifest is the pure function of its step that it claims to be.
+
+What disagrees becomes a finding that names the event, the artifact or the bytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+from uuid import UUID
+
+from consumers.checkpoint import manifest_json
+from consumers.replay import job_of, step_batch
+from consumers.run_batch import settle
+from infra.ports import Cursor, Ports, Recorded
+from schemas.errors import CorruptData, HeadraceError, NotFound
+from schemas.events import (
+    BatchAssembled,
+    CheckpointSaved,
+    Event,
+    GroupGraded,
+    PolicyInitialized,
+    PolicyUpdated,
+)
+from schemas.ids import StreamName
+from schemas.learning import Learner, LearnerJob, LearnerState, StepResult
+from schemas.references import references
+from schemas.sampling import ArtifactRef
+from schemas.specs import BatchGroup, Finding, StateRef
+
+PAGE = 256
+MOST_FINDINGS = 20
+"""After so many the rest would say nothing new."""
+
+Version = PolicyInitialized | PolicyUpdated
+
+
+@dataclass
+class Report:
+    """What was compared, and what disagreed. `adapter_sha256`: of the last version, built again."""
+
+    findings: list[Finding] = field(default_factory=list)
+    steps: int = 0
+    checkpoints: int = 0
+    artifacts: int = 0
+    adapter_sha256: str | None = None
+
+    def add(
+        self,
+        kind: Literal["event", "artifact"],
+        what: str,
+        message: str,
+        differs: "range | None" = None,
+    ) -> None:
+        """Note a disagreement."""
+        if len(self.findings) < MOST_FINDINGS:
+            first, last = (differs.start, differs.stop - 1) if differs else (None, None)
+            self.findings.append(
+                Finding(kind=kind, what=what, message=message, first_byte=first, last_byte=last)
+            )
+
+
+@dataclass
+class Told:
+    """What the log says, as far as the audit needs it again."""
+
+    versions: list[Version] = field(default_factory=list)
+    batches: dict[UUID, BatchAssembled] = field(default_factory=dict)
+    graded: dict[tuple[int, int, int], BatchGroup] = field(default_factory=dict)
+    saved: list[CheckpointSaved] = field(default_factory=list)
+    heads: dict[StreamName, int] = field(default_factory=dict)
+    seen: dict[str, bool] = field(default_factory=dict)
+    """Artifacts by uri: whether they are what was recorded."""
+
+
+async def audit(learner: Learner, ports: Ports, run: str, *, alias: str) -> Report:
+    """Audit a run. The learner builds its versions under the name `alias`: the run itself may be
+    training there. Raises TransientError, Refused."""
+    report, told = Report(), Told()
+    cursor = Cursor()
+    while page := await ports.log.read(run, after=cursor, limit=PAGE):
+        for recorded in page:
+            await _note(recorded, told, report, ports)
+        cursor = page[-1].cursor
+    await _rebuild(learner, ports, told, report, alias=alias)
+    for saved in told.saved:
+        await _manifest(saved, told, report, ports)
+    return report
+
+
+async def _note(recorded: Recorded, told: Told, report: Report, ports: Ports) -> None:
+    """One event of the log: in its place, decodable, and its artifacts sound."""
+    name = f"{recorded.stream}/{recorded.version}"
+    head = told.heads.get(recorded.stream, 0)
+    if recorded.version != head + 1:
+        report.add("event", name, f"follows version {head} of its stream: events are missing")
+    told.heads[recorded.stream] = recorded.version
+    try:
+        event = recorded.event
+    except HeadraceError as error:
+        report.add("event", name, f"{recorded.type} cannot be decoded: {error}")
+        return
+    match event:
+        case PolicyInitialized() | PolicyUpdated():
+            told.versions.append(event)
+        case BatchAssembled():
+            told.batches[UUID(str(recorded.id))] = event
+            _batch(event, name, told, report)
+        case GroupGraded():
+            key = event.spec.group_key
+            told.graded[key.step, key.slot, key.replacement] = settle(event).group
+        case CheckpointSaved():
+            told.saved.append(event)
+    await _artifacts(event, name, told, report, ports)
+
+
+async def _artifacts(event: Event, name: str, told: Told, report: Report, ports: Ports) -> None:
+    spare = _collected(event)
+    for ref in references(event):
+        if ref.uri in told.seen:
+            continue
+        try:
+            await ports.artifacts.get(ref, cached=False)
+        except NotFound as error:
+            if ref.uri not in spare:
+                told.seen[ref.uri] = False
+                report.add("artifact", ref.uri, f"{error} ({name} names it)")
+            continue
+        except CorruptData as error:
+            told.seen[ref.uri] = False
+            report.add("artifact", ref.uri, f"{error} ({name} names it)")
+            continue
+        told.seen[ref.uri] = True
+        report.artifacts += 1
+
+
+def _collected(event: Event) -> frozenset[str]:
+    """What the learner may have collected: versions stored for recovery alone."""
+    if not isinstance(event, PolicyUpdated) or event.pinned:
+        return frozenset()
+    return frozenset(ref.uri for ref in (event.state.state, event.state.weights) if ref)
+
+
+def _batch(event: BatchAssembled, name: str, told: Told, report: Report) -> None:
+    """Each group of a batch is the one that was graded, with its rewards."""
+    for group in event.groups:
+        graded = told.graded.get((event.step, group.slot, group.replacement))
+        if graded != group:
+            what = "was never graded" if graded is None else "was graded otherwise"
+            report.add("event", name, f"group {group.slot} of step {event.step} {what}")
+
+
+async def _rebuild(
+    learner: Learner, ports: Ports, told: Told, report: Report, *, alias: str
+) -> None:
+    """All versions, from the first; ends at the first that differs, for none after it can agree."""
+    if not told.versions:
+        return
+    first, *updates = told.versions
+    if not isinstance(first, PolicyInitialized):
+        report.add("event", f"policy-{first.run}/1", "the run's version 0 is not in the log")
+        return
+    job = LearnerJob(
+        run=alias,
+        config=first.spec.config,
+        model=first.spec.model,
+        total_steps=job_of(first.spec).total_steps,
+    )
+    result = await learner.initialize(job)
+    if not await _same(result, first, told, report, ports):
+        return
+    for number, update in enumerate(updates, start=1):
+        if not isinstance(update, PolicyUpdated):
+            report.add("event", f"policy-{first.run}", "version 0 stands in the log twice")
+            return
+        batch = told.batches.get(update.batch)
+        if batch is None:
+            report.add("event", str(update.batch), f"the batch of step {update.step} is missing")
+            return
+        if any(told.seen.get(group.artifact.uri) is False for group in batch.groups):
+            return
+        assembled = await step_batch(
+            ports, first.spec, number=number, groups=batch.groups, rows=batch.rows
+        )
+        result = await learner.step(job, assembled, export_state=update.state.durable)
+        if not await _same(result, update, told, report, ports):
+            return
+        report.steps += 1
+
+
+async def _same(
+    result: StepResult, version: Version, told: Told, report: Report, ports: Ports
+) -> bool:
+    """Whether a version, built again, has the hashes of the log; its stored bytes are compared too."""
+    made, recorded = result.state, version.state
+    name = f"policy-{version.run} step {recorded.step}"
+    pairs = (
+        ("weights", made.weights_sha256, recorded.weights_sha256),
+        ("optimizer state", made.state_sha256, recorded.state_sha256),
+    )
+    for what, ours, theirs in pairs:
+        if ours != theirs:
+            machine = ""
+            if result.versions != version.versions:
+                machine = f"; this machine is {result.versions}, that was {version.versions}"
+            report.add("event", name, f"{what} rebuilt are {ours[:16]}, not {theirs[:16]}{machine}")
+            return False
+    report.adapter_sha256 = made.weights_sha256
+    for ref, stored in _stored(made, recorded):
+        if told.seen.get(ref.uri) is False:
+            await _where(ref, stored, report, ports)
+    return True
+
+
+def _stored(made: LearnerState, recorded: StateRef) -> Sequence[tuple[ArtifactRef, bytes]]:
+    pairs = ((recorded.weights, made.weights), (recorded.state, made.state))
+    return [(ref, ours) for ref, ours in pairs if ref is not None and ours is not None]
+
+
+async def _where(ref: ArtifactRef, ours: bytes, report: Report, ports: Ports) -> None:
+    """The bytes of a broken blob that differ from what they should be: we have just built them."""
+    try:
+        theirs = await ports.blobs.get(ref.uri)
+    except (NotFound, CorruptData):
+        return
+    differs = difference(ours, theirs)
+    for at, finding in enumerate(report.findings):
+        if finding.what == ref.uri and differs:
+            report.findings[at] = finding.model_copy(
+                update={"first_byte": differs.start, "last_byte": differs.stop - 1}
+            )
+
+
+async def _manifest(saved: CheckpointSaved, told: Told, report: Report, ports: Ports) -> None:
+    """A manifest says what its step made, and every byte of it follows from the log."""
+    spec, uri = saved.spec, saved.manifest.uri
+    versions = {version.state.step: version.state for version in told.versions}
+    version = versions.get(spec.state.step)
+    if version is None or version.weights_sha256 != spec.state.weights_sha256:
+        report.add("event", uri, f"the checkpoint of step {spec.step} is of a version unknown here")
+    parents = [s.manifest.sha256 for s in told.saved if s.spec.step < spec.step]
+    if spec.parent != (parents[-1] if parents else None):
+        report.add("event", uri, f"the checkpoint of step {spec.step} has another parent")
+    try:
+        theirs = await ports.blobs.get(uri)
+    except NotFound:
+        return
+    ours = manifest_json(spec)
+    if ours != theirs:
+        kept = [finding for finding in report.findings if finding.what != uri]
+        report.findings = kept
+        report.add(
+            "artifact", uri, "the manifest is not what the log says", difference(ours, theirs)
+        )
+        return
+    report.checkpoints += 1
+
+
+def difference(ours: bytes, theirs: bytes) -> range | None:
+    """The smallest range of positions outside of which both agree, or None. Where one is longer,
+    the range reaches to its end."""
+    if ours == theirs:
+        return None
+    shorter, longer = sorted((len(ours), len(theirs)))
+    first = next((i for i in range(shorter) if ours[i] != theirs[i]), shorter)
+    if shorter != longer:
+        return range(first, longer)
+    last = next(i for i in range(shorter - 1, -1, -1) if ours[i] != theirs[i])
+    return range(first, last + 1)

@@ -1,0 +1,106 @@
+"""Verifies runs against their own log.
+Reads: VerificationRequested.  Emits: VerificationCompleted.  Stream: verify.
+Does: rebuilds every version and compares every byte (lane: train).  Waits for: nothing.
+Safe to repeat because: it only reads; a verification that is answered decides nothing.
+
+What is compared stands in `consumers/audit.py`. A verification has an id of its own, so that it can be
+performed while its run goes on, or long after its gate has closed.
+"""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from consumers.audit import audit
+from consumers.excerpt import excerpt
+from consumers.needs import need
+from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
+from infra.ports import Ports
+from schemas.events import VerificationCompleted, VerificationRequested
+from schemas.ids import ConsumerName, StreamName, verify_stream
+from schemas.messages import Failed, RunAudited, VerifyRun
+
+VerifyEvent = VerificationRequested | VerificationCompleted
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyState:
+    """Whether the verification is answered."""
+
+    answered: bool = False
+
+
+def evolve(state: VerifyState, event: VerifyEvent) -> VerifyState:
+    """Fold one event of a verification's stream."""
+    match event:
+        case VerificationRequested():
+            return state
+        case VerificationCompleted():
+            return VerifyState(answered=True)
+        case _:
+            assert_never(event)
+
+
+def handle(state: VerifyState, message: Message, meta: Meta) -> Decision:
+    """Each verification is performed and answered once."""
+    if state.answered:
+        return NOTHING
+    match message:
+        case VerificationRequested():
+            effect = VerifyRun(verification=message.verification, run=message.run)
+            return Decision(effects=(effect,))
+        case RunAudited(effect=effect):
+            completed = VerificationCompleted(
+                verification=effect.verification,
+                run=effect.run,
+                findings=message.findings,
+                steps=message.steps,
+                checkpoints=message.checkpoints,
+                artifacts=message.artifacts,
+                adapter_sha256=message.adapter_sha256,
+            )
+            return Decision(events=(completed,))
+        case Failed(effect=VerifyRun() as effect):
+            completed = VerificationCompleted(
+                verification=effect.verification,
+                run=effect.run,
+                error=excerpt(f"{message.category}: {message.message}"),
+            )
+            return Decision(events=(completed,))
+        case _:
+            return NOTHING
+
+
+def routes(message: Message) -> tuple[StreamName, ...]:
+    """Each verification has a stream."""
+    if isinstance(message, VerificationRequested):
+        return (verify_stream(message.verification),)
+    return ()
+
+
+async def perform(effect: VerifyRun, ports: Ports) -> RunAudited:
+    """Audit the run. Raises Refused when its model cannot be loaded any more, TransientError."""
+    report = await audit(
+        need(ports.learner, "learner"), ports, effect.run, alias=effect.verification
+    )
+    return RunAudited(
+        effect=effect,
+        findings=tuple(report.findings),
+        steps=report.steps,
+        checkpoints=report.checkpoints,
+        artifacts=report.artifacts,
+        adapter_sha256=report.adapter_sha256,
+    )
+
+
+CONSUMER = Consumer(
+    name=ConsumerName("verify"),
+    category="verify",
+    reads=(VerificationRequested,),
+    emits=(VerificationCompleted,),
+    effects=(VerifyRun,),
+    initial=VerifyState(),
+    evolve=evolve,
+    handle=handle,
+    routes=routes,
+    perform=perform,
+)
