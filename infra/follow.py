@@ -23,13 +23,15 @@ class Patience:
     def __init__(self, log: EventLog, wakeup: Wakeup) -> None:
         self._log = log
         self._wakeup = wakeup
+        self._at = Cursor()
         self._nap_s = FIRST_NAP_S
 
     async def wait(self, after: Cursor) -> None:
         """Return when it is worth reading the log after `after` again, where nothing was just now."""
-        if await self._log.ahead(after):
-            await asyncio.sleep(self._nap_s)
-            self._nap_s = min(LONGEST_NAP_S, self._nap_s * 2)
+        if after != self._at:
+            self._at, self._nap_s = after, FIRST_NAP_S
+        if not await self._log.ahead(after):
+            await self._wakeup.wait(SLOW_POLL_S)
             return
-        self._nap_s = FIRST_NAP_S
-        await self._wakeup.wait(SLOW_POLL_S)
+        await asyncio.sleep(self._nap_s)
+        self._nap_s = min(LONGEST_NAP_S, self._nap_s * 2)

@@ -11,8 +11,7 @@ happens here, and the reconciler keeps runs going.
 import asyncio
 import json
 import logging
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ import asyncpg
 from infra import failpoints
 from infra.away import AWAY
 from infra.follow import Patience
-from infra.kafka.publisher import BrokerAway, Forgotten, Publisher
+from infra.kafka.publisher import BrokerAway, Forgotten, Publisher, Sent
 from infra.notify import Wakeup
 from infra.ports import Cursor, EventLog
 
@@ -41,6 +40,9 @@ LOCK = 0x52454C41
 
 NAME = "kafka"
 
+IN_FLIGHT = 8
+"""Pages that may be on their way to the broker at once."""
+
 Connect = Callable[[], AbstractAsyncContextManager[Publisher]]
 
 
@@ -53,11 +55,20 @@ class Position:
     ends: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Events that were handed to the broker, and where the log goes on behind them."""
+
+    sent: Sent
+    after: Cursor
+
+
 class Seat:
     """The right to publish: a database session that holds the lock."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self._using = asyncio.Lock()
 
     async def position(self) -> Position | None:
         """Where the last relay got to, if there was one."""
@@ -72,16 +83,17 @@ class Seat:
 
     async def move(self, position: Position) -> None:
         """Remember it."""
-        await self._connection.execute(
-            "insert into relay (name, cluster, ends, xid, position) values ($1, $2, $3, $4, $5)"
-            " on conflict (name) do update set cluster = excluded.cluster, ends = excluded.ends,"
-            " xid = excluded.xid, position = excluded.position, seen_at = clock_timestamp()",
-            NAME,
-            position.cluster,
-            json.dumps(position.ends),
-            position.cursor.xid,
-            position.cursor.position,
-        )
+        async with self._using:
+            await self._connection.execute(
+                "insert into relay (name, cluster, ends, xid, position) values ($1, $2, $3, $4, $5)"
+                " on conflict (name) do update set cluster = excluded.cluster, ends = excluded.ends,"
+                " xid = excluded.xid, position = excluded.position, seen_at = clock_timestamp()",
+                NAME,
+                position.cluster,
+                json.dumps(position.ends),
+                position.cursor.xid,
+                position.cursor.position,
+            )
 
     async def oldest_watermark(self) -> Cursor:
         """Below it everything is consumed by all consumers that ever were."""
@@ -93,11 +105,12 @@ class Seat:
     async def saw(self, lags: Mapping[str, int]) -> None:
         """The broker is well, and its groups are so far behind. Raises what asyncpg raises when the
         session, and with it the lock, is lost."""
-        await self._connection.execute("update relay set seen_at = clock_timestamp()")
-        await self._connection.execute("delete from bus_lag")
-        await self._connection.executemany(
-            "insert into bus_lag (consumers, records) values ($1, $2)", list(lags.items())
-        )
+        async with self._using:
+            await self._connection.execute("update relay set seen_at = clock_timestamp()")
+            await self._connection.execute("delete from bus_lag")
+            await self._connection.executemany(
+                "insert into bus_lag (consumers, records) values ($1, $2)", list(lags.items())
+            )
 
 
 class Relay:
@@ -112,7 +125,6 @@ class Relay:
         self._connect = connect
         self._said = ""
         self._forgotten = False
-        self._checked_at = 0.0
 
     async def run(self) -> None:
         """Until cancelled; goes on through the death of the database and of the broker."""
@@ -133,13 +145,16 @@ class Relay:
             self._say(f"the relay waits for the database: {error}")
 
     async def _lead(self, seat: Seat) -> None:
+        """Send pages and move behind them, until something fails."""
         async with self._connect() as publisher:
             position = await self._start(seat, publisher)
             self._say(f"the relay publishes to cluster {publisher.cluster} after {position.cursor}")
-            self._checked_at = time.monotonic()
-            while True:
-                position = await self.step(seat, publisher, position)
-                await self._check(seat, publisher)
+            pages: asyncio.Queue[Page] = asyncio.Queue(IN_FLIGHT)
+            await _all(
+                self._send(publisher, pages, position.cursor),
+                self._move(seat, publisher, pages),
+                self._watch(seat, publisher),
+            )
 
     async def _start(self, seat: Seat, publisher: Publisher) -> Position:
         """Where to go on: further back when this broker does not hold what was published."""
@@ -153,34 +168,59 @@ class Relay:
         self._forgotten = False
         return position
 
-    async def step(self, seat: Seat, publisher: Publisher, position: Position) -> Position:
-        """Publish a page and move behind it; or wait for one."""
-        events, after = await self._log.tail(position.cursor, limit=PAGE)
-        if after == position.cursor:
-            await self._patience.wait(after)
-            return position
-        failpoints.hit("relay.before_send")
-        acknowledged = await publisher.send(events)
-        failpoints.hit("relay.after_send")
-        await acknowledged
-        failpoints.hit("relay.after_ack")
-        position = Position(after, publisher.cluster, dict(publisher.ends))
-        await seat.move(position)
-        failpoints.hit("relay.after_position")
-        return position
+    async def _send(
+        self, publisher: Publisher, pages: "asyncio.Queue[Page]", cursor: Cursor
+    ) -> None:
+        """Hand the log over, page by page, a few pages ahead of what is acknowledged."""
+        while True:
+            events, after = await self._log.tail(cursor, limit=PAGE)
+            if after == cursor:
+                await self._patience.wait(after)
+                continue
+            failpoints.hit("relay.before_send")
+            sent = await publisher.send(events)
+            failpoints.hit("relay.after_send")
+            await pages.put(Page(sent, after))
+            cursor = after
 
-    async def _check(self, seat: Seat, publisher: Publisher) -> None:
-        if time.monotonic() - self._checked_at < CHECK_S:
-            return
-        await publisher.check()
-        await seat.saw(await publisher.lags())
-        self._checked_at = time.monotonic()
+    async def _move(self, seat: Seat, publisher: Publisher, pages: "asyncio.Queue[Page]") -> None:
+        """Move the position behind each page once the broker holds it."""
+        while True:
+            page = await pages.get()
+            await self.passed(seat, publisher, page)
+            failpoints.hit("relay.after_position")
+
+    async def passed(self, seat: Seat, publisher: Publisher, page: Page) -> None:
+        """The broker holds a page, and then the position says so."""
+        await publisher.acknowledged(page.sent)
+        failpoints.hit("relay.after_ack")
+        await seat.move(Position(page.after, publisher.cluster, dict(publisher.ends)))
+
+    async def _watch(self, seat: Seat, publisher: Publisher) -> None:
+        """Find out that the broker or the seat is lost while there is nothing to send."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            await publisher.check()
+            await seat.saw(await publisher.lags())
 
     def _say(self, message: str) -> None:
         """Once, not at every attempt."""
         if message != self._said:
             logger.warning("%s", message)
         self._said = message
+
+
+async def _all(*jobs: Coroutine[Any, Any, None]) -> None:
+    """Run these together; raises what the first of them raises, and ends the others."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 def _holds(publisher: Publisher, known: Position) -> bool:

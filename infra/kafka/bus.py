@@ -1,10 +1,10 @@
 """The Bus port on Kafka: one consumer group per hosted set of consumers, at least once.
 
-A record wakes a consumer up and names an event; the event is read from the log (`records.py`), in the
-same breath as what was consumed already is dropped. Offsets are committed behind a batch once its
-decisions are. After a rebalance the batch in hand may belong to somebody else: its offsets are then not
-ours to commit, and what was done twice the inbox drops. While the broker is away nothing comes from
-here; the reconciler (`infra/reconcile.py`) goes on, so a batch is never waited for.
+A record wakes a consumer up and names an event; the event is read from the log (`records.py`), and in
+the same breath what was consumed already is dropped. Offsets are committed behind a batch once its
+decisions are, explicitly, by a task of their own. After a rebalance the batch in hand may belong to
+somebody else: its offsets are then not ours to commit, and what was done twice the inbox drops. While
+the broker is away nothing comes from here; the reconciler (`infra/reconcile.py`) goes on.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 BATCH = 100
 POLL_MS = 1000
 COMMIT_S = 2.0
-"""How long an offset may take to be committed; without it the records come again, and are dropped."""
+"""How long a commit of offsets may take."""
 
 JOIN_S = 30.0
-STOP_S = 5.0
+STOP_S = 3.0
 RETRY_S = 1.0
 
 Offsets = dict[TopicPartition, int]
@@ -48,8 +48,9 @@ class KafkaBus:
         self._settings = settings
         self._log = log
         self._skips = skips
-        self._consumer: AIOKafkaConsumer | None = None
         self._pending: Offsets = {}
+        self._done: Offsets = {}
+        self._more_done = asyncio.Event()
         self._said = ""
 
     async def subscribe(
@@ -73,10 +74,26 @@ class KafkaBus:
             await asyncio.sleep(RETRY_S)
 
     async def acknowledge(self, batch: Delivered) -> None:
-        offsets, self._pending = self._pending, {}
-        consumer = self._consumer
-        if consumer is None:
-            return
+        """The offsets are committed in the background: nobody needs to wait for a broker here."""
+        self._done |= self._pending
+        self._pending = {}
+        self._more_done.set()
+
+    async def idle(self) -> bool:
+        """Whether nothing that came is unacknowledged; what has not come yet only the log knows."""
+        return not self._pending
+
+    async def _committing(self, consumer: AIOKafkaConsumer) -> None:
+        """Commit what is done, for as long as this membership lasts."""
+        while True:
+            await self._more_done.wait()
+            self._more_done.clear()
+            await self._commit(consumer)
+
+    async def _commit(self, consumer: AIOKafkaConsumer) -> None:
+        """Of what is done, the offsets of partitions that are still ours. What is not committed comes
+        again, to us or to who has the partition now, and the inbox drops it."""
+        offsets, self._done = self._done, {}
         ours = {place: at for place, at in offsets.items() if place in consumer.assignment()}
         if not ours:
             return
@@ -85,10 +102,6 @@ class KafkaBus:
                 await consumer.commit(ours)
         except (KafkaError, IllegalStateError, TimeoutError) as error:
             logger.info("offsets were not committed, their records may come again: %s", error)
-
-    async def idle(self) -> bool:
-        """Whether nothing that came is unacknowledged; what has not come yet only the log knows."""
-        return not self._pending
 
     async def _batch(self, consumer: AIOKafkaConsumer, intake: Intake) -> Delivered:
         fetched = await consumer.getmany(timeout_ms=POLL_MS, max_records=BATCH)
@@ -117,10 +130,15 @@ class KafkaBus:
         try:
             async with asyncio.timeout(JOIN_S):
                 await consumer.start()
-            self._consumer = consumer
-            yield consumer
+            self._pending, self._done = {}, {}
+            committing = asyncio.ensure_future(self._committing(consumer))
+            try:
+                yield consumer
+            finally:
+                committing.cancel()
+                await asyncio.gather(committing, return_exceptions=True)
+                await self._commit(consumer)
         finally:
-            self._consumer, self._pending = None, {}
             await _stop(consumer)
 
     async def _ensure(self) -> None:

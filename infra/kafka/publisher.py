@@ -24,10 +24,10 @@ from infra.ports import Recorded
 logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 256 * 1024
-STOP_S = 5.0
+STOP_S = 3.0
 
-Ends = Mapping[str, int]
-"""`topic/partition` -> the offset that the next record there will have."""
+Sent = Sequence["asyncio.Future[RecordMetadata]"]
+"""Records that were handed over; each is done when the broker has answered."""
 
 
 class BrokerAway(Exception):
@@ -40,7 +40,8 @@ class Forgotten(Exception):
 
 
 class Publisher:
-    """A connection to Kafka that takes events. `cluster` names who took them, `ends` how far."""
+    """A connection to Kafka that takes events. `cluster` names who takes them; `ends`: the offset that
+    the next record of each `topic/partition` will have."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -52,14 +53,24 @@ class Publisher:
         self.cluster = ""
         self.ends: dict[str, int] = {}
 
-    async def send(self, events: Sequence[Recorded]) -> Awaitable[None]:
-        """Hand these over; returns what to await until the broker has acknowledged all of them. Both
-        raise BrokerAway, and the second Forgotten."""
+    async def send(self, events: Sequence[Recorded]) -> Sent:
+        """Hand these over, in this order. Raises BrokerAway."""
         try:
-            sent = [await self._send(event) for event in events]
+            return [await self._send(event) for event in events]
         except KafkaError as error:
             raise BrokerAway(str(error)) from error
-        return self._acknowledged(sent)
+
+    async def acknowledged(self, sent: Sent) -> None:
+        """Return when the broker holds what was sent. Raises BrokerAway, Forgotten."""
+        try:
+            answers = await asyncio.gather(*sent)
+        except KafkaError as error:
+            raise BrokerAway(str(error)) from error
+        for answer in answers:
+            place = f"{answer.topic}/{answer.partition}"
+            if answer.offset < self.ends.get(place, 0):
+                raise Forgotten(f"{place} was made again")
+            self.ends[place] = answer.offset + 1
 
     async def check(self) -> None:
         """Whether Kafka is still the one it was. Raises BrokerAway, Forgotten."""
@@ -90,8 +101,8 @@ class Publisher:
 
     async def close(self) -> None:
         """Hang up. What is still unsent is sent by who comes next: nobody waits for it here."""
-        for closing in (self._producer.stop(), self._reader.stop(), self._admin.close()):
-            await _bounded(closing)
+        clients = (self._producer.stop(), self._reader.stop(), self._admin.close())
+        await asyncio.gather(*(_bounded(closing) for closing in clients))
 
     async def _begin(self) -> None:
         await ensure(self._admin, self._settings)
@@ -112,18 +123,14 @@ class Publisher:
         future: asyncio.Future[RecordMetadata] = await self._producer.send(
             made.topic, made.value, made.key, headers=list(made.headers)
         )
+        future.add_done_callback(_seen)
         return future
 
-    async def _acknowledged(self, sent: Sequence["asyncio.Future[RecordMetadata]"]) -> None:
-        try:
-            answers = await asyncio.gather(*sent)
-        except KafkaError as error:
-            raise BrokerAway(str(error)) from error
-        for answer in answers:
-            place = f"{answer.topic}/{answer.partition}"
-            if answer.offset < self.ends.get(place, 0):
-                raise Forgotten(f"{place} was made again")
-            self.ends[place] = answer.offset + 1
+
+def _seen(future: "asyncio.Future[RecordMetadata]") -> None:
+    """A failure that nobody waits for any more is no news: the position did not move."""
+    if not future.cancelled():
+        future.exception()
 
 
 @asynccontextmanager
