@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         if asked.names == [RELAY]:
-            return asyncio.run(relay())
+            return asyncio.run(relay(tuple(REGISTRY)))
         consumers = tuple(load(name) for name in dict.fromkeys(asked.names))
         lanes = tuple(asked.lanes) if asked.lanes else lanes_of(consumers)
         return asyncio.run(work(consumers, lanes=lanes, drain=asked.drain))

@@ -57,15 +57,16 @@ async def work(consumers: Sequence[Consumer[Any]], *, lanes: Sequence[Lane], dra
             return LEASE_LOST if keeper.lost else 0
 
 
-async def relay() -> int:
-    """Publish the log to Kafka until stopped. Raises InvalidConfig when no Kafka is named."""
+async def relay(consumers: Sequence[str]) -> int:
+    """Publish the log to Kafka for these consumers, until stopped. Raises InvalidConfig when no Kafka is
+    named."""
     settings = Settings.load(os.environ)
     telemetry.setup(settings, service="relay")
     failpoints.arm(settings.failpoint or "", settings.home)
     if settings.kafka is None:
         raise InvalidConfig("the relay publishes to Kafka: name its servers in HEADRACE_KAFKA")
     async with open_backend(settings) as backend:
-        task = asyncio.ensure_future(backend.relay(settings.kafka).run())
+        task = asyncio.ensure_future(backend.relay(settings.kafka, consumers).run())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         with contextlib.suppress(asyncio.CancelledError):

@@ -5,7 +5,7 @@ laptop and on a cluster."""
 
 import importlib.util
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -60,13 +60,18 @@ class Backend:
         broker = KafkaBus(self.kafka, self.log, Skips(self.database))
         return Reconciled(broker, Reconciler(self.log, self.notifier.subscribe()))
 
-    def relay(self, kafka: KafkaSettings) -> "Relay":
-        """The relay from the log to Kafka."""
+    def relay(self, kafka: KafkaSettings, consumers: Sequence[str]) -> "Relay":
+        """The relay from the log to Kafka, for these consumers."""
         from infra.kafka.publisher import publishing
         from infra.relay import Relay
 
-        wakeup = self.notifier.subscribe()
-        return Relay(self.database.url, self.log, wakeup, connect=partial(publishing, kafka))
+        return Relay(
+            self.database.url,
+            self.log,
+            self.notifier.subscribe(),
+            connect=partial(publishing, kafka),
+            consumers=consumers,
+        )
 
 
 @asynccontextmanager

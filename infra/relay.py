@@ -11,7 +11,7 @@ happens here, and the reconciler keeps runs going.
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -95,12 +95,14 @@ class Seat:
                 position.cursor.position,
             )
 
-    async def oldest_watermark(self) -> Cursor:
-        """Below it everything is consumed by all consumers that ever were."""
-        row = await self._connection.fetchrow(
-            "select xid, position from watermarks order by xid, position limit 1"
+    async def oldest_watermark(self, consumers: Sequence[str]) -> Cursor:
+        """Below it all of these have consumed everything."""
+        rows = await self._connection.fetch(
+            "select xid, position from watermarks where consumer = any ($1)", list(consumers)
         )
-        return Cursor(row["xid"], row["position"]) if row else Cursor()
+        if len(rows) < len(consumers):
+            return Cursor()
+        return min((Cursor(row["xid"], row["position"]) for row in rows), default=Cursor())
 
     async def saw(self, lags: Mapping[str, int]) -> None:
         """The broker is well, and its groups are so far behind. Raises what asyncpg raises when the
@@ -117,9 +119,17 @@ class Relay:
     """Publishes for ever, whenever it is the active one."""
 
     def __init__(
-        self, database_url: str, log: EventLog, wakeup: Wakeup, *, connect: Connect
+        self,
+        database_url: str,
+        log: EventLog,
+        wakeup: Wakeup,
+        *,
+        connect: Connect,
+        consumers: Sequence[str] = (),
     ) -> None:
+        """`consumers` are those that read from the broker."""
         self._url = database_url
+        self._consumers = consumers
         self._log = log
         self._patience = Patience(log, wakeup)
         self._connect = connect
@@ -161,7 +171,7 @@ class Relay:
         known = await seat.position()
         if known is not None and not self._forgotten and _holds(publisher, known):
             return known
-        oldest = await seat.oldest_watermark()
+        oldest = await seat.oldest_watermark(self._consumers)
         cursor = oldest if known is None else min(known.cursor, oldest)
         position = Position(cursor, publisher.cluster, dict(publisher.ends))
         await seat.move(position)

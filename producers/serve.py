@@ -14,7 +14,7 @@ import sys
 import uvicorn
 from starlette.applications import Starlette
 
-from consumers.__main__ import lanes_of, load
+from consumers.__main__ import REGISTRY, lanes_of, load
 from consumers.project import Projector
 from consumers.worker import hosted, leased, worker_id
 from infra import failpoints, telemetry
@@ -56,7 +56,7 @@ async def serve(settings: Settings) -> int:
         async with leased(hosting, backend, runtime):
             jobs = [server.serve(), projector.run(), runtime.run()]
             if settings.kafka is not None:
-                jobs.append(backend.relay(settings.kafka).run())
+                jobs.append(backend.relay(settings.kafka, tuple(REGISTRY)).run())
             tasks = [asyncio.ensure_future(job) for job in jobs]
             done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             server.should_exit = True

@@ -93,15 +93,18 @@ class KafkaBus:
     async def _commit(self, consumer: AIOKafkaConsumer) -> None:
         """Of what is done, the offsets of partitions that are still ours. What is not committed comes
         again, to us or to who has the partition now, and the inbox drops it."""
-        offsets, self._done = self._done, {}
-        ours = {place: at for place, at in offsets.items() if place in consumer.assignment()}
-        if not ours:
+        assigned = consumer.assignment()
+        self._done = {place: at for place, at in self._done.items() if place in assigned}
+        offsets = dict(self._done)
+        if not offsets:
             return
         try:
             async with asyncio.timeout(COMMIT_S):
-                await consumer.commit(ours)
+                await consumer.commit(offsets)
         except (KafkaError, IllegalStateError, TimeoutError) as error:
             logger.info("offsets were not committed, their records may come again: %s", error)
+            return
+        self._done = {place: at for place, at in self._done.items() if offsets.get(place) != at}
 
     async def _batch(self, consumer: AIOKafkaConsumer, intake: Intake) -> Delivered:
         fetched = await consumer.getmany(timeout_ms=POLL_MS, max_records=BATCH)

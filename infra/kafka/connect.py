@@ -57,7 +57,8 @@ class Rarely(logging.Filter):
 
 
 def quieten() -> None:
-    """Put `Rarely` before every logger of the client."""
+    """Put `Rarely` before every logger of the client, and leave out its small talk."""
+    logging.getLogger("aiokafka").setLevel(logging.WARNING)
     rarely = Rarely()
     for name in ("client", "conn", "cluster", "consumer", "coordinator", "producer"):
         for found in _loggers(f"aiokafka.{name}"):

@@ -50,6 +50,7 @@ class Publisher:
         self._producer = AIOKafkaProducer(
             **options(settings), enable_idempotence=True, acks="all", max_batch_size=BATCH_BYTES
         )
+        self._places: list[TopicPartition] = []
         self.cluster = ""
         self.ends: dict[str, int] = {}
 
@@ -86,7 +87,7 @@ class Publisher:
     async def lags(self) -> Mapping[str, int]:
         """Consumer group -> records that it has not acknowledged. Raises BrokerAway."""
         try:
-            return await lags(self._settings, self._admin, self._reader)
+            return await lags(self._settings, self._admin, self._reader, self._places)
         except (KafkaError, TimeoutError) as error:
             raise BrokerAway(str(error) or "it does not answer") from error
 
@@ -108,10 +109,12 @@ class Publisher:
         await ensure(self._admin, self._settings)
         self.cluster, _ = await self._look()
         found = await self._admin.describe_topics(list(topics(self._settings)))
-        places = [
-            TopicPartition(t["topic"], p["partition"]) for t in found for p in t["partitions"]
+        self._places = [
+            TopicPartition(topic["topic"], partition["partition"])
+            for topic in found
+            for partition in topic["partitions"]
         ]
-        ends = await self._reader.end_offsets(places)
+        ends = await self._reader.end_offsets(self._places)
         self.ends = {f"{at.topic}/{at.partition}": offset for at, offset in ends.items()}
 
     async def _look(self) -> tuple[str, set[str]]:
