@@ -1,5 +1,6 @@
 """`python -m consumers NAME... [--lanes LANE...] [--drain | --forever]`: a process that hosts
-consumers. The registry below is explicit: a consumer exists once it stands here.
+consumers. The registry below is explicit: a consumer exists once it stands here. `relay` is the other
+thing that a container may be: it publishes the log to Kafka, and hosts nothing.
 
 This is a composition root: the only place under consumers/ that may import trainer, and it does so
 lazily, when this process takes the lanes of a device.
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from infra.consumer import Consumer
+from infra.settings import BadSetting
 from schemas.errors import InvalidConfig
 from schemas.messages import Lane
 
@@ -28,6 +30,9 @@ REGISTRY: dict[str, str] = {
 }
 """Consumer name -> the module that defines it (`CONSUMER`). `project` is a tail, not an intake: it
 runs in the control process (`consumers/project.py`)."""
+
+
+RELAY = "relay"
 
 
 def load(name: str) -> Consumer[Any]:
@@ -46,7 +51,7 @@ def lanes_of(consumers: Sequence[Consumer[Any]]) -> tuple[Lane, ...]:
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m consumers", description=__doc__)
-    parser.add_argument("names", nargs="+", metavar="NAME", help=", ".join(REGISTRY))
+    parser.add_argument("names", nargs="+", metavar="NAME", help=", ".join((*REGISTRY, RELAY)))
     parser.add_argument("--lanes", nargs="+", type=Lane, choices=list(Lane), default=None)
     ends = parser.add_mutually_exclusive_group()
     ends.add_argument("--drain", action="store_true", help="exit when nothing is left to do")
@@ -57,15 +62,25 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Host the named consumers. Exit codes: 0 done or stopped, 1 refused, 2 usage, 3 lease lost."""
     asked = arguments(sys.argv[1:] if argv is None else argv)
-    try:
-        consumers = tuple(load(name) for name in dict.fromkeys(asked.names))
-    except InvalidConfig as error:
-        sys.stderr.write(f"{error}\n")
+    if unknown := set(asked.names) - {*REGISTRY, RELAY}:
+        sys.stderr.write(
+            f"there is no consumer {unknown.pop()!r}; there are: {', '.join(REGISTRY)}\n"
+        )
         return 2
-    from consumers.worker import work
+    if RELAY in asked.names and len(asked.names) > 1:
+        sys.stderr.write("the relay has a process of its own: name it alone\n")
+        return 2
+    from consumers.worker import relay, work
 
-    lanes = tuple(asked.lanes) if asked.lanes else lanes_of(consumers)
-    return asyncio.run(work(consumers, lanes=lanes, drain=asked.drain))
+    try:
+        if asked.names == [RELAY]:
+            return asyncio.run(relay(tuple(REGISTRY)))
+        consumers = tuple(load(name) for name in dict.fromkeys(asked.names))
+        lanes = tuple(asked.lanes) if asked.lanes else lanes_of(consumers)
+        return asyncio.run(work(consumers, lanes=lanes, drain=asked.drain))
+    except (InvalidConfig, BadSetting) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
 
 
 if __name__ == "__main__":

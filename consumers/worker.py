@@ -5,6 +5,7 @@ and the gateway only where samples are generated or graded.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -26,6 +27,7 @@ from infra.readmodel import announce_door
 from infra.runtime import Runtime
 from infra.sandbox import ProcessSandbox
 from infra.settings import Settings
+from schemas.errors import InvalidConfig
 from schemas.ids import WorkerId
 from schemas.messages import Lane
 
@@ -55,6 +57,23 @@ async def work(consumers: Sequence[Consumer[Any]], *, lanes: Sequence[Lane], dra
             await runtime.run(drain=drain)
             await asyncio.to_thread(telemetry.close)
             return LEASE_LOST if keeper.lost else 0
+
+
+async def relay(consumers: Sequence[str]) -> int:
+    """Publish the log to Kafka for these consumers, until stopped. Raises InvalidConfig when no Kafka is
+    named."""
+    settings = Settings.load(os.environ)
+    telemetry.setup(settings, service="relay")
+    failpoints.arm(settings.failpoint or "", settings.home)
+    if settings.kafka is None:
+        raise InvalidConfig("the relay publishes to Kafka: name its servers in HEADRACE_KAFKA")
+    async with open_backend(settings) as backend:
+        task = asyncio.ensure_future(backend.relay(settings.kafka, consumers).run())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    return 0
 
 
 @asynccontextmanager

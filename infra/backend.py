@@ -4,26 +4,38 @@ Which adapter stands behind each port follows from the settings alone, so the sa
 laptop and on a cluster."""
 
 import importlib.util
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from infra.artifacts import ArtifactStore
 from infra.blobs import LocalBlobs
-from infra.bus import EmbeddedBus
+from infra.bus import EmbeddedBus, Reconciled
 from infra.clock import SystemClock
 from infra.database import Database, connect
 from infra.datasets import DatasetCache
 from infra.effects import PostgresEffects
 from infra.installation import belong
+from infra.kafka.probe import probe
+from infra.kafka.settings import KafkaSettings
 from infra.log import PostgresLog
 from infra.migrate import check
 from infra.notify import Notifier
-from infra.ports import Blobs, Clock
+from infra.ports import Blobs, Bus, Clock
+from infra.reconcile import Reconciler
 from infra.settings import Settings
-from schemas.errors import InvalidConfig
+from schemas.errors import InvalidConfig, TransientError
+
+if TYPE_CHECKING:
+    from infra.relay import Relay
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +50,30 @@ class Backend:
     artifacts: ArtifactStore
     datasets: DatasetCache
     clock: Clock
+    kafka: KafkaSettings | None
 
-    def bus(self) -> EmbeddedBus:
-        """A bus of a runtime's own."""
-        return EmbeddedBus(self.log, self.notifier)
+    def bus(self) -> Bus:
+        """A bus of a runtime's own: Kafka with the reconciler behind it, or the log itself."""
+        if self.kafka is None:
+            return EmbeddedBus(self.log, self.notifier)
+        from infra.kafka.bus import KafkaBus
+        from infra.skips import Skips
+
+        broker = KafkaBus(self.kafka, self.log, Skips(self.database))
+        return Reconciled(broker, Reconciler(self.log, self.notifier.subscribe()))
+
+    def relay(self, kafka: KafkaSettings, consumers: Sequence[str]) -> "Relay":
+        """The relay from the log to Kafka, for these consumers."""
+        from infra.kafka.publisher import publishing
+        from infra.relay import Relay
+
+        return Relay(
+            self.database.url,
+            self.log,
+            self.notifier.subscribe(),
+            connect=partial(publishing, kafka),
+            consumers=consumers,
+        )
 
 
 @asynccontextmanager
@@ -53,6 +85,8 @@ async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
             "HEADRACE_DATABASE_URL is not set; start everything with `headrace up`, or name a "
             "Postgres server there"
         )
+    if settings.kafka is not None:
+        await _reachable(settings.kafka)
     async with (
         connect(settings.database_url, limits=settings.database) as database,
         Notifier(database) as notifier,
@@ -71,6 +105,7 @@ async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
             artifacts=artifacts,
             datasets=DatasetCache(artifacts),
             clock=SystemClock(),
+            kafka=settings.kafka,
         )
 
 
@@ -96,3 +131,17 @@ async def check_blobs(settings: Settings) -> None:
     """Raises what `open_blobs` raises: for whoever is about to start processes that will need them."""
     async with open_blobs(settings):
         pass
+
+
+async def _reachable(kafka: KafkaSettings) -> None:
+    """A broker that is away comes back; one that is none, or without a client here, never does.
+    Raises InvalidConfig."""
+    if importlib.util.find_spec("aiokafka") is None:
+        raise InvalidConfig(
+            f"HEADRACE_KAFKA holds {kafka.named!r}, but the client of Kafka is not installed: "
+            "pip install 'headrace[kafka]'"
+        )
+    try:
+        await probe(kafka)
+    except TransientError as error:
+        logger.warning("%s; events come from the log until it does", error)

@@ -1,25 +1,18 @@
-"""The embedded bus: consumers are woken by the log itself.
+"""The buses that are made of the log: the embedded one, and a broker's with the reconciler behind it.
 
-It is the reconciler without the wait: from the oldest watermark of its consumers it tails the log below
-the horizon, drops what the inbox holds, and hands out the rest. What is acknowledged lies below its
-cursor, and the watermarks follow. Several processes may host the same consumer: the inbox decides.
+`EmbeddedBus` hands out what its consumers have not consumed as soon as it is below the horizon: the
+inbox decides who was first when several processes host one consumer. `Reconciled` asks a broker and
+the reconciler at once, so that a run depends on neither being quick, and on the log alone for the truth.
 """
 
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
-from infra.notify import Notifier, Wakeup
-from infra.ports import Cursor, EventLog, Recorded
+from infra.follow import Patience
+from infra.notify import Notifier
+from infra.ports import Bus, EventLog
+from infra.reconcile import Delivered, Reconciler, Tail
 from schemas.ids import ConsumerName
-
-BATCH = 100
-SLOW_POLL_S = 5.0
-"""How often the log is looked at when nothing wakes us; a lost wake-up costs this much."""
-
-ADVANCE_S = 2.0
-"""Watermarks move at most this often; until then the inbox remembers."""
-
-Delivered = Sequence[tuple[ConsumerName, Recorded]]
 
 
 class EmbeddedBus:
@@ -27,54 +20,66 @@ class EmbeddedBus:
 
     def __init__(self, log: EventLog, notifier: Notifier) -> None:
         self._log = log
-        self._wakeup: Wakeup = notifier.subscribe()
-        self._cursor = Cursor()
-        self._next = Cursor()
-        self._names: tuple[ConsumerName, ...] = ()
-        self._types: list[str] = []
-        self._advanced = 0.0
-        self._moved = False
+        self._patience = Patience(log, notifier.subscribe())
+        self._tail = Tail(log, {})
 
     async def subscribe(
         self, consumers: Mapping[ConsumerName, Sequence[str]]
-    ) -> AsyncIterator[Delivered]:
-        self._names = tuple(consumers)
-        self._types = sorted({kind for kinds in consumers.values() for kind in kinds})
-        marks = {name: await self._log.watermark(name) for name in consumers}
-        self._cursor = self._next = min(marks.values(), default=Cursor())
+    ) -> AsyncGenerator[Delivered, None]:
+        self._tail = Tail(self._log, consumers)
+        await self._tail.open()
         while True:
-            events, self._next = await self._log.tail(self._cursor, limit=BATCH, types=self._types)
-            if self._next == self._cursor:
-                await self._advance()
-                await self._wakeup.wait(SLOW_POLL_S)
-                continue
-            wanted = [
-                (name, recorded)
-                for recorded in events
-                for name, kinds in consumers.items()
-                if recorded.type in kinds and recorded.cursor > marks[name]
-            ]
-            known = await self._log.consumed([(name, r.id) for name, r in wanted]) if wanted else ()
-            batch = [(name, r) for name, r in wanted if (name, r.id) not in known]
-            if batch:
+            batch = await self._tail.page()
+            if batch is None:
+                await self._tail.advance()
+                await self._patience.wait(self._tail.cursor)
+            elif batch:
                 yield batch
             else:
-                await self.acknowledge(batch)
+                await self._tail.passed()
 
     async def acknowledge(self, batch: Delivered) -> None:
-        self._cursor = self._next
-        self._moved = True
-        if time.monotonic() - self._advanced > ADVANCE_S:
-            await self._advance()
+        await self._tail.passed()
 
     async def idle(self) -> bool:
-        events, _ = await self._log.tail(self._cursor, limit=BATCH, types=self._types)
-        return not events
+        return await self._tail.clear()
 
-    async def _advance(self) -> None:
-        if not self._moved:
-            return
-        self._moved = False
-        self._advanced = time.monotonic()
-        for name in self._names:
-            await self._log.advance(name, self._cursor)
+
+class Reconciled:
+    """`infra.ports.Bus`: whatever of a broker's bus and the reconciler has a batch first."""
+
+    def __init__(self, broker: Bus, reconciler: Reconciler) -> None:
+        self._broker = broker
+        self._reconciler = reconciler
+        self._from: Bus = broker
+
+    async def subscribe(
+        self, consumers: Mapping[ConsumerName, Sequence[str]]
+    ) -> AsyncGenerator[Delivered, None]:
+        sources: tuple[Bus, ...] = (self._broker, self._reconciler)
+        open_ = {source: source.subscribe(consumers) for source in sources}
+        waiting = {asyncio.ensure_future(_next(open_[source])): source for source in sources}
+        try:
+            while True:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    self._from = waiting.pop(task)
+                    yield task.result()
+                    waiting[asyncio.ensure_future(_next(open_[self._from]))] = self._from
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            for batches in open_.values():
+                await batches.aclose()
+
+    async def acknowledge(self, batch: Delivered) -> None:
+        await self._from.acknowledge(batch)
+
+    async def idle(self) -> bool:
+        """The reconciler passes what the broker brought as well: what it sees due is all there is."""
+        return await self._reconciler.idle()
+
+
+async def _next(batches: AsyncGenerator[Delivered, None]) -> Delivered:
+    return await anext(batches)

@@ -31,6 +31,13 @@ NAMED = (
     "ckpt.after_manifest",
     "ckpt.before_event",
     "lease.renew",
+    "relay.before_send",
+    "relay.after_send",
+    "relay.after_ack",
+    "relay.after_position",
+    "reconcile.found",
+    "reconcile.before_advance",
+    "reconcile.after_advance",
 )
 
 CONSUMERS: dict[str, tuple[type[Effect], ...]] = {

@@ -136,6 +136,21 @@ class PostgresLog:
         last = rows[-1]
         return _known(wanted), Cursor(last["xid"], last["position"])
 
+    async def ahead(self, after: Cursor) -> bool:
+        found: bool = await self._pool.fetchval(
+            "select exists (select from events where (xid, position) > ($1, $2))",
+            after.xid,
+            after.position,
+        )
+        return found
+
+    async def head(self) -> Cursor:
+        row = await self._pool.fetchrow(
+            f"select xid, position from events where {BELOW_HORIZON}"  # noqa: S608
+            " order by xid desc, position desc limit 1"
+        )
+        return Cursor(row["xid"], row["position"]) if row else Cursor()
+
     async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
         rows = await self._pool.fetch(
             f"select {COLUMNS} from unnest($1::text[], $2::integer[]) as w (name, at)"  # noqa: S608
@@ -179,6 +194,25 @@ class PostgresLog:
             [event_id for _, event_id in keys],
         )
         return frozenset((row["consumer"], row["event_id"]) for row in rows)
+
+    async def due(
+        self, messages: Sequence[tuple[ConsumerName, Recorded]]
+    ) -> Sequence[tuple[ConsumerName, Recorded]]:
+        if not messages:
+            return []
+        # One statement, so one snapshot: who no longer sees a purged inbox row sees the watermark.
+        rows = await self._pool.fetch(
+            "select n from unnest($1::text[], $2::uuid[], $3::xid8[], $4::bigint[])"
+            " with ordinality as w (name, id, xid, position, n) where not exists"
+            " (select from inbox where consumer = w.name and event_id = w.id) and not exists"
+            " (select from watermarks m where m.consumer = w.name"
+            " and (m.xid, m.position) >= (w.xid, w.position)) order by n",
+            [name for name, _ in messages],
+            [recorded.id for _, recorded in messages],
+            [recorded.cursor.xid for _, recorded in messages],
+            [recorded.cursor.position for _, recorded in messages],
+        )
+        return [messages[row["n"] - 1] for row in rows]
 
     async def watermark(self, consumer: ConsumerName) -> Cursor:
         row = await self._pool.fetchrow(

@@ -5,7 +5,7 @@ They are shipped, and bound by the same contract suites as the real ones (tests/
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -194,6 +194,12 @@ class MemoryLog:
         wanted = [r for r in page if types is None or r.type in types]
         return wanted, page[-1].cursor if page else after
 
+    async def ahead(self, after: Cursor) -> bool:
+        return await self.head() > after
+
+    async def head(self) -> Cursor:
+        return max((recorded.cursor for recorded in self._world.events), default=Cursor())
+
     async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
         wanted = set(places)
         return [r for r in self._world.events if (r.stream, r.version) in wanted]
@@ -208,6 +214,17 @@ class MemoryLog:
         self, keys: Sequence[tuple[ConsumerName, EventId]]
     ) -> frozenset[tuple[ConsumerName, EventId]]:
         return frozenset(key for key in keys if key in self._world.inbox)
+
+    async def due(
+        self, messages: Sequence[tuple[ConsumerName, Recorded]]
+    ) -> Sequence[tuple[ConsumerName, Recorded]]:
+        marks = self._world.marks
+        return [
+            (name, recorded)
+            for name, recorded in messages
+            if (name, recorded.id) not in self._world.inbox
+            and recorded.cursor > marks.get(name, Cursor())
+        ]
 
     async def watermark(self, consumer: ConsumerName) -> Cursor:
         return self._world.marks.get(consumer, Cursor())
@@ -363,7 +380,7 @@ class MemoryBus:
 
     async def subscribe(
         self, consumers: Mapping[ConsumerName, Sequence[str]]
-    ) -> AsyncIterator[Sequence[tuple[ConsumerName, Recorded]]]:
+    ) -> AsyncGenerator[Sequence[tuple[ConsumerName, Recorded]], None]:
         self._types = sorted({kind for kinds in consumers.values() for kind in kinds})
         while True:
             self._world.changed.clear()
@@ -377,8 +394,7 @@ class MemoryBus:
                 for name, kinds in consumers.items()
                 if recorded.type in kinds
             ]
-            known = await self._log.consumed([(name, r.id) for name, r in wanted])
-            batch = [(name, r) for name, r in wanted if (name, r.id) not in known]
+            batch = await self._log.due(wanted)
             if batch:
                 yield batch
             else:

@@ -4,7 +4,7 @@ Every adapter of a port passes the same contract suite (tests/contracts). Engine
 are protocols of `schemas`, because trainer implements them.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -232,6 +232,15 @@ class EventLog(Protocol):
         cursor to go on from (it moves past events of other types too)."""
         ...
 
+    async def ahead(self, after: Cursor) -> bool:
+        """Whether events are committed above `after`, be it that the horizon still hides them from
+        `tail`: then it is worth looking again soon."""
+        ...
+
+    async def head(self) -> Cursor:
+        """The cursor of the last event below the horizon."""
+        ...
+
     async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
         """The events at these versions of these streams, as far as there are any."""
         ...
@@ -246,6 +255,13 @@ class EventLog(Protocol):
         self, keys: Sequence[tuple[ConsumerName, EventId]]
     ) -> frozenset[tuple[ConsumerName, EventId]]:
         """Which of these have an inbox row."""
+        ...
+
+    async def due(
+        self, messages: Sequence[tuple[ConsumerName, Recorded]]
+    ) -> Sequence[tuple[ConsumerName, Recorded]]:
+        """Those of these messages that their consumer has not consumed: they lie above its watermark
+        (as it stands now) and have no inbox row."""
         ...
 
     async def watermark(self, consumer: ConsumerName) -> Cursor: ...
@@ -338,9 +354,9 @@ class Bus(Protocol):
 
     def subscribe(
         self, consumers: Mapping[ConsumerName, Sequence[str]]
-    ) -> AsyncIterator[Sequence[tuple[ConsumerName, Recorded]]]:
-        """Batches of (consumer, event) to decide on, for ever. The iterator may deliver again what
-        was never acknowledged."""
+    ) -> AsyncGenerator[Sequence[tuple[ConsumerName, Recorded]], None]:
+        """Batches of (consumer, event) to decide on, for ever; the next batch comes once this one is
+        acknowledged. It may deliver again what never was. Close the generator to leave."""
         ...
 
     async def acknowledge(self, batch: Sequence[tuple[ConsumerName, Recorded]]) -> None:

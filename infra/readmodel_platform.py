@@ -21,6 +21,17 @@ class LaneJson(TypedDict):
     claimed: int
 
 
+class BusJson(TypedDict):
+    """`kind` log: the embedded bus, and nothing else is said. `relay_behind`: events not published;
+    `seen_s`: since when the broker was not seen; `lag`: per group, records not acknowledged."""
+
+    kind: str
+    relay_behind: int
+    seen_s: float | None
+    lag: dict[str, int]
+    skipped: dict[str, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Door:
     """Where a device worker samples for the API (`checkpoint chat`)."""
@@ -89,6 +100,24 @@ class Platform:
             at_most,
         )
         return {row["consumer"]: row["lag"] for row in rows}
+
+    async def bus(self, kind: str, *, at_most: int = 100_000) -> BusJson:
+        """What stands between the log and the consumers."""
+        lags = await self._pool.fetch("select consumers, records from bus_lag order by consumers")
+        skips = await self._pool.fetch("select reason, count from bus_skips order by reason")
+        relay = await self._pool.fetchrow(
+            "select extract(epoch from clock_timestamp() - r.seen_at)::float8 as seen_s,"
+            " (select count(*) from (select from events e where (e.xid, e.position)"
+            " > (r.xid, r.position) limit $1) above) as behind from relay r",
+            at_most,
+        )
+        return BusJson(
+            kind=kind,
+            relay_behind=relay["behind"] if relay else 0,
+            seen_s=round(relay["seen_s"], 1) if relay else None,
+            lag={row["consumers"]: row["records"] for row in lags},
+            skipped={row["reason"]: row["count"] for row in skips},
+        )
 
     async def horizon_age_s(self) -> float:
         """Since when the oldest transaction of the server holds the log's horizon back."""

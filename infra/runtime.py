@@ -15,6 +15,7 @@ import logging
 import random
 import time
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -127,14 +128,18 @@ class Runtime:
             c.name: [*(event.type for event in c.reads), MessageRedriven.type]
             for c in self._hosting.consumers
         }
-        async for batch in self._bus.subscribe(reads):
-            works = [work for name, recorded in batch if (work := await self._work(name, recorded))]
-            for name in {work.consumer.name for work in works}:
-                failpoints.hit(f"{name}.intake.received")
-            await self._settle(works)
-            await self._bus.acknowledge(batch)
-            for name in {work.consumer.name for work in works}:
-                failpoints.hit(f"{name}.intake.offset_committed")
+        async with aclosing(self._bus.subscribe(reads)) as batches:
+            async for batch in batches:
+                await self._take(batch)
+
+    async def _take(self, batch: Sequence[tuple[ConsumerName, Recorded]]) -> None:
+        works = [work for name, recorded in batch if (work := await self._work(name, recorded))]
+        for name in {work.consumer.name for work in works}:
+            failpoints.hit(f"{name}.intake.received")
+        await self._settle(works)
+        await self._bus.acknowledge(batch)
+        for name in {work.consumer.name for work in works}:
+            failpoints.hit(f"{name}.intake.offset_committed")
 
     async def _work(self, name: ConsumerName, recorded: Recorded) -> Work | None:
         """What a record asks of a consumer. One that cannot be decoded, or about which its consumer
@@ -238,12 +243,13 @@ class Runtime:
 
     async def _still_due(self, works: Sequence[Work], miss: CommitMiss) -> list[Work]:
         """The works that a miss did not settle: not consumed elsewhere, not fenced."""
-        keys = [(work.consumer.name, work.delivery) for work in works if not work.claimed]
-        consumed = await self._log.consumed(keys) if keys else frozenset()
+        messages = [(work.consumer.name, work.delivered) for work in works if work.delivered]
+        due = await self._log.due(messages)
+        keys = {(name, recorded.id) for name, recorded in due}
         return [
             work
             for work in works
-            if (work.consumer.name, work.delivery) not in consumed
+            if (work.delivered is None or (work.consumer.name, work.delivered.id) in keys)
             and not (miss.kind == "fenced" and work.claimed and str(work.claimed.id) == miss.what)
         ]
 

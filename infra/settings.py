@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from infra.kafka.settings import KafkaSettings
 from infra.s3_place import S3Place
 
 
@@ -28,13 +29,15 @@ class DatabaseLimits:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How this process was told to run. `database_url` None: the supervisor's embedded Postgres."""
+    """How this process was told to run. `database_url` None: the supervisor's embedded Postgres;
+    `kafka` None: the bus tails the event log."""
 
     home: Path
     url: str
     token: str | None
     database_url: str | None
     database: DatabaseLimits
+    kafka: KafkaSettings | None
     blobs: str
     s3_endpoint: str | None
     sampler: str
@@ -47,7 +50,6 @@ class Settings:
     def load(cls, environ: Mapping[str, str]) -> "Settings":
         """Read the environment. Raises BadSetting."""
         home = Path(environ.get("HEADRACE_HOME") or "~/.headrace").expanduser().absolute()
-        _not_built(environ, "HEADRACE_KAFKA", "leave it out: the bus tails the event log")
         return cls(
             home=home,
             url=_url(environ),
@@ -58,6 +60,7 @@ class Settings:
                 statement_s=_number(environ, "HEADRACE_DATABASE_STATEMENT_S", 20, 1, 3600),
                 idle_in_transaction_s=_number(environ, "HEADRACE_DATABASE_IDLE_S", 30, 1, 3600),
             ),
+            kafka=_kafka(environ),
             blobs=_blobs(environ, home),
             s3_endpoint=_s3_endpoint(environ),
             sampler=_one_of(environ, "HEADRACE_SAMPLER", ("torch",), later="vllm="),
@@ -117,6 +120,13 @@ def _number(environ: Mapping[str, str], name: str, default: int, least: int, mos
     return int(value)
 
 
+def _kafka(environ: Mapping[str, str]) -> KafkaSettings | None:
+    try:
+        return KafkaSettings.load(environ)
+    except ValueError as error:
+        raise BadSetting(str(error)) from error
+
+
 def _blobs(environ: Mapping[str, str], home: Path) -> str:
     value = environ.get("HEADRACE_BLOBS") or f"file://{home}/blobs"
     if value.startswith("file:///"):
@@ -146,13 +156,6 @@ def _one_of(
             f"{name} holds {value!r}; that is not built in this version: use {', '.join(known)}"
         )
     raise _bad(name, value, ", ".join(known))
-
-
-def _not_built(environ: Mapping[str, str], name: str, instead: str) -> None:
-    if environ.get(name):
-        raise BadSetting(
-            f"{name} holds {environ[name]!r}; it is not built in this version: {instead}"
-        )
 
 
 def _bad(name: str, value: str, may: str) -> BadSetting:

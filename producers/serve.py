@@ -1,4 +1,5 @@
-"""The control process: API, sync and the read model's projector in one event loop. Never torch.
+"""The control process: API, sync, the read model's projector and (with Kafka) the relay in one event
+loop. Never torch.
 
 This is a composition root: the one place under producers/ that may import consumers.
 """
@@ -13,7 +14,7 @@ import sys
 import uvicorn
 from starlette.applications import Starlette
 
-from consumers.__main__ import lanes_of, load
+from consumers.__main__ import REGISTRY, lanes_of, load
 from consumers.project import Projector
 from consumers.worker import hosted, leased, worker_id
 from infra import failpoints, telemetry
@@ -21,9 +22,10 @@ from infra.backend import open_backend
 from infra.git import GitRepositories
 from infra.hosting import Hosting
 from infra.readmodel import ReadModel
-from infra.settings import Settings
+from infra.settings import BadSetting, Settings
 from producers.api.app import create_app
 from producers.api.services import Services
+from schemas.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +54,10 @@ async def serve(settings: Settings) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
         async with leased(hosting, backend, runtime):
-            tasks = [
-                asyncio.ensure_future(job)
-                for job in (server.serve(), projector.run(), runtime.run())
-            ]
+            jobs = [server.serve(), projector.run(), runtime.run()]
+            if settings.kafka is not None:
+                jobs.append(backend.relay(settings.kafka, tuple(REGISTRY)).run())
+            tasks = [asyncio.ensure_future(job) for job in jobs]
             done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             server.should_exit = True
             runtime.stop()
@@ -84,11 +86,15 @@ def _server(app: Starlette, settings: Settings) -> uvicorn.Server:
 
 
 def main() -> int:
-    settings = Settings.load(os.environ)
-    telemetry.setup(settings, service="control")
-    failpoints.arm(settings.failpoint or "", settings.home)
+    """Exit codes: 0 stopped, 1 refused."""
     try:
+        settings = Settings.load(os.environ)
+        telemetry.setup(settings, service="control")
+        failpoints.arm(settings.failpoint or "", settings.home)
         return asyncio.run(serve(settings))
+    except (BadSetting, InvalidConfig) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
     finally:
         telemetry.close()
 

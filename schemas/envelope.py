@@ -8,7 +8,7 @@ import json
 from datetime import datetime
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from schemas.errors import HeadraceError
 from schemas.events import EVENT_TYPES, Event
@@ -42,7 +42,7 @@ def decode_event(event_type: str, version: int, data: str | bytes) -> Event:
         return kind.model_validate(
             upcast(event_type, version, json.loads(data), current=kind.version)
         )
-    except (ValidationError, KeyError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BadEvent(f"{event_type} version {version}: {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 from hypothesis import settings
 
+from tests.kit.kafka import kafka, kafka_address, kafka_node
 from tests.kit.postgres import (
     database,
     database_url,
@@ -17,6 +18,9 @@ __all__ = [
     "database",
     "database_url",
     "embedded_url",
+    "kafka",
+    "kafka_address",
+    "kafka_node",
     "own_server",
     "postgres_url",
     "s3",

@@ -37,10 +37,15 @@ async def status(request: Request) -> Response:
             "workers": await platform.workers(),
             "effects": await platform.effects(),
             "lag": await platform.lag(),
+            "bus": await platform.bus(_bus_kind(request)),
             "horizon_age_s": round(await platform.horizon_age_s(), 3),
             "runs": await platform.run_counts(),
         }
     )
+
+
+def _bus_kind(request: Request) -> str:
+    return "kafka" if services(request).settings.kafka else "log"
 
 
 async def metrics(request: Request) -> Response:
@@ -53,6 +58,7 @@ async def metrics(request: Request) -> Response:
         for state, count in (("waiting", counts["waiting"]), ("claimed", counts["claimed"]))
     }
     lag = {f'consumer="{name}"': float(n) for name, n in (await platform.lag()).items()}
+    bus = await platform.bus(_bus_kind(request))
     runs = {f'status="{name}"': float(n) for name, n in (await platform.run_counts()).items()}
     steps = {f'run="{run}",key="{key}"': value for run, key, value in await platform.step_metrics()}
     text = prometheus(
@@ -64,6 +70,22 @@ async def metrics(request: Request) -> Response:
                 {"": await platform.oldest_waiting_s()},
             ),
             "headrace_lag_events": ("events above a consumer's watermark", lag),
+            "headrace_relay_lag_events": (
+                "events that the relay has not published to Kafka",
+                {"": float(bus["relay_behind"])} if bus["kind"] == "kafka" else {},
+            ),
+            "headrace_kafka_lag_records": (
+                "records that a consumer group has not acknowledged",
+                {f'consumers="{name}"': float(n) for name, n in bus["lag"].items()},
+            ),
+            "headrace_kafka_seen_seconds": (
+                "since when the relay has not seen Kafka well",
+                {"": bus["seen_s"]} if bus["seen_s"] is not None else {},
+            ),
+            "headrace_bus_skipped": (
+                "records that no consumer could use",
+                {f'reason="{reason}"': float(n) for reason, n in bus["skipped"].items()},
+            ),
             "headrace_horizon_age_seconds": (
                 "how long the oldest transaction holds the log's horizon",
                 {"": await platform.horizon_age_s()},

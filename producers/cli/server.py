@@ -103,6 +103,7 @@ def status(*, as_json: bool) -> None:
             ("home", answer.get("home")),
             ("supervisor", f"pid {state.pid}" if supervisor and state else "not on this machine"),
             ("horizon age", f"{answer.get('horizon_age_s') or 0:.1f} s"),
+            ("bus", _bus(answer.get("bus"))),
             ("lag", _pairs(answer.get("lag"))),
             ("runs", _pairs(answer.get("runs"))),
         ],
@@ -120,6 +121,14 @@ def status(*, as_json: bool) -> None:
         for lane, count in (answer.get("effects") or {}).items()
     ]
     table("Effects", ("lane", "waiting", "claimed"), lanes)
+
+
+def _bus(bus: object) -> str:
+    if not isinstance(bus, dict) or bus.get("kind") != "kafka":
+        return "the event log"
+    if bus.get("seen_s") is None:
+        return "Kafka, never seen yet; events come from the log"
+    return f"Kafka, seen {bus['seen_s']:.0f} s ago, {bus.get('relay_behind')} events to publish"
 
 
 def _pairs(counts: object) -> str:

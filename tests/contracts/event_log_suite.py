@@ -106,6 +106,35 @@ class EventLogSuite:
         assert [r.version for r in paused] == [4]
         assert after == end
 
+    async def test_the_head_is_where_the_tail_ends(self, log: EventLog) -> None:
+        run = uuid4().hex
+        (first,) = await log.commit(one(warned(run, 1), 1))
+        assert await log.head() == first.cursor
+        assert not await log.ahead(first.cursor)
+        (second,) = await log.commit(one(warned(run, 2), 2))
+        assert await log.ahead(first.cursor)
+        assert await log.head() == second.cursor
+
+    async def test_events_are_found_by_their_places(self, log: EventLog) -> None:
+        run = uuid4().hex
+        written = [(await log.commit(one(warned(run, n), n)))[0] for n in (1, 2, 3)]
+        stream = written[0].stream
+        found = await log.held([(stream, 3), (stream, 1), (stream, 9), (StreamName("run-x"), 1)])
+        assert sorted(found, key=lambda r: r.version) == [written[0], written[2]]
+
+    async def test_due_is_what_lies_above_the_watermark_without_an_inbox_row(
+        self, log: EventLog
+    ) -> None:
+        name, other, run = ConsumerName(uuid4().hex), ConsumerName(uuid4().hex), uuid4().hex
+        written = [(await log.commit(one(warned(run, n), n)))[0] for n in (1, 2, 3, 4)]
+        await log.commit(Commit(consumed=((name, EventId(written[2].id)),)))
+        await log.advance(name, written[0].cursor)
+        messages = [(who, r) for r in written for who in (name, other)]
+        due = await log.due(messages)
+        assert [r.version for who, r in due if who == name] == [2, 4]
+        assert [r.version for who, r in due if who == other] == [1, 2, 3, 4]
+        assert await log.due([]) == []
+
     async def _end(self, log: EventLog) -> tuple[int, Cursor]:
         cursor, pages = Cursor(), 0
         while True:

@@ -41,7 +41,6 @@ def test_defaults_follow_from_the_home(tmp_path: Path) -> None:
         ("HEADRACE_SAMPLER", "magic", "torch"),
         ("HEADRACE_SANDBOX", "bwrap", "not built"),
         ("HEADRACE_SANDBOX", "none", "process"),
-        ("HEADRACE_KAFKA", "localhost:9092", "not built"),
     ],
 )
 def test_a_bad_value_is_one_line_with_name_value_and_what_may_be(

@@ -1,0 +1,72 @@
+"""What every client of Kafka in this process is told, and their logging kept readable."""
+
+import logging
+import ssl
+import time
+from typing import Any
+
+from infra.kafka.settings import KafkaSettings
+
+REQUEST_MS = 5000
+"""How long a request, or a record to be sent, waits for a broker before it fails."""
+
+REPEAT_S = 30.0
+
+
+def options(settings: KafkaSettings) -> dict[str, Any]:
+    """Keyword arguments of all aiokafka clients. Raises OSError when a PEM file cannot be read."""
+    return {
+        "bootstrap_servers": list(settings.servers),
+        "client_id": "headrace",
+        "request_timeout_ms": REQUEST_MS,
+        "metadata_max_age_ms": 10_000,
+        "security_protocol": settings.protocol,
+        "ssl_context": context(settings),
+        "sasl_mechanism": settings.mechanism,
+        "sasl_plain_username": settings.username,
+        "sasl_plain_password": settings.password,
+    }
+
+
+def context(settings: KafkaSettings) -> ssl.SSLContext | None:
+    """Certificates are checked, against our own authority when one is named."""
+    if not settings.tls:
+        return None
+    made = ssl.create_default_context(cafile=settings.ca)
+    if settings.certificate is not None:
+        made.load_cert_chain(settings.certificate, settings.key)
+    return made
+
+
+class Rarely(logging.Filter):
+    """Lets the same complaint of the client through once in a while: while a broker is away it
+    repeats them many times a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        if now - self._seen.get(record.msg, -REPEAT_S) < REPEAT_S:
+            return False
+        if len(self._seen) > 1000:
+            self._seen.clear()
+        self._seen[record.msg] = now
+        return True
+
+
+def quieten() -> None:
+    """Put `Rarely` before every logger of the client, and leave out its small talk."""
+    logging.getLogger("aiokafka").setLevel(logging.WARNING)
+    rarely = Rarely()
+    for name in ("client", "conn", "cluster", "consumer", "coordinator", "producer"):
+        for found in _loggers(f"aiokafka.{name}"):
+            if not any(isinstance(held, Rarely) for held in found.filters):
+                found.addFilter(rarely)
+
+
+def _loggers(name: str) -> list[logging.Logger]:
+    """The loggers of a package and of its modules."""
+    below = [key for key in logging.root.manager.loggerDict if key.startswith(f"{name}.")]
+    return [logging.getLogger(key) for key in (name, *below)]

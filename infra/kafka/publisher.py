@@ -1,0 +1,156 @@
+"""Sends events to Kafka: idempotent, `acks=all`, the events of one key in their order.
+
+A `Publisher` lives as long as its connection is good for: whatever goes wrong ends it, and the relay
+makes another and looks again at what it finds there.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+from aiokafka.structs import RecordMetadata, TopicPartition
+
+from infra.kafka.connect import options, quieten
+from infra.kafka.lag import lags
+from infra.kafka.records import record
+from infra.kafka.settings import KafkaSettings
+from infra.kafka.topics import ensure, topics
+from infra.ports import Recorded
+
+logger = logging.getLogger(__name__)
+
+BATCH_BYTES = 256 * 1024
+STOP_S = 3.0
+
+Sent = Sequence["asyncio.Future[RecordMetadata]"]
+"""Records that were handed over; each is done when the broker has answered."""
+
+
+class BrokerAway(Exception):
+    """Kafka did not take what it was sent, or does not answer; the same may succeed later."""
+
+
+class Forgotten(Exception):
+    """Kafka no longer holds what it had acknowledged: it is another cluster, or its topics were made
+    again."""
+
+
+class Publisher:
+    """A connection to Kafka that takes events. `cluster` names who takes them; `ends`: the offset that
+    the next record of each `topic/partition` will have."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._admin = AIOKafkaAdminClient(**options(settings))
+        self._reader = AIOKafkaConsumer(**options(settings))
+        self._producer = AIOKafkaProducer(
+            **options(settings), enable_idempotence=True, acks="all", max_batch_size=BATCH_BYTES
+        )
+        self._places: list[TopicPartition] = []
+        self.cluster = ""
+        self.ends: dict[str, int] = {}
+
+    async def send(self, events: Sequence[Recorded]) -> Sent:
+        """Hand these over, in this order. Raises BrokerAway."""
+        try:
+            return [await self._send(event) for event in events]
+        except KafkaError as error:
+            raise BrokerAway(str(error)) from error
+
+    async def acknowledged(self, sent: Sent) -> None:
+        """Return when the broker holds what was sent. Raises BrokerAway, Forgotten."""
+        try:
+            answers = await asyncio.gather(*sent)
+        except KafkaError as error:
+            raise BrokerAway(str(error)) from error
+        for answer in answers:
+            place = f"{answer.topic}/{answer.partition}"
+            if answer.offset < self.ends.get(place, 0):
+                raise Forgotten(f"{place} was made again")
+            self.ends[place] = answer.offset + 1
+
+    async def check(self) -> None:
+        """Whether Kafka is still the one it was. Raises BrokerAway, Forgotten."""
+        try:
+            cluster, present = await self._look()
+        except (KafkaError, TimeoutError) as error:
+            raise BrokerAway(str(error) or "it does not answer") from error
+        if cluster != self.cluster:
+            raise Forgotten(f"it is another cluster ({cluster}, not {self.cluster})")
+        if gone := set(topics(self._settings)) - present:
+            raise Forgotten(f"its topics {', '.join(sorted(gone))} are gone")
+
+    async def lags(self) -> Mapping[str, int]:
+        """Consumer group -> records that it has not acknowledged. Raises BrokerAway."""
+        try:
+            return await lags(self._settings, self._admin, self._reader, self._places)
+        except (KafkaError, TimeoutError) as error:
+            raise BrokerAway(str(error) or "it does not answer") from error
+
+    async def open(self) -> None:
+        """Connect, see who it is and how much it holds, and make the topics. Raises BrokerAway."""
+        try:
+            for client in (self._admin, self._reader, self._producer):
+                await client.start()
+            await self._begin()
+        except (KafkaError, TimeoutError) as error:
+            raise BrokerAway(str(error) or "it does not answer") from error
+
+    async def close(self) -> None:
+        """Hang up. What is still unsent is sent by who comes next: nobody waits for it here."""
+        clients = (self._producer.stop(), self._reader.stop(), self._admin.close())
+        await asyncio.gather(*(_bounded(closing) for closing in clients))
+
+    async def _begin(self) -> None:
+        await ensure(self._admin, self._settings)
+        self.cluster, _ = await self._look()
+        found = await self._admin.describe_topics(list(topics(self._settings)))
+        self._places = [
+            TopicPartition(topic["topic"], partition["partition"])
+            for topic in found
+            for partition in topic["partitions"]
+        ]
+        ends = await self._reader.end_offsets(self._places)
+        self.ends = {f"{at.topic}/{at.partition}": offset for at, offset in ends.items()}
+
+    async def _look(self) -> tuple[str, set[str]]:
+        found = await self._admin.describe_cluster()
+        return str(found["cluster_id"]), set(await self._admin.list_topics())
+
+    async def _send(self, event: Recorded) -> "asyncio.Future[RecordMetadata]":
+        made = record(event, self._settings)
+        future: asyncio.Future[RecordMetadata] = await self._producer.send(
+            made.topic, made.value, made.key, headers=list(made.headers)
+        )
+        future.add_done_callback(_seen)
+        return future
+
+
+def _seen(future: "asyncio.Future[RecordMetadata]") -> None:
+    """A failure that nobody waits for any more is no news: the position did not move."""
+    if not future.cancelled():
+        future.exception()
+
+
+@asynccontextmanager
+async def publishing(settings: KafkaSettings) -> AsyncIterator[Publisher]:
+    """A publisher that is connected while inside. Raises BrokerAway when Kafka does not answer."""
+    quieten()
+    publisher = Publisher(settings)
+    try:
+        await publisher.open()
+        yield publisher
+    finally:
+        await publisher.close()
+
+
+async def _bounded(closing: Awaitable[None]) -> None:
+    try:
+        async with asyncio.timeout(STOP_S):
+            await closing
+    except (KafkaError, TimeoutError) as error:
+        logger.info("a connection to Kafka was not closed in order: %s", error)

@@ -1,0 +1,149 @@
+"""A test's corner of a broker: a database of its own, its topics, a relay, buses, and raw records."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from uuid import uuid4
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.structs import ConsumerRecord
+
+from infra.bus import Reconciled
+from infra.database import Database, connect
+from infra.kafka.bus import KafkaBus
+from infra.kafka.connect import options
+from infra.kafka.publisher import publishing
+from infra.kafka.settings import KafkaSettings
+from infra.log import PostgresLog
+from infra.notify import Notifier
+from infra.ports import Bus, Commit, CommitMiss, Recorded
+from infra.reconcile import Delivered, Reconciler
+from infra.relay import Relay
+from infra.skips import Skips
+from schemas.ids import ConsumerName, EventId
+from tests.contracts.event_log_suite import one, warned
+
+WARNED = ("rl.run.warned",)
+
+
+@dataclass
+class Corner:
+    """What a test of the bus works with. `kafka.prefix` sets its topics and groups apart."""
+
+    database: Database
+    notifier: Notifier
+    log: PostgresLog
+    kafka: KafkaSettings
+    skips: Skips = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.skips = Skips(self.database)
+
+    @property
+    def topic(self) -> str:
+        """Where `rl.run.warned` goes."""
+        return f"{self.kafka.prefix}rl.run.v1"
+
+    def bus(self) -> KafkaBus:
+        """Kafka, with nothing behind it."""
+        return KafkaBus(self.kafka, self.log, self.skips)
+
+    def reconciled(self, *, wait_s: float = 3.0) -> Reconciled:
+        """Kafka, with the reconciler behind it."""
+        wakeup = self.notifier.subscribe()
+        return Reconciled(self.bus(), Reconciler(self.log, wakeup, wait_s=wait_s))
+
+    def relay(self, *, consumers: Sequence[str] = ()) -> Relay:
+        return Relay(
+            self.database.url,
+            self.log,
+            self.notifier.subscribe(),
+            connect=partial(publishing, self.kafka),
+            consumers=consumers,
+        )
+
+    @asynccontextmanager
+    async def relaying(self, *, consumers: Sequence[str] = ()) -> AsyncIterator[None]:
+        """A relay that runs while inside."""
+        task = asyncio.ensure_future(self.relay(consumers=consumers).run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def warn(self, count: int = 1) -> list[Recorded]:
+        """Append so many warnings, each of a run of its own."""
+        return [(await self.log.commit(one(warned(uuid4().hex, 1), 1)))[0] for _ in range(count)]
+
+    async def produce(
+        self,
+        value: bytes | None,
+        headers: Mapping[str, str | bytes],
+        *,
+        key: bytes = b"k",
+        topic: str | None = None,
+    ) -> None:
+        """Put a record onto a topic behind the relay's back."""
+        producer = AIOKafkaProducer(**options(self.kafka), max_request_size=32 << 20)
+        await producer.start()
+        try:
+            pairs = [(k, v if isinstance(v, bytes) else v.encode()) for k, v in headers.items()]
+            await producer.send_and_wait(topic or self.topic, value, key, headers=pairs)
+        finally:
+            await producer.stop()
+
+    async def records(self, topic: str | None = None) -> list[ConsumerRecord]:
+        """Everything a topic holds now, per partition in its order."""
+        reader = AIOKafkaConsumer(**options(self.kafka), auto_offset_reset="earliest")
+        await reader.start()
+        try:
+            await reader._client.force_metadata_update()
+            found: list[ConsumerRecord] = []
+            for number in sorted(await reader._client._wait_on_metadata(topic or self.topic)):
+                found += await _drained(reader, TopicPartition(topic or self.topic, number))
+            return found
+        finally:
+            await reader.stop()
+
+
+async def _drained(reader: AIOKafkaConsumer, place: TopicPartition) -> list[ConsumerRecord]:
+    end = (await reader.end_offsets([place]))[place]
+    reader.assign([place])
+    await reader.seek_to_beginning(place)
+    found: list[ConsumerRecord] = []
+    async with asyncio.timeout(30):
+        while await reader.position(place) < end:
+            for page in (await reader.getmany(place, timeout_ms=200)).values():
+                found += page
+    return found
+
+
+@asynccontextmanager
+async def corner(database_url: str, kafka: KafkaSettings) -> AsyncIterator[Corner]:
+    """Another process's view of a test's corner."""
+    async with connect(database_url) as database, Notifier(database) as notifier:
+        yield Corner(database, notifier, PostgresLog(database, notifier), kafka)
+
+
+async def consume(log: PostgresLog, bus: Bus, batch: Delivered) -> list[Recorded]:
+    """What the runtime does with a batch about which nothing is to be decided; what others consumed
+    meanwhile is left out of the answer."""
+    mine = []
+    for name, recorded in batch:
+        try:
+            await log.commit(Commit(consumed=((name, EventId(recorded.id)),)))
+        except CommitMiss:
+            continue
+        mine.append(recorded)
+    await bus.acknowledge(batch)
+    return mine
+
+
+def reader() -> dict[ConsumerName, Sequence[str]]:
+    """A consumer that nobody else is, and reads warnings."""
+    return {ConsumerName(f"c{uuid4().hex[:8]}"): WARNED}
