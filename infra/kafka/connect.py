@@ -11,6 +11,7 @@ REQUEST_MS = 5000
 """How long a request, or a record to be sent, waits for a broker before it fails."""
 
 REPEAT_S = 30.0
+CLIENT = "aiokafka"
 
 
 def options(settings: KafkaSettings) -> dict[str, Any]:
@@ -58,15 +59,9 @@ class Rarely(logging.Filter):
 
 def quieten() -> None:
     """Put `Rarely` before every logger of the client, and leave out its small talk."""
-    logging.getLogger("aiokafka").setLevel(logging.WARNING)
+    logging.getLogger(CLIENT).setLevel(logging.WARNING)
     rarely = Rarely()
-    for name in ("client", "conn", "cluster", "consumer", "coordinator", "producer"):
-        for found in _loggers(f"aiokafka.{name}"):
-            if not any(isinstance(held, Rarely) for held in found.filters):
-                found.addFilter(rarely)
-
-
-def _loggers(name: str) -> list[logging.Logger]:
-    """The loggers of a package and of its modules."""
-    below = [key for key in logging.root.manager.loggerDict if key.startswith(f"{name}.")]
-    return [logging.getLogger(key) for key in (name, *below)]
+    below = [name for name in logging.root.manager.loggerDict if name.startswith(f"{CLIENT}.")]
+    for logger in map(logging.getLogger, (CLIENT, *below)):
+        if not any(isinstance(held, Rarely) for held in logger.filters):
+            logger.addFilter(rarely)

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +131,8 @@ class KafkaServer:
         self.secure = self._make_secure() if with_security else None
         self.cluster_id = ""
         self.process: subprocess.Popen[bytes] | None = None
+        # The kernel ends a child that is to die with us when the *thread* that made it ends.
+        self._launcher = ThreadPoolExecutor(1, thread_name_prefix="kafka")
         self.wipe()
 
     @property
@@ -138,8 +141,17 @@ class KafkaServer:
 
     def start(self) -> None:
         """Start it and wait until it answers. Raises TransientError when it does not."""
+        self.process = self._launcher.submit(self._launch).result()
+        deadline = time.monotonic() + READY_S
+        while not answers(self._ports["plain"]):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise TransientError(f"Kafka did not start; look into {self.log}")
+            time.sleep(0.05)
+
+    def _launch(self) -> "subprocess.Popen[bytes]":
         with self.log.open("ab") as output:
-            self.process = subprocess.Popen(
+            return subprocess.Popen(
                 [*self._java(), "kafka.Kafka", str(self._properties)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -147,12 +159,6 @@ class KafkaServer:
                 start_new_session=True,
                 preexec_fn=die_with(os.getpid()),
             )
-        deadline = time.monotonic() + READY_S
-        while not answers(self._ports["plain"]):
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                self.kill()
-                raise TransientError(f"Kafka did not start; look into {self.log}")
-            time.sleep(0.05)
 
     def stop(self) -> None:
         """Stop it in order."""

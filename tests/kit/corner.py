@@ -24,7 +24,7 @@ from infra.reconcile import Delivered, Reconciler
 from infra.relay import Relay
 from infra.skips import Skips
 from schemas.ids import ConsumerName, EventId
-from tests.contracts.event_log_suite import one, warned
+from tests.contracts.event_log_suite import new, one, warned
 
 WARNED = ("rl.run.warned",)
 
@@ -79,6 +79,12 @@ class Corner:
     async def warn(self, count: int = 1) -> list[Recorded]:
         """Append so many warnings, each of a run of its own."""
         return [(await self.log.commit(one(warned(uuid4().hex, 1), 1)))[0] for _ in range(count)]
+
+    async def warn_run(self, run: str, start: int, count: int) -> list[Recorded]:
+        """Append warnings of one run, of one key, in one transaction."""
+        wanted = [new(warned(run, n), n) for n in range(start, start + count)]
+        expected = {wanted[0].stream: start - 1}
+        return list(await self.log.commit(Commit(expected=expected, events=tuple(wanted))))
 
     async def produce(
         self,

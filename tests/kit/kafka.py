@@ -57,3 +57,8 @@ def environment(address: str, *, prefix: str | None = None) -> dict[str, str]:
         "HEADRACE_KAFKA_PREFIX": prefix or f"t{uuid4().hex[:12]}.",
         "HEADRACE_KAFKA_PARTITIONS": "3",
     }
+
+
+def variables(kafka: KafkaSettings) -> dict[str, str]:
+    """The variables under which a process finds this corner."""
+    return environment(kafka.named, prefix=kafka.prefix)

@@ -1,0 +1,35 @@
+"""A relay that moves its position before the broker has acknowledged: what must never be.
+
+Started as `python -m tests.crash.hasty`, with the settings of a relay.
+"""
+
+import asyncio
+import os
+from functools import partial
+
+from infra import failpoints
+from infra.backend import open_backend
+from infra.kafka.publisher import Publisher, publishing
+from infra.relay import Page, Position, Relay, Seat
+from infra.settings import Settings
+
+
+class Hasty(Relay):
+    async def passed(self, seat: Seat, publisher: Publisher, page: Page) -> None:
+        await seat.move(Position(page.after, publisher.cluster, dict(publisher.ends)))
+        failpoints.hit("relay.after_ack")
+        await publisher.acknowledged(page.sent)
+
+
+async def main() -> None:
+    settings = Settings.load(os.environ)
+    failpoints.arm(settings.failpoint or "", settings.home)
+    assert settings.kafka is not None
+    async with open_backend(settings) as backend:
+        connect = partial(publishing, settings.kafka)
+        wakeup = backend.notifier.subscribe()
+        await Hasty(backend.database.url, backend.log, wakeup, connect=connect).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
