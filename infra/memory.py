@@ -275,6 +275,8 @@ class MemoryEffects:
             if held.new.effect.lane in lanes
             and held.new.consumer in consumers
             and held.due_at <= world.now
+            and held.worker != worker
+            and world.live(worker)
             and not world.live(held.worker)
             and world.gate(held.new.effect.run_id) == "open"
         ]

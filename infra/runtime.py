@@ -89,6 +89,7 @@ class Runtime:
         self._outcomes: asyncio.Queue[Performing] = asyncio.Queue()
         self._deciding: list[EffectId] = []
         self._unsure = False
+        self._absences = 0
         self._stopping = asyncio.Event()
         self.commits = 0
 
@@ -240,11 +241,13 @@ class Runtime:
         """The works that a miss did not settle: not consumed elsewhere, not fenced."""
         keys = [(work.consumer.name, work.delivery) for work in works if not work.claimed]
         consumed = await self._log.consumed(keys) if keys else frozenset()
+        fenced = miss.what if miss.kind == "fenced" else None
+        self._unsure |= fenced is not None
         return [
             work
             for work in works
             if (work.consumer.name, work.delivery) not in consumed
-            and not (miss.kind == "fenced" and work.claimed and str(work.claimed.id) == miss.what)
+            and not (work.claimed and str(work.claimed.id) == fenced)
         ]
 
     def _pass(self, draft: Draft, step: str) -> None:
@@ -284,12 +287,12 @@ class Runtime:
                 await self._rest()
 
     async def _disown(self) -> None:
-        """After an answer was lost: give back what the database says is ours and we do not know of.
-        Nobody else could take it while our lease lives."""
-        if not self._unsure:
+        """After an answer was lost, or what we last wrote: give back what the database says is ours and
+        we do not know of. Nobody else could take it while our lease lives."""
+        if not self._unsure and self._absences == self._wake.absences:
             return
         async with self._settling:
-            self._unsure = False
+            self._unsure, self._absences = False, self._wake.absences
             keep = [*self._held, *self._deciding]
             await self._effects.disown(self._hosting.worker, keep=keep)
 
