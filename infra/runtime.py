@@ -28,7 +28,6 @@ from infra.isolate import Isolation
 from infra.log import Unwritable
 from infra.notify import Wakeup
 from infra.performing import Performing, perform_once
-from infra.poison import dead_letter, redriven
 from infra.ports import (
     Bus,
     Claimed,
@@ -36,10 +35,8 @@ from infra.ports import (
     Effects,
     EventLog,
     Ports,
-    Recorded,
 )
 from infra.states import States
-from schemas.envelope import BadEvent
 from schemas.events import MessageRedriven
 from schemas.ids import ConsumerName, EffectId
 from schemas.messages import Effect
@@ -129,42 +126,14 @@ class Runtime:
             for c in self._hosting.consumers
         }
         async for batch in self._bus.subscribe(reads):
-            works = [work for name, recorded in batch if (work := await self._work(name, recorded))]
+            read = [await self._isolation.read(self._by_name[name], r) for name, r in batch]
+            works = [work for work in read if work is not None]
             for name in {work.consumer.name for work in works}:
                 failpoints.hit(f"{name}.intake.received")
             await self._settle(works)
             await self._bus.acknowledge(batch)
             for name in {work.consumer.name for work in works}:
                 failpoints.hit(f"{name}.intake.offset_committed")
-
-    async def _work(self, name: ConsumerName, recorded: Recorded) -> Work | None:
-        """What a record asks of a consumer. One that cannot be decoded, or about which its consumer
-        cannot say whose it is, is a dead letter: its type is one that the consumer reads."""
-        message: Recorded | None = recorded
-        try:
-            if isinstance(recorded.event, MessageRedriven):
-                message = await redriven(self._log, name, recorded.event)
-            wanted = message is not None and self._by_name[name].routes(message.event)
-        except Away:
-            raise
-        except Exception as error:
-            poison, undecodable = message or recorded, isinstance(error, BadEvent)
-            await dead_letter(
-                self._log, name, poison, error, delivery=recorded.id, pauses=not undecodable
-            )
-            return None
-        self._states.observe(recorded)
-        if message is None or not wanted:
-            return None
-        return Work(
-            consumer=self._by_name[name],
-            message=message.event,
-            id=message.id,
-            correlation=message.correlation,
-            traceparent=message.traceparent,
-            recorded=message,
-            delivered=recorded,
-        )
 
     # --- the only way to commit -----------------------------------------------------------------
 
