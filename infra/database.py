@@ -63,7 +63,9 @@ class Pool:
             try:
                 yield connection
             except TimeoutError:
+                # The network swallowed it; then the idle ones are dead too, and nobody will say so.
                 connection.terminate()
+                await self._pool.expire_connections()
                 raise
             finally:
                 await self._pool.release(connection, timeout=CONNECT_S)

@@ -19,10 +19,12 @@ EFFECT_TYPES: dict[str, type[Effect]] = {effect.type: effect for effect in ALL_E
 
 
 class PostgresEffects:
-    """`infra.ports.Effects` for one worker at a time on Postgres."""
+    """`infra.ports.Effects` for one worker at a time on Postgres. A lease, once had, outlasts a crash of
+    the database; the last renewals and claims may not."""
 
     def __init__(self, database: Database) -> None:
         self._pool = database.lazy
+        self._durable = database.durable
 
     async def register(
         self,
@@ -33,7 +35,7 @@ class PostgresEffects:
         lease_s: float,
         lanes: Sequence[Lane] = (),
     ) -> None:
-        await self._pool.execute(
+        await self._durable.execute(
             "insert into workers (id, host, pid, lanes, expires_at)"
             " values ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5))"
             " on conflict (id) do update set expires_at = excluded.expires_at",

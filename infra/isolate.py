@@ -1,13 +1,19 @@
-"""One message makes its decider raise: find out whether it always does, and put it aside if so."""
+"""What no decider can take is kept from the others: a record that cannot be read, and a message whose
+decider raises, once it is known that it always does."""
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
+from infra.away import Away
+from infra.consumer import Consumer
 from infra.draft import DecisionError, Drafter, Work
 from infra.log import Unwritable, encode
-from infra.poison import dead_letter, dead_outcome
-from infra.ports import Effects, EventLog
+from infra.poison import dead_letter, dead_outcome, redriven
+from infra.ports import Effects, EventLog, Recorded
 from infra.states import States
+from schemas.envelope import BadEvent
+from schemas.events import MessageRedriven
 
 logger = logging.getLogger(__name__)
 
@@ -16,13 +22,46 @@ TRIES = 3
 
 
 class Isolation:
-    """Takes the message that cannot be decided on out of a batch, so that its neighbours go on."""
+    """Takes what cannot be decided on out of a batch, so that its neighbours go on."""
 
     def __init__(self, log: EventLog, effects: Effects, states: States, drafter: Drafter) -> None:
         self._log = log
         self._effects = effects
         self._states = states
         self._drafter = drafter
+
+    async def read(self, consumer: Consumer[Any], recorded: Recorded) -> Work | None:
+        """What a record asks of a consumer, if anything. One that cannot be decoded, or about which the
+        consumer cannot say whose it is, is a dead letter: its type is one that the consumer reads."""
+        message: Recorded | None = recorded
+        try:
+            if isinstance(recorded.event, MessageRedriven):
+                message = await redriven(self._log, consumer.name, recorded.event)
+            wanted = message is not None and consumer.routes(message.event)
+        except Away:
+            raise
+        except Exception as error:
+            await dead_letter(
+                self._log,
+                consumer.name,
+                message or recorded,
+                error,
+                delivery=recorded.id,
+                pauses=not isinstance(error, BadEvent),
+            )
+            return None
+        self._states.observe(recorded)
+        if message is None or not wanted:
+            return None
+        return Work(
+            consumer=consumer,
+            message=message.event,
+            id=message.id,
+            correlation=message.correlation,
+            traceparent=message.traceparent,
+            recorded=message,
+            delivered=recorded,
+        )
 
     async def without(self, works: Sequence[Work], error: DecisionError) -> Sequence[Work]:
         """Try the culprit alone; returns the others once it is put aside, all of them if it turns out

@@ -1,11 +1,11 @@
-"""In-memory twins of the log, the effects and the bus: same rules, no disk.
+"""In-memory twins of the log and the effects: same rules, no disk (the bus: infra/memory_bus.py).
 
 They are shipped, and bound by the same contract suites as the real ones (tests/contracts).
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -292,6 +292,8 @@ class MemoryEffects:
             if held.new.effect.lane in lanes
             and held.new.consumer in consumers
             and held.due_at <= world.now
+            and held.worker != worker
+            and world.live(worker)
             and not world.live(held.worker)
             and world.gate(held.new.effect.run_id) == "open"
         ]
@@ -365,44 +367,3 @@ def _claimed(held: _Effect) -> Claimed:
         memo=held.memo,
         spent=held.crashes > CRASH_LIMIT,
     )
-
-
-class MemoryBus:
-    """`infra.ports.Bus` in memory: the log's tail, woken by each commit."""
-
-    def __init__(self, world: World, *, batch: int = 100) -> None:
-        self._world = world
-        self._batch = batch
-        self._log = MemoryLog(world)
-        self._cursor = Cursor()
-        self._next = Cursor()
-        self._types: list[str] = []
-
-    async def subscribe(
-        self, consumers: Mapping[ConsumerName, Sequence[str]]
-    ) -> AsyncGenerator[Sequence[tuple[ConsumerName, Recorded]], None]:
-        self._types = sorted({kind for kinds in consumers.values() for kind in kinds})
-        while True:
-            self._world.changed.clear()
-            events, self._next = await self._log.tail(self._cursor, limit=self._batch)
-            if self._next == self._cursor:
-                await self._world.changed.wait()
-                continue
-            wanted = [
-                (name, recorded)
-                for recorded in events
-                for name, kinds in consumers.items()
-                if recorded.type in kinds
-            ]
-            batch = await self._log.due(wanted)
-            if batch:
-                yield batch
-            else:
-                await self.acknowledge(batch)
-
-    async def acknowledge(self, batch: Sequence[tuple[ConsumerName, Recorded]]) -> None:
-        self._cursor = self._next
-
-    async def idle(self) -> bool:
-        events, _ = await self._log.tail(self._cursor, limit=self._batch, types=self._types)
-        return not events

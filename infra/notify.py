@@ -22,10 +22,12 @@ would stay silent for ever."""
 
 
 class Wakeup:
-    """An event that many may set and one waits for."""
+    """An event that many may set and one waits for. `absences` counts how often the database was away:
+    what was written without waiting for the disk may be gone since."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self.absences = 0
 
     def set(self) -> None:
         self._event.set()
@@ -79,6 +81,12 @@ class Notifier:
         for wakeup in self._waiting:
             wakeup.set()
 
+    def _back(self) -> None:
+        """We listen (again): nobody knows what was said meanwhile."""
+        for wakeup in self._waiting:
+            wakeup.absences += 1
+            wakeup.set()
+
     async def _send(self) -> None:
         while self._again:
             self._again = False
@@ -104,7 +112,7 @@ class Notifier:
 
         try:
             await connection.add_listener(CHANNEL, notified)
-            self.wake()
+            self._back()
             while not await _within(lost, PROBE_S):
                 await connection.execute("select", timeout=CONNECT_S)
         finally:

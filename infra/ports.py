@@ -308,8 +308,9 @@ class Effects(Protocol):
         consumers: Sequence[ConsumerName],
         limit: int,
     ) -> Sequence[Claimed]:
-        """Claim due effects in order of their age: gate open, no live claim. Epoch + 1 each; a claim
-        taken over from a dead worker counts a crash."""
+        """Claim due effects in order of their age: gate open, no live claim, and not held by this worker
+        already. Epoch + 1 each; a claim taken over from a dead worker counts a crash. A worker whose
+        own lease ran out gets nothing."""
         ...
 
     async def retry(self, claimed: Claimed, *, delay_s: float, error: str) -> None:

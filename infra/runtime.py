@@ -29,7 +29,6 @@ from infra.isolate import Isolation
 from infra.log import Unwritable
 from infra.notify import Wakeup
 from infra.performing import Performing, perform_once
-from infra.poison import dead_letter, redriven
 from infra.ports import (
     Bus,
     Claimed,
@@ -40,7 +39,6 @@ from infra.ports import (
     Recorded,
 )
 from infra.states import States
-from schemas.envelope import BadEvent
 from schemas.events import MessageRedriven
 from schemas.ids import ConsumerName, EffectId
 from schemas.messages import Effect
@@ -90,6 +88,7 @@ class Runtime:
         self._outcomes: asyncio.Queue[Performing] = asyncio.Queue()
         self._deciding: list[EffectId] = []
         self._unsure = False
+        self._absences = 0
         self._stopping = asyncio.Event()
         self.commits = 0
 
@@ -133,42 +132,15 @@ class Runtime:
                 await self._take(batch)
 
     async def _take(self, batch: Sequence[tuple[ConsumerName, Recorded]]) -> None:
-        works = [work for name, recorded in batch if (work := await self._work(name, recorded))]
-        for name in {work.consumer.name for work in works}:
+        read = [await self._isolation.read(self._by_name[name], r) for name, r in batch]
+        works = [work for work in read if work is not None]
+        names = {work.consumer.name for work in works}
+        for name in names:
             failpoints.hit(f"{name}.intake.received")
         await self._settle(works)
         await self._bus.acknowledge(batch)
-        for name in {work.consumer.name for work in works}:
+        for name in names:
             failpoints.hit(f"{name}.intake.offset_committed")
-
-    async def _work(self, name: ConsumerName, recorded: Recorded) -> Work | None:
-        """What a record asks of a consumer. One that cannot be decoded, or about which its consumer
-        cannot say whose it is, is a dead letter: its type is one that the consumer reads."""
-        message: Recorded | None = recorded
-        try:
-            if isinstance(recorded.event, MessageRedriven):
-                message = await redriven(self._log, name, recorded.event)
-            wanted = message is not None and self._by_name[name].routes(message.event)
-        except Away:
-            raise
-        except Exception as error:
-            poison, undecodable = message or recorded, isinstance(error, BadEvent)
-            await dead_letter(
-                self._log, name, poison, error, delivery=recorded.id, pauses=not undecodable
-            )
-            return None
-        self._states.observe(recorded)
-        if message is None or not wanted:
-            return None
-        return Work(
-            consumer=self._by_name[name],
-            message=message.event,
-            id=message.id,
-            correlation=message.correlation,
-            traceparent=message.traceparent,
-            recorded=message,
-            delivered=recorded,
-        )
 
     # --- the only way to commit -----------------------------------------------------------------
 
@@ -244,13 +216,14 @@ class Runtime:
     async def _still_due(self, works: Sequence[Work], miss: CommitMiss) -> list[Work]:
         """The works that a miss did not settle: not consumed elsewhere, not fenced."""
         messages = [(work.consumer.name, work.delivered) for work in works if work.delivered]
-        due = await self._log.due(messages)
-        keys = {(name, recorded.id) for name, recorded in due}
+        due = {(name, recorded.id) for name, recorded in await self._log.due(messages)}
+        fenced = miss.what if miss.kind == "fenced" else None
+        self._unsure |= fenced is not None
         return [
             work
             for work in works
-            if (work.delivered is None or (work.consumer.name, work.delivered.id) in keys)
-            and not (miss.kind == "fenced" and work.claimed and str(work.claimed.id) == miss.what)
+            if (work.delivered is None or (work.consumer.name, work.delivered.id) in due)
+            and not (work.claimed and str(work.claimed.id) == fenced)
         ]
 
     def _pass(self, draft: Draft, step: str) -> None:
@@ -290,12 +263,12 @@ class Runtime:
                 await self._rest()
 
     async def _disown(self) -> None:
-        """After an answer was lost: give back what the database says is ours and we do not know of.
-        Nobody else could take it while our lease lives."""
-        if not self._unsure:
+        """After an answer was lost, or what we last wrote: give back what the database says is ours and
+        we do not know of. Nobody else could take it while our lease lives."""
+        if not self._unsure and self._absences == self._wake.absences:
             return
         async with self._settling:
-            self._unsure = False
+            self._unsure, self._absences = False, self._wake.absences
             keep = [*self._held, *self._deciding]
             await self._effects.disown(self._hosting.worker, keep=keep)
 

@@ -14,7 +14,7 @@ from producers.api.bodies import body_of
 from producers.api.content import first_lines, sent
 from producers.api.runs import services
 from schemas.datasets import Row
-from schemas.errors import InvalidConfig, NotFound
+from schemas.errors import InvalidConfig, NotFound, TransientError
 from schemas.events import DatasetRegistered
 
 
@@ -61,7 +61,7 @@ async def content(request: Request) -> Response:
     await core.readmodel.caught_up(recorded.cursor)
     found = await core.readmodel.registry.dataset(ref)
     if found is None or not isinstance(recorded.event, DatasetRegistered):
-        raise NotFound(f"dataset {name} is not in the read model yet; try again")
+        raise TransientError(f"dataset {name} is not in the read model yet; try again")
     return Answer({"dataset": shown(found)})
 
 
@@ -99,7 +99,7 @@ async def show(request: Request) -> Response:
     found = await services(request).readmodel.registry.dataset(ref)
     if found is None:
         await datasets.find(services(request).log, ref)
-        raise NotFound(f"dataset {ref} is not in the read model yet; try again")
+        raise TransientError(f"dataset {ref} is not in the read model yet; try again")
     return Answer({"dataset": shown(found)})
 
 

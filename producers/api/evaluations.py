@@ -12,7 +12,7 @@ from producers.api.answers import Answer, page_answer, page_of
 from producers.api.bodies import body_of, cause_of, idempotency_key
 from producers.api.runs import asked, log_page, services
 from producers.api.samples import sample_page
-from schemas.errors import NotFound
+from schemas.errors import TransientError
 
 
 def shown(evaluation: EvaluationJson) -> Mapping[str, object]:
@@ -71,7 +71,7 @@ async def _found(request: Request, ref: str) -> EvaluationJson:
     found = await services(request).readmodel.evaluations.get(ref)
     if found is None:
         await services(request).lookup.evaluation(ref)
-        raise NotFound(f"evaluation {ref} is not in the read model yet; try again")
+        raise TransientError(f"evaluation {ref} is not in the read model yet; try again")
     return found
 
 

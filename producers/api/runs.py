@@ -15,7 +15,7 @@ from producers.api.bodies import Body, body_of, cause_of, idempotency_key
 from producers.api.services import Services
 from producers.estimates import estimate, has_gpu
 from producers.submit import Asked
-from schemas.errors import InvalidConfig, Issue, NotFound
+from schemas.errors import InvalidConfig, Issue, TransientError
 from schemas.limits import total_steps
 
 STATUSES = (
@@ -85,12 +85,13 @@ async def run_json(
 
 
 async def known_run(request: Request) -> tuple[RunJson, str]:
-    """The run of the path, and its config as JSON text. Raises NotFound."""
+    """The run of the path, and its config as JSON text. Raises NotFound; TransientError while the read
+    model does not know it yet."""
     ref = request.path_params["ref"]
     found = await services(request).readmodel.runs.get(ref)
     if found is None:
         await services(request).lookup.run(ref)
-        raise NotFound(f"run {ref} is not in the read model yet; try again")
+        raise TransientError(f"run {ref} is not in the read model yet; try again")
     return found
 
 

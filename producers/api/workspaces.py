@@ -11,7 +11,7 @@ from infra.readmodel_registry import WorkspaceJson
 from producers.api.answers import Answer, page_answer, page_of
 from producers.api.bodies import body_of
 from producers.api.runs import services
-from schemas.errors import NotFound
+from schemas.errors import TransientError
 
 
 def shown(workspace: WorkspaceJson) -> Mapping[str, object]:
@@ -41,7 +41,7 @@ async def _shown(request: Request, ref: str) -> Mapping[str, object]:
     found = await services(request).readmodel.registry.workspace(ref)
     if found is None:
         await services(request).workspaces.find(ref)
-        raise NotFound(f"workspace {ref} is not in the read model yet; try again")
+        raise TransientError(f"workspace {ref} is not in the read model yet; try again")
     return shown(found)
 
 

@@ -158,6 +158,25 @@ class EffectsSuite:
         assert await bound.effects.memo(taken, "mine")
         await bound.log.commit(Commit(worker=heir, finished=((taken.id, taken.epoch),)))
 
+    async def test_what_a_worker_holds_it_does_not_claim_again(self, bound: Bound) -> None:
+        who = await worker(bound)
+        await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))
+        (held,) = await claim(bound, who)
+        await bound.expired(LEASE_S, who)
+        assert await claim(bound, who) == []
+        await bound.effects.register(who, host="h", pid=1, lease_s=LEASE_S)
+        assert await claim(bound, who) == []
+        await bound.log.commit(Commit(worker=who, finished=((held.id, held.epoch),)))
+
+    async def test_without_a_live_lease_nothing_is_claimed(self, bound: Bound) -> None:
+        await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))
+        assert await claim(bound, WorkerId(uuid4().hex)) == []
+        who = await worker(bound)
+        await bound.expired(LEASE_S, who)
+        assert await claim(bound, who) == []
+        await bound.effects.register(who, host="h", pid=1, lease_s=LEASE_S)
+        assert len(await claim(bound, who)) == 1
+
     async def test_a_lease_that_ran_out_cannot_be_renewed(self, bound: Bound) -> None:
         who = await worker(bound)
         assert await bound.effects.renew(who, lease_s=LEASE_S)

@@ -1,4 +1,4 @@
-"""Records that are not ours, or not what they say: each is skipped and counted, or a dead letter with its
+"""Records that are not ours, or not what they say: skipped and counted, or a dead letter with their
 bytes and headers; none blocks its neighbours, and what the log holds is delivered as the log holds it.
 """
 

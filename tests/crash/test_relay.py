@@ -1,5 +1,5 @@
 """The relay is killed wherever it may be, as a real process: every event is on the topic at least once,
-and the events of a key in their order. Its twin moves its position before the acknowledgement, and loses.
+and the events of a key in order. Its twin moves its position before the acknowledgement, and loses.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Every objective on the platform: submitted as a TOML would be, trained, rebuilt to the same bits."""
+"""Every objective on the platform: submitted as by TOML, trained, and rebuilt to the same bits."""
 
 from collections.abc import Iterator
 

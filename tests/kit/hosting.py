@@ -14,8 +14,9 @@ from infra.clock import SystemClock
 from infra.consumer import Consumer, Decision, Meta
 from infra.datasets import DatasetCache
 from infra.hosting import Hosting
-from infra.memory import MemoryBus, MemoryEffects, MemoryLog, World
+from infra.memory import MemoryEffects, MemoryLog, World
 from infra.memory_blobs import MemoryBlobs
+from infra.memory_bus import MemoryBus
 from infra.notify import Wakeup
 from infra.ports import Commit, Encoded, NewEvent, Ports, Recorded
 from infra.runtime import Runtime

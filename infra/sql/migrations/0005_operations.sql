@@ -121,9 +121,12 @@ begin
         returning events.position, events.xid, events.time;
 end $$;
 
--- As before, and nothing of a run that is held.
-create or replace function claim_effects(p_worker text, p_lanes text[], p_consumers text[], p_limit integer)
-returns setof effects language sql as $$
+-- Claim due effects: the worker's lease is live, the gate open and the run not held, and nobody else with
+-- a live lease holds them. Taking over from a dead worker counts a crash; what this worker holds already
+-- is not claimed again, even if its lease ran out meanwhile.
+create or replace function claim_effects(
+    p_worker text, p_lanes text[], p_consumers text[], p_limit integer
+) returns setof effects language sql as $$
     update effects e
     set worker = p_worker, epoch = e.epoch + 1,
         crashes = e.crashes + case when e.worker is null then 0 else 1 end
@@ -131,6 +134,9 @@ returns setof effects language sql as $$
         select c.id from effects c
         where c.lane = any (p_lanes) and c.consumer = any (p_consumers)
           and c.due_at <= clock_timestamp()
+          and c.worker is distinct from p_worker
+          and exists (select from workers w
+                      where w.id = p_worker and w.expires_at > clock_timestamp())
           and not exists (select from workers w
                           where w.id = c.worker and w.expires_at > clock_timestamp())
           and not exists (select from run_gates g
