@@ -7,7 +7,7 @@ THREADS := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE
 
 STACK_DIR := .stack
 
-.PHONY: demo test test-fast lint format bench chaos stack stack-down venv clean
+.PHONY: demo oracles test test-fast lint format bench chaos stack stack-down venv clean
 
 venv: $(READY)
 
@@ -17,6 +17,12 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt hatchling -e '.[all]'
 	@touch $@
+
+# The independent implementations that ours is compared with: TRL, Liger, and verl beside them.
+oracles: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,oracles]'
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/oracles \
+		-r requirements-oracles.txt
 
 # STACK=1: on the stack that `make stack` started, instead of a platform of its own.
 demo: $(READY)
