@@ -52,7 +52,7 @@ async def dead_letter(
     """Put `message` aside for `consumer`; `delivery` is what brought it, when that was not itself. Doing
     it again changes nothing."""
     data = _bytes(message)
-    letter, content = _letter(
+    letter, content = letter_of(
         consumer, data, error, message_id=message.id, message_type=message.type, about=message.run
     )
     letter = letter.model_copy(
@@ -64,13 +64,14 @@ async def dead_letter(
             "pauses": pauses,
         }
     )
-    await _put(log, letter, content, delivery or message.id, message.correlation)
+    consumed = (consumer, delivery or message.id)
+    await put_aside(log, letter, content, consumed, message.correlation)
 
 
 async def dead_outcome(log: EventLog, claimed: Claimed, error: Exception) -> None:
     """Put an effect aside whose outcome no decider can decide on; its run is held."""
     data = claimed.effect.model_dump_json().encode()
-    letter, content = _letter(
+    letter, content = letter_of(
         claimed.consumer,
         data,
         error,
@@ -87,7 +88,7 @@ async def dead_outcome(log: EventLog, claimed: Claimed, error: Exception) -> Non
         }
     )
     delivery = EventId(derive_id(claimed.id, f"outcome/{claimed.epoch}"))
-    await _put(log, letter, content, delivery, claimed.correlation)
+    await put_aside(log, letter, content, (claimed.consumer, delivery), claimed.correlation)
 
 
 async def redriven(
@@ -101,8 +102,8 @@ async def redriven(
     return next((recorded for recorded in found if recorded.id == event.message_id), None)
 
 
-def _letter(
-    consumer: ConsumerName,
+def letter_of(
+    consumer: str,
     data: bytes,
     error: Exception,
     *,
@@ -110,6 +111,7 @@ def _letter(
     message_type: str,
     about: str,
 ) -> tuple[MessageDeadLettered, tuple[SmallArtifact, ...]]:
+    """The dead letter of some bytes, and the artifact that has them where they cannot all be shown."""
     text = data.decode(errors="backslashreplace")
     shown = _fitting(text, PAYLOAD_JSON_BYTES)
     whole = shown.encode() == data
@@ -131,13 +133,15 @@ def _letter(
     return letter, () if whole else (SmallArtifact(sha256, data),)
 
 
-async def _put(
+async def put_aside(
     log: EventLog,
     letter: MessageDeadLettered,
     content: tuple[SmallArtifact, ...],
-    delivery: EventId,
+    consumed: tuple[ConsumerName, EventId],
     correlation: UUID,
 ) -> None:
+    """Write a dead letter and that `consumed` is settled by it; doing it again changes nothing."""
+    delivery = consumed[1]
     logger.error("%s: %s is a dead letter: %s", letter.consumer, letter.message_type, letter.cause)
     while True:
         version = (await log.versions([letter.stream]))[letter.stream]
@@ -151,7 +155,7 @@ async def _put(
             traceparent=letter.traceparent,
         )
         commit = Commit(
-            consumed=((ConsumerName(letter.consumer), delivery),),
+            consumed=(consumed,),
             expected={letter.stream: version},
             events=(new,),
             artifacts=content,

@@ -12,6 +12,7 @@ from tests.kit.postgres import (
     server_url,
 )
 from tests.kit.s3 import bucket, s3, s3_client
+from tests.kit.stacks import real_stack
 
 __all__ = [
     "bucket",
@@ -23,6 +24,7 @@ __all__ = [
     "kafka_node",
     "own_server",
     "postgres_url",
+    "real_stack",
     "s3",
     "s3_client",
     "server_url",

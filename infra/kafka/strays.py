@@ -8,23 +8,22 @@ meets it makes the same dead letter.
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from infra.log import EDGE
+from infra.poison import letter_of, put_aside
 from infra.ports import EventLog
-from schemas.events import MAX_EVENT_BYTES, MessageDeadLettered
-from schemas.ids import HEADRACE, derive_id
-
-logger = logging.getLogger(__name__)
+from schemas.envelope import BadEvent
+from schemas.ids import HEADRACE, EventId, derive_id
 
 CONSUMER = "kafka"
 """The consumer in the name of which unreadable records are dead letters."""
 
 HEADER_CHARS = 256
 MOST_HEADERS = 32
-ENVELOPE_BYTES = 16 * 1024
-"""What headers and the other fields of a dead letter take at most, as JSON."""
+KEPT_BYTES = 1 << 20
+"""As large as a broker takes records by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +43,24 @@ class Stray:
 
 
 async def keep(log: EventLog, stray: Stray, cause: str) -> None:
-    """Make it a dead letter. Doing it again changes nothing."""
+    """Make it a dead letter. Doing it again changes nothing. Of a record larger than any event is, the
+    beginning is kept; the broker has the rest for as long as it keeps records."""
     headers = {
-        name[:HEADER_CHARS]: text[:HEADER_CHARS]
-        for name, text in list(stray.headers.items())[:MOST_HEADERS]
+        _plain(name): _plain(text) for name, text in list(stray.headers.items())[:MOST_HEADERS]
     }
-    message_id = derive_id(HEADRACE, f"stray/{stray.fingerprint}")
-    event = MessageDeadLettered(
-        consumer=CONSUMER,
-        message_id=message_id,
+    stray_id = EventId(derive_id(HEADRACE, f"stray/{stray.fingerprint}"))
+    letter, content = letter_of(
+        CONSUMER,
+        stray.value[:KEPT_BYTES],
+        BadEvent(f"{stray.place} ({len(stray.value)} bytes): {cause}"),
+        message_id=stray_id,
         message_type=headers.get("ce_type", "unknown"),
         about=headers.get("ce_runid", "unknown"),
-        cause=f"{stray.place}: {cause}"[:2000],
-        payload=fitting(stray.value.decode(errors="backslashreplace")),
-        headers=headers,
-        traceparent=headers.get("traceparent"),
     )
-    logger.warning("a record that cannot be read is a dead letter: %s", event.cause)
-    await log.append([event], cause=message_id)
+    changes = {"headers": headers, "traceparent": headers.get("traceparent")}
+    await put_aside(log, letter.model_copy(update=changes), content, (EDGE, stray_id), stray_id)
 
 
-def fitting(text: str) -> str:
-    """The beginning of a text that fits into an event: as JSON it may be six times as long."""
-    room = MAX_EVENT_BYTES - ENVELOPE_BYTES
-    text = text[:room]
-    while len(json.dumps(text)) > room:
-        text = text[: len(text) // 2]
-    return text
+def _plain(text: str) -> str:
+    """A header as the log can have it: no null character, and no longer than anybody would read."""
+    return text[:HEADER_CHARS].replace("\0", "\N{REPLACEMENT CHARACTER}")

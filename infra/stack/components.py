@@ -43,7 +43,7 @@ def components(directory: Path) -> Iterator[Components]:
         postgres = stack.enter_context(_postgres(directory))
         kafka = stack.enter_context(kafka_server(directory / "kafka"))
         s3 = stack.enter_context(s3_server(directory / "s3"))
-        _make_bucket(s3)
+        make_bucket(s3)
         yield Components(postgres, kafka, s3)
 
 
@@ -62,7 +62,8 @@ def _postgres(directory: Path) -> Iterator[PostgresServer]:
         server.stop()
 
 
-def _make_bucket(server: S3Server) -> None:
+def make_bucket(server: S3Server) -> None:
+    """The bucket `headrace` of a store, unless it has one."""
     import boto3
 
     client = boto3.client(

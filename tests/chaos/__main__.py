@@ -1,6 +1,7 @@
 """`make chaos`: many short deterministic runs, killed everywhere, and the ledger of what came of them.
 
     python -m tests.chaos --seed 0 --kills 200 --ledger chaos.jsonl      # go on: the same command
+    python -m tests.chaos --stack real                     # on PostgreSQL, Kafka and an S3 store
 
 Each trial is a run that must end, with the hash of its undisturbed twin, nothing lost, nothing done
 twice. One line of JSON a trial goes to the ledger; a ledger that is there is gone on with. Exits 1 if
@@ -14,13 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from infra.failpoints import names
-from tests.chaos.plan import CONFIGS, Trial, batches, trial
+from infra.stack.components import components
+from tests.chaos.plan import CONFIGS, Trial, batches, points, trial
 from tests.chaos.victims import kill
 from tests.kit.ledger import check
 from tests.kit.platform import (
@@ -32,6 +33,7 @@ from tests.kit.platform import (
     platform,
     serving,
 )
+from tests.kit.stacks import RealStack
 
 WITHIN_S = 300.0
 FILES = {
@@ -43,10 +45,10 @@ FILES = {
 class Chaos:
     """A home, its workspace, and the hash that each shape of run must end in."""
 
-    def __init__(self, root: Path, *, seed: int, environment: Mapping[str, str]) -> None:
+    def __init__(self, root: Path, *, seed: int, corner: Callable[[], Mapping[str, str]]) -> None:
         self.root = root
         self.seed = seed
-        self.environment = environment
+        self.corner = corner
         self.workspace = make_workspace(root / "workspace", FILES)
         self.calm: dict[str, str] = {}
         self.started: Platform | None = None
@@ -54,7 +56,7 @@ class Chaos:
     @contextmanager
     def platform(self, home: str, **environment: str) -> Iterator[Platform]:
         """A platform with the workspace and the dataset."""
-        settings = {**self.environment, **environment}
+        settings = {**self.corner(), **environment}
         with platform(self.root / home, environment=settings) as started:
             made = started.post("/workspaces", {"url": str(self.workspace), "name": "w"}, key="w")
             assert made.status_code == 201, made.text
@@ -154,7 +156,7 @@ def trials(given: argparse.Namespace, done: list[dict[str, Any]]) -> Iterator[Tr
     while sum(line["kills"] for line in done) < given.kills:
         if given.duration is not None and time.monotonic() - begun > given.duration:
             return
-        yield trial(given.seed, index)
+        yield trial(given.seed, index, stack=given.stack)
         index += 1
 
 
@@ -164,8 +166,8 @@ def main(given: argparse.Namespace) -> int:
         done = [json.loads(line) for line in given.ledger.read_text().splitlines()]
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        environment = stack.enter_context(surroundings(given.stack, root))
-        chaos = Chaos(root, seed=given.seed, environment=environment)
+        corner = stack.enter_context(corners(given.stack, root))
+        chaos = Chaos(root, seed=given.seed, corner=corner)
         shared = stack.enter_context(chaos.platform("home"))
         chaos.twins(shared)
         for one in trials(given, done):
@@ -181,7 +183,7 @@ def main(given: argparse.Namespace) -> int:
 def summary(done: list[dict[str, Any]], given: argparse.Namespace) -> int:
     """Print the ledger. Returns the exit code."""
     wrong = [line for line in done if "wrong" in line]
-    armed = batches(names())
+    armed = batches(points(given.stack))
     fired = sum(line["kills"] for line in done[: len(armed)])
     kills = sum(line["kills"] for line in done)
     print(f"chaos on {given.stack}, seed {given.seed}: {len(done)} runs, {kills} x kill -9")
@@ -195,9 +197,13 @@ def summary(done: list[dict[str, Any]], given: argparse.Namespace) -> int:
 
 
 @contextmanager
-def surroundings(stack: str, root: Path) -> Iterator[dict[str, str]]:
-    """The settings that name the components of this stack."""
-    yield {}
+def corners(stack: str, root: Path) -> Iterator[Callable[[], Mapping[str, str]]]:
+    """What gives each platform the settings of a place of its own on this stack."""
+    if stack == "embedded":
+        yield dict
+        return
+    with components(root / "stack") as found:
+        yield RealStack.of(found).corner
 
 
 def arguments() -> argparse.Namespace:
@@ -205,7 +211,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=200, help="stop after so many")
     parser.add_argument("--duration", type=float, help="stop after so many seconds")
-    parser.add_argument("--stack", choices=("embedded",), default="embedded")
+    parser.add_argument("--stack", choices=("embedded", "real"), default="embedded")
     parser.add_argument("--ledger", type=Path, default=Path("chaos.jsonl"))
     return parser.parse_args()
 

@@ -19,7 +19,7 @@ from tests.kit.postgres import database_of, execute
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
 
 CUT_S = 30.0
-STEPS = 8
+STEPS = 60
 CONFIG = run_config(advanced={"max_steps": STEPS})
 
 

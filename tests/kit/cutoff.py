@@ -63,9 +63,8 @@ class Cutoff:
                 writer.transport.abort()
         me = asyncio.current_task()
         others = [task for task in asyncio.all_tasks() if task is not me]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        if others:
+            await asyncio.wait(others, timeout=5)
 
     def _cut(self, forget: bool) -> None:
         self._whole.clear()

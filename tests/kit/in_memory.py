@@ -1,0 +1,132 @@
+"""Headrace in one process and in memory: the real consumers, trainer, sandbox and producers over the
+in-memory twins of database, bus and blobs."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from consumers.__main__ import REGISTRY, lanes_of, load
+from infra.artifacts import ArtifactStore
+from infra.clock import SystemClock
+from infra.datasets import DatasetCache
+from infra.gateway.server import HttpGateway
+from infra.git import GitRepositories
+from infra.hosting import Hosting
+from infra.memory import MemoryEffects, MemoryLog, World
+from infra.memory_blobs import MemoryBlobs
+from infra.memory_bus import MemoryBus
+from infra.names import MemoryNames
+from infra.notify import Wakeup
+from infra.ports import Ports
+from infra.runtime import Runtime
+from infra.sandbox import ProcessSandbox
+from infra.settings import Settings
+from producers import datasets
+from producers.lookup import Lookup
+from producers.submit import Asked, Submitter
+from producers.workspaces import Workspaces
+from schemas.events import CheckpointSaved, RunFailed, RunFinished, RunRequested
+from schemas.ids import WorkerId
+
+WORKER = WorkerId("the-only-one")
+
+
+@dataclass
+class InMemory:
+    """A platform. `world` is its database."""
+
+    world: World
+    submitter: Submitter
+    workspaces: Workspaces
+    names: MemoryNames
+    blobs: MemoryBlobs
+    log: MemoryLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.log = MemoryLog(self.world)
+
+    async def upload(self, name: str, file: Path) -> None:
+        checked = await datasets.check(file, "jsonl")
+        await datasets.register(
+            checked,
+            file,
+            name=name,
+            file_name=file.name,
+            log=self.log,
+            blobs=self.blobs,
+            names=self.names,
+        )
+
+    async def finished(self, config: dict[str, dict[str, object]], *, workspace: str) -> str:
+        """The id of a run of this, once it has ended well."""
+        requested = await self.submitter.submit_run(Asked(config, workspace=workspace), key="a-key")
+        assert isinstance(requested.event, RunRequested)
+        run = requested.event.run
+        while not any(isinstance(e, RunFinished) and e.run == run for e in self._told()):
+            failed = [e.error for e in self._told() if isinstance(e, RunFailed)]
+            assert not failed, failed
+            await asyncio.sleep(0.02)
+        return run
+
+    def final_adapter(self) -> str:
+        """The hash of the weights of the last checkpoint."""
+        saved = [e for e in self._told() if isinstance(e, CheckpointSaved)]
+        weights = max(saved, key=lambda e: e.spec.step).spec.state.weights
+        assert weights is not None
+        return weights.sha256
+
+    def _told(self) -> list[object]:
+        return [recorded.event for recorded in self.world.events]
+
+
+@asynccontextmanager
+async def in_memory(home: Path) -> AsyncIterator[InMemory]:
+    """Everything at work until the block ends."""
+    from trainer.engine import Engine
+
+    world, blobs, names = World(), MemoryBlobs(), MemoryNames()
+    world.workers[WORKER] = world.now.replace(year=2100)
+    log = MemoryLog(world)
+    artifacts = ArtifactStore(log, blobs)
+    settings = Settings.load({"HEADRACE_HOME": str(home)})
+    repositories = GitRepositories(home / "git")
+    async with AsyncExitStack() as stack:
+        engine = Engine(fetch=artifacts.get)
+        stack.push_async_callback(engine.aclose)
+        user = ProcessSandbox(settings, fetch=artifacts.get)
+        stack.push_async_callback(user.aclose)
+        gateway = HttpGateway(engine.sampler)
+        await gateway.start()
+        stack.push_async_callback(gateway.aclose)
+        consumers = tuple(load(name) for name in REGISTRY)
+        runtime = Runtime(
+            Hosting(WORKER, consumers, lanes_of(consumers)),
+            log=log,
+            effects=MemoryEffects(world),
+            bus=MemoryBus(world),
+            ports=Ports(
+                log=log,
+                blobs=blobs,
+                artifacts=artifacts,
+                datasets=DatasetCache(artifacts),
+                clock=SystemClock(),
+                settings=settings,
+                repositories=repositories,
+                sampler=engine.sampler,
+                learner=engine.learner,
+                user=user,
+                gateway=gateway,
+            ),
+            artifacts=artifacts,
+            wakeup=Wakeup(),
+        )
+        task = asyncio.ensure_future(runtime.run())
+        workspaces = Workspaces(log, names, repositories)
+        submitter = Submitter(log, names, lookup=Lookup(log, names), workspaces=workspaces)
+        try:
+            yield InMemory(world, submitter, workspaces, names, blobs)
+        finally:
+            runtime.stop()
+            await task
