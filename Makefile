@@ -39,11 +39,14 @@ stack-down: $(READY)
 chaos: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos $(ARGS)
 
+# Two at a time, for they wait more than they compute; one thread each, for two would fight.
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile
+
 test: $(READY)
-	$(THREADS) $(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-fast: $(READY)
-	$(THREADS) $(BIN)/python -m pytest -m 'not slow and not processes' $(ARGS)
+	$(PYTEST) -m 'not slow and not processes' $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

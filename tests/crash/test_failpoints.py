@@ -1,0 +1,55 @@
+"""kill -9 at every failpoint there is, a process for each consumer: same bits, nothing lost or doubled.
+
+On the embedded default all of them; on real components one of every consumer and of the relay, for what
+a commit is does not depend on who brings the message.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from infra.failpoints import CONSUMERS
+from tests.chaos.plan import Trial, batches, points, trial
+from tests.chaos.trials import Chaos, Corner
+from tests.kit.stacks import RealStack
+
+pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
+
+ON_REAL = {
+    **{f"{consumer}.intake.tx_after_commit": 1 for consumer in CONSUMERS},
+    "relay.after_ack": 2,
+    "relay.before_send": 3,
+}
+
+
+@contextmanager
+def calmed(root: Path, corner: Corner) -> Iterator[Chaos]:
+    """With the undisturbed runs done."""
+    chaos = Chaos(root, seed=0, corner=corner)
+    with chaos.platform("home") as started:
+        chaos.twins(started)
+    yield chaos
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+    with calmed(tmp_path_factory.mktemp("embedded"), dict) as chaos:
+        yield chaos
+
+
+@pytest.mark.parametrize("index", range(len(batches(points("embedded")))))
+def test_every_failpoint(embedded: Chaos, index: int) -> None:
+    line = embedded.armed(trial(0, index, stack="embedded"))
+    assert "wrong" not in line, line
+
+
+@pytest.mark.kafka
+@pytest.mark.s3
+def test_a_failpoint_of_every_consumer_on_real_components(
+    real_stack: RealStack, tmp_path: Path
+) -> None:
+    with calmed(tmp_path, real_stack.corner) as chaos:
+        line = chaos.armed(Trial(0, "workflow", ON_REAL, ()))
+    assert "wrong" not in line, line
