@@ -18,7 +18,7 @@ from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssigno
 from aiokafka.errors import IllegalStateError, KafkaError
 from aiokafka.structs import TopicPartition
 
-from infra.kafka.connect import options, quieten
+from infra.kafka.connect import hang_up, options, quieten
 from infra.kafka.intake import Intake
 from infra.kafka.settings import KafkaSettings
 from infra.kafka.topics import ensure, topics_of
@@ -35,7 +35,6 @@ COMMIT_S = 2.0
 """How long a commit of offsets may take."""
 
 JOIN_S = 30.0
-STOP_S = 3.0
 RETRY_S = 1.0
 
 Offsets = dict[TopicPartition, int]
@@ -170,8 +169,7 @@ def group_prefix(settings: KafkaSettings) -> str:
 
 
 async def _stop(consumer: AIOKafkaConsumer) -> None:
-    try:
-        async with asyncio.timeout(STOP_S):
-            await consumer.stop()
-    except (KafkaError, TimeoutError) as error:
-        logger.info("the group was not left in order: %s", error)
+    """Leave the group in order, or at least leave: what cannot say goodbye would go on fetching."""
+    if not await hang_up(consumer.stop()):
+        await hang_up(consumer._fetcher.close())
+        await hang_up(consumer._client.close())

@@ -1,17 +1,26 @@
 """What every client of Kafka in this process is told, and their logging kept readable."""
 
+import asyncio
 import logging
 import ssl
 import time
+from collections.abc import Awaitable
 from typing import Any
+
+from aiokafka.errors import KafkaError
 
 from infra.kafka.settings import KafkaSettings
 
 REQUEST_MS = 5000
 """How long a request, or a record to be sent, waits for a broker before it fails."""
 
+STOP_S = 3.0
+"""How long a client may take to hang up."""
+
 REPEAT_S = 30.0
 CLIENT = "aiokafka"
+
+logger = logging.getLogger(__name__)
 
 
 def options(settings: KafkaSettings) -> dict[str, Any]:
@@ -27,6 +36,17 @@ def options(settings: KafkaSettings) -> dict[str, Any]:
         "sasl_plain_username": settings.username,
         "sasl_plain_password": settings.password,
     }
+
+
+async def hang_up(closing: Awaitable[None]) -> bool:
+    """Close, within reason. False: it did not come to its end, and what it had not reached is open."""
+    try:
+        async with asyncio.timeout(STOP_S):
+            await closing
+    except (KafkaError, TimeoutError) as error:
+        logger.info("a connection to Kafka was not closed in order: %s", error)
+        return False
+    return True
 
 
 def context(settings: KafkaSettings) -> ssl.SSLContext | None:

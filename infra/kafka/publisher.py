@@ -5,8 +5,7 @@ makes another and looks again at what it finds there.
 """
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -14,17 +13,14 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from aiokafka.structs import RecordMetadata, TopicPartition
 
-from infra.kafka.connect import options, quieten
+from infra.kafka.connect import hang_up, options, quieten
 from infra.kafka.lag import lags
 from infra.kafka.records import record
 from infra.kafka.settings import KafkaSettings
 from infra.kafka.topics import ensure, topics
 from infra.ports import Recorded
 
-logger = logging.getLogger(__name__)
-
 BATCH_BYTES = 256 * 1024
-STOP_S = 3.0
 
 Sent = Sequence["asyncio.Future[RecordMetadata]"]
 """Records that were handed over; each is done when the broker has answered."""
@@ -102,8 +98,9 @@ class Publisher:
 
     async def close(self) -> None:
         """Hang up. What is still unsent is sent by who comes next: nobody waits for it here."""
-        clients = (self._producer.stop(), self._reader.stop(), self._admin.close())
-        await asyncio.gather(*(_bounded(closing) for closing in clients))
+        await asyncio.gather(
+            _stopped(self._producer), hang_up(self._reader.stop()), hang_up(self._admin.close())
+        )
 
     async def _begin(self) -> None:
         await ensure(self._admin, self._settings)
@@ -148,9 +145,15 @@ async def publishing(settings: KafkaSettings) -> AsyncIterator[Publisher]:
         await publisher.close()
 
 
-async def _bounded(closing: Awaitable[None]) -> None:
-    try:
-        async with asyncio.timeout(STOP_S):
-            await closing
-    except (KafkaError, TimeoutError) as error:
-        logger.info("a connection to Kafka was not closed in order: %s", error)
+async def _stopped(producer: AIOKafkaProducer) -> None:
+    """Stop it even if it cannot flush. Its `stop` waits for that first, so where we lose patience its
+    sender would go on behind our back, with connections of its own: it is ended by name."""
+    if await hang_up(producer.stop()):
+        return
+    sender = producer._sender and producer._sender.sender_task
+    while (
+        sender is not None and not sender.done()
+    ):  # the first request to end only stops the next batch
+        sender.cancel()
+        await asyncio.wait([sender], timeout=0.1)
+    await hang_up(producer.client.close())
