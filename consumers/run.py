@@ -169,10 +169,12 @@ def _policy_updated(state: RunState, message: PolicyUpdated, meta: Meta) -> tupl
 
 
 def _wait(state: RunState, metrics: Mapping[str, float], at: float) -> dict[str, float]:
-    """What of the time since the last step none of the parts of this one accounts for."""
+    """What of the time since the last step none of the parts of this one accounts for. Where sampling
+    runs ahead, only what the learner did lies in between."""
     if state.settled_at is None:
         return {}
-    parts = sum(value for key, value in metrics.items() if key.startswith("time/"))
+    lasted = OWN_TIMES if state.pace.depth else [key for key in metrics if key.startswith("time/")]
+    parts = sum(metrics.get(key, 0.0) for key in lasted)
     return {"time/wait_s": round(max(0.0, at - state.settled_at - parts), 4)}
 
 
@@ -210,6 +212,9 @@ def _at(message: PolicyFailed) -> str:
     what = f"step {message.step}" if message.step else "the start of the learner"
     return f"{what} failed: {message.message}"
 
+
+OWN_TIMES = ("time/learn_s", "time/publish_s")
+"""What a step's own learner did."""
 
 RUN_EVENTS = (
     RunRejected,
@@ -255,6 +260,6 @@ CONSUMER = Consumer(
     evolve=evolve,
     handle=handle,
     routes=routes,
-    fold_version=3,
+    fold_version=4,
     snapshots=RunState,
 )

@@ -120,7 +120,7 @@ def assemble(state: RunState) -> tuple[RunEvent, ...]:
     """The batch of the next step, once all its groups are settled."""
     step = state.settled + 1
     opened = state.open.get(step)
-    if opened is None or not opened.complete or state.training is not None:
+    if opened is None or not opened.complete or state.training is not None or _rests(state):
         return ()
     groups = [opened.settled[slot] for slot in sorted(opened.settled)]
     kept = tuple(group.group for group in groups if group.dropped is None)
@@ -147,7 +147,7 @@ def request(state: RunState) -> tuple[RunEvent, ...]:
 def resample(state: RunState) -> tuple[RunEvent, ...]:
     """Another row for each slot whose group was filtered, at the step's own policy version, until
     the run's limit is reached (DAPO's dynamic sampling)."""
-    if state.started is None or state.stop_wanted:
+    if state.started is None or state.stop_wanted or state.paused:
         return ()
     most = replacements(state.started.spec.config.advanced)
     found = (_again(state, number, most) for number in sorted(state.open))
@@ -168,12 +168,17 @@ RULES: tuple[Rule, ...] = (
 
 def _may_go_on(state: RunState) -> bool:
     """Whether another step may begin: not paused, and a stop only needs a durable version."""
-    if state.paused or state.settled >= state.total:
+    if _rests(state) or state.settled >= state.total:
         return False
-    if not state.stop_wanted:
-        return True
-    ready = state.settled == 0 or state.state is None or state.state.durable
-    return state.at_boundary and not ready
+    return not state.stop_wanted or (state.at_boundary and state.settled + 1 not in state.open)
+
+
+def _rests(state: RunState) -> bool:
+    """Whether no further step is to be taken, although its groups may be there already: the run is
+    paused, or about to stop with the version that it has."""
+    if state.paused or not state.stop_wanted or not state.at_boundary:
+        return state.paused
+    return state.settled == 0 or state.state is None or state.state.durable
 
 
 def _next_rows(state: RunState) -> tuple[RunEvent, ...]:
@@ -189,17 +194,15 @@ def _next_rows(state: RunState) -> tuple[RunEvent, ...]:
 
 def _groups_due(state: RunState) -> Iterator[RunEvent]:
     started = state.started
-    if started is None or started.template is None or state.state is None:
+    if started is None or started.template is None:
         return
-    config, plan = started.spec.config, started.plan
-    pace = schedule.pace(config)
+    config, plan, pace = started.spec.config, started.plan, state.pace
     steps = schedule.due(
         pace, settled=state.settled, requested=state.requested, total=plan.total_steps
     )
-    policy = PolicyRef(version=state.settled, weights=state.state.weights)
     for step in steps:
-        if pace.pinned(step) != state.settled:
-            continue
+        version = pace.pinned(step)
+        policy = PolicyRef(version=version, weights=state.weights[version])
         yield GroupsRequested(
             owner=started.run,
             purpose=Purpose.TRAIN,

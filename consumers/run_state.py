@@ -30,6 +30,7 @@ from schemas.events import (
 )
 from schemas.sampling import ArtifactRef
 from schemas.specs import GroupTemplate, StateRef
+from trainer import schedule
 
 RunEvent = (
     RunRequested
@@ -87,8 +88,9 @@ class Due:
 @dataclass(frozen=True, slots=True)
 class RunState:
     """`settled` is the last settled step (-1: version 0 does not exist yet), `requested` the last step
-    whose groups were asked for, `training` the step whose batch is with the learner. `evaluated` is
-    the last step whose validation was asked for."""
+    whose groups were asked for, `training` the step whose batch is with the learner. `weights` are
+    those of the versions that later groups may still sample with. `evaluated` is the last step whose
+    validation was asked for."""
 
     request: RunRequested | None = None
     started: RunStarted | None = None
@@ -98,6 +100,7 @@ class RunState:
     last: Due | None = None
     files: dict[str, ArtifactRef] = field(default_factory=dict)
     weights_name: str = ""
+    weights: dict[int, ArtifactRef | None] = field(default_factory=dict)
     requested: int = 0
     open: dict[int, OpenStep] = field(default_factory=dict)
     training: int | None = None
@@ -120,9 +123,17 @@ class RunState:
         return self.started.plan.total_steps if self.started else 0
 
     @property
+    def pace(self) -> schedule.Pace:
+        """How far sampling runs ahead; as in sync mode before the run has started."""
+        return schedule.pace(self.started.spec.config) if self.started else schedule.Pace(0)
+
+    @property
     def at_boundary(self) -> bool:
-        """No step is in flight: version `settled` exists and nothing works on the next one."""
-        return self.settled >= 0 and self.requested == self.settled and self.training is None
+        """The run can rest: version `settled` exists and the learner has nothing in hand. In sync mode
+        the step that is being sampled is finished first; what asynchronous modes sample ahead stays as
+        it is, for there is always some."""
+        ahead = self.pace.depth > 0 or self.requested == self.settled
+        return self.settled >= 0 and ahead and self.training is None
 
 
 def evolve(state: RunState, event: RunEvent) -> RunState:
@@ -134,7 +145,8 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
             return replace(state, started=event)
         case GroupsRequested():
             opened = {**state.open, event.step: _opened(state.open.get(event.step), event)}
-            return replace(state, requested=max(state.requested, event.step), open=opened)
+            requested = max(state.requested, event.step)
+            return _forgetting(replace(state, requested=requested, open=opened))
         case GroupsSettled():
             return _groups_settled(state, event)
         case BatchAssembled():
@@ -188,6 +200,15 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
             assert_never(event)
 
 
+def _forgetting(state: RunState) -> RunState:
+    """Without the weights that no later group samples with."""
+    pace, requested = state.pace, state.requested
+    kept = {
+        v: w for v, w in state.weights.items() if schedule.pinnable(pace, v, requested=requested)
+    }
+    return replace(state, weights=kept)
+
+
 def _opened(step: OpenStep | None, event: GroupsRequested) -> OpenStep:
     """A step whose groups are asked for, or asked for again in some of its slots."""
     if step is None:
@@ -228,7 +249,9 @@ def _step_settled(state: RunState, event: StepSettled) -> RunState:
         training=None if state.training == event.step else state.training,
         files=event.files or state.files,
         weights_name=event.weights_name or state.weights_name,
+        weights={**state.weights, event.step: event.state.weights},
     )
+    new = _forgetting(new)
     if _on_cadence(new) and event.state.durable:
         return replace(new, checkpoints_due=(*new.checkpoints_due, due))
     return new

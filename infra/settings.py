@@ -65,7 +65,7 @@ class Settings:
             s3_endpoint=_s3_endpoint(environ),
             sampler=_one_of(environ, "HEADRACE_SAMPLER", ("torch",), later="vllm="),
             sandbox=_one_of(environ, "HEADRACE_SANDBOX", ("process",), later=("bwrap", "gvisor")),
-            workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "each"), later=()),
+            workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "two", "each"), later=()),
             failpoint=environ.get("HEADRACE_FAILPOINT") or None,
             telemetry=any(
                 environ.get(name)

@@ -32,7 +32,16 @@ from schemas.ids import WorkerId
 
 logger = logging.getLogger(__name__)
 
-DEVICE_CONSUMERS = ("run", "rollout", "grade", "learn", "checkpoint", "evaluate", "verify")
+SAMPLER = ("run", "rollout", "grade", "checkpoint", "evaluate")
+LEARNER = ("learn", "verify")
+DEVICE_CONSUMERS = (*SAMPLER, *LEARNER)
+HOSTED: dict[str, dict[str, tuple[str, ...]]] = {
+    "one": {"worker": DEVICE_CONSUMERS},
+    "two": {"sampler": SAMPLER, "learner": LEARNER},
+    "each": {name: (name,) for name in DEVICE_CONSUMERS},
+}
+"""The setting `workers` -> process -> the consumers that it hosts."""
+
 PYTHON = (sys.executable, "-P", "-m")
 """-P: the directory that someone calls from must not shadow our modules."""
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -94,8 +103,9 @@ def specs(
     settings: Settings, environ: Mapping[str, str], *, database_url: str
 ) -> tuple[ChildSpec, ...]:
     """The processes of one machine: one device worker that hosts all consumers, or (`settings.workers`)
-    a worker for each, as on a cluster. Threads of numerical code are set on purpose: all cores for a
-    device worker, and waiting threads sleep instead of spinning, for others need the cores too."""
+    one that samples and one that learns, or a worker for each consumer, as on a cluster. Threads of
+    numerical code are set on purpose: all cores for a device worker (half of them where two work at
+    once), and waiting threads sleep instead of spinning, for others need the cores too."""
     shared = {
         **environ,
         "HEADRACE_HOME": str(settings.home),
@@ -104,12 +114,11 @@ def specs(
         "PYTHONUNBUFFERED": "1",
         "OMP_WAIT_POLICY": environ.get("OMP_WAIT_POLICY", "PASSIVE"),
     }
-    cores = str(len(os.sched_getaffinity(0)))
-    device = {**shared, "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", cores)}
+    cores = len(os.sched_getaffinity(0))
+    threads = max(1, cores // 2) if settings.workers == "two" else cores
+    device = {**shared, "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", str(threads))}
     control = (*PYTHON, "producers.serve")
-    hosted: dict[str, tuple[str, ...]] = {"worker": DEVICE_CONSUMERS}
-    if settings.workers == "each":
-        hosted = {name: (name,) for name in DEVICE_CONSUMERS}
+    hosted = HOSTED[settings.workers]
     return (
         ChildSpec("control", control, {**shared, "OMP_NUM_THREADS": "1"}, stop_s=8),
         *(

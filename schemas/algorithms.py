@@ -94,6 +94,42 @@ def objective_issues(config: RunConfig) -> Iterator[Issue]:
         )
 
 
+DEPTHS: dict[str, range] = {
+    "sync": range(1),
+    "one_step_off_async": range(1, 2),
+    "fully_async": range(1, 65),
+}
+"""By execution mode: the values that max_steps_off_policy may have."""
+
+
+def mode_issues(advanced: Advanced) -> Iterator[Issue]:
+    """What contradicts the execution mode."""
+    mode, depth = advanced.execution_mode, advanced.max_steps_off_policy
+    if advanced.algorithm == "sft":
+        yield from _nothing_sampled(advanced)
+        return
+    allowed = DEPTHS[mode]
+    if depth is None or depth in allowed:
+        return
+    low, high = allowed.start, allowed.stop - 1
+    must = f"must be {low}" if low == high else f"must be from {low} to {high}"
+    other = "sync" if depth == 0 else "fully_async"
+    yield Issue(
+        "advanced.max_steps_off_policy",
+        f"{must} in {mode} mode, got {depth}; for {depth}, set advanced.execution_mode to {other!r}",
+    )
+
+
+def _nothing_sampled(advanced: Advanced) -> Iterator[Issue]:
+    given = {
+        "execution_mode": advanced.execution_mode != "sync",
+        "max_steps_off_policy": bool(advanced.max_steps_off_policy),
+        "weight_sync_interval": advanced.weight_sync_interval != 1,
+    }
+    for key in (key for key, other in given.items() if other):
+        yield Issue(f"advanced.{key}", "has no meaning for sft: nothing is sampled; leave it out")
+
+
 def _unread(advanced: Advanced) -> Iterator[Issue]:
     for key, readers in READ_BY.items():
         if getattr(advanced, key) is not None and advanced.algorithm not in readers:

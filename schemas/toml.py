@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from schemas.algorithms import objective_issues
+from schemas.algorithms import mode_issues, objective_issues
 from schemas.config import EvalConfig, Experiment, RunConfig
 from schemas.errors import InvalidConfig, Issue
 
@@ -22,7 +22,6 @@ C = TypeVar("C", RunConfig, EvalConfig)
 ErrorDetails = Mapping[str, Any]
 """One error as pydantic reports it: type, loc, msg, input, ctx."""
 
-BUILT_MODES = ("sync",)
 ALIKE, OWN_SECTION = 0.75, 0.1
 """How alike a key must be to be meant, and how much more likely one of the same section is."""
 RESERVED_ENV_PREFIXES = ("_OSMOSIS_", "HEADRACE_")
@@ -68,21 +67,6 @@ def not_built(config: RunConfig | EvalConfig) -> tuple[Issue, ...]:
 
 
 def _training_not_built(config: RunConfig) -> Iterator[Issue]:
-    advanced, mode = config.advanced, config.advanced.execution_mode
-    if mode not in BUILT_MODES:
-        yield Issue(
-            "advanced.execution_mode", f"{mode!r} is not built yet; 'sync' is", BUILT_MODES[0]
-        )
-    elif advanced.max_steps_off_policy:
-        yield Issue(
-            "advanced.max_steps_off_policy",
-            f"must be 0 in sync mode, got {advanced.max_steps_off_policy}",
-        )
-    if advanced.weight_sync_interval != 1:
-        yield Issue(
-            "advanced.weight_sync_interval",
-            f"must be 1 in sync mode, got {advanced.weight_sync_interval}",
-        )
     if config.sampling.rollout_top_p != 1.0:
         yield Issue(
             "sampling.rollout_top_p",
@@ -140,6 +124,7 @@ def _incoherent(config: RunConfig | EvalConfig) -> Iterator[Issue]:
         yield from _without_code(experiment)
     if isinstance(config, RunConfig):
         yield from objective_issues(config)
+        yield from mode_issues(config.advanced)
     if experiment.entrypoint is not None and (wrong := _bad_entrypoint(experiment.entrypoint)):
         yield Issue("experiment.entrypoint", wrong)
     yield from _bad_env(config)

@@ -3,6 +3,9 @@
 A group of step s pins the version it samples with: max(0, s - 1 - depth), rounded down to the weight
 sync interval. So the batch of a step is the same whatever finishes first, and a trained token is never
 more than depth + interval - 1 versions old. Depth 0 is sync, 1 one_step_off_async, k fully_async.
+
+Steps are trained in order and each step keeps its groups however long they take: nothing is thrown away
+for being late. What bounds the lag is that no step further than `depth` ahead is asked for.
 """
 
 import hashlib
@@ -18,10 +21,16 @@ ROUNDS = 6
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How far sampling may run ahead of learning, and how often samplers take new weights."""
+    """How far sampling may run ahead of learning (`depth` steps beyond the next one), and how often
+    samplers take new weights."""
 
     depth: int
     interval: int = 1
+
+    @property
+    def most_lag(self) -> int:
+        """The most versions that may lie between a group's policy and the one that it trains."""
+        return self.depth + self.interval - 1
 
     def pinned(self, step: int) -> int:
         """The policy version that the groups of `step` (from 1) sample with."""
@@ -37,10 +46,14 @@ def pace(config: RunConfig) -> Pace:
 
 
 def due(pace: Pace, *, settled: int, requested: int, total: int) -> tuple[int, ...]:
-    """The steps whose groups can be requested: their pinned version exists, and no more than
-    depth + 1 steps are open. `settled` is the newest version, `requested` the last step asked for."""
-    last = min(total, settled + 1 + pace.depth)
-    return tuple(s for s in range(requested + 1, last + 1) if pace.pinned(s) <= settled)
+    """The steps whose groups can be requested: no more than depth + 1 are open, and so the version that
+    each pins exists. `settled` is the newest version, `requested` the last step asked for."""
+    return tuple(range(requested + 1, min(total, settled + 1 + pace.depth) + 1))
+
+
+def pinnable(pace: Pace, version: int, *, requested: int) -> bool:
+    """Whether groups that are not asked for yet may still pin this version."""
+    return version % pace.interval == 0 and version >= pace.pinned(requested + 1)
 
 
 def slots(seed: int, *, step: int, batch: int, num_rows: int) -> tuple[Slot, ...]:

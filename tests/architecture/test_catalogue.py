@@ -84,9 +84,12 @@ def test_every_consumer_is_in_the_documentation(name: str) -> None:
 
 
 def test_the_supervisor_runs_every_consumer() -> None:
-    from infra.supervisor import DEVICE_CONSUMERS
+    from infra.supervisor import DEVICE_CONSUMERS, HOSTED
 
     assert {*DEVICE_CONSUMERS, "sync"} == set(REGISTRY)
+    for workers in HOSTED.values():
+        hosted = [name for names in workers.values() for name in names]
+        assert sorted(hosted) == sorted(DEVICE_CONSUMERS), "each has one process"
 
 
 def constructed(*roots: str) -> set[str]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from consumers.__main__ import REGISTRY, lanes_of, load
 from infra.artifacts import ArtifactStore
@@ -27,9 +28,13 @@ from producers import datasets
 from producers.lookup import Lookup
 from producers.submit import Asked, Submitter
 from producers.workspaces import Workspaces
-from schemas.events import CheckpointSaved, RunFailed, RunFinished, RunRequested
+from schemas.events import CheckpointSaved, Event, RunFailed, RunFinished, RunRequested
 from schemas.ids import WorkerId
+from schemas.learning import Learner
+from schemas.sampling import Sampler
+from tests.kit.unsteady import UnsteadyLearner, UnsteadySampler
 
+E = TypeVar("E", bound=Event)
 WORKER = WorkerId("the-only-one")
 
 
@@ -64,26 +69,27 @@ class InMemory:
         requested = await self.submitter.submit_run(Asked(config, workspace=workspace), key="a-key")
         assert isinstance(requested.event, RunRequested)
         run = requested.event.run
-        while not any(isinstance(e, RunFinished) and e.run == run for e in self._told()):
-            failed = [e.error for e in self._told() if isinstance(e, RunFailed)]
+        while not any(e.run == run for e in self.told(RunFinished)):
+            failed = [e.message for e in self.told(RunFailed)]
             assert not failed, failed
             await asyncio.sleep(0.02)
         return run
 
     def final_adapter(self) -> str:
         """The hash of the weights of the last checkpoint."""
-        saved = [e for e in self._told() if isinstance(e, CheckpointSaved)]
-        weights = max(saved, key=lambda e: e.spec.step).spec.state.weights
+        weights = max(self.told(CheckpointSaved), key=lambda e: e.spec.step).spec.state.weights
         assert weights is not None
         return weights.sha256
 
-    def _told(self) -> list[object]:
-        return [recorded.event for recorded in self.world.events]
+    def told(self, kind: type[E]) -> list[E]:
+        """All events of a kind, in the order of the log."""
+        return [r.event for r in self.world.events if isinstance(r.event, kind)]
 
 
 @asynccontextmanager
-async def in_memory(home: Path) -> AsyncIterator[InMemory]:
-    """Everything at work until the block ends."""
+async def in_memory(home: Path, *, unsteady: int | None = None) -> AsyncIterator[InMemory]:
+    """Everything at work until the block ends. `unsteady`: the seed of how long samples and steps
+    take beyond their time; None: no longer."""
     from trainer.engine import Engine
 
     world, blobs, names = World(), MemoryBlobs(), MemoryNames()
@@ -97,7 +103,12 @@ async def in_memory(home: Path) -> AsyncIterator[InMemory]:
         stack.push_async_callback(engine.aclose)
         user = ProcessSandbox(settings, fetch=artifacts.get)
         stack.push_async_callback(user.aclose)
-        gateway = HttpGateway(engine.sampler)
+        sampler: Sampler = engine.sampler
+        learner: Learner = engine.learner
+        if unsteady is not None:
+            sampler = UnsteadySampler(engine.sampler, unsteady)
+            learner = UnsteadyLearner(engine.learner, unsteady)
+        gateway = HttpGateway(sampler)
         await gateway.start()
         stack.push_async_callback(gateway.aclose)
         consumers = tuple(load(name) for name in REGISTRY)
@@ -114,8 +125,8 @@ async def in_memory(home: Path) -> AsyncIterator[InMemory]:
                 clock=SystemClock(),
                 settings=settings,
                 repositories=repositories,
-                sampler=engine.sampler,
-                learner=engine.learner,
+                sampler=sampler,
+                learner=learner,
                 user=user,
                 gateway=gateway,
             ),

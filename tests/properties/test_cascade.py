@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+from functools import cache
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,65 +14,85 @@ from schemas.specs import CommitSpec, Entrypoint
 from tests.kit.simulate import Simulation
 from tests.kit.specs import DATASET, MODEL, config
 
-EVENTS = (
-    RunRequested(
+PUSHED = RepositoryPushed(
+    workspace="w1",
+    workspace_name="w",
+    commit=CommitSpec(url="/nowhere"),
+    entrypoints=(Entrypoint(rollout="say"),),
+    requester=run_stream("r1"),
+)
+
+MODES: dict[str, dict[str, object]] = {
+    "sync": {},
+    "one_step_off_async": {"execution_mode": "one_step_off_async"},
+    "fully_async": {"execution_mode": "fully_async", "max_steps_off_policy": 3},
+    "every other version": {
+        "execution_mode": "fully_async",
+        "max_steps_off_policy": 2,
+        "weight_sync_interval": 2,
+    },
+}
+MODE = st.sampled_from(sorted(MODES))
+
+
+def events(mode: str) -> tuple[RunRequested, RepositoryPushed]:
+    """A run in this mode, as an edge asks for it."""
+    requested = RunRequested(
         run="r1",
         run_name="first",
         config=config(
             training={"n_samples_per_prompt": 2, "rollout_batch_size": 2},
             checkpoints={"checkpoint_save_freq": 2, "eval_interval": 2},
-            advanced={"max_steps": 3, "seed": 3},
+            advanced={"max_steps": 5, "seed": 3, **MODES[mode]},
         ),
         model=MODEL,
         dataset=DATASET,
         validation=DATASET,
         workspace="w1",
-    ),
-    RepositoryPushed(
-        workspace="w1",
-        workspace_name="w",
-        commit=CommitSpec(url="/nowhere"),
-        entrypoints=(Entrypoint(rollout="say"),),
-        requester=run_stream("r1"),
-    ),
-)
+    )
+    return requested, PUSHED
 
 
-async def cascaded() -> Simulation:
-    simulation = await Simulation.begin(EVENTS, apart=False)
-    await simulation.run(lambda todo: 0)
-    return simulation
+@cache
+def reference(mode: str) -> list[str]:
+    """What a run comes to where one process does everything in order."""
+
+    async def cascaded() -> list[str]:
+        simulation = await Simulation.begin(events(mode), apart=False)
+        await simulation.run(lambda todo: 0)
+        return simulation.told()
+
+    return asyncio.run(cascaded())
 
 
-REFERENCE = asyncio.run(cascaded()).told()
+@pytest.mark.parametrize("mode", MODES)
+def test_the_reference_is_a_whole_run(mode: str) -> None:
+    told = reference(mode)
+    assert sum("rl.run.finished" in line for line in told) == 1
+    assert sum("rl.policy.updated" in line for line in told) == 5
+    assert sum("rl.evaluation.completed" in line for line in told) == 4
 
 
-def test_the_reference_is_a_whole_run() -> None:
-    assert sum("rl.run.finished" in line for line in REFERENCE) == 1
-    assert sum("rl.policy.updated" in line for line in REFERENCE) == 3
-    assert sum("rl.evaluation.completed" in line for line in REFERENCE) == 3
-
-
-@settings(max_examples=25)
-@given(st.integers(0, 2**32), st.booleans())
-def test_any_order_of_delivery_ends_in_the_same_streams(seed: int, apart: bool) -> None:
+@settings(max_examples=40)
+@given(MODE, st.integers(0, 2**32), st.booleans())
+def test_any_order_of_delivery_ends_in_the_same_streams(mode: str, seed: int, apart: bool) -> None:
     draw = random.Random(seed)  # noqa: S311
 
     async def tell() -> Simulation:
-        simulation = await Simulation.begin(EVENTS, apart=apart)
+        simulation = await Simulation.begin(events(mode), apart=apart)
         await simulation.run(draw.randrange)
         return simulation
 
-    assert asyncio.run(tell()).told() == REFERENCE
+    assert asyncio.run(tell()).told() == reference(mode)
 
 
 @settings(max_examples=5)
-@given(st.integers(0, 2**32))
-def test_delivering_everything_again_changes_nothing(seed: int) -> None:
+@given(MODE, st.integers(0, 2**32))
+def test_delivering_everything_again_changes_nothing(mode: str, seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311
 
     async def tell() -> tuple[list[str], list[str]]:
-        simulation = await Simulation.begin(EVENTS, apart=True)
+        simulation = await Simulation.begin(events(mode), apart=True)
         await simulation.run(draw.randrange)
         before = simulation.told()
         await simulation.deliver_all_again()
@@ -79,5 +101,5 @@ def test_delivering_everything_again_changes_nothing(seed: int) -> None:
         return before, simulation.told()
 
     before, after = asyncio.run(tell())
-    assert before == REFERENCE
+    assert before == reference(mode)
     assert after == before, "even without the inbox, the deciders know what they decided"

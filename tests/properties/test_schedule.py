@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.schedule import Pace, due, replacement, shuffled, slots, step_rows
+from tests.kit.specs import config
+from trainer.schedule import Pace, due, pace, pinnable, replacement, shuffled, slots, step_rows
 
 PACES = st.builds(Pace, depth=st.integers(0, 6), interval=st.integers(1, 5))
 
@@ -13,20 +14,42 @@ def test_a_trained_token_is_never_older_than_depth_plus_interval_less_one(
     pace: Pace, step: int
 ) -> None:
     lag = (step - 1) - pace.pinned(step)
-    assert 0 <= lag <= max(pace.depth + pace.interval - 1, 0)
+    assert 0 <= lag <= pace.most_lag == pace.depth + pace.interval - 1
+    assert pace.pinned(step) % pace.interval == 0
+    assert pace.pinned(step) <= pace.pinned(step + 1)
+
+
+@given(PACES)
+def test_the_bound_is_reached(pace: Pace) -> None:
+    assert max(step - 1 - pace.pinned(step) for step in range(1, 60)) == pace.most_lag
+
+
+def test_modes_are_depths() -> None:
+    def of(**advanced: object) -> Pace:
+        return pace(config(advanced=advanced))
+
+    assert of() == Pace(0)
+    assert of(execution_mode="one_step_off_async") == Pace(1)
+    assert of(execution_mode="fully_async") == Pace(4)
+    said = of(execution_mode="fully_async", max_steps_off_policy=7, weight_sync_interval=3)
+    assert said == Pace(7, 3)
 
 
 @given(PACES, st.integers(1, 60))
 def test_every_step_is_asked_for_once_in_order_and_few_are_open(pace: Pace, total: int) -> None:
     settled, requested, asked = 0, 0, []
+    kept = {0}
     while settled < total:
         for step in due(pace, settled=settled, requested=requested, total=total):
             assert pace.pinned(step) <= settled, "its version exists"
+            assert pace.pinned(step) in kept, "and was not forgotten"
             asked.append(step)
             requested = step
         assert requested > settled, "there is always something to do"
         assert requested - settled <= pace.depth + 1
         settled += 1
+        kept = {v for v in kept | {settled} if pinnable(pace, v, requested=requested)}
+        assert len(kept) <= pace.depth // pace.interval + 2
     assert asked == list(range(1, total + 1))
 
 

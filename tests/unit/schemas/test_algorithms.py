@@ -88,6 +88,17 @@ def test_every_key_that_may_be_silent_is_in_the_table() -> None:
         ({"overlong_penalty": 1.0}, "advanced.overlong_penalty"),
         ({"max_replacements": 1}, "advanced.max_replacements"),
         ({"algorithm": "sft", "correction": "masked"}, "advanced.correction"),
+        ({"max_steps_off_policy": 1}, "advanced.max_steps_off_policy"),
+        (
+            {"execution_mode": "one_step_off_async", "max_steps_off_policy": 2},
+            "advanced.max_steps_off_policy",
+        ),
+        (
+            {"execution_mode": "fully_async", "max_steps_off_policy": 0},
+            "advanced.max_steps_off_policy",
+        ),
+        ({"algorithm": "sft", "execution_mode": "fully_async"}, "advanced.execution_mode"),
+        ({"algorithm": "sft", "weight_sync_interval": 2}, "advanced.weight_sync_interval"),
         ({"algorithm": "sft", "updates_per_step": 2}, "advanced.updates_per_step"),
     ],
 )

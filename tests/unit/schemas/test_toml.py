@@ -154,9 +154,6 @@ def test_sft_needs_no_code() -> None:
 @pytest.mark.parametrize(
     ("sections", "key"),
     [
-        ({"advanced": {"execution_mode": "fully_async"}}, "advanced.execution_mode"),
-        ({"advanced": {"max_steps_off_policy": 1}}, "advanced.max_steps_off_policy"),
-        ({"advanced": {"weight_sync_interval": 2}}, "advanced.weight_sync_interval"),
         ({"sampling": {"rollout_top_p": 0.9}}, "sampling.rollout_top_p"),
         ({"secrets": {"required": ["A"]}}, "secrets.required"),
     ],

@@ -1,0 +1,46 @@
+"""A sampler and a learner that take their time, now more and now less: what finishes first is drawn
+anew, so that a run whose bits depended on it would show."""
+
+import asyncio
+import random
+
+from schemas.learning import Learner, LearnerJob, LearnerState, StepBatch, StepResult
+from schemas.sampling import Sampler, SampleRequest, Turn
+
+LONGEST_S = 0.25
+"""About as long as a few steps of the tiny model."""
+
+
+class UnsteadySampler:
+    """`schemas.sampling.Sampler` with delays drawn from `seed`."""
+
+    def __init__(self, inner: Sampler, seed: int) -> None:
+        self._inner = inner
+        self._draw = random.Random(f"sampler/{seed}")  # noqa: S311
+
+    async def sample(self, request: SampleRequest) -> Turn:
+        await asyncio.sleep(self._draw.uniform(0, LONGEST_S))
+        turn = await self._inner.sample(request)
+        await asyncio.sleep(self._draw.uniform(0, LONGEST_S))
+        return turn
+
+
+class UnsteadyLearner:
+    """`schemas.learning.Learner` with delays drawn from `seed`."""
+
+    def __init__(self, inner: Learner, seed: int) -> None:
+        self._inner = inner
+        self._draw = random.Random(f"learner/{seed}")  # noqa: S311
+
+    async def initialize(self, job: LearnerJob) -> StepResult:
+        return await self._inner.initialize(job)
+
+    def holds(self, job: LearnerJob, step: int, weights_sha256: str, state_sha256: str) -> bool:
+        return self._inner.holds(job, step, weights_sha256, state_sha256)
+
+    async def load(self, job: LearnerJob, state: LearnerState) -> None:
+        await self._inner.load(job, state)
+
+    async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
+        await asyncio.sleep(self._draw.uniform(0, LONGEST_S))
+        return await self._inner.step(job, batch, export_state=export_state)
