@@ -82,6 +82,11 @@ class InstalledBlobs:
     async def file(self, uri: str) -> Path | None:
         return await self._inner.file(await self.located(uri))
 
+    async def key(self, uri: str) -> str | None:
+        """The key of a uri; None when it was never one of ours."""
+        found = await self.located(uri)
+        return found.removeprefix(f"{self._here}/") if found.startswith(f"{self._here}/") else None
+
     async def located(self, uri: str) -> str:
         """The uri under which the bytes lie now; one that was never ours stays as it is."""
         if uri.startswith(f"{self._here}/"):
