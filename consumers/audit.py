@@ -29,7 +29,7 @@ from schemas.events import (
 )
 from schemas.ids import StreamName
 from schemas.learning import Learner, LearnerJob, LearnerState, StepResult
-from schemas.references import references
+from schemas.references import collectable, references
 from schemas.sampling import ArtifactRef
 from schemas.specs import BatchGroup, Finding, StateRef
 
@@ -120,7 +120,7 @@ async def _note(recorded: Recorded, told: Told, report: Report, ports: Ports) ->
 
 
 async def _artifacts(event: Event, name: str, told: Told, report: Report, ports: Ports) -> None:
-    spare = _collected(event)
+    spare = collectable(event)
     for ref in references(event):
         if ref.uri in told.seen:
             continue
@@ -137,13 +137,6 @@ async def _artifacts(event: Event, name: str, told: Told, report: Report, ports:
             continue
         told.seen[ref.uri] = True
         report.artifacts += 1
-
-
-def _collected(event: Event) -> frozenset[str]:
-    """What the learner may have collected: versions stored for recovery alone."""
-    if not isinstance(event, PolicyUpdated) or event.pinned:
-        return frozenset()
-    return frozenset(ref.uri for ref in (event.state.state, event.state.weights) if ref)
 
 
 def _batch(event: BatchAssembled, name: str, told: Told, report: Report) -> None:

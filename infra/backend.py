@@ -21,6 +21,7 @@ from infra.database import Database, connect
 from infra.datasets import DatasetCache
 from infra.effects import PostgresEffects
 from infra.installation import belong
+from infra.installed import install
 from infra.kafka.probe import probe
 from infra.kafka.settings import KafkaSettings
 from infra.log import PostgresLog
@@ -90,11 +91,12 @@ async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
     async with (
         connect(settings.database_url, limits=settings.database) as database,
         Notifier(database) as notifier,
-        open_blobs(settings) as blobs,
+        open_blobs(settings) as store,
     ):
         await check(database)
         log = PostgresLog(database, notifier)
-        await belong(database, blobs, settings)
+        await belong(database, store, settings)
+        blobs = await install(store, database)
         artifacts = ArtifactStore(log, blobs)
         yield Backend(
             database=database,

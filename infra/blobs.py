@@ -63,7 +63,14 @@ class LocalBlobs:
                 yield piece
 
     async def delete(self, uri: str) -> None:
-        await asyncio.to_thread(self._located(uri).unlink, missing_ok=True)
+        path = self._located(uri)
+        try:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+        except OSError as error:
+            raise TransientError(f"{path} cannot be deleted ({error.strerror})") from error
+
+    async def file(self, uri: str) -> Path | None:
+        return self._located(uri) if uri.startswith("file://") else None
 
     async def exists(self, key: str) -> str | None:
         path = self._path(key)

@@ -6,6 +6,7 @@ refused with the name of the one that owns the database, whether that one runs n
 """
 
 import socket
+from contextlib import suppress
 from uuid import uuid4
 
 from infra.database import Database
@@ -25,7 +26,7 @@ async def belong(database: Database, blobs: Blobs, settings: Settings) -> str:
         "insert into installation (id, blobs, place) values ($1, $2, $3) on conflict do nothing",
         own,
         settings.blobs,
-        f"{settings.home} on {socket.gethostname()}",
+        whereabouts(settings),
     )
     owner = await database.durable.fetchrow("select id, blobs, place, since from installation")
     if owner["id"] == own:
@@ -36,6 +37,23 @@ async def belong(database: Database, blobs: Blobs, settings: Settings) -> str:
         f"{settings.blobs}: name another database in HEADRACE_DATABASE_URL, or the same blobs in "
         "HEADRACE_BLOBS"
     )
+
+
+def whereabouts(settings: Settings) -> str:
+    """Where this installation is, for people."""
+    return f"{settings.home} on {socket.gethostname()}"
+
+
+async def adopt(blobs: Blobs, identity_: str) -> None:
+    """Give an empty store the id of the installation whose blobs come into it; one that has it already
+    may have some of them. Raises Conflict when the store is another installation's."""
+    with suppress(BlobExists):
+        await blobs.put(KEY, f"{identity_}\n".encode(), create_only=True)
+    if await identity(blobs) != identity_:
+        raise Conflict(
+            "the blobs belong to another installation: restore to a place that is empty, named in "
+            "HEADRACE_BLOBS"
+        )
 
 
 async def identity(blobs: Blobs) -> str:

@@ -48,6 +48,9 @@ class MemoryBlobs:
     async def delete(self, uri: str) -> None:
         self._held.pop(uri, None)
 
+    async def file(self, uri: str) -> Path | None:
+        return None
+
     async def exists(self, key: str) -> str | None:
         uri = f"memory:///{key}"
         return uri if uri in self._held else None

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from infra.database import Database, administering
 from infra.repair import repair_if_moved
@@ -23,6 +24,15 @@ DIRECTORY = Path(__file__).parent / "sql" / "migrations"
 
 LOCK = 0x48454144
 """The advisory lock of all migrations ("HEAD")."""
+
+TABLE = """
+create table if not exists migrations (
+    name       text primary key,
+    checksum   text not null,
+    applied_at timestamptz not null default now()
+)
+"""
+"""What was applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +58,23 @@ async def migrate(url: str) -> tuple[str, ...]:
     """
     async with administering(url) as connection, connection.transaction():
         await connection.execute("select pg_advisory_xact_lock($1)", LOCK)
-        await connection.execute(
-            "create table if not exists migrations (name text primary key,"
-            " checksum text not null, applied_at timestamptz not null default now())"
-        )
+        await connection.execute(TABLE)
         rows = await connection.fetch("select name, checksum from migrations")
         pending = due({row["name"]: row["checksum"] for row in rows})
         for migration in pending:
-            await connection.execute(migration.sql)
-            await connection.execute(
-                "insert into migrations (name, checksum) values ($1, $2)",
-                migration.name,
-                migration.checksum,
-            )
+            await apply(connection, migration)
         await repair_if_moved(connection)
     return tuple(migration.name for migration in pending)
+
+
+async def apply(connection: Any, migration: Migration) -> None:
+    """Apply one, in the connection's transaction, and note it."""
+    await connection.execute(migration.sql)
+    await connection.execute(
+        "insert into migrations (name, checksum) values ($1, $2)",
+        migration.name,
+        migration.checksum,
+    )
 
 
 async def check(database: Database) -> None:

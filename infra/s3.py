@@ -81,6 +81,9 @@ class S3Blobs:
             self._client.delete_object, Bucket=self._place.bucket, Key=object_key
         )
 
+    async def file(self, uri: str) -> Path | None:
+        return None
+
     async def exists(self, key: str) -> str | None:
         return None if await self._metadata(key) is None else self._place.uri(key)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import BaseModel
 
+from schemas.events import Event, PolicyUpdated, StepSettled
 from schemas.sampling import ArtifactRef
 
 NOWHERE = ("row:", "none:")
@@ -24,3 +25,14 @@ def references(value: object) -> Iterator[ArtifactRef]:
     elif isinstance(value, tuple | list):
         for item in value:
             yield from references(item)
+
+
+def collectable(event: Event) -> frozenset[str]:
+    """The uris in an event whose bytes may be gone, unless another event needs them: the learner
+    collects versions that are stored for recovery alone once newer ones are, and StepSettled only says
+    again which version a step made."""
+    match event:
+        case PolicyUpdated(pinned=False, state=state) | StepSettled(state=state):
+            return frozenset(ref.uri for ref in (state.state, state.weights) if ref)
+        case _:
+            return frozenset()

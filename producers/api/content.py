@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from itertools import islice
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
@@ -22,7 +22,7 @@ async def sent(request: Request, ref: ArtifactRef, file_name: str) -> Response:
     disposition = f"attachment; filename*=utf-8''{quote(Path(file_name).name)}"
     headers = {"Content-Disposition": disposition, "ETag": f'"{ref.sha256}"'}
     kind = "application/octet-stream"
-    path = local_path(ref)
+    path = await services(request).blobs.file(ref.uri)
     if path is not None and ref.size > WHOLE_BYTES:
         return FileResponse(path, media_type=kind, headers=headers)
     if ref.size > WHOLE_BYTES:
@@ -35,7 +35,7 @@ async def sent(request: Request, ref: ArtifactRef, file_name: str) -> Response:
 
 async def first_lines(request: Request, ref: ArtifactRef, count: int) -> list[bytes]:
     """The first lines of a file, without reading all of it where it is large."""
-    path = local_path(ref)
+    path = await services(request).blobs.file(ref.uri)
     if path is not None:
         return await asyncio.to_thread(_head, path, count)
     found: list[bytes] = []
@@ -48,7 +48,7 @@ async def first_lines(request: Request, ref: ArtifactRef, count: int) -> list[by
 
 async def picked_lines(request: Request, ref: ArtifactRef, numbers: set[int]) -> dict[int, bytes]:
     """Some lines of a file, by number from 0; nothing else of it stays in memory."""
-    path = local_path(ref)
+    path = await services(request).blobs.file(ref.uri)
     if path is not None:
         return await asyncio.to_thread(_picked, path, numbers)
     found: dict[int, bytes] = {}
@@ -91,11 +91,6 @@ async def _lines(request: Request, ref: ArtifactRef) -> AsyncIterator[bytes]:
             begin = [line]
     if any(begin):
         yield b"".join(begin)
-
-
-def local_path(ref: ArtifactRef) -> Path | None:
-    """Where the bytes lie, if they are a file of this machine (references come from our own log)."""
-    return Path(unquote(urlsplit(ref.uri).path)) if ref.uri.startswith("file://") else None
 
 
 def _picked(path: Path, numbers: set[int]) -> dict[int, bytes]:

@@ -40,6 +40,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "events": (CLI + "events:events", "The event log of a run."),
     "checkpoint": (CLI + "checkpoint:checkpoint", "Checkpoints: list, info, download, chat."),
     "dlq": (CLI + "dlq:dlq", "Dead letters: list, show, redrive."),
+    "backup": (CLI + "backup:backup", "Copy database and blobs, consistent with each other."),
+    "restore": (CLI + "backup:restore", "Bring a backup into an empty place."),
     "models": (CLI + "models:models", "The base models known here, and the scratch: shapes."),
 }
 

@@ -220,15 +220,8 @@ class Platform:
 @contextmanager
 def platform(home: Path, *, environment: Mapping[str, str] | None = None) -> Iterator[Platform]:
     """`headrace up` on `home` until the block ends, then stopped in order."""
-    url = f"http://127.0.0.1:{free_port()}"
-    env = {
-        **{k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")},
-        "HEADRACE_HOME": str(home),
-        "HEADRACE_URL": url,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-        **(environment or {}),
-    }
+    env = platform_environment(home, environment or {})
+    url = env["HEADRACE_URL"]
     started = Platform(home=home, url=url, process=serving(env), environment=env)
     try:
         with started.api:
@@ -240,6 +233,18 @@ def platform(home: Path, *, environment: Mapping[str, str] | None = None) -> Ite
         except subprocess.TimeoutExpired:
             started.process.kill()
             started.process.wait(10)
+
+
+def platform_environment(home: Path, settings: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a platform on `home`, and of commands that are to meet it; on a free port."""
+    return {
+        **{k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")},
+        "HEADRACE_HOME": str(home),
+        "HEADRACE_URL": f"http://127.0.0.1:{free_port()}",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        **settings,
+    }
 
 
 def serving(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

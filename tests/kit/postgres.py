@@ -83,11 +83,17 @@ def database_url(postgres_url: str) -> Iterator[str]:
 @contextmanager
 def fresh_database(postgres_url: str) -> Iterator[str]:
     """A database at the newest schema, dropped at the end."""
+    with bare_database(postgres_url) as url:
+        asyncio.run(migrate(url))
+        yield url
+
+
+@contextmanager
+def bare_database(postgres_url: str) -> Iterator[str]:
+    """A database without any schema, dropped at the end."""
     name = f"t{uuid4().hex[:12]}"
     asyncio.run(execute(postgres_url, f"create database {name}"))
-    url = database_of(postgres_url, name)
-    asyncio.run(migrate(url))
-    yield url
+    yield database_of(postgres_url, name)
     asyncio.run(execute(postgres_url, f"drop database {name} with (force)"))
 
 

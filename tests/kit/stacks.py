@@ -40,12 +40,12 @@ class RealStack:
         }
 
 
-def surroundings(request: pytest.FixtureRequest) -> dict[str, str]:
-    """The settings of a fixture's platform on the stack that it was asked for."""
-    if request.param == "embedded":
+def surroundings(request: pytest.FixtureRequest, stack: str | None = None) -> dict[str, str]:
+    """The settings of a platform on `stack`, or on the one that a fixture was asked for."""
+    if (stack or request.param) == "embedded":
         return {}
-    stack: RealStack = request.getfixturevalue("real_stack")
-    return stack.corner()
+    real: RealStack = request.getfixturevalue("real_stack")
+    return real.corner()
 
 
 on_every_stack = [
