@@ -1,5 +1,6 @@
-"""Kafka is emptied, or cut off in silence, in the middle of a run in which every hop passes it: the run
-goes on by itself and ends with the same bits, and Kafka carries what comes after.
+"""Kafka is emptied, or cut off in silence, or brings everything ten times in any order, in the middle of
+a run in which every hop passes it: the run goes on by itself and ends with the same bits, and Kafka
+carries what comes after.
 
 HEADRACE_CUT_S says for how long it is cut off; without it a little longer than a request may take, and
 only in the harder of two ways.
@@ -14,10 +15,12 @@ from typing import Any
 import pytest
 
 from infra.kafka.connect import REQUEST_MS
+from infra.kafka.settings import KafkaSettings
 from infra.stack.kafka import KafkaServer, free_port, kafka_server
 from tests.kit.cutoff import Cutoff, cutoff
 from tests.kit.kafka import environment, need_kafka
 from tests.kit.ledger import check
+from tests.kit.parrot import parrot
 from tests.kit.platform import (
     Platform,
     eventually,
@@ -126,3 +129,16 @@ def test_a_run_goes_on_after_the_bus_was_cut_off(here: Disturbable, forget: bool
 
     here.through(cut_off)
     here.carries()
+
+
+def test_a_run_whose_records_come_ten_times_in_any_order_ends_with_the_same_bits(
+    here: Disturbable,
+) -> None:
+    kafka = KafkaSettings.load(here.platform.environment)
+    assert kafka is not None
+    with parrot(kafka, times=9, seed=0) as bird:
+        run = here.through(lambda: None)
+    here.carries()
+    assert min(bird.said.values()) == 9
+    told = {event["id"] for event in here.platform.events(run)}
+    assert told <= set(bird.said), "not all of the run was repeated"
