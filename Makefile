@@ -7,7 +7,7 @@ THREADS := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE
 
 STACK_DIR := .stack
 
-.PHONY: demo oracles test test-fast lint format bench chaos stack stack-down venv clean
+.PHONY: demo oracles test test-fast lint format bench chaos storms stack stack-down venv clean
 
 venv: $(READY)
 
@@ -38,6 +38,10 @@ stack-down: $(READY)
 # For hours if you like: make chaos ARGS='--kills 1000'; the same command goes on where it was.
 chaos: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos $(ARGS)
+
+# What CI does briefly, in full length: Kafka cut off, Postgres crashing, sixteen writers and the tail.
+storms: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.storms $(ARGS)
 
 # Two at a time, for they wait more than they compute; one thread each, for two would fight.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile

@@ -133,6 +133,20 @@ class Platform:
         )
         return [(row["name"], row["key"], row["value"]) for row in rows]
 
+    async def tokens_per_s(self, *, steps: int = 10) -> dict[str, float]:
+        """Run -> generated tokens that it trained on, per second over its last so many steps."""
+        rows = await self._pool.fetch(
+            "with recent as (select r.name, m.step, m.value, m.at,"
+            " min(m.step) over (partition by r.run) as first from runs r join metric_points m"
+            " on m.run = r.run and m.key = 'rollout/tokens' and m.step > r.current_step - $1"
+            " where r.status = 'running')"
+            " select name, sum(value) filter (where step > first)"
+            " / extract(epoch from max(at) - min(at))::float8 as rate from recent"
+            " group by name having max(at) > min(at)",
+            steps,
+        )
+        return {row["name"]: row["rate"] for row in rows}
+
     async def run_counts(self) -> dict[str, int]:
         """Status -> runs."""
         rows = await self._pool.fetch("select status, count(*) from runs group by status")

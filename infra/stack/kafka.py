@@ -64,12 +64,12 @@ broker.heartbeat.interval.ms=500
 
 PLAIN_LISTENERS = """
 listeners=PLAINTEXT://127.0.0.1:{plain},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{plain}
+advertised.listeners=PLAINTEXT://127.0.0.1:{told}
 """
 
 SECURE_LISTENERS = """
 listeners=PLAINTEXT://127.0.0.1:{plain},CONTROLLER://127.0.0.1:{controller},SASL_SSL://127.0.0.1:{tls}
-advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL_SSL://127.0.0.1:{tls}
+advertised.listeners=PLAINTEXT://127.0.0.1:{told},SASL_SSL://127.0.0.1:{tls}
 sasl.enabled.mechanisms=PLAIN
 ssl.keystore.type=PKCS12
 ssl.keystore.location={keystore}
@@ -120,14 +120,22 @@ def jars() -> Path:
 
 
 class KafkaServer:
-    """One broker and controller. `bootstrap` stays the same over its lives."""
+    """One broker and controller. `bootstrap` stays the same over its lives. `before`: (port, the
+    broker's own port) of a proxy that its clients are told to come through."""
 
-    def __init__(self, directory: Path, *, with_security: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        with_security: bool = False,
+        before: tuple[int, int] | None = None,
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._libs = jars()
-        self._ports = {name: free_port() for name in ("plain", "controller", "tls")}
-        self.bootstrap = f"127.0.0.1:{self._ports['plain']}"
+        told, plain = before or (free_port(),) * 2
+        self._ports = {"told": told, "plain": plain, "controller": free_port(), "tls": free_port()}
+        self.bootstrap = f"127.0.0.1:{told}"
         self.secure = self._make_secure() if with_security else None
         self.cluster_id = ""
         self.process: subprocess.Popen[bytes] | None = None
@@ -233,9 +241,11 @@ class KafkaServer:
 
 
 @contextmanager
-def kafka_server(directory: Path, *, with_security: bool = False) -> Iterator[KafkaServer]:
+def kafka_server(
+    directory: Path, *, with_security: bool = False, before: tuple[int, int] | None = None
+) -> Iterator[KafkaServer]:
     """A Kafka in `directory` that runs while inside."""
-    server = KafkaServer(directory, with_security=with_security)
+    server = KafkaServer(directory, with_security=with_security, before=before)
     server.start()
     try:
         yield server

@@ -91,6 +91,10 @@ async def metrics(request: Request) -> Response:
                 {"": await platform.horizon_age_s()},
             ),
             "headrace_runs": ("runs per status", runs),
+            "headrace_tokens_per_second": (
+                "generated tokens that a running run trains on, over its last steps",
+                {f'run="{name}"': rate for name, rate in (await platform.tokens_per_s()).items()},
+            ),
             "headrace_last_step": ("metrics of the last step of running runs", steps),
             "headrace_dead_letters": (
                 "messages that no consumer could decide on and nobody has driven again",

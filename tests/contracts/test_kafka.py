@@ -12,6 +12,7 @@ from infra.kafka.publisher import publishing
 from infra.kafka.settings import KafkaSettings
 from infra.ports import Bus
 from infra.reconcile import Delivered
+from infra.relay import Position, seated
 from infra.stack.kafka import KafkaServer
 from tests.contracts.bus_suite import BoundBus, BusSuite, listening
 from tests.kit.corner import Corner, consume, corner, reader
@@ -172,3 +173,36 @@ async def test_a_broker_that_comes_back_empty_is_given_everything_again(
         await member.leave()
     assert {str(i) for i in member.done} == {str(event.id) for event in events}
     assert {dict(r.headers)["ce_id"].decode() for r in held} == {str(e.id) for e in events}
+
+
+async def brought_of_what_the_relay_passed_over(
+    here: Corner, bus: Bus, *, until: Callable[[set[object]], bool]
+) -> set[object]:
+    """The relay's position stands behind an event that it never published (its row was lost, or a bug
+    moved it). Returns what of that event ("lost") and one that is published ("sent") a bus brings."""
+    (lost,) = await here.warn()
+    async with publishing(here.kafka) as publisher, seated(here.database.url) as seat:
+        await seat.move(Position(lost.cursor, publisher.cluster, dict(publisher.ends)))
+    brought: set[object] = set()
+    async with here.relaying(), listening(bus, reader()) as heard, asyncio.timeout(40):
+        (sent,) = await here.warn()
+        names = {lost.id: "lost", sent.id: "sent"}
+        while not until(brought):
+            brought |= {names[r.id] for r in await consume(here.log, bus, await anext(heard))}
+    assert [dict(r.headers)["ce_id"].decode() for r in await here.records()] == [str(sent.id)]
+    return brought
+
+
+async def test_what_kafka_never_gets_the_reconciler_brings(here: Corner) -> None:
+    both = {"lost", "sent"}
+    await brought_of_what_the_relay_passed_over(
+        here, here.reconciled(wait_s=0.5), until=lambda brought: brought == both
+    )
+
+
+async def test_twin_without_the_reconciler_nobody_brings_it(here: Corner) -> None:
+    """The event behind it has come, and the topic holds no other: nothing is under way any more."""
+    brought = await brought_of_what_the_relay_passed_over(
+        here, here.bus(), until=lambda brought: "sent" in brought
+    )
+    assert brought == {"sent"}

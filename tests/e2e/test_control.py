@@ -13,6 +13,7 @@ from tests.kit.platform import (
     platform,
     run_config,
 )
+from tests.kit.prometheus import samples
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
@@ -63,10 +64,24 @@ def test_pause_frees_the_workers_and_resume_ends_in_the_same_bits(running: Platf
 def test_stop_ends_with_a_final_checkpoint(running: Platform) -> None:
     config = run_config(advanced={"max_steps": 500}, checkpoints={"checkpoint_save_freq": 1000})
     run = running.submit(config, workspace="w")
-    at_step(running, run, 2)
+    at_step(running, run, 3)
+    _watched(running, run)
     assert running.post(f"/runs/{run}/stop", {}).status_code == 200
     info = running.wait(run, "stopped")
     assert [c["step"] for c in info["checkpoints"]] == [info["run"]["current_step"]]
     again = running.post(f"/runs/{run}/stop", {})
     assert again.status_code == 409
     assert "stopped" in again.json()["detail"]
+
+
+def _watched(running: Platform, run: str) -> None:
+    """Prometheus sees the run's last step: what each part of it took, its staleness, its speed."""
+    name = running.info(run)["run"]["name"]
+    metrics = samples(running.api.get(f"{running.url}/metrics").text)
+    last = {key: value for (of, key), value in metrics["headrace_last_step"].items() if of == name}
+    parts = {f"time/{part}_s" for part in ("generate", "grade", "wait", "learn", "publish")}
+    assert parts <= set(last)
+    assert last["time/learn_s"] > 0
+    assert last["train/lag"] == 0, "the synchronous mode trains what the newest policy sampled"
+    assert metrics["headrace_tokens_per_second"][name,] > 0
+    assert metrics["headrace_workers"][()] >= 1

@@ -5,6 +5,7 @@ test) of what is delivered, delivered again, or performed next.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,6 +122,7 @@ class Simulation:
 
     world: World = field(default_factory=World)
     processes: list[Process] = field(default_factory=list)
+    delivered: Counter[tuple[ConsumerName, EventId]] = field(default_factory=Counter)
 
     @classmethod
     async def begin(cls, events: Sequence[Event], *, apart: bool) -> "Simulation":
@@ -135,8 +137,8 @@ class Simulation:
     def host(self, name: ConsumerName) -> Process:
         return next(p for p in self.processes if name in {c.name for c in p.consumers})
 
-    def deliverable(self) -> list[tuple[Consumer[Any], Recorded]]:
-        """What some consumer reads and has not consumed."""
+    def deliverable(self, copies: int = 0) -> list[tuple[Consumer[Any], Recorded]]:
+        """What some consumer reads and has not consumed, or has not been brought so many times."""
         consumers = [consumer for p in self.processes for consumer in p.consumers]
         return [
             (consumer, recorded)
@@ -144,10 +146,14 @@ class Simulation:
             for consumer in consumers
             if type(recorded.event) in consumer.reads
             and consumer.routes(recorded.event)
-            and (consumer.name, recorded.id) not in self.world.inbox
+            and (
+                (consumer.name, recorded.id) not in self.world.inbox
+                or self.delivered[consumer.name, recorded.id] < copies
+            )
         ]
 
     async def deliver(self, consumer: Consumer[Any], recorded: Recorded) -> None:
+        self.delivered[consumer.name, recorded.id] += 1
         work = Work(consumer, recorded.event, recorded.id, recorded.correlation)
         await self.host(consumer.name).settle([work])
 
@@ -174,10 +180,11 @@ class Simulation:
             [Work(consumer, outcome, claimed.id, claimed.correlation, claimed=claimed)]
         )
 
-    async def run(self, choose: Callable[[int], int]) -> None:
-        """Until nothing is left; `choose(n)` picks one of n things to do next."""
+    async def run(self, choose: Callable[[int], int], *, copies: int = 0) -> None:
+        """Until nothing is left, and everything was brought `copies` times; `choose(n)` picks one of n
+        things to do next."""
         for _ in range(5000):
-            ready = self.deliverable()
+            ready = self.deliverable(copies)
             todo = len(ready) + len(self.world.effects)
             if not todo:
                 return

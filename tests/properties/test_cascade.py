@@ -86,6 +86,26 @@ def test_any_order_of_delivery_ends_in_the_same_streams(mode: str, seed: int, ap
     assert asyncio.run(tell()).told() == reference(mode)
 
 
+COPIES = 10
+
+
+@settings(max_examples=5)
+@given(st.integers(0, 2**32), st.booleans())
+def test_ten_copies_of_each_record_in_any_order_end_in_the_same_streams(
+    seed: int, apart: bool
+) -> None:
+    draw = random.Random(seed)  # noqa: S311
+
+    async def tell() -> Simulation:
+        simulation = await Simulation.begin(EVENTS, apart=apart)
+        await simulation.run(draw.randrange, copies=COPIES)
+        return simulation
+
+    simulation = asyncio.run(tell())
+    assert min(simulation.delivered.values()) >= COPIES
+    assert simulation.told() == REFERENCE
+
+
 @settings(max_examples=5)
 @given(MODE, st.integers(0, 2**32))
 def test_delivering_everything_again_changes_nothing(mode: str, seed: int) -> None:

@@ -1,9 +1,11 @@
 """Submitting runs: what is refused, what is appended, and what asking twice means."""
 
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from producers.api import runs
 from schemas.events import RepositoryPushed, RunRequested
 from schemas.ids import run_stream, workspace_stream
 from tests.kit.application import Application, rows
@@ -71,6 +73,25 @@ async def test_asking_again_is_the_same_run_and_other_things_are_refused(
     assert other.status_code == 409
     assert other.headers["content-type"] == "application/problem+json"
     assert other.json()["code"] == "CONFLICT"
+
+
+async def runs_of_a_request_whose_answer_was_lost(ready: Application) -> int:
+    """A client whose connection broke asks again, as every client of ours does."""
+    for _ in range(2):
+        made = await ready.post("/runs", {"config": config()}, Idempotency_Key="k")
+        assert made.status_code == 201, made.text
+    return int((await ready.get("/runs"))["total_count"])
+
+
+async def test_a_request_whose_answer_was_lost_is_one_run(ready: Application) -> None:
+    assert await runs_of_a_request_whose_answer_was_lost(ready) == 1
+
+
+async def test_twin_without_the_key_it_is_two_runs(
+    ready: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "idempotency_key", lambda request: uuid4().hex)
+    assert await runs_of_a_request_whose_answer_was_lost(ready) == 2
 
 
 async def test_what_was_refused_can_be_asked_again_mended(ready: Application) -> None:
