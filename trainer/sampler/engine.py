@@ -16,6 +16,11 @@ from trainer.sampler.draws import Draws, prompt_hash
 from trainer.sampler.rows import Row, Version
 from trainer.store import Recent, Store
 
+APART_S = 0.002
+"""An idle engine begins once nobody has come for this long: a hundredth of a short answer."""
+COMPANY_S = 0.02
+"""And at the latest after this long."""
+
 
 class TorchSampler:
     """Samples on the device's thread."""
@@ -99,13 +104,23 @@ class TorchSampler:
         """Feed the device thread while there is anything to sample."""
         waiting: Waiting = {}
         try:
-            await asyncio.sleep(0)
             while self._arrivals or self._core.busy:
+                if not self._core.busy:
+                    await self._company()
                 await self._turn(waiting)
         finally:
             waiting |= {id(row): (row, future) for row, future in self._arrivals}
             self._arrivals.clear()
             _fail(waiting, TransientError("the sampling engine has closed; sample this again"))
+
+    async def _company(self) -> None:
+        """Wait for those who come at the same time. The samples of a user's workflow arrive one by
+        one; begun at once, each would decode in a batch of its own."""
+        loop = asyncio.get_running_loop()
+        until, known = loop.time() + COMPANY_S, 0
+        while len(self._arrivals) > known and loop.time() < until:
+            known = len(self._arrivals)
+            await asyncio.sleep(APART_S)
 
     async def _turn(self, waiting: "Waiting") -> None:
         """Hand over what has arrived, decode for a turn, and wake those whose rows are over. When

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from trainer.engine import Engine
 from trainer.sampler import lane as lanes
 from trainer.sampler.core import Core
 from trainer.sampler.lane import Lane, capacity_for, independent
+from trainer.sampler.rows import Row
 
 PROMPTS = ("hi", "What is 47 + 38?", "a somewhat longer prompt, to be sure")
 
@@ -55,6 +57,32 @@ async def test_bits_do_not_depend_on_company_order_or_timing(engine: Engine) -> 
         return await engine.sampler.sample(requests[i])
 
     assert list(await asyncio.gather(*(late(i) for i in order))) == [alone[i] for i in order]
+
+
+async def test_those_who_come_one_by_one_begin_together(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A workflow's samples arrive one after the other. Twin: without the wait the first begins alone."""
+    begun: list[int] = []
+    begin = Core._begin
+
+    def counted(self: Core, rows: Sequence[Row], *, fixed: bool) -> list[Row]:
+        begun.append(len(rows))
+        return begin(self, rows, fixed=fixed)
+
+    async def late(i: int) -> Turn:
+        for _ in range(3 * i):
+            await asyncio.sleep(0)
+        return await engine.sampler.sample(request(sample=i))
+
+    await engine.sampler.sample(request())
+    monkeypatch.setattr(Core, "_begin", counted)
+    monkeypatch.setattr("trainer.sampler.engine.APART_S", 0.25)
+    for most, first in ((2.0, 6), (0.0, 1)):
+        monkeypatch.setattr("trainer.sampler.engine.COMPANY_S", most)
+        begun.clear()
+        await asyncio.gather(*(late(i) for i in range(6)))
+        assert begun[0] == first
 
 
 async def test_a_full_lane_gives_the_same_bits_as_an_empty_one(engine: Engine) -> None:
