@@ -90,20 +90,20 @@ COPIES = 10
 
 
 @settings(max_examples=5)
-@given(st.integers(0, 2**32), st.booleans())
+@given(MODE, st.integers(0, 2**32), st.booleans())
 def test_ten_copies_of_each_record_in_any_order_end_in_the_same_streams(
-    seed: int, apart: bool
+    mode: str, seed: int, apart: bool
 ) -> None:
     draw = random.Random(seed)  # noqa: S311
 
     async def tell() -> Simulation:
-        simulation = await Simulation.begin(EVENTS, apart=apart)
+        simulation = await Simulation.begin(events(mode), apart=apart)
         await simulation.run(draw.randrange, copies=COPIES)
         return simulation
 
     simulation = asyncio.run(tell())
     assert min(simulation.delivered.values()) >= COPIES
-    assert simulation.told() == REFERENCE
+    assert simulation.told() == reference(mode)
 
 
 @settings(max_examples=5)
