@@ -44,7 +44,7 @@ storms: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.storms $(ARGS)
 
 # Two at a time, for they wait more than they compute; one thread each, for two would fight.
-PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
 	$(PYTEST) $(ARGS)

@@ -21,7 +21,7 @@ from infra.home import ChildState
 PR_SET_PDEATHSIG = 1
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
-STEADY_S = 5.0
+STEADY_S = 2.0
 """A child that lived this long is not in a crash loop: its next restart is immediate again."""
 LARGEST_LOG_BYTES = 64 << 20
 

@@ -29,6 +29,11 @@ max_steps = 100000
 """
 
 
+def _interruptible() -> None:
+    """As from a terminal: what runs behind a shell's `&` is started deaf to SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Shell:
     """Runs `headrace` with a home and a port of its own."""
 
@@ -50,6 +55,7 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_interruptible,
         )
 
     def __call__(self, *arguments: str) -> tuple[int, Any]:

@@ -2,8 +2,8 @@
 
 A row is a sample with T answer positions, of which `mask` says which are actions. `now` are the
 log-probabilities that are trained; `behaviour`, `proximal` and `reference` those of mu, pi_prox and
-pi_ref. Hypothesis draws shapes, masks with empty rows and holes, log-ratios at the edges of the
-clips and far beyond, and rewards that are missing or not finite.
+pi_ref. Hypothesis draws shapes, masks with empty rows and holes, log-ratios at both sides of the edges
+of the clips and far beyond, and rewards that are missing or not finite.
 """
 
 import math
@@ -23,6 +23,9 @@ from trainer.update import accumulate, prepare
 
 EDGES = (0.8, 1.2, 1.28, 5.0, 2.0, 0.5, 4.0, 1.0, 1 - 3e-4, 1 + 4e-4)
 """Ratios at which something is clipped, bounded or masked."""
+
+BESIDE = (1e-9, -1.7e-9)
+"""How far from an edge a log-ratio lies: exactly there, rounding alone decides who is clipped."""
 
 PROMPT = 2
 """Tokens before the answer of each row."""
@@ -166,7 +169,7 @@ def graded(case: Case) -> tuple[GradedGroup, ...]:
 finite = st.floats(-2.0, 2.0)
 missing = st.sampled_from([None, math.nan, math.inf])
 log_ratios = st.one_of(
-    st.sampled_from([math.log(edge) for edge in EDGES]),
+    st.sampled_from([math.log(edge) + beside for edge in EDGES for beside in BESIDE]),
     st.floats(-0.6, 0.6),
     st.floats(-4.0, 4.0),
 )

@@ -6,8 +6,8 @@ import json
 from uuid import uuid4
 
 from infra.poison import dead_letter
-from infra.ports import Cursor, Recorded
-from schemas.events import RunPaused, RunResumed, RunWarned
+from infra.ports import Cursor, EventLog, Recorded
+from schemas.events import MessageDeadLettered, RunPaused, RunResumed, RunWarned
 from schemas.ids import ConsumerName
 from tests.kit.application import Application
 from tests.kit.story import beginning
@@ -19,9 +19,19 @@ async def poisoned(app: Application, run: str = "r1", *, pauses: bool = True) ->
     warned = RunWarned(run=run, step=1, message="x")
     [message] = await log.append([warned], cause=uuid4(), traceparent="00-ab-cd-01")
     await dead_letter(log, ConsumerName("grade"), message, ValueError("a bug"), pauses=pauses)
-    found, _ = await log.tail(Cursor(), limit=500)
-    assert await app.services.readmodel.caught_up(found[-1].cursor)
-    return found[-1]
+    letter = await last_of(log, MessageDeadLettered.type)
+    assert await app.services.readmodel.caught_up(letter.cursor)
+    return letter
+
+
+async def last_of(log: EventLog, kind: str) -> Recorded:
+    """The log's last event, once it is one of this kind: the tail waits for whoever still writes."""
+    async with asyncio.timeout(30):
+        while True:
+            found, _ = await log.tail(Cursor(), limit=500)
+            if found and found[-1].type == kind:
+                return found[-1]
+            await asyncio.sleep(0.01)
 
 
 async def test_a_letter_is_listed_and_shown_with_everything(app: Application) -> None:
@@ -68,7 +78,8 @@ async def test_a_run_that_its_user_paused_stays_paused(app: Application) -> None
     await app.append(list(beginning("r1", "first", steps=2)))
     letter = await poisoned(app)
     await app.append([RunPaused(run="r1", step=1)])
-    await app.post(f"/dead-letters/{letter.id}/redrive", {})
+    driven = await app.post(f"/dead-letters/{letter.id}/redrive", {})
+    assert driven.status_code == 200, driven.text
     assert (await app.get("/runs/r1"))["run"]["phase"] == "paused"
     assert await app.services.effects.gates(["r1"]) == {"r1": "paused"}
     await app.append([RunResumed(run="r1", step=1)])
