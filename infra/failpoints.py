@@ -1,6 +1,7 @@
 """Failpoints: `HEADRACE_FAILPOINT=name:hit[,name:hit...]` makes this process kill itself there.
 
-`hit` counts from 1: the process dies the `hit`-th time the point is passed. A point fires once per
+`hit` counts from 1: the process dies the `hit`-th time the point is passed. With `name:hit:stop` it is
+stopped (SIGSTOP) instead, until somebody continues it: a zombie to be. A point fires once per
 HEADRACE_HOME: a marker file is written (and synced) first, so a restarted process does not kill
 itself again. Names are an API (`headrace doctor --failpoints`); the runtime's are made from the
 registry: `<consumer>.intake.<step>` and `<consumer>.perform.<Effect>.<step>`.
@@ -9,6 +10,7 @@ registry: `<consumer>.intake.<step>` and `<consumer>.perform.<Effect>.<step>`.
 import os
 import signal
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.messages import (
@@ -68,31 +70,45 @@ def runtime_points(consumer: str, effects: Iterable[type[Effect]]) -> tuple[str,
     return intake + perform
 
 
-def parse(text: str) -> dict[str, int]:
-    """`a:1,b:3` -> {"a": 1, "b": 3}. Raises ValueError when it is not of that form."""
-    points: dict[str, int] = {}
+@dataclass(frozen=True, slots=True)
+class Point:
+    """At which pass a point fires, and the signal that the process then sends to itself."""
+
+    hit: int
+    number: signal.Signals = signal.SIGKILL
+
+
+def parse(text: str) -> dict[str, Point]:
+    """`a:1,b:3:stop` -> {"a": Point(1), "b": Point(3, SIGSTOP)}. Raises ValueError when it is not of
+    that form."""
+    points: dict[str, Point] = {}
     for item in filter(None, text.split(",")):
-        name, _, count = item.strip().rpartition(":")
+        rest = item.strip()
+        stops = rest.endswith(":stop")
+        name, _, count = rest.removesuffix(":stop").rpartition(":")
         if not name or not count.isdigit() or int(count) < 1:
-            raise ValueError(f"HEADRACE_FAILPOINT holds {item!r}; it may hold name:hit, hit from 1")
-        points[name] = int(count)
+            raise ValueError(
+                f"HEADRACE_FAILPOINT holds {item!r}; it may hold name:hit or name:hit:stop, hit from 1"
+            )
+        points[name] = Point(int(count), signal.SIGSTOP if stops else signal.SIGKILL)
     return points
 
 
 class Failpoints:
     """The armed points of this process."""
 
-    def __init__(self, armed: Mapping[str, int], markers: Path) -> None:
-        self._left = dict(armed)
+    def __init__(self, armed: Mapping[str, Point], markers: Path) -> None:
+        self._armed = armed
+        self._left = {name: point.hit for name, point in armed.items()}
         self._markers = markers
 
     def hit(self, name: str) -> None:
-        """Pass a point; does not return if it fires."""
+        """Pass a point; if it fires this does not return, or not before the process is continued."""
         if name not in self._left:
             return
         self._left[name] -= 1
         if self._left[name] == 0 and self._mark(name):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self._armed[name].number)
 
     def _mark(self, name: str) -> bool:
         """Claim the point's only firing. False if it fired before."""

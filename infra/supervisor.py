@@ -32,8 +32,8 @@ from schemas.ids import WorkerId
 
 logger = logging.getLogger(__name__)
 
-SAMPLER = ("run", "rollout", "grade", "checkpoint", "evaluate")
-LEARNER = ("learn", "verify")
+SAMPLER = ("run", "rollout", "grade", "evaluate")
+LEARNER = ("learn", "checkpoint", "verify")
 DEVICE_CONSUMERS = (*SAMPLER, *LEARNER)
 HOSTED: dict[str, dict[str, tuple[str, ...]]] = {
     "one": {"worker": DEVICE_CONSUMERS},

@@ -1,5 +1,6 @@
 """Settings: defaults, and one line for what may not be."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -72,8 +73,9 @@ def test_the_endpoint_is_ours_before_it_is_boto3_s() -> None:
 
 
 def test_failpoints_are_parsed_and_refused() -> None:
-    assert failpoints.parse("a.b:1,c:3") == {"a.b": 1, "c": 3}
-    for bad in ("a", "a:0", "a:x", ":1"):
+    stopped = failpoints.Point(3, signal.SIGSTOP)
+    assert failpoints.parse("a.b:1,c:3:stop") == {"a.b": failpoints.Point(1), "c": stopped}
+    for bad in ("a", "a:0", "a:x", ":1", "a:1:halt", "a:stop"):
         with pytest.raises(ValueError, match="HEADRACE_FAILPOINT"):
             failpoints.parse(bad)
 
@@ -84,7 +86,7 @@ def test_a_failpoint_fires_at_its_hit_and_once_per_home(
     kills: list[int] = []
     monkeypatch.setattr(failpoints.os, "kill", lambda pid, signal: kills.append(signal))
     for expected in (1, 1):
-        points = failpoints.Failpoints({"p": 2}, tmp_path)
+        points = failpoints.Failpoints({"p": failpoints.Point(2)}, tmp_path)
         for _ in range(5):
             points.hit("p")
             points.hit("other")
