@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ PIECE_BYTES = 64 << 10
 @contextmanager
 def small_disk(place: Path, *, size_mb: int) -> Iterator[Path]:
     """A file system of so many MiB, mounted at `place` until the block ends."""
-    place.mkdir()
+    place.mkdir(parents=True)
     if os.geteuid() != 0:
         pytest.skip("mounting a small tmpfs needs root (CAP_SYS_ADMIN)")
     options = f"size={size_mb}m,mode=0755"
@@ -30,13 +30,15 @@ def small_disk(place: Path, *, size_mb: int) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-def fill(disk: Path) -> Path:
-    """Take all the space that is left; returns the file that does."""
+@contextmanager
+def full(disk: Path) -> Iterator[None]:
+    """No space is left until the block ends."""
     filler = disk / "filler"
     with filler.open("ab", buffering=0) as file:
         try:
-            while file.write(bytes(PIECE_BYTES)):
-                pass
-        except OSError:
-            return filler
-    return filler
+            with suppress(OSError):
+                while file.write(bytes(PIECE_BYTES)):
+                    pass
+            yield
+        finally:
+            filler.unlink()
