@@ -25,6 +25,12 @@ class Away(TransientError):
     was asked may have been done all the same: the answer is what is missing."""
 
 
+class DiskFull(Away):
+    """It cannot take anything until somebody makes room."""
+
+    PLAIN = "the database's disk is full; make room where its data lives"
+
+
 ERRORS: tuple[type[Exception], ...] = (
     OSError,
     asyncpg.InterfaceError,
@@ -46,12 +52,12 @@ def answering() -> Iterator[None]:
     except ERRORS as error:
         if isinstance(error, ValueError):
             raise
+        if isinstance(error, asyncpg.DiskFullError):
+            raise DiskFull(f"{DiskFull.PLAIN} ({error})") from error
         raise Away(_said(error)) from error
 
 
 def _said(error: Exception) -> str:
-    if isinstance(error, asyncpg.DiskFullError):
-        return f"the database's disk is full; make room where its data lives ({error})"
     if isinstance(error, asyncpg.TooManyConnectionsError):
         return f"the database has no connection left; raise its max_connections ({error})"
     if isinstance(error, TimeoutError):

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from infra.blob_names import check_key, check_prefix, is_key
 from infra.ports import BlobExists, BlobInfo
-from schemas.errors import InvalidConfig, NotFound, TransientError
+from schemas.errors import InvalidConfig, NotFound, StoreAway, TransientError
 
 CHUNK_BYTES = 1 << 20
 
@@ -162,5 +162,5 @@ class LocalBlobs:
 
     def _full(self, error: OSError) -> TransientError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return TransientError(f"the disk that holds {self._root} is full; make room there")
+            return StoreAway(f"the disk that holds {self._root} is full; make room there")
         return TransientError(f"a blob could not be written below {self._root}: {error}")

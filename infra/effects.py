@@ -82,15 +82,18 @@ class PostgresEffects:
         )
         return [_claimed(row) for row in sorted(rows, key=lambda row: int(row["created"]))]
 
-    async def retry(self, claimed: Claimed, *, delay_s: float, error: str) -> None:
+    async def retry(
+        self, claimed: Claimed, *, delay_s: float, error: str, counted: bool = True
+    ) -> None:
         await self._pool.execute(
-            "update effects set worker = null, attempts = attempts + 1, error = $3,"
+            "update effects set worker = null, attempts = attempts + $5, error = $3,"
             " due_at = clock_timestamp() + make_interval(secs => $4)"
             " where id = $1 and epoch = $2",
             claimed.id,
             claimed.epoch,
             error[:2000],
             delay_s,
+            int(counted),
         )
 
     async def release(self, claimed: Claimed) -> None:

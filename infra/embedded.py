@@ -55,10 +55,16 @@ class Place:
 class EmbeddedPostgres:
     """A running server. `url` is what workers connect to."""
 
-    def __init__(self, place: Place, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, place: Place, binaries: Path) -> None:
         self._place = place
-        self.process = process
+        self._binaries = binaries
+        self.process = _spawn(place, binaries)
         self.url = place.url
+
+    def revive(self) -> None:
+        """Start it again after it died (its disk was full, somebody killed it); whoever needs it waits
+        until it answers. It may die again, and say why in its log."""
+        self.process = _spawn(self._place, self._binaries)
 
     def stop(self) -> None:
         """Fast shutdown: sessions end, everything committed stays."""
@@ -98,24 +104,26 @@ def start(home: Path) -> EmbeddedPostgres:
     _wait_for_former(place)
     if not (place.data / "PG_VERSION").exists():
         _initdb(place, binaries)
-    log = (place.data.parent / "postgres.log").open("ab")
-    options = [f"-c{key}={value}" for key, value in SETTINGS.items()]
-    process = subprocess.Popen(
-        [str(binaries / "postgres"), "-D", str(place.data), "-k", str(place.socket), *options],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        user=place.user,
-        group=_group(place),
-        extra_groups=() if place.user else None,
-        cwd=place.data,
-        start_new_session=True,
-        preexec_fn=_die_with_parent,
-    )
-    log.close()
-    server = EmbeddedPostgres(place, process)
+    server = EmbeddedPostgres(place, binaries)
     _wait_until_ready(server, place)
     return server
+
+
+def _spawn(place: Place, binaries: Path) -> subprocess.Popen[bytes]:
+    options = [f"-c{key}={value}" for key, value in SETTINGS.items()]
+    with (place.data.parent / "postgres.log").open("ab") as log:
+        return subprocess.Popen(
+            [str(binaries / "postgres"), "-D", str(place.data), "-k", str(place.socket), *options],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            user=place.user,
+            group=_group(place),
+            extra_groups=() if place.user else None,
+            cwd=place.data,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
 
 
 def _prepare(place: Place) -> None:

@@ -303,11 +303,13 @@ class MemoryEffects:
             held.epoch += 1
         return [_claimed(held) for held in due[:limit]]
 
-    async def retry(self, claimed: Claimed, *, delay_s: float, error: str) -> None:
+    async def retry(
+        self, claimed: Claimed, *, delay_s: float, error: str, counted: bool = True
+    ) -> None:
         held = self._held(claimed)
         if held is not None:
             held.worker = None
-            held.attempts += 1
+            held.attempts += int(counted)
             held.due_at = self._world.now + timedelta(seconds=delay_s)
 
     async def release(self, claimed: Claimed) -> None:

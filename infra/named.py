@@ -1,7 +1,6 @@
 """What the log names: every artifact that some event refers to, and whether its bytes must be there.
 
-Read by whoever copies, checks or collects blobs. Rows are artifacts too, but they are part of the
-database and need no looking after.
+Read by whoever copies, checks or collects blobs.
 """
 
 import json
@@ -12,6 +11,7 @@ from typing import Any
 from infra.artifacts import ROW
 from schemas.envelope import decode_event
 from schemas.errors import HeadraceError
+from schemas.events import Event
 from schemas.references import collectable, references
 from schemas.sampling import ArtifactRef
 
@@ -38,20 +38,28 @@ async def named(connection: Any) -> AsyncIterator[Named]:
     comes as often as it is named."""
     async for row in connection.cursor(EVENTS, prefetch=PAGE):
         by = f"{row['stream']}/{row['version']}"
-        for ref, needed in _of(row["type"], row["schema_version"], row["data"]):
-            if not ref.uri.startswith(ROW):
-                yield Named(ref, needed, by)
+        for found in _of(row, by):
+            if not found.ref.uri.startswith(ROW):
+                yield found
 
 
-def _of(event_type: str, version: int, data: str) -> Iterator[tuple[ArtifactRef, bool]]:
+def named_by(event: Event, by: str) -> Iterator[Named]:
+    """What one event names, rows too."""
+    spare = collectable(event)
+    for ref in references(event):
+        yield Named(ref, needed=ref.uri not in spare, by=by)
+
+
+def _of(row: Any, by: str) -> Iterator[Named]:
     try:
-        event = decode_event(event_type, version, data)
+        event = decode_event(row["type"], row["schema_version"], row["data"])
     except HeadraceError:
         # Of a newer version, or unreadable: whatever looks like a reference is one.
-        yield from ((ref, True) for ref in _looking_like(json.loads(data)))
+        yield from (
+            Named(ref, needed=True, by=by) for ref in _looking_like(json.loads(row["data"]))
+        )
         return
-    spare = collectable(event)
-    yield from ((ref, ref.uri not in spare) for ref in references(event))
+    yield from named_by(event, by)
 
 
 def _looking_like(value: object) -> Iterator[ArtifactRef]:

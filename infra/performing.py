@@ -6,6 +6,7 @@ answer is tried again later; only then does it become `Failed` too. So the *run*
 
 import asyncio
 import logging
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from schemas.errors import (
     FailureCategory,
     Refused,
     ReplayDiverged,
+    StoreAway,
     UserCodeError,
 )
 from schemas.messages import Failed, Outcome
@@ -26,6 +28,10 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 5
 """Attempts at an effect whose outside does not answer, before it fails."""
 
+STORE_PAUSE_S = 3.0
+"""About how long work waits before it asks a store of blobs that was away again. It waits for ever: a
+run must not end because a disk was full over night."""
+
 DEADLINE_S = 6 * 3600.0
 """The longest an attempt may take; user code has its own, shorter deadlines."""
 
@@ -33,7 +39,7 @@ DEADLINE_S = 6 * 3600.0
 @dataclass(frozen=True, slots=True)
 class Performing:
     """How an attempt ended: with an outcome, or (None) to be tried again in `retry_in_s`; or it did not
-    end at all, because the database was `away`."""
+    end at all, because the database was `away`. Not `counted`: it was no fault of the attempt."""
 
     claimed: Claimed
     outcome: Outcome | None
@@ -43,6 +49,7 @@ class Performing:
     seconds: float = 0.0
     traceparent: str | None = None
     away: bool = False
+    counted: bool = True
 
 
 async def perform_once(consumer: Consumer[Any], claimed: Claimed, ports: Ports) -> Performing:
@@ -56,6 +63,10 @@ async def perform_once(consumer: Consumer[Any], claimed: Claimed, ports: Ports) 
             outcome = await consumer.perform(claimed.effect, ports)
     except Away as error:
         return Performing(claimed, None, error=str(error), away=True)
+    except StoreAway as error:
+        logger.warning("%s waits: %s", claimed.effect.type, error)
+        pause_s = random.uniform(0.5, 1.5) * STORE_PAUSE_S  # noqa: S311 - jitter
+        return Performing(claimed, None, retry_in_s=pause_s, error=str(error), counted=False)
     except UserCodeError as error:
         return _failed(claimed, error.category, error.message)
     except Refused as error:

@@ -313,8 +313,10 @@ class Effects(Protocol):
         own lease ran out gets nothing."""
         ...
 
-    async def retry(self, claimed: Claimed, *, delay_s: float, error: str) -> None:
-        """Give back for later: attempts + 1. Nothing happens if the claim was lost."""
+    async def retry(
+        self, claimed: Claimed, *, delay_s: float, error: str, counted: bool = True
+    ) -> None:
+        """Give back for later: attempts + 1 if `counted`. Nothing happens if the claim was lost."""
         ...
 
     async def release(self, claimed: Claimed) -> None:

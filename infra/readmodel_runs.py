@@ -24,7 +24,9 @@ PHASE = f"""case when r.status in ('pending', 'running') and exists (select {HEL
 
 ERROR = f"""case when r.status in ('pending', 'running') then coalesce(r.error, (select
   'held by dead letter ' || d.letter || ' of ' || d.consumer || ': ' || d.cause {HELD}
-  order by d.created_at limit 1)) else r.error end"""
+  order by d.created_at limit 1), (select 'waiting: ' || f.error from effects f
+  where f.run_id = r.run and f.error is not null order by f.due_at desc limit 1)) else r.error end"""  # noqa: S608 - constants
+"""Why it ended; of one that goes on, why it does not get on."""
 
 SUMMARY = f"""r.run as id, r.name, {STATUS} as status, {PHASE} as phase, r.algorithm,
   r.execution_mode, r.model, r.dataset, r.rollout, r.workspace, r.commit_sha, r.current_step,

@@ -311,7 +311,10 @@ class Runtime:
                 await self._effects.release(done.claimed)
             else:
                 await self._effects.retry(
-                    done.claimed, delay_s=done.retry_in_s, error=done.error or ""
+                    done.claimed,
+                    delay_s=done.retry_in_s,
+                    error=done.error or "",
+                    counted=done.counted,
                 )
         except Away:
             self._unsure = True

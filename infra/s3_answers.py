@@ -25,7 +25,7 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
-from schemas.errors import TransientError
+from schemas.errors import StoreAway
 
 
 class CutAnswer(Exception):
@@ -37,9 +37,9 @@ S3Error = (ClientError, BotoCoreError, ResponseParserError, HTTPError, CutAnswer
 """Everything that a request may raise; urllib3's own errors come through where a refusal breaks off."""
 
 
-class StoreRefuses(TransientError):
-    """The store said no in a way that only a person can change: keys, grants, a bucket. At start it is
-    the end; in mid-run the work waits for the next attempt, for somebody may be rotating keys."""
+class StoreRefuses(StoreAway):
+    """The store said no in a way that only a person can change: keys, grants, a bucket, a full disk. At
+    start it is the end; in mid-run the work waits, for somebody may be rotating keys."""
 
 
 TAKEN = 412

@@ -31,7 +31,7 @@ from infra.s3_answers import (
     status,
 )
 from infra.s3_place import S3Place
-from schemas.errors import NotFound, TransientError
+from schemas.errors import NotFound, StoreAway
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class S3Store:
         while the store is away: it must be safe to repeat.
 
         Raises NotFound (404), BlobExists (412), StoreRefuses for an answer that will not change by
-        itself, TransientError when patience is over.
+        itself, StoreAway when patience is over.
         """
         give_up_at = time.monotonic() + self._patience_s
         loop, last = asyncio.get_running_loop(), None
@@ -98,7 +98,7 @@ class S3Store:
                 break
             logger.info("the S3 store at %s is asked again: %s", self.address, last)
             await asyncio.sleep(pause_s)
-        raise TransientError(
+        raise StoreAway(
             f"the S3 store at {self.address} has not answered well for {self._patience_s:.0f} s (last: "
             f"{last}); look after it, or correct HEADRACE_S3_ENDPOINT"
         ) from last

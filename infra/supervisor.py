@@ -25,6 +25,7 @@ from infra.backend import check_blobs
 from infra.children import Child, ChildSpec
 from infra.database import connect
 from infra.effects import PostgresEffects
+from infra.embedded import EmbeddedPostgres
 from infra.migrate import migrate
 from infra.settings import Settings
 from schemas.errors import Conflict, HeadraceError, Refused, TransientError
@@ -48,6 +49,8 @@ STOP = frozenset({signal.SIGTERM, signal.SIGINT})
 WATCHED = STOP | {signal.SIGCHLD}
 READY_POLL_S = 0.05
 READY_S = 60.0
+REVIVE_S = 3.0
+"""The embedded server is started again at most this often."""
 EARLY_DEATHS = 3
 """So many deaths of the control process before it ever answered mean that it never will."""
 
@@ -64,13 +67,13 @@ def supervise(
     with home.owned(settings.home):
         check_port(settings.host, settings.port)
         asyncio.run(check_blobs(settings))
-        with _database(settings) as (url, postgres_pid):
+        with _database(settings) as (url, server):
             asyncio.run(migrate(url))
             children = tuple(
                 Child(spec, log=settings.home / "logs" / f"{spec.name}.log")
                 for spec in specs(settings, environ, database_url=url)
             )
-            Supervisor(settings, children, url=url, postgres_pid=postgres_pid).run(on_ready)
+            Supervisor(settings, children, url=url, server=server).run(on_ready)
 
 
 def check_port(host: str, port: int) -> None:
@@ -87,14 +90,14 @@ def check_port(host: str, port: int) -> None:
 
 
 @contextmanager
-def _database(settings: Settings) -> Iterator[tuple[str, int | None]]:
-    """The database's URL, and the pid of the embedded server when it is ours to run."""
+def _database(settings: Settings) -> Iterator[tuple[str, EmbeddedPostgres | None]]:
+    """The database's URL, and the embedded server when it is ours to run."""
     if settings.database_url is not None:
         yield settings.database_url, None
         return
     server = embedded.start(settings.home)
     try:
-        yield server.url, server.process.pid
+        yield server.url, server
     finally:
         server.stop()
 
@@ -137,12 +140,13 @@ class Supervisor:
         children: tuple[Child, ...],
         *,
         url: str,
-        postgres_pid: int | None = None,
+        server: EmbeddedPostgres | None = None,
     ) -> None:
         self._settings = settings
         self._children = children
         self._url = url
-        self._postgres_pid = postgres_pid
+        self._server = server
+        self._revived_at = 0.0
         self._started_at = datetime.now(UTC).isoformat()
         self._ready_by = time.monotonic() + READY_S
         self._ready = False
@@ -165,13 +169,28 @@ class Supervisor:
     def _told_to_stop(self) -> bool:
         """Wait for a signal, or until something is due. True when the signal means: stop."""
         due = [s for child in self._children if (s := child.due_in_s()) is not None]
+        if self._server is not None and self._server.process.poll() is not None:
+            due.append(max(0.0, self._revived_at + REVIVE_S - time.monotonic()))
         if not self._ready:
             due.append(READY_POLL_S)
         came = signal.sigtimedwait(WATCHED, min(due)) if due else signal.sigwaitinfo(WATCHED)
         return came is not None and came.si_signo in STOP
 
+    def _revive(self) -> bool:
+        """Start the embedded server again if it died, be it that its disk is still full: nobody else
+        would. Returns whether it did."""
+        server = self._server
+        if server is None or server.process.poll() is None:
+            return False
+        if time.monotonic() < self._revived_at + REVIVE_S:
+            return False
+        logger.warning("postgres ended with %s; it is started again", server.process.returncode)
+        self._revived_at = time.monotonic()
+        server.revive()
+        return True
+
     def _restart(self) -> None:
-        changed = False
+        changed = self._revive()
         for child in self._children:
             code = child.reap()
             if code is not None:
@@ -215,17 +234,19 @@ class Supervisor:
             connection.close()
 
     def _record(self) -> None:
-        home.write_state(
-            self._settings.home,
-            home.SupervisorState(
-                pid=os.getpid(),
-                url=self._settings.url,
-                ready=self._ready,
-                started_at=self._started_at,
-                postgres_pid=self._postgres_pid,
-                children=tuple(child.state for child in self._children),
-            ),
+        """Only `headrace status` reads it: a full disk must not end what runs."""
+        state = home.SupervisorState(
+            pid=os.getpid(),
+            url=self._settings.url,
+            ready=self._ready,
+            started_at=self._started_at,
+            postgres_pid=self._server.process.pid if self._server else None,
+            children=tuple(child.state for child in self._children),
         )
+        try:
+            home.write_state(self._settings.home, state)
+        except OSError as error:
+            logger.warning("the state of the processes cannot be noted: %s", error)
 
 
 async def _expire(url: str, worker: str) -> None:

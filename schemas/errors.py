@@ -7,6 +7,7 @@ HeadraceError
 |   +-- Conflict           it exists already, or under another content
 +-- UserCodeError          the workspace's own code failed: data about a sample, never a crash
 +-- TransientError         the outside did not answer this time; try again later
+|   +-- StoreAway          the store of blobs takes nothing now: whoever works waits for it
 +-- CorruptData            bytes do not have the hash they were promised with
 +-- ReplayDiverged         a step that was run again gave other bits than the log holds
 """
@@ -81,6 +82,11 @@ class UserCodeError(HeadraceError):
 
 class TransientError(HeadraceError):
     """Something outside did not answer; the same call may succeed later."""
+
+
+class StoreAway(TransientError):
+    """The store of blobs takes or gives nothing now (full, away, or it refuses us): no fault of the work
+    that met it, which waits as long as that lasts. The message says what a person can do."""
 
 
 class CorruptData(HeadraceError):

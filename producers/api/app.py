@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount
 
-from infra.away import AWAY
+from infra.away import AWAY, DiskFull
 from producers.api import (
     checkpoints,
     datasets,
@@ -86,6 +86,8 @@ async def _transient(_: Request, error: Exception) -> Response:
 
 async def _away(request: Request, error: Exception) -> Response:
     logger.warning("%s %s: %s", request.method, request.url.path, error, exc_info=error)
+    if isinstance(error, DiskFull):
+        return away(DiskFull.PLAIN)
     return away("the database does not answer now; try again")
 
 

@@ -2,20 +2,18 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from producers.cli.database import existing_database, new_database
 from producers.cli.failures import Failure
 from producers.cli.groups import command
 from producers.cli.output import print_json, say
 
 if TYPE_CHECKING:
     from infra.backup import Contents
-    from infra.settings import Settings
 
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
@@ -46,7 +44,7 @@ def backup(target: Path, *, as_json: bool) -> None:
         raise Failure(
             "DAMAGED",
             f"the backup is whole but for {len(contents.faults)} blobs that the installation itself "
-            f"lacks or that are damaged there:\n{listed}",
+            f"lacks or that are damaged there; see `headrace doctor --deep`:\n{listed}",
         )
 
 
@@ -91,48 +89,3 @@ def _tell(what: str, contents: "Contents", directory: Path, *, as_json: bool) ->
         f"({contents.size / (1 << 20):.1f} MiB), as of {contents.taken_at:%Y-%m-%d %H:%M:%S} UTC, "
         f"{directory}"
     )
-
-
-@contextmanager
-def existing_database(settings: "Settings") -> Iterator[str]:
-    """The URL of the database, which runs already or is started for as long as the block lasts. Raises
-    Failure when there is none."""
-    from infra import embedded, home
-
-    if settings.database_url is not None:
-        yield settings.database_url
-        return
-    place = embedded.place_for(settings.home)
-    if home.owner(settings.home) is not None:
-        yield place.url
-        return
-    if not (place.data / "PG_VERSION").exists():
-        raise Failure(
-            "NOT_FOUND",
-            f"there is no database of {settings.home}; name another HEADRACE_HOME, or a server in "
-            "HEADRACE_DATABASE_URL",
-        )
-    with home.owned(settings.home):
-        server = embedded.start(settings.home)
-        try:
-            yield server.url
-        finally:
-            server.stop()
-
-
-@contextmanager
-def new_database(settings: "Settings") -> Iterator[str]:
-    """The URL of a database that may be filled: the one that is named, or a new one of the home. Raises
-    Conflict while something runs there."""
-    from infra import embedded, home
-
-    if settings.database_url is not None:
-        yield settings.database_url
-        return
-    home.prepare(settings.home)
-    with home.owned(settings.home):
-        server = embedded.start(settings.home)
-        try:
-            yield server.url
-        finally:
-            server.stop()

@@ -36,11 +36,21 @@ class Check:
 
 
 @command(None, "doctor", example="headrace doctor")
+@click.option("--deep", is_flag=True, help="Read all of the log and of what it names.")
 @click.option("--failpoints", is_flag=True, help="List the names HEADRACE_FAILPOINT takes.")
-def doctor(*, failpoints: bool, as_json: bool) -> None:
-    """Check this machine: programs, packages, disk, port, database. Exit 1 when something is missing."""
+def doctor(*, deep: bool, failpoints: bool, as_json: bool) -> None:
+    """Check this machine: programs, packages, disk, port, database. Exit 1 when something is missing.
+
+    With --deep: check the event log, its artifacts and its manifests against each other, byte by byte,
+    while everything goes on; each damage is named.
+    """
     if failpoints:
         _failpoints(as_json=as_json)
+        return
+    if deep:
+        from producers.cli.deep import look_deep
+
+        look_deep(as_json=as_json)
         return
     from infra.settings import Settings
 

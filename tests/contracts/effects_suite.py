@@ -201,6 +201,12 @@ class EffectsSuite:
         await bound.effects.release(held)
         (held,) = await claim(bound, who)
         assert (held.attempts, held.crashes) == (0, 0)
+        await bound.effects.retry(held, delay_s=0, error="a full disk", counted=False)
+        (held,) = await claim(bound, who)
+        assert held.attempts == 0
+        await bound.effects.retry(held, delay_s=0, error="not now")
+        (held,) = await claim(bound, who)
+        assert held.attempts == 1
         await bound.effects.retry(held, delay_s=60, error="not today")
         assert await claim(bound, who) == []
         wait = await bound.effects.next_due_s(lanes=[Lane.CONTROL])

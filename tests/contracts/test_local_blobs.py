@@ -1,15 +1,13 @@
 """A directory keeps the contract of blobs, and stays whole when the disk is full."""
 
-import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from infra.blobs import LocalBlobs
-from schemas.errors import InvalidConfig, NotFound, TransientError
+from schemas.errors import InvalidConfig, NotFound, StoreAway
 from tests.contracts.blobs_suite import BlobsSuite
+from tests.kit.disk import small_disk
 
 
 class TestLocalBlobs(BlobsSuite):
@@ -37,25 +35,15 @@ def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         LocalBlobs(tmp_path / "file" / "blobs")
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small tmpfs cannot be mounted here: {mounted.stderr.decode().strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+async def test_a_full_disk_is_named_and_leaves_no_half_blob(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", size_mb=1) as disk:
+        await _fill(disk)
 
 
-async def test_a_full_disk_is_named_and_leaves_no_half_blob(small_disk: Path) -> None:
+async def _fill(small_disk: Path) -> None:
     blobs = LocalBlobs(small_disk / "blobs")
     kept = await blobs.put("runs/r/small", b"kept")
-    with pytest.raises(TransientError, match=r"full.*make room"):
+    with pytest.raises(StoreAway, match=r"full.*make room"):
         await blobs.put("runs/r/large", b"x" * (2 << 20))
     assert await blobs.exists("runs/r/large") is None
     assert await blobs.get(kept) == b"kept"

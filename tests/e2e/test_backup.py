@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -28,12 +29,12 @@ from tests.kit.stacks import on_every_stack, surroundings
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
-STEPS = 6
+STEPS = 4
 CONFIG = run_config(advanced={"max_steps": STEPS})
 FILES = {"rollouts/say/main.py": GRADER_ONLY}
 
 
-def headrace(environment: Mapping[str, str], *arguments: str) -> Any:
+def headrace(environment: Mapping[str, str], *arguments: str, code: int = 0) -> Any:
     """Run a command; returns the JSON that it printed."""
     done = subprocess.run(
         [sys.executable, "-m", "producers.cli.main", *arguments, "--json"],
@@ -41,7 +42,7 @@ def headrace(environment: Mapping[str, str], *arguments: str) -> Any:
         capture_output=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr.decode()
+    assert done.returncode == code, done.stderr.decode()
     return json.loads(done.stdout)
 
 
@@ -68,9 +69,9 @@ def test_a_run_goes_on_from_a_backup_to_the_same_bits(
         started.upload("numbers")
         run = started.submit(CONFIG, workspace="w")
         eventually(
-            lambda: (started.info(run)["run"]["current_step"] or 0) >= 2 or None,
+            lambda: (started.info(run)["run"]["current_step"] or 0) >= 1 or None,
             within_s=120,
-            what="two steps",
+            what="a step",
         )
         with frozen(started):
             taken = headrace(started.environment, "backup", str(target))
@@ -89,3 +90,16 @@ def test_a_run_goes_on_from_a_backup_to_the_same_bits(
         check(restored.events(run), steps=STEPS, groups=2, samples=4)
         assert final_adapter(went_on) == final_adapter(untouched)
         assert len(restored.events(run)) == len(events)
+        sound = headrace(restored.environment, "doctor", "--deep")
+        assert sound["ok"] is True
+        assert sound["damages"] == []
+        assert sound["events"] > len(events)
+    if stack == "embedded":
+        _a_damage_is_named(restored, went_on["checkpoints"][-1]["uri"])
+
+
+def _a_damage_is_named(stopped: Platform, manifest: str) -> None:
+    """Also where nothing runs."""
+    Path(unquote(urlsplit(manifest).path)).write_bytes(b"{}")
+    looked = headrace(stopped.environment, "doctor", "--deep", code=1)
+    assert [(d["kind"], d["what"]) for d in looked["damages"]] == [("damaged-blob", manifest)]

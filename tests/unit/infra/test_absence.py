@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from infra import away, runtime
+from infra import away, performing, runtime
 from infra.away import Away
 from infra.memory import MemoryEffects
+from schemas.errors import StoreAway
 from tests.kit.hosting import Bench, Script, consumer
 
 
@@ -16,6 +17,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here says that the world changed: look often."""
     monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
     monkeypatch.setattr(away, "PAUSE_S", 0.05)
+    monkeypatch.setattr(performing, "STORE_PAUSE_S", 0.0)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -68,7 +70,10 @@ async def test_claims_without_an_answer_are_claimed_again(tmp_path: Path, when: 
     assert bench.world.effects == {}
 
 
-async def test_an_attempt_that_met_no_database_is_not_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [Away("gone"), StoreAway("the disk is full; make room")])
+async def test_an_attempt_that_met_no_database_or_no_store_is_not_counted(
+    tmp_path: Path, error: Exception
+) -> None:
     script = Script(asks=True)
     bench = Bench(tmp_path, [consumer(script)])
     times = 0
@@ -77,7 +82,7 @@ async def test_an_attempt_that_met_no_database_is_not_counted(tmp_path: Path) ->
         nonlocal times
         times += 1
         if times < 9:
-            raise Away("gone")
+            raise error
         return await original(effect, ports)
 
     original = bench.consumers[0].perform

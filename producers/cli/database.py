@@ -1,0 +1,55 @@
+"""The database of this machine's settings, for commands that work on it directly."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from producers.cli.failures import Failure
+
+if TYPE_CHECKING:
+    from infra.settings import Settings
+
+
+@contextmanager
+def existing_database(settings: "Settings") -> Iterator[str]:
+    """The URL of the database, which runs already or is started for as long as the block lasts. Raises
+    Failure when there is none."""
+    from infra import embedded, home
+
+    if settings.database_url is not None:
+        yield settings.database_url
+        return
+    place = embedded.place_for(settings.home)
+    if home.owner(settings.home) is not None:
+        yield place.url
+        return
+    if not (place.data / "PG_VERSION").exists():
+        raise Failure(
+            "NOT_FOUND",
+            f"there is no database of {settings.home}; name another HEADRACE_HOME, or a server in "
+            "HEADRACE_DATABASE_URL",
+        )
+    with home.owned(settings.home):
+        server = embedded.start(settings.home)
+        try:
+            yield server.url
+        finally:
+            server.stop()
+
+
+@contextmanager
+def new_database(settings: "Settings") -> Iterator[str]:
+    """The URL of a database that may be filled: the one that is named, or a new one of the home. Raises
+    Conflict while something runs there."""
+    from infra import embedded, home
+
+    if settings.database_url is not None:
+        yield settings.database_url
+        return
+    home.prepare(settings.home)
+    with home.owned(settings.home):
+        server = embedded.start(settings.home)
+        try:
+            yield server.url
+        finally:
+            server.stop()
