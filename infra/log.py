@@ -91,9 +91,6 @@ class PostgresLog:
     ) -> Sequence[Recorded]:
         ids = [EventId(derive_id(cause, f"edge|{e.stream}|{e.name}")) for e in events]
         while True:
-            known = await self._by_ids(ids)
-            if len(known) == len(ids):
-                return known
             expected = await self.versions({event.stream for event in events})
             versions = dict(expected)
             new = []
@@ -118,6 +115,10 @@ class PostgresLog:
             try:
                 return await self.commit(commit)
             except CommitMiss:
+                # Asked before: seldom enough to be found out by trying.
+                known = await self._by_ids(ids)
+                if len(known) == len(ids):
+                    return known
                 await asyncio.sleep(random.uniform(0, 0.01))  # noqa: S311 - jitter
 
     async def tail(
