@@ -43,13 +43,14 @@ class PostgresLog:
         self._notifier = notifier
 
     async def load(
-        self, streams: Mapping[StreamName, int]
+        self, streams: Mapping[StreamName, int], *, limit: int | None = None
     ) -> Mapping[StreamName, Sequence[Recorded]]:
         rows = await self._pool.fetch(
             f"select {COLUMNS} from unnest($1::text[], $2::integer[]) as w (name, above)"  # noqa: S608
-            " join events on stream = w.name and version > w.above order by stream, version",
+            " join events on stream = w.name and version > w.above order by stream, version limit $3",
             list(streams),
             list(streams.values()),
+            limit,
         )
         found: dict[StreamName, list[Recorded]] = {stream: [] for stream in streams}
         for row in rows:
