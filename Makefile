@@ -18,7 +18,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt hatchling -e '.[all]'
 	@touch $@
 
-# The independent implementations that ours is compared with: TRL, Liger, and verl beside them.
+# The independent implementations that ours is compared with: TRL, Liger, and verl beside them; and
+# Procrastinate and DBOS, that our durable events are measured against.
 oracles: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,oracles]'
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/oracles \

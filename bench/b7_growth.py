@@ -1,19 +1,25 @@
-"""B7, growth (small): a run of 100,000 events rebuilt, and 1,000 runs listed.
+"""B7, growth: a run of up to 1,000,000 events, and up to 10,000 runs.
 
-Rebuild: the run's state folded from the log (cold, and from its snapshot), and the read model projected
-anew. List: a page of 50 through the HTTP application, p50 and p99.
+Rebuild: how long a process that has just started takes until it knows the state of the run: `cold`,
+from all its events (after an upgrade that changed the fold), and `after a crash`, from the snapshot
+that the dead process left and what came after it. `read model`: all tables projected anew (up to
+100,000 events). Then pages of 50 runs and single runs through the HTTP application, p50 and p99.
 """
 
 import argparse
 import asyncio
 import os
+import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import chain, count, islice
 from pathlib import Path
 from uuid import UUID, uuid4
 
+import asyncpg
 import httpx
 
 from consumers.project import Projector
@@ -22,16 +28,15 @@ from infra import embedded
 from infra.artifacts import ArtifactStore
 from infra.blobs import LocalBlobs
 from infra.clock import SystemClock
-from infra.database import connect
+from infra.database import Database, connect
 from infra.effects import PostgresEffects
 from infra.git import GitRepositories
-from infra.log import PostgresLog
+from infra.log import PostgresLog, encode
 from infra.migrate import migrate
 from infra.notify import Notifier
-from infra.ports import Commit, NewEvent
 from infra.readmodel import ReadModel
 from infra.settings import Settings
-from infra.states import States
+from infra.states import SNAPSHOT_EVERY, States
 from producers.api.app import create_app
 from producers.api.services import Services
 from schemas.config import RunConfig
@@ -43,7 +48,7 @@ from schemas.events import (
     SettledGroup,
     StepSettled,
 )
-from schemas.ids import EventId, Purpose, StreamName, run_stream
+from schemas.ids import Purpose, StreamName, run_stream
 from schemas.sampling import ArtifactRef, ModelRef
 from schemas.specs import BatchGroup, DatasetRef, StateRef
 
@@ -51,6 +56,9 @@ SHA = "ab" * 32
 REF = ArtifactRef(uri=f"row:{SHA}", sha256=SHA, size=1)
 DATASET = DatasetRef(dataset="d", name="d", content=REF, num_rows=8)
 GROUPS = 8
+RUN = "0" * 16
+PROJECTED = 100_000
+COLUMNS = ("id", "stream", "version", "type", "schema_version", "data", "run_id", "correlation")
 
 
 def request(run: str) -> RunRequested:
@@ -89,63 +97,121 @@ def step(run: str, number: int) -> list[Event]:
     ]
 
 
-async def fill(log: PostgresLog, stream: StreamName, events: Sequence[Event]) -> None:
-    """Write many events quickly: 500 a commit."""
-    for start in range(0, len(events), 500):
-        page = events[start : start + 500]
-        new = tuple(
-            NewEvent(
-                id=EventId(uuid4()),
-                stream=stream,
-                version=start + n,
-                event=event,
-                causation=None,
-                correlation=UUID(int=1),
+async def fill(
+    database: Database, stream: StreamName, events: Iterable[Event], *, start: int = 0
+) -> int:
+    """Append by COPY what would have been appended one decision at a time; returns the version."""
+    version = start
+    iterator = iter(events)
+    while page := list(islice(iterator, 5000)):
+        rows = [
+            (uuid4(), stream, version + n, e.type, e.version, encode(e), e.run_id, UUID(int=1))
+            for n, e in enumerate(page, start=1)
+        ]
+        version += len(rows)
+        async with database.lazy.acquire() as connection, connection.transaction():
+            await connection.copy_records_to_table("events", records=rows, columns=COLUMNS)
+            await connection.execute(
+                "insert into streams values ($1, $2)"
+                " on conflict (stream) do update set version = excluded.version",
+                stream,
+                version,
             )
-            for n, event in enumerate(page, start=1)
-        )
-        await log.commit(Commit(expected={stream: start}, events=new))
+    return version
 
 
-async def seconds(work) -> float:  # type: ignore[no-untyped-def]
+async def seconds(work: Awaitable[object]) -> float:
     start = time.perf_counter()
     await work
     return time.perf_counter() - start
 
 
-async def main(events: int, runs: int) -> None:
+def story(first: int, events: int) -> Iterator[Event]:
+    """So many events of a run, from a step on."""
+    steps = (event for n in count(first) for event in step(RUN, n))
+    return islice(steps, events)
+
+
+@asynccontextmanager
+async def database_of(
+    server: embedded.EmbeddedPostgres,
+) -> AsyncIterator[tuple[Database, Notifier]]:
+    """A database of its own, so that what one part left does not weigh on another."""
+    admin = await asyncpg.connect(server.url)
+    name = f"b7_{uuid4().hex[:8]}"
+    await admin.execute(f"create database {name}")
+    url = server.url.replace("/postgres?", f"/{name}?")
+    await migrate(url)
+    async with connect(url) as database, Notifier(database) as notifier:
+        yield database, notifier
+    await admin.execute(f"drop database {name} with (force)")
+    await admin.close()
+
+
+async def rebuilt(server: embedded.EmbeddedPostgres, events: int) -> None:
+    """One line: a run of so many events."""
+    async with database_of(server) as (database, notifier):
+        log = PostgresLog(database, notifier)
+        stream = run_stream(RUN)
+        head = await fill(database, stream, chain([request(RUN)], story(1, events - 1)))
+        await database.lazy.execute("analyze events")
+        wanted = {stream: CONSUMER}
+        cold = await seconds(States(log).load(wanted))
+        await fill(database, stream, story(events, SNAPSHOT_EVERY), start=head)
+        crashed = await seconds(States(log).load(wanted))
+        projected = "-"
+        if events <= PROJECTED:
+            rebuild = Projector(log, ReadModel(database)).rebuild()
+            projected = f"{await seconds(rebuild):.2f} s"
+        print(f"{events:>10,}{cold:>12.2f} s{crashed:>14.3f} s{projected:>14}", flush=True)
+
+
+async def pages(server: embedded.EmbeddedPostgres, runs: int, home: Path) -> None:
+    """One line: so many runs."""
+    async with database_of(server) as (database, notifier):
+        log, readmodel = PostgresLog(database, notifier), ReadModel(database)
+        for number in range(runs):
+            run = f"{number:016x}"
+            await fill(database, run_stream(run), [request(run)])
+        projector = Projector(log, readmodel)
+        while await projector.step():
+            pass
+        await database.lazy.execute("analyze")
+        times = await asked(log, database, readmodel, home, runs)
+        cells = [f"{statistics.median(t) * 1e3:8.1f}{p99(t) * 1e3:9.1f}" for t in times]
+        print(f"{runs:>10,}" + "".join(f"{cell:>22}" for cell in cells), flush=True)
+
+
+def p99(times: Sequence[float]) -> float:
+    return sorted(times)[int(len(times) * 0.99)]
+
+
+async def main(given: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         server = await asyncio.to_thread(embedded.start, home)
-        await migrate(server.url)
-        async with connect(server.url) as database, Notifier(database) as notifier:
-            log, readmodel = PostgresLog(database, notifier), ReadModel(database)
-            run = "0" * 16
-            steps = [e for n in range(1, events // (GROUPS + 2) + 1) for e in step(run, n)]
-            story: list[Event] = [request(run), *steps]
-            await fill(log, run_stream(run), story)
-            print(f"B7 growth, load {os.getloadavg()[0]:.1f}")
-            wanted = {run_stream(run): CONSUMER}
-            cold = await seconds(States(log).load(wanted))
-            print(f"fold {len(story):,} events, cold        {cold:8.2f} s")
-            print(
-                f"fold again, from its snapshot     {await seconds(States(log).load(wanted)):8.3f} s"
-            )
-            projector = Projector(log, readmodel)
-            print(f"read model rebuilt                {await seconds(projector.rebuild()):8.2f} s")
-            for number in range(1, runs + 1):
-                await log.append([request(f"{number:016x}")], cause=uuid4())
-            while await projector.step():
-                pass
-            times = await listed(log, database, readmodel, home)
-            print(
-                f"list 50 of {runs + 1:,} runs               p50 {statistics.median(times) * 1e3:.1f} ms"
-                f"  p99 {sorted(times)[int(len(times) * 0.99)] * 1e3:.1f} ms"
-            )
-        server.stop()
+        print(f"B7 growth, load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+        try:
+            print(f"{'events':>10}{'cold':>14}{'after a crash':>16}{'read model':>14}")
+            for events in powers(given.events):
+                await rebuilt(server, events)
+            print(f"{'runs':>10}{'list p50, p99 ms':>22}{'info p50, p99 ms':>22}")
+            for runs in powers(given.runs):
+                await pages(server, runs, home)
+        finally:
+            server.stop()
+        print(f"load at the end {os.getloadavg()[0]:.1f}")
 
 
-async def listed(log: PostgresLog, database, readmodel: ReadModel, home: Path) -> list[float]:  # type: ignore[no-untyped-def]
+def powers(most: int) -> list[int]:
+    """1,000 and its tenfold up to `most`; at least `most`."""
+    return [n for n in (10**k for k in range(3, 9)) if n < most] + [most]
+
+
+async def asked(
+    log: PostgresLog, database: Database, readmodel: ReadModel, home: Path, runs: int
+) -> tuple[list[float], list[float]]:
+    """How long pages of 50 and single runs take, anywhere among all of them."""
     settings = Settings.load({"HEADRACE_HOME": str(home), "HEADRACE_TOKEN": "t"})
     blobs = LocalBlobs(home / "blobs")
     app = create_app(
@@ -162,21 +228,26 @@ async def listed(log: PostgresLog, database, readmodel: ReadModel, home: Path) -
     )
     transport = httpx.ASGITransport(app=app)
     headers = {"Authorization": "Bearer t"}
-    times = []
+    draw = random.Random(7)  # noqa: S311 - which pages to ask for
+    lists: list[float] = []
+    infos: list[float] = []
     async with httpx.AsyncClient(
         transport=transport, base_url=settings.url, headers=headers
     ) as http:
-        for number in range(200):
-            start = time.perf_counter()
-            answer = await http.get("/api/v1/runs", params={"limit": 50, "offset": number % 900})
-            times.append(time.perf_counter() - start)
-            assert answer.status_code == 200, answer.text
-    return times
+        for number in [0, runs - 50, *(draw.randrange(runs) for _ in range(298))]:
+            parameters = {"limit": 50, "offset": max(0, min(number, runs - 50))}
+            lists.append(await seconds(_got(http, "/api/v1/runs", parameters)))
+            infos.append(await seconds(_got(http, f"/api/v1/runs/run-{number:016x}", {})))
+    return lists, infos
+
+
+async def _got(http: httpx.AsyncClient, path: str, parameters: dict[str, int]) -> None:
+    answer = await http.get(path, params=parameters)
+    assert answer.status_code == 200, answer.text
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=int, default=100_000)
-    parser.add_argument("--runs", type=int, default=1_000)
-    given = parser.parse_args()
-    asyncio.run(main(given.events, given.runs))
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--runs", type=int, default=10_000)
+    asyncio.run(main(parser.parse_args()))

@@ -43,13 +43,14 @@ class PostgresLog:
         self._notifier = notifier
 
     async def load(
-        self, streams: Mapping[StreamName, int]
+        self, streams: Mapping[StreamName, int], *, limit: int | None = None
     ) -> Mapping[StreamName, Sequence[Recorded]]:
         rows = await self._pool.fetch(
             f"select {COLUMNS} from unnest($1::text[], $2::integer[]) as w (name, above)"  # noqa: S608
-            " join events on stream = w.name and version > w.above order by stream, version",
+            " join events on stream = w.name and version > w.above order by stream, version limit $3",
             list(streams),
             list(streams.values()),
+            limit,
         )
         found: dict[StreamName, list[Recorded]] = {stream: [] for stream in streams}
         for row in rows:
@@ -91,9 +92,6 @@ class PostgresLog:
     ) -> Sequence[Recorded]:
         ids = [EventId(derive_id(cause, f"edge|{e.stream}|{e.name}")) for e in events]
         while True:
-            known = await self._by_ids(ids)
-            if len(known) == len(ids):
-                return known
             expected = await self.versions({event.stream for event in events})
             versions = dict(expected)
             new = []
@@ -118,6 +116,10 @@ class PostgresLog:
             try:
                 return await self.commit(commit)
             except CommitMiss:
+                # Asked before: seldom enough to be found out by trying.
+                known = await self._by_ids(ids)
+                if len(known) == len(ids):
+                    return known
                 await asyncio.sleep(random.uniform(0, 0.01))  # noqa: S311 - jitter
 
     async def tail(
@@ -137,12 +139,14 @@ class PostgresLog:
         return _known(wanted), Cursor(last["xid"], last["position"])
 
     async def ahead(self, after: Cursor) -> bool:
-        found: bool = await self._pool.fetchval(
-            "select exists (select from events where (xid, position) > ($1, $2))",
+        # Without the order the planner walks through the whole log when nothing is ahead.
+        found = await self._pool.fetchval(
+            "select position from events where (xid, position) > ($1, $2)"
+            " order by xid, position limit 1",
             after.xid,
             after.position,
         )
-        return found
+        return found is not None
 
     async def head(self) -> Cursor:
         row = await self._pool.fetchrow(

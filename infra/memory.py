@@ -79,12 +79,15 @@ class MemoryLog:
         self._world = world
 
     async def load(
-        self, streams: Mapping[StreamName, int]
+        self, streams: Mapping[StreamName, int], *, limit: int | None = None
     ) -> Mapping[StreamName, Sequence[Recorded]]:
-        return {
-            stream: [r for r in self._world.events if r.stream == stream and r.version > above]
-            for stream, above in streams.items()
-        }
+        left = len(self._world.events) if limit is None else limit
+        found: dict[StreamName, Sequence[Recorded]] = dict.fromkeys(streams, ())
+        for stream in sorted(streams):
+            events = [r for r in self._world.events if r.stream == stream]
+            found[stream] = [r for r in events if r.version > streams[stream]][:left]
+            left -= len(found[stream])
+        return found
 
     async def versions(self, streams: Iterable[StreamName]) -> Mapping[StreamName, int]:
         return {stream: self._world.version(stream) for stream in streams}

@@ -199,9 +199,10 @@ class EventLog(Protocol):
     """The truth. Reads take no transaction id; `commit` is one call."""
 
     async def load(
-        self, streams: Mapping[StreamName, int]
+        self, streams: Mapping[StreamName, int], *, limit: int | None = None
     ) -> Mapping[StreamName, Sequence[Recorded]]:
-        """The events of each stream above the given version, in order of version."""
+        """The events of each stream above the given version, in order of version; of all together the
+        first `limit`, stream by stream."""
         ...
 
     async def versions(self, streams: Iterable[StreamName]) -> Mapping[StreamName, int]:

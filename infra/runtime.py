@@ -192,6 +192,7 @@ class Runtime:
             raise
         self._pass(draft, "tx_after_commit")
         self._committed(draft)
+        await self._states.keep(draft.owners)
 
     async def _solved(
         self, works: Sequence[Work], apart: Apart, problem: DecisionError | CommitMiss

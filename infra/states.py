@@ -1,33 +1,42 @@
 """Folded states of streams, remembered between messages.
 
 A cached state is only ever a guess about the stream's head: `commit` checks the version, and a miss
-evicts. So a cache can make things slow, never wrong.
+evicts. So a cache can make things slow, never wrong. Nor can a snapshot: it is saved every few hundred
+events, so that who starts anew, after a crash, folds as many and not a whole history.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from infra.away import Away
 from infra.consumer import Consumer
 from infra.ports import EventLog, Recorded, Snapshot
 from schemas.events import Event
 from schemas.ids import StreamName
 
+logger = logging.getLogger(__name__)
+
 S = TypeVar("S")
 
 SNAPSHOT_EVERY = 500
-"""A snapshot is saved when folding a stream took more events than this."""
+"""A snapshot is saved when a stream has grown by more events than this since the last one."""
+
+PAGE = 5000
+"""Events read at once: a fold of a whole history must not hold it in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folded(Generic[S]):
-    """A stream's state after `version` events."""
+    """A stream's state after `version` events. `kept`: the version of its newest snapshot."""
 
     state: S
     version: int
+    kept: int = 0
 
 
 class Unreadable(Exception):
@@ -56,15 +65,33 @@ class States:
         missing = [stream for stream in wanted if stream not in known]
         if not missing:
             return known
-        started = {stream: await self._start(stream, wanted[stream]) for stream in missing}
-        tails = await self._log.load({stream: f.version for stream, f in started.items()})
-        for stream, folded in started.items():
-            tail = tails.get(stream, ())
-            known[stream] = _read(stream, wanted[stream], folded, tail)
-            if len(tail) > SNAPSHOT_EVERY:
-                await self._save(stream, wanted[stream], known[stream])
-        self.remember({stream: known[stream] for stream in missing})
-        return known
+        owners = {stream: wanted[stream] for stream in missing}
+        found = {stream: await self._start(stream, owners[stream]) for stream in missing}
+        read = PAGE
+        while read == PAGE:
+            above = {stream: folded.version for stream, folded in found.items()}
+            tails = await self._log.load(above, limit=PAGE)
+            for stream, tail in tails.items():
+                found[stream] = _read(stream, owners[stream], found[stream], tail)
+            read = sum(len(tail) for tail in tails.values())
+        self.remember(found)
+        await self.keep(owners)
+        return {**known, **{stream: self._cache.get(stream, found[stream]) for stream in missing}}
+
+    async def keep(self, owners: Mapping[StreamName, Consumer[Any]]) -> None:
+        """Save snapshots of those of these streams, as remembered, that have grown by enough. One that
+        cannot be saved now is saved later."""
+        for stream, consumer in owners.items():
+            folded = self._cache.get(stream)
+            if consumer.snapshots is None or folded is None:
+                continue
+            if folded.version - folded.kept > SNAPSHOT_EVERY:
+                try:
+                    await self._save(stream, consumer, folded)
+                except Away as error:
+                    logger.info("a snapshot of %s is not saved: %s", stream, error)
+                    return
+                self._cache[stream] = replace(folded, kept=folded.version)
 
     def remember(self, states: Mapping[StreamName, Folded[Any]]) -> None:
         for stream, folded in states.items():
@@ -94,11 +121,9 @@ class States:
             state = TypeAdapter(consumer.snapshots).validate_json(snapshot.state)
         except ValidationError:
             return fresh
-        return Folded(state, snapshot.version)
+        return Folded(state, snapshot.version, snapshot.version)
 
     async def _save(self, stream: StreamName, consumer: Consumer[Any], folded: Folded[Any]) -> None:
-        if consumer.snapshots is None:
-            return
         text = TypeAdapter(consumer.snapshots).dump_json(folded.state).decode()
         await self._log.save_snapshot(
             stream, consumer.fold_version, Snapshot(version=folded.version, state=text)
@@ -122,4 +147,4 @@ def fold(
     for item in events:
         event = item.event if isinstance(item, Recorded) else item
         state = consumer.evolve(state, event)
-    return Folded(state, start.version + len(events))
+    return Folded(state, start.version + len(events), start.kept)

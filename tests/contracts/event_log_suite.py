@@ -46,6 +46,17 @@ class EventLogSuite:
         unknown = StreamName("run-unknown")
         assert list((await log.load({unknown: 0}))[unknown]) == []
 
+    async def test_streams_are_loaded_in_pages(self, log: EventLog) -> None:
+        runs = sorted(uuid4().hex for _ in range(2))
+        for run in runs:
+            for n in (1, 2, 3):
+                await log.commit(one(warned(run, n), n))
+        first, second = (warned(run, 1).stream for run in runs)
+        page = await log.load({second: 0, first: 1}, limit=3)
+        assert {s: [r.version for r in page[s]] for s in page} == {first: [2, 3], second: [1]}
+        rest = await log.load({second: 1, first: 3}, limit=3)
+        assert {s: [r.version for r in rest[s]] for s in rest} == {first: [], second: [2, 3]}
+
     async def test_a_stream_knows_its_version(self, log: EventLog) -> None:
         run = uuid4().hex
         for step in (1, 2):

@@ -1,0 +1,146 @@
+"""B3, Headrace's side: an edge appends an event; a worker's consumer takes it from the bus, decides an
+event and an effect, performs the effect, and the outcome is an event. Inbox, log, effects, claims and
+leases as everywhere."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from uuid import UUID, uuid4
+
+from bench.durable_theirs import POOL, Ask
+from infra.artifacts import ArtifactStore
+from infra.blobs import LocalBlobs
+from infra.bus import EmbeddedBus
+from infra.clock import SystemClock
+from infra.consumer import Consumer, Decision, Meta
+from infra.database import connect
+from infra.datasets import DatasetCache
+from infra.effects import PostgresEffects
+from infra.hosting import Hosting
+from infra.lease import LeaseKeeper
+from infra.log import PostgresLog
+from infra.migrate import migrate
+from infra.notify import Notifier
+from infra.ports import Commit, Ports, Recorded
+from infra.runtime import Runtime
+from infra.settings import Settings
+from schemas.events import CheckpointFailed, Event, RunWarned
+from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
+from schemas.messages import FetchCommit, Lane, Outcome
+from schemas.specs import CommitSpec
+
+DECIDED, PERFORMED = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Outcome):
+    effect: FetchCommit
+
+
+def handle(state: int, message: RunWarned | Done, meta: Meta) -> Decision:
+    if isinstance(message, Done):
+        return Decision(events=(_fact(message.effect.run_id, PERFORMED),))
+    effect = FetchCommit(
+        workspace=message.run,
+        push=UUID(int=7),
+        commit=CommitSpec(url="/nowhere"),
+        entrypoints=(),
+        requester=f"run-{message.run}",
+    )
+    return Decision(events=(_fact(message.run, DECIDED),), effects=(effect,))
+
+
+def _fact(run: str, kind: int) -> CheckpointFailed:
+    return CheckpointFailed(run=run, step=kind, message="a fact")
+
+
+def evolve(state: int, event: Event) -> int:
+    return state + 1
+
+
+def routes(message: RunWarned) -> tuple[StreamName, ...]:
+    return (checkpoint_stream(message.run),)
+
+
+async def perform(effect: FetchCommit, ports: Ports) -> Done:
+    return Done(effect)
+
+
+CONSUMER = Consumer(
+    name=ConsumerName("bench"),
+    category="checkpoint",
+    reads=(RunWarned,),
+    emits=(CheckpointFailed,),
+    effects=(FetchCommit,),
+    initial=0,
+    evolve=evolve,
+    handle=handle,
+    routes=routes,
+    perform=perform,
+)
+
+
+class Watched(PostgresLog):
+    """Notes when each message's last fact was durable."""
+
+    done: dict[str, float]
+
+    async def commit(self, commit: Commit) -> Sequence[Recorded]:
+        recorded = await super().commit(commit)
+        now = time.monotonic()
+        for new in commit.events:
+            if isinstance(new.event, CheckpointFailed) and new.event.step == PERFORMED:
+                self.done[new.event.run] = now
+        return recorded
+
+
+class Headrace:
+    name = "Headrace"
+    done_sql = (
+        "select count(*) from events where type = 'rl.checkpoint.failed' and data ->> 'step' = '2'"
+    )
+
+    async def prepare(self, url: str) -> None:
+        await migrate(url)
+
+    @asynccontextmanager
+    async def client(self, url: str) -> AsyncIterator[Ask]:
+        async with connect(url, size=POOL) as database, Notifier(database) as notifier:
+            log = PostgresLog(database, notifier)
+            yield lambda message: log.append(
+                [RunWarned(run=message, step=1, message="look")], cause=uuid4()
+            )
+
+    async def work(self, url: str, done: dict[str, float], ready: Callable[[], None]) -> None:
+        hosting = Hosting(WorkerId("bench"), (CONSUMER,), (Lane.CONTROL,))
+        async with AsyncExitStack() as stack:
+            home = Path(stack.enter_context(TemporaryDirectory()))
+            database = await stack.enter_async_context(connect(url, size=POOL))
+            notifier = await stack.enter_async_context(Notifier(database))
+            log = Watched(database, notifier)
+            log.done = done
+            blobs = LocalBlobs(home)
+            artifacts = ArtifactStore(log, blobs)
+            runtime = Runtime(
+                hosting,
+                log=log,
+                effects=PostgresEffects(database),
+                bus=EmbeddedBus(log, notifier),
+                ports=Ports(
+                    log=log,
+                    blobs=blobs,
+                    artifacts=artifacts,
+                    datasets=DatasetCache(artifacts),
+                    clock=SystemClock(),
+                    settings=Settings.load({"HEADRACE_HOME": str(home)}),
+                ),
+                artifacts=artifacts,
+                wakeup=notifier.subscribe(),
+            )
+            keeper = LeaseKeeper(url, hosting.worker, on_beat=lambda: None, on_lost=lambda: None)
+            await keeper.start()
+            ready()
+            await runtime.run()
