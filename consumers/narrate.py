@@ -177,7 +177,7 @@ def groups_settled(event: GroupsSettled) -> Iterator[Line]:
 
 @lines.register
 def step_settled(event: StepSettled) -> Iterator[Line]:
-    if event.skipped:
+    if event.skipped or event.metrics.get("train/skipped"):
         return
     shown = [
         f"{label} {event.metrics[key]:.4g}"

@@ -12,6 +12,7 @@ state alone (`consumers/run_next.py`) is decided once."""
 from collections.abc import Mapping
 
 from consumers.run_batch import settle
+from consumers.run_health import is_unhealthy, unhealthy_step
 from consumers.run_next import follow
 from consumers.run_start import start
 from consumers.run_state import RunEvent, RunState, evolve
@@ -155,6 +156,7 @@ def _policy_updated(state: RunState, message: PolicyUpdated, meta: Meta) -> tupl
     at = meta.now.timestamp()
     metrics = {**state.batch_metrics, **message.metrics}
     return (
+        *_unhealthy(message),
         StepSettled(
             run=message.run,
             step=message.step,
@@ -166,6 +168,15 @@ def _policy_updated(state: RunState, message: PolicyUpdated, meta: Meta) -> tupl
             at=at,
         ),
     )
+
+
+def _unhealthy(message: PolicyUpdated) -> tuple[RunEvent, ...]:
+    """A step that was taken and changed nothing, because its numbers were not finite."""
+    if not is_unhealthy(message.metrics):
+        return ()
+    reason = unhealthy_step(message.step)
+    skipped = StepSkipped(run=message.run, step=message.step, reason=reason, batch=message.batch)
+    return (skipped,)
 
 
 def _wait(state: RunState, metrics: Mapping[str, float], at: float) -> dict[str, float]:
@@ -260,6 +271,6 @@ CONSUMER = Consumer(
     evolve=evolve,
     handle=handle,
     routes=routes,
-    fold_version=4,
+    fold_version=5,
     snapshots=RunState,
 )

@@ -7,6 +7,7 @@ new follows. So a stop, a pause or a late fact needs no path of its own.
 from collections.abc import Callable, Iterator
 
 from consumers.run_batch import FLAT, metrics
+from consumers.run_health import FLAT_STEPS, MOST_UNHEALTHY, diverged, flat_warning
 from consumers.run_state import Due, OpenStep, RunEvent, RunState, evolve
 from schemas.algorithms import replacements
 from schemas.events import (
@@ -19,6 +20,7 @@ from schemas.events import (
     RunPaused,
     RunResumed,
     RunStopped,
+    RunWarned,
     StepSettled,
     StepSkipped,
 )
@@ -41,6 +43,23 @@ def follow(state: RunState) -> tuple[RunEvent, ...]:
             state = evolve(state, event)
         events += new
     return tuple(events)
+
+
+def give_up(state: RunState) -> tuple[RunEvent, ...]:
+    """When step after step leaves the weights as they were."""
+    if state.unhealthy < MOST_UNHEALTHY:
+        return ()
+    run = _run(state)
+    text = diverged(state.settled, run=run, checkpoint=state.checkpointed)
+    return (RunFailed(run=run, kind="error", message=text),)
+
+
+def warn(state: RunState) -> tuple[RunEvent, ...]:
+    """When rewards have said nothing for a while: once per such while."""
+    if state.flat != FLAT_STEPS or state.warned >= state.settled:
+        return ()
+    text = flat_warning(state.settled, num_steps=FLAT_STEPS)
+    return (RunWarned(run=_run(state), step=state.settled, message=text),)
 
 
 def checkpoint(state: RunState) -> tuple[RunEvent, ...]:
@@ -155,6 +174,8 @@ def resample(state: RunState) -> tuple[RunEvent, ...]:
 
 
 RULES: tuple[Rule, ...] = (
+    give_up,
+    warn,
     checkpoint,
     stop,
     validate,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 from uuid import UUID
 
+from consumers.run_health import is_flat, is_unhealthy
 from schemas.events import (
     BatchAssembled,
     CheckpointRequested,
@@ -90,7 +91,8 @@ class RunState:
     """`settled` is the last settled step (-1: version 0 does not exist yet), `requested` the last step
     whose groups were asked for, `training` the step whose batch is with the learner. `weights` are
     those of the versions that later groups may still sample with. `evaluated` is the last step whose
-    validation was asked for."""
+    validation was asked for. `unhealthy` and `flat` count steps in a row (`consumers/run_health.py`);
+    `warned` is the last step that a warning named."""
 
     request: RunRequested | None = None
     started: RunStarted | None = None
@@ -106,6 +108,9 @@ class RunState:
     training: int | None = None
     batch_metrics: dict[str, float] = field(default_factory=dict)
     skips: frozenset[int] = frozenset()
+    unhealthy: int = 0
+    flat: int = 0
+    warned: int = -1
     checkpoints_due: tuple[Due, ...] = ()
     checkpointing: int | None = None
     checkpointed: int | None = None
@@ -195,7 +200,7 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
         case RunRejected() | RunStopped() | RunFailed() | RunFinished():
             return replace(state, ended=True)
         case RunWarned():
-            return state
+            return replace(state, warned=max(state.warned, event.step))
         case _:
             assert_never(event)
 
@@ -251,10 +256,24 @@ def _step_settled(state: RunState, event: StepSettled) -> RunState:
         weights_name=event.weights_name or state.weights_name,
         weights={**state.weights, event.step: event.state.weights},
     )
-    new = _forgetting(new)
+    new = _forgetting(_counted(new, event))
     if _on_cadence(new) and event.state.durable:
         return replace(new, checkpoints_due=(*new.checkpoints_due, due))
     return new
+
+
+def _counted(state: RunState, event: StepSettled) -> RunState:
+    """How many steps in a row changed nothing, and had nothing to learn from. A step that trained
+    nothing says nothing about the learner's health."""
+    if state.started is None:
+        return state
+    advanced = state.started.spec.config.advanced
+    unhealthy = state.unhealthy if event.skipped else 0
+    return replace(
+        state,
+        unhealthy=state.unhealthy + 1 if is_unhealthy(event.metrics) else unhealthy,
+        flat=state.flat + 1 if is_flat(event.metrics, advanced) else 0,
+    )
 
 
 def _on_cadence(state: RunState) -> bool:

@@ -399,11 +399,14 @@ class PolicyUpdated(_PolicyEvent):
 
 
 class StepSkipped(_RunEvent):
-    """No group of the step could be used; version `step` is an alias of the one before."""
+    """A step left the weights as they were: no group could be used, and version `step` is an alias of
+    the one before; or the numbers of its `batch` (the BatchAssembled, kept for inspection) were not
+    finite."""
 
     type: ClassVar[str] = "rl.step.skipped"
     step: int
     reason: str
+    batch: UUID | None = None
 
     @property
     def name(self) -> str:

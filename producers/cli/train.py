@@ -1,5 +1,7 @@
 """`headrace train`: submit a run, look at it, control it. A run is named by its name or its id."""
 
+from pathlib import Path
+
 import click
 
 from producers.cli.client import Client, part
@@ -19,6 +21,7 @@ from producers.cli.output import (
 train = group("train", "Training runs: submit, watch, stop, samples, trace and more.")
 
 RUN = click.argument("run", metavar="RUN")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 @command(train, "list", example="headrace train list --status running")
@@ -209,3 +212,43 @@ def verify(run: str, *, as_json: bool) -> None:
     from producers.cli.verify import verify_run
 
     verify_run(run, as_json=as_json)
+
+
+@command(train, "export", example="headrace train export my-run --to tensorboard --follow")
+@RUN
+@click.option("--to", "tracker", required=True, type=click.Choice(TRACKERS))
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=Path("curves"),
+    show_default=True,
+    help="Where TensorBoard's files and W&B's offline runs go.",
+)
+@click.option(
+    "--project", default="headrace", show_default=True, help="W&B project, MLflow experiment."
+)
+@click.option("--offline", is_flag=True, help="W&B only: write files for `wandb sync`.")
+@click.option("--uri", help="MLflow only: the tracking URI.")
+@click.option("--follow", is_flag=True, help="Go on until the run ends.")
+def export(
+    run: str,
+    *,
+    tracker: str,
+    directory: Path,
+    project: str,
+    offline: bool,
+    uri: str | None,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Write a run's curves to TensorBoard, W&B or MLflow (pip install 'headrace[export]')."""
+    from producers.cli.export import export_run, opener
+
+    open_sink = opener(tracker, directory=directory, project=project, offline=offline, uri=uri)
+    with Client() as client:
+        made = export_run(client, run, open_sink, follow=follow)
+    if as_json:
+        print_json(made)
+        return
+    say(f"{made['steps']} steps: {made['place']}")

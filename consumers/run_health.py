@@ -1,0 +1,53 @@
+"""Whether a run still learns: steps that changed nothing, and rewards that say nothing. Pure."""
+
+from collections.abc import Mapping
+
+from schemas.algorithms import GROUPED
+from schemas.config import Advanced
+
+MOST_UNHEALTHY = 3
+"""So many steps in a row without a finite gradient end the run: the next would be as these."""
+
+FLAT_STEPS = 5
+"""After so many steps in a row whose rewards say nothing the run warns."""
+
+
+def is_unhealthy(metrics: Mapping[str, float]) -> bool:
+    """Whether loss or gradients were not finite, so that the step left the weights as they were."""
+    return bool(metrics.get("train/skipped"))
+
+
+def is_flat(metrics: Mapping[str, float], advanced: Advanced) -> bool:
+    """Whether the rewards of a step left nothing to learn: in each group they are all equal, or in the
+    whole batch where that is the baseline."""
+    if advanced.algorithm in GROUPED or advanced.group_baseline:
+        return metrics.get("rollout/zero_variance_ratio") == 1.0
+    return metrics.get("rollout/reward_std") == 0.0
+
+
+def unhealthy_step(step: int) -> str:
+    """Why a step is skipped that was trained and changed nothing."""
+    return (
+        f"the loss or the gradients of step {step} are not finite; the weights stay as they were, and "
+        "the batch is kept"
+    )
+
+
+def diverged(step: int, *, run: str, checkpoint: int | None) -> str:
+    """Why a run ends after too many such steps."""
+    first = step - MOST_UNHEALTHY + 1
+    good = f"{run}@{checkpoint}" if checkpoint else "none"
+    return (
+        f"the loss or the gradients were not finite in {MOST_UNHEALTHY} steps in a row ({first} to "
+        f"{step}); last good checkpoint: {good}. Lower training.lr, or look at the batches of these "
+        "steps and at the grader's rewards"
+    )
+
+
+def flat_warning(step: int, *, num_steps: int) -> str:
+    """What to look at when rewards say nothing."""
+    return (
+        f"up to step {step}, all rewards that are compared with each other were equal for {num_steps} "
+        "steps: nothing is being learned. Look at the grader's rewards, or give it questions that are "
+        "neither always nor never answered"
+    )

@@ -1,0 +1,155 @@
+"""run: steps whose numbers are not finite, and rewards that say nothing."""
+
+from uuid import UUID
+
+import pytest
+
+from consumers.run_health import FLAT_STEPS, MOST_UNHEALTHY, is_flat
+from infra.consumer import Message
+from schemas.events import (
+    BatchAssembled,
+    CheckpointRequested,
+    GroupsRequested,
+    RunFailed,
+    RunWarned,
+    StepSettled,
+    StepSkipped,
+)
+from tests.kit.decider import When
+from tests.unit.consumers.test_run import (
+    Story,
+    graded,
+    initialized,
+    only,
+    requested,
+    saved,
+    taught,
+    updated,
+)
+
+
+class Played(Story):
+    """Answers a run step by step."""
+
+    def __init__(self, *, steps: int, **advanced: object) -> None:
+        super().__init__(requested(steps=steps, advanced=advanced))
+        self.asked: list[GroupsRequested] = only(self.begin(), GroupsRequested)
+
+    def play(self, *rewards: float, healthy: bool = True) -> When:
+        """The next step, with these rewards in each group; every checkpoint is saved."""
+        request = self.asked.pop(0)
+        for spec in request.group_specs():
+            said = self.tell(graded(spec, *rewards))
+        if only(said, BatchAssembled):
+            said = self.tell(trained(request.step, healthy=healthy))
+        self.asked += only(said, GroupsRequested)
+        for due in only(said, CheckpointRequested):
+            self.tell(saved(due))
+        return said
+
+
+def trained(step: int, *, healthy: bool) -> Message:
+    done = updated(step)
+    return done.model_copy(update={"metrics": {**done.metrics, "train/skipped": 1.0 - healthy}})
+
+
+def test_a_step_whose_gradients_are_not_finite_is_skipped_and_names_its_batch() -> None:
+    said = Played(steps=6).play(healthy=False)
+    said.then_types(StepSkipped, StepSettled, GroupsRequested)
+    skipped, settled, _ = said.events
+    assert isinstance(skipped, StepSkipped)
+    assert isinstance(settled, StepSettled)
+    assert skipped.batch == settled.batch == UUID(int=1)
+    assert "step 1 are not finite" in skipped.reason
+    assert not settled.skipped, "the learner counted it: replaying the log must count it too"
+
+
+def test_three_in_a_row_end_the_run_and_name_its_last_good_checkpoint() -> None:
+    story = Played(steps=9)
+    story.play()
+    story.play()
+    for _ in range(MOST_UNHEALTHY - 1):
+        assert not only(story.play(healthy=False), RunFailed)
+    failed = story.play(healthy=False).then_types(StepSkipped, StepSettled, RunFailed).events[2]
+    assert isinstance(failed, RunFailed)
+    assert "3 steps in a row (3 to 5)" in failed.message
+    assert "last good checkpoint: r1@4" in failed.message
+    story.tell(updated(6)).then_nothing()
+
+
+def test_without_a_checkpoint_it_says_so() -> None:
+    story = Played(steps=9)
+    story.play(healthy=False)
+    (due,) = only(story.play(healthy=False), CheckpointRequested) or (None,)
+    failed = only(story.play(healthy=False), RunFailed)[0]
+    expected = "none" if due is None else f"r1@{due.spec.step}"
+    assert f"last good checkpoint: {expected}" in failed.message
+
+
+def test_a_healthy_step_in_between_begins_the_count_anew() -> None:
+    story = Played(steps=12)
+    for healthy in (False, False, True, False, False, True):
+        assert not only(story.play(healthy=healthy), RunFailed)
+
+
+def test_sft_fails_the_same_way() -> None:
+    story = Story(taught(steps=9))
+    story.tell(taught(steps=9))
+    story.tell(initialized())
+    for step in range(1, MOST_UNHEALTHY + 1):
+        said = story.tell(trained(step, healthy=False))
+    assert only(said, RunFailed)
+
+
+def test_rewards_that_say_nothing_for_a_while_warn_once() -> None:
+    story = Played(steps=3 * FLAT_STEPS)
+    warned = [only(story.play(1.0, 1.0), RunWarned) for _ in range(FLAT_STEPS + 2)]
+    assert [len(found) for found in warned] == [0] * (FLAT_STEPS - 1) + [1, 0, 0]
+    warning = warned[FLAT_STEPS - 1][0]
+    assert warning.step == FLAT_STEPS
+    assert f"up to step {FLAT_STEPS}" in warning.message
+    story.play(0.0, 1.0)
+    again = [only(story.play(0.5, 0.5), RunWarned) for _ in range(FLAT_STEPS)]
+    assert [len(found) for found in again] == [0] * (FLAT_STEPS - 1) + [1]
+
+
+def test_one_group_with_spread_is_enough() -> None:
+    story = Played(steps=2 * FLAT_STEPS)
+    for step in range(FLAT_STEPS + 1):
+        request = story.asked.pop(0)
+        one, two = request.group_specs()
+        story.tell(graded(one, 1.0, 1.0))
+        story.tell(graded(two, 0.0, 1.0))
+        said = story.tell(trained(request.step, healthy=True))
+        story.asked += only(said, GroupsRequested)
+        assert not only(said, RunWarned), step
+
+
+def test_steps_that_filtered_all_their_groups_count_too() -> None:
+    story = Played(steps=2 * FLAT_STEPS, algorithm="dapo", max_replacements=0)
+    warned = [len(only(story.play(1.0, 1.0), RunWarned)) for _ in range(FLAT_STEPS)]
+    assert warned == [0] * (FLAT_STEPS - 1) + [1]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "group_baseline", "expected"),
+    [
+        ("grpo", None, [True, False, True]),
+        ("ppo", None, [False, False, True]),
+        ("reinforce_plus_plus", None, [False, False, True]),
+        ("reinforce_plus_plus", True, [True, False, True]),
+    ],
+)
+def test_what_is_flat_depends_on_the_baseline(
+    algorithm: str, group_baseline: bool | None, expected: list[bool]
+) -> None:
+    """Every group flat but unlike the others; one with spread; all rewards the same."""
+    advanced = requested(advanced={"algorithm": algorithm}).config.advanced
+    advanced = advanced.model_copy(update={"group_baseline": group_baseline})
+    figures = [(1.0, 0.5), (0.5, 0.4), (1.0, 0.0)]
+    found = [
+        is_flat({"rollout/zero_variance_ratio": flat, "rollout/reward_std": std}, advanced)
+        for flat, std in figures
+    ]
+    assert found == expected
+    assert not is_flat({}, advanced)
