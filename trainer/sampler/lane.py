@@ -15,6 +15,7 @@ from trainer.sampler.rows import Row, parameters
 
 STEPS_OF_CAPACITY = (32, 64, 128, 192, 256, 384, 512, 768)
 ROUND_ROWS = 8
+ROUND_PLACES = 16
 
 
 def capacity_for(length: int) -> int:
@@ -95,19 +96,27 @@ class Lane:
     @torch.no_grad()
     def logits(self, tokens_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
         """Read one token per row into the cache; the logits (R, vocabulary) after it."""
-        attend = self._attend(positions_R)
+        attend = self._attend(positions_R, self._seen())
         hidden_R_H = self.decoder.hidden(self.weights, tokens_R, positions_R, attend)
         return self.decoder.logits(self.weights, hidden_R_H)
 
-    def _attend(self, positions_R: torch.Tensor) -> Attend:
+    def _seen(self) -> int:
+        """How many places a step looks at: all of them where shapes are fixed, else as many as the
+        longest row has, since reading the cache is most of what attention costs."""
+        if self.fixed or not self.rows:
+            return self.capacity
+        longest = max(row.length for row in self.rows)
+        return min(self.capacity, -(-longest // ROUND_PLACES) * ROUND_PLACES)
+
+    def _attend(self, positions_R: torch.Tensor, seen: int) -> Attend:
         num = len(positions_R)
         slots_R = self._slots[:num]
-        unseen_R_C = (self._places > positions_R[:, None])[:, None, None, :]
+        unseen_R_C = (self._places[:seen] > positions_R[:, None])[:, None, None, :]
 
         def attend(
             layer: int, q_R_A_D: torch.Tensor, k_R_K_D: torch.Tensor, v_R_K_D: torch.Tensor
         ) -> torch.Tensor:
-            keys, values = self.keys[layer, :num], self.values[layer, :num]
+            keys, values = self.keys[layer, :num, :, :seen], self.values[layer, :num, :, :seen]
             keys[slots_R, :, positions_R] = k_R_K_D
             values[slots_R, :, positions_R] = v_R_K_D
             size = q_R_A_D.shape[-1]

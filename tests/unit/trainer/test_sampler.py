@@ -291,6 +291,17 @@ async def test_rows_wait_for_memory_and_all_end(
     assert await together(engine, asked) == expected
 
 
+@pytest.mark.parametrize(("fixed", "seen"), [(True, 64), (False, 48)])
+def test_a_lane_of_free_shape_looks_no_further_than_its_longest_row(fixed: bool, seen: int) -> None:
+    core, row = Core(), _row()
+    decoder, weights = core._model(row.version)
+    lane = Lane(decoder, weights, capacity=64, size=8, fixed=fixed)
+    assert lane._seen() == 64, "an empty lane is asked by the check of its shapes"
+    for prompt in ((1, 2, 3), tuple(range(33))):
+        lane.add(replace(row, prompt_ids=prompt), *[torch.zeros(2, 1, len(prompt), 16)] * 2)
+    assert lane._seen() == seen
+
+
 def test_capacity_is_a_function_of_the_length() -> None:
     assert [capacity_for(n) for n in (1, 32, 33, 700, 769, 1025)] == [32, 32, 64, 768, 1024, 1536]
 
