@@ -30,10 +30,12 @@ MODES: Mapping[str, Mapping[str, object]] = {
 @dataclass(frozen=True)
 class Ended:
     """What a run came to. `graded`: its groups in the order in which they were graded; `ahead`: of how
-    many steps the groups were asked for before the step before was taken."""
+    many steps the groups were asked for before the step before was taken; `drifts`: by step, how far the
+    policy that was trained was from the logprobs of its samples."""
 
     adapter: str
     lags: list[float]
+    drifts: list[float]
     pinned: dict[int, int]
     graded: list[tuple[int, int]]
     ahead: int
@@ -71,6 +73,7 @@ def ended(workspace: Path, home: Path, mode: str, *, unsteady: int | None) -> En
             return Ended(
                 adapter=started.final_adapter(),
                 lags=lags,
+                drifts=[e.metrics["train/sampler_mismatch"] for e in started.told(StepSettled)[1:]],
                 pinned={r.step: r.template.policy.version for r in started.told(GroupsRequested)},
                 graded=[(e.spec.group_key.step, e.spec.group_key.slot) for e in graded],
                 ahead=sum(
@@ -109,6 +112,15 @@ def test_each_step_trains_the_version_it_should_within_the_bound(
     assert run.lags == [step - 1 - bound.pinned(step) for step in steps]
     assert max(run.lags) <= bound.most_lag
     assert run.ahead == (0 if mode == "sync" else STEPS - 1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_samples_carry_the_logprobs_of_the_version_that_sampled_them(
+    calm: Mapping[str, Ended], mode: str
+) -> None:
+    """Not of the one that is trained: the ratio must see how far the policy has moved since."""
+    for lag, drift in zip(calm[mode].lags, calm[mode].drifts, strict=True):
+        assert (drift > 1e-4) == (lag > 0), (lag, drift)
 
 
 def test_other_modes_are_other_runs(calm: Mapping[str, Ended]) -> None:
