@@ -21,7 +21,7 @@ from infra.database import Database, connect
 from infra.datasets import DatasetCache
 from infra.effects import PostgresEffects
 from infra.installation import belong
-from infra.installed import install
+from infra.installed import InstalledBlobs, install
 from infra.kafka.probe import probe
 from infra.kafka.settings import KafkaSettings
 from infra.log import PostgresLog
@@ -47,7 +47,7 @@ class Backend:
     log: PostgresLog
     effects: PostgresEffects
     notifier: Notifier
-    blobs: Blobs
+    blobs: InstalledBlobs
     artifacts: ArtifactStore
     datasets: DatasetCache
     clock: Clock

@@ -117,7 +117,7 @@ class PostgresLog:
                 return await self.commit(commit)
             except CommitMiss:
                 # Asked before: seldom enough to be found out by trying.
-                known = await self._by_ids(ids)
+                known = await self._by_ids(ids, expected)
                 if len(known) == len(ids):
                     return known
                 await asyncio.sleep(random.uniform(0, 0.01))  # noqa: S311 - jitter
@@ -265,13 +265,18 @@ class PostgresLog:
         )
         return data
 
-    async def _by_ids(self, ids: Sequence[EventId]) -> list[Recorded]:
+    async def _by_ids(
+        self, ids: Sequence[EventId], streams: Iterable[StreamName]
+    ) -> list[Recorded]:
+        """What was appended before under these ids; the streams are where an index finds them."""
         consumed = await self.consumed([(EDGE, event_id) for event_id in ids])
         if len(consumed) < len(ids):
             return []
         rows = await self._pool.fetch(
-            f"select {COLUMNS} from events where id = any ($1) order by position",  # noqa: S608
+            f"select {COLUMNS} from events where stream = any ($2) and id = any ($1)"  # noqa: S608
+            " order by position",
             list(ids),
+            list(streams),
         )
         return [_recorded(row) for row in rows]
 

@@ -21,6 +21,7 @@ from infra import failpoints, telemetry
 from infra.backend import open_backend
 from infra.git import GitRepositories
 from infra.hosting import Hosting
+from infra.orphans import collecting
 from infra.readmodel import ReadModel
 from infra.settings import BadSetting, Settings
 from producers.api.app import create_app
@@ -55,6 +56,7 @@ async def serve(settings: Settings) -> int:
             loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
         async with leased(hosting, backend, runtime):
             jobs = [server.serve(), projector.run(), runtime.run()]
+            jobs.append(collecting(backend.database, backend.blobs, backend.clock))
             if settings.kafka is not None:
                 jobs.append(backend.relay(settings.kafka, tuple(REGISTRY)).run())
             tasks = [asyncio.ensure_future(job) for job in jobs]

@@ -1,0 +1,98 @@
+"""Orphans go after their grace; never what the log names, nor what a run that goes on may have put."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from infra.artifacts import reference
+from infra.backend import Backend, open_backend
+from infra.installed import KEEPING
+from infra.orphans import GRACE, collect
+from infra.settings import Settings
+from schemas.events import PolicyUpdated
+from tests.kit.specs import version
+
+pytestmark = pytest.mark.postgres
+
+NOW = datetime.now(UTC)
+LATER = NOW + GRACE + timedelta(minutes=5)
+
+
+@pytest.fixture
+async def backend(database_url: str, tmp_path: Path) -> AsyncIterator[Backend]:
+    settings = Settings.load(
+        {"HEADRACE_HOME": str(tmp_path / "home"), "HEADRACE_DATABASE_URL": database_url}
+    )
+    async with open_backend(settings) as opened:
+        yield opened
+
+
+async def orphan(backend: Backend, run: str) -> str:
+    return await backend.blobs.put(f"runs/{run}/objects/{'0' * 64}", b"nobody tells of it")
+
+
+async def close(backend: Backend, run: str) -> None:
+    await backend.database.durable.execute("insert into run_gates values ($1, 'closed')", run)
+
+
+async def collected(backend: Backend, now: datetime = LATER) -> int:
+    return await collect(backend.database, backend.blobs, now=now)
+
+
+async def left(backend: Backend) -> list[str]:
+    return [blob.uri for blob in await backend.blobs.keys("runs/")]
+
+
+async def test_an_orphan_of_an_ended_run_goes_after_its_grace(backend: Backend) -> None:
+    await orphan(backend, "r")
+    await close(backend, "r")
+    assert await collected(backend, NOW + GRACE / 2) == 0
+    assert len(await left(backend)) == 1
+    assert await collected(backend) == 1
+    assert await left(backend) == []
+
+
+async def test_what_an_event_names_stays_even_under_a_former_place(backend: Backend) -> None:
+    data = b"weights"
+    uri = await backend.blobs.put("runs/r/objects/a", data)
+    former = "file:///where/it/was"
+    await backend.database.durable.execute("insert into blob_places (root) values ($1)", former)
+    other = await backend.blobs.put("runs/r/objects/b", data)
+    for n, place in enumerate((uri, f"{former}/runs/r/objects/b")):
+        state = version(1).model_copy(update={"weights": reference(data, uri=place), "state": None})
+        event = PolicyUpdated(
+            run=f"r{n}", step=1, state=state, batch=uuid4(), metrics={}, plan=(1,), versions={}
+        )
+        await backend.log.append([event], cause=uuid4())
+    await close(backend, "r")
+    assert await collected(backend) == 0
+    assert await left(backend) == [uri, other]
+
+
+async def test_a_run_that_goes_on_keeps_everything(backend: Backend) -> None:
+    """Whoever writes for it may be about to tell."""
+    await orphan(backend, "open")
+    await orphan(backend, "at-work")
+    await close(backend, "at-work")
+    await backend.database.durable.execute(
+        "insert into effects (id, consumer, stream, lane, run_id, type, data, correlation)"
+        " values ($1, 'c', 's', 'train', 'at-work', 't', '{}', $1)",
+        uuid4(),
+    )
+    assert await collected(backend) == 0
+    assert len(await left(backend)) == 2
+
+
+async def test_nothing_goes_while_a_backup_is_taken(backend: Backend) -> None:
+    await orphan(backend, "r")
+    await close(backend, "r")
+    copying = await asyncpg.connect(backend.database.url)
+    await copying.execute("select pg_advisory_lock($1)", KEEPING)
+    await collected(backend)
+    assert len(await left(backend)) == 1
+    await copying.close()
+    assert await collected(backend) == 1
