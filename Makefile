@@ -6,8 +6,9 @@ READY := $(VENV)/.ready
 THREADS := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE
 
 STACK_DIR := .stack
+VLLM ?= .vllm
 
-.PHONY: demo oracles test test-fast lint format bench chaos storms stack stack-down venv clean
+.PHONY: demo oracles vllm test test-fast test-vllm lint format bench chaos storms stack stack-down venv clean
 
 venv: $(READY)
 
@@ -26,6 +27,15 @@ oracles: $(READY)
 		-r requirements-oracles.txt
 
 # STACK=1: on the stack that `make stack` started, instead of a platform of its own.
+# Real vLLM on the CPU (Linux, x86, Python 3.11; 6 GB), in an environment of its own.
+vllm: $(VLLM)/.ready
+
+$(VLLM)/.ready: requirements-vllm.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0
+	$(VLLM)/bin/python -m pip install --quiet --no-deps -r requirements-vllm.txt
+	@touch $@
+
 demo: $(READY)
 	$(if $(STACK),. $(STACK_DIR)/env && )$(BIN)/headrace demo $(if $(STACK),--here) $(ARGS)
 
@@ -48,10 +58,15 @@ storms: $(READY)
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m 'not vllm' $(ARGS)
 
 test-fast: $(READY)
-	$(PYTEST) -m 'not slow and not processes' $(ARGS)
+	$(PYTEST) -m 'not slow and not processes and not vllm' $(ARGS)
+
+# The vLLM sampler against real vLLM on this machine's CPU.
+test-vllm: $(READY) $(VLLM)/.ready
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE HEADRACE_TEST_VLLM=$(VLLM)/bin/python \
+		$(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -67,4 +82,4 @@ bench: $(READY)
 	@for script in bench/b*.py; do $(THREADS) $(BIN)/python $$script $(ARGS) || exit 1; done
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -123,8 +123,11 @@ async def _ports(
     sampler, learner, gateway, user, repositories = None, None, None, None, None
     if lanes & {Lane.GENERATE, Lane.TRAIN}:
         from trainer.engine import Engine
+        from trainer.sampler.vllm.fleet import Servers
 
-        engine = Engine(fetch=backend.artifacts.get)
+        vllm = settings.vllm
+        servers = Servers(vllm.urls, vllm.adapters, vllm.api_key) if vllm else None
+        engine = Engine(fetch=backend.artifacts.get, vllm=servers)
         stack.push_async_callback(engine.aclose)
         sampler, learner = engine.sampler, engine.learner
     if lanes & {Lane.CONTROL, Lane.USER, Lane.GENERATE}:

@@ -5,7 +5,7 @@ it may hold. A value that is valid but whose feature is not built yet is refused
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,9 +28,18 @@ class DatabaseLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class VllmSettings:
+    """The vLLM servers that sample; `adapters` is a directory that they see under the same path."""
+
+    urls: tuple[str, ...]
+    adapters: Path
+    api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """How this process was told to run. `database_url` None: the supervisor's embedded Postgres;
-    `kafka` None: the bus tails the event log."""
+    `kafka` None: the bus tails the event log; `vllm` None: the torch engine samples."""
 
     home: Path
     url: str
@@ -40,7 +49,7 @@ class Settings:
     kafka: KafkaSettings | None
     blobs: str
     s3_endpoint: str | None
-    sampler: str
+    vllm: VllmSettings | None
     sandbox: str
     workers: str
     failpoint: str | None
@@ -63,7 +72,7 @@ class Settings:
             kafka=_kafka(environ),
             blobs=_blobs(environ, home),
             s3_endpoint=_s3_endpoint(environ),
-            sampler=_one_of(environ, "HEADRACE_SAMPLER", ("torch",), later="vllm="),
+            vllm=_vllm(environ, home),
             sandbox=_one_of(environ, "HEADRACE_SANDBOX", ("process",), later=("bwrap", "gvisor")),
             workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "two", "each"), later=()),
             failpoint=environ.get("HEADRACE_FAILPOINT") or None,
@@ -94,14 +103,17 @@ def _url(environ: Mapping[str, str]) -> str:
 
 
 def _http(name: str, value: str) -> str:
-    parts = urlsplit(value)
-    try:
-        good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0
-    except ValueError:
-        good = False
-    if not good:
+    if not _is_http(value):
         raise _bad(name, value, "http://host:port")
     return value.rstrip("/")
+
+
+def _is_http(value: str) -> bool:
+    parts = urlsplit(value)
+    try:
+        return bool(parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0)
+    except ValueError:
+        return False
 
 
 def _database(environ: Mapping[str, str]) -> str | None:
@@ -143,6 +155,26 @@ def _s3_endpoint(environ: Mapping[str, str]) -> str | None:
         if value := environ.get(name):
             return _http(name, value)
     return None
+
+
+def _vllm(environ: Mapping[str, str], home: Path) -> VllmSettings | None:
+    """None: the torch engine."""
+    value = environ.get("HEADRACE_SAMPLER") or "torch"
+    if value == "torch":
+        return None
+    name, _, listed = value.partition("=")
+    urls = tuple(url.strip().rstrip("/") for url in listed.split(","))
+    if name != "vllm" or not all(map(_is_http, urls)) or len(set(urls)) < len(urls):
+        may = "torch, or vllm=http://host:port[,http://host:port...] with each server once"
+        raise _bad("HEADRACE_SAMPLER", value, may)
+    adapters = Path(environ.get("HEADRACE_VLLM_ADAPTERS") or home / "adapters")
+    if not adapters.is_absolute():
+        raise _bad("HEADRACE_VLLM_ADAPTERS", str(adapters), "an absolute path")
+    return VllmSettings(
+        urls=urls,
+        adapters=adapters,
+        api_key=environ.get("HEADRACE_VLLM_API_KEY") or None,
+    )
 
 
 def _one_of(

@@ -9,16 +9,21 @@ await engine.aclose()
 from trainer.device import Device
 from trainer.learner import TorchLearner
 from trainer.sampler.engine import TorchSampler
+from trainer.sampler.vllm.engine import VllmSampler
+from trainer.sampler.vllm.fleet import Servers
 from trainer.store import Fetch, Store
 
 
 class Engine:
-    """Owns the device thread. `fetch` gives the verified bytes of an artifact (sync or async)."""
+    """Owns the device thread. `fetch` gives the verified bytes of an artifact (sync or async). `vllm`:
+    the servers that sample; None: this device does."""
 
-    def __init__(self, *, fetch: Fetch, threads: int | None = None) -> None:
+    def __init__(
+        self, *, fetch: Fetch, threads: int | None = None, vllm: Servers | None = None
+    ) -> None:
         self._device = Device(threads=threads)
         store = Store(self._device, fetch)
-        self.sampler = TorchSampler(store)
+        self.sampler = VllmSampler(store, vllm) if vllm else TorchSampler(store)
         self.learner = TorchLearner(store)
 
     @property

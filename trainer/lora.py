@@ -9,13 +9,13 @@ the values do not depend on the order of the modules. No dropout.
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 
 import torch
 from peft import LoraConfig
 from torch import nn
 
 from schemas.errors import Refused
-from schemas.learning import LearnerJob
 from trainer.adapters import A_SUFFIX, B_SUFFIX, PEFT_PREFIX
 from trainer.base import Base
 
@@ -62,13 +62,12 @@ def fresh_adapter(
     return tensors
 
 
-def adapter_config(base: Base, modules: tuple[str, ...], job: LearnerJob) -> bytes:
+def adapter_config(base: Base, modules: Sequence[str], *, rank: int, alpha: float) -> bytes:
     """`adapter_config.json`, as peft writes it. A base without a public name is called `base`: the
     folder beside the adapter in which it lies."""
-    advanced = job.config.advanced
     config = LoraConfig(
-        r=advanced.lora_rank,
-        lora_alpha=advanced.lora_alpha,  # type: ignore[arg-type]
+        r=rank,
+        lora_alpha=alpha,  # type: ignore[arg-type]
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",

@@ -155,8 +155,10 @@ def checkpoint_files(policy: Policy, job: LearnerJob) -> tuple[dict[str, bytes],
     if job.config.advanced.tuning == "full":
         configs = _saved(base.model.config.save_pretrained)
         return {**tokenizer, **configs, **_generation_config(base)}, MODEL_NAME
-    modules = target_modules(base, job.config.advanced.lora_targets)
-    files = {**tokenizer, ADAPTER_CONFIG: adapter_config(base, modules, job)}
+    advanced = job.config.advanced
+    modules = target_modules(base, advanced.lora_targets)
+    config = adapter_config(base, modules, rank=advanced.lora_rank, alpha=advanced.lora_alpha)
+    files = {**tokenizer, ADAPTER_CONFIG: config}
     if base.public_name is None:
         whole = {
             **tokenizer,

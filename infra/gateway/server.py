@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from infra.gateway.openai import answer, chunks, failure, parse
 from infra.gateway.sessions import GatewayError, GatewaySession, new_key
-from schemas.errors import FailureCategory, TransientError, UserCodeError
+from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
 from schemas.sampling import Sampler, SampleRequest
 from schemas.specs import GroupSpec
@@ -153,6 +153,8 @@ class HttpGateway:
             raise GatewayError(status, code, error.message) from error
         except TransientError as error:
             raise GatewayError(503, "engine_gone", str(error)) from error
+        except (Refused, CorruptData) as error:
+            raise GatewayError(400, "engine_refused", str(error)) from error
 
     async def _internal(self, scope: Scope, body: bytes) -> bytes:
         if not hmac.compare_digest(_key(scope).encode(), self.internal_key.encode()):

@@ -79,8 +79,8 @@ class Asked(dict[str, str]):
 
 @cache
 def settings() -> frozenset[str]:
-    """All HEADRACE_* that the settings read; with Kafka named, its companions are read too."""
-    environ = Asked({"HEADRACE_KAFKA": "kafka:9092"})
+    """All HEADRACE_* that the settings read; with Kafka and vLLM named, their companions are too."""
+    environ = Asked({"HEADRACE_KAFKA": "kafka:9092", "HEADRACE_SAMPLER": "vllm=http://vllm:8000"})
     Settings.load(environ)
     return frozenset(name for name in environ.names if name.startswith("HEADRACE_"))
 

@@ -41,6 +41,11 @@ class Draws:
         self._block = -1
         self._values: list[float] = []
 
+    @property
+    def seed(self) -> int:
+        """63 bits of the key, for an engine that draws for itself."""
+        return self._key & ((1 << 63) - 1)
+
     def at(self, position: int) -> float:
         """A number in [0, 1) with 53 random bits."""
         block, offset = divmod(position, BLOCK)

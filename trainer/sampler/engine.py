@@ -7,13 +7,12 @@ at a time, so that newcomers join and learner jobs get their turn.
 import asyncio
 from collections import deque
 
-from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
+from schemas.errors import Refused, TransientError
 from schemas.sampling import SampleRequest, Turn
 from trainer.chat import Chat
 from trainer.policy import Loaded
 from trainer.sampler.core import Core
-from trainer.sampler.draws import Draws, prompt_hash
-from trainer.sampler.rows import Row, Version
+from trainer.sampler.rows import TOP_P, Row, Version, row_of
 from trainer.store import Recent, Store
 
 APART_S = 0.002
@@ -37,10 +36,7 @@ class TorchSampler:
         """Sample one completion. Raises UserCodeError(PROMPT_TOO_LONG) when the prompt does not
         fit, Refused for what training must not do, TransientError when the engine has closed."""
         if request.params.top_p < 1 and request.key.purpose == "train":
-            raise Refused(
-                "sampling.rollout_top_p must be 1 in training: what top-p cuts off biases the "
-                "ratio of every token. Use rollout_temperature instead"
-            )
+            raise Refused(TOP_P)
         loaded = await self._store.loaded(request.model)
         trained = await self._store.trained(request.policy)
         weights = request.policy.weights
@@ -48,34 +44,8 @@ class TorchSampler:
         version = Version(
             key + (weights.sha256 if weights else ""), loaded, trained, request.lora_alpha
         )
-        return await self._sampled(self._row(request, version))
-
-    def _row(self, request: SampleRequest, version: Version) -> Row:
-        loaded, params = version.loaded, request.params
-        chat = self._chat(request, loaded)
-        prompt_ids = tuple(chat.prompt_ids(request))
-        longest = min(params.max_prompt_tokens, loaded.base.context - 1)
-        if len(prompt_ids) > longest:
-            raise UserCodeError(
-                FailureCategory.PROMPT_TOO_LONG,
-                f"the prompt has {len(prompt_ids)} tokens; at most {longest} fit. Shorten it, or "
-                "raise training.max_prompt_length if the model has room",
-            )
-        return Row(
-            version=version,
-            chat=chat,
-            stop_ids=loaded.base.stop_ids,
-            params=params,
-            prompt_ids=prompt_ids,
-            max_new_tokens=min(params.max_new_tokens, loaded.base.context - len(prompt_ids)),
-            draws=Draws(
-                request.key,
-                seed=params.seed,
-                prompt=prompt_hash(prompt_ids),
-                occurrence=request.waiting
-                + sum(1 for turn in request.history if turn.prompt_ids == prompt_ids),
-            ),
-        )
+        row = row_of(request, version, self._chat(request, loaded), context=loaded.base.context)
+        return await self._sampled(row)
 
     def _chat(self, request: SampleRequest, loaded: Loaded) -> Chat:
         key = request.model.model_dump_json()
@@ -93,11 +63,6 @@ class TorchSampler:
             await future
         finally:
             row.cancelled = row.finish is None
-        if row.diverged:
-            raise UserCodeError(
-                FailureCategory.INTERNAL,
-                "the policy's logits are not finite: training has diverged; lower training.lr",
-            )
         return row.turn()
 
     async def _decode(self) -> None:

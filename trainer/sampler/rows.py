@@ -5,11 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from schemas.sampling import SamplingParams, Turn
+from schemas.errors import FailureCategory, UserCodeError
+from schemas.sampling import SampleRequest, SamplingParams, Turn
 from trainer.adapters import Tensors
 from trainer.chat import Chat
 from trainer.policy import Loaded
-from trainer.sampler.draws import Draws
+from trainer.sampler.draws import Draws, prompt_hash
+
+TOP_P = (
+    "sampling.rollout_top_p must be 1 in training: what top-p cuts off biases the ratio of every "
+    "token. Use rollout_temperature instead"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +86,12 @@ class Row:
         return True
 
     def turn(self) -> Turn:
-        """The finished exchange."""
+        """The finished exchange. Raises UserCodeError when the policy has diverged."""
+        if self.diverged:
+            raise UserCodeError(
+                FailureCategory.INTERNAL,
+                "the policy's logits are not finite: training has diverged; lower training.lr",
+            )
         text = self.chat.decode(self.completion_ids) if self.text is None else self.text
         return Turn(
             prompt_ids=self.prompt_ids,
@@ -99,3 +110,29 @@ def parameters(rows: Sequence[Row], size: int) -> dict[str, list[float]]:
         "top_ps": [r.params.top_p for r in rows] + [1.0] * spare,
         "uniforms": [r.uniform for r in rows] + [0.0] * spare,
     }
+
+
+def row_of(request: SampleRequest, version: Version, chat: Chat, *, context: int) -> Row:
+    """The completion that a request asks for, from an engine that has `context` positions. Raises
+    UserCodeError(PROMPT_TOO_LONG) when the prompt does not fit."""
+    params = request.params
+    prompt_ids = tuple(chat.prompt_ids(request))
+    longest = min(params.max_prompt_tokens, context - 1)
+    if len(prompt_ids) > longest:
+        raise UserCodeError(
+            FailureCategory.PROMPT_TOO_LONG,
+            f"the prompt has {len(prompt_ids)} tokens; at most {longest} fit. Shorten it, or "
+            "raise training.max_prompt_length if the model has room",
+        )
+    occurrence = request.waiting + sum(turn.prompt_ids == prompt_ids for turn in request.history)
+    return Row(
+        version=version,
+        chat=chat,
+        stop_ids=version.loaded.base.stop_ids,
+        params=params,
+        prompt_ids=prompt_ids,
+        max_new_tokens=min(params.max_new_tokens, context - len(prompt_ids)),
+        draws=Draws(
+            request.key, seed=params.seed, prompt=prompt_hash(prompt_ids), occurrence=occurrence
+        ),
+    )

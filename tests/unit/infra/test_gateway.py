@@ -10,7 +10,13 @@ import pytest
 
 from infra.gateway import sessions
 from infra.gateway.server import HttpGateway
-from schemas.errors import FailureCategory, TransientError, UserCodeError
+from schemas.errors import (
+    CorruptData,
+    FailureCategory,
+    Refused,
+    TransientError,
+    UserCodeError,
+)
 from schemas.sampling import Message, SampleRequest, Turn
 from tests.kit.specs import group_spec, template
 
@@ -190,6 +196,11 @@ async def test_the_engines_refusals_have_their_status(
         sampler.error = UserCodeError(FailureCategory.PROMPT_TOO_LONG, "99 tokens")
         with pytest.raises(openai.BadRequestError, match="99 tokens"):
             await ai.chat.completions.create(model="m", messages=[HELLO])
+        for error in (Refused("another base model"), CorruptData("all are fenced")):
+            sampler.error = error
+            with pytest.raises(openai.BadRequestError, match=str(error)):
+                await ai.chat.completions.create(model="m", messages=[HELLO])
+        assert not session.interrupted, "asking again would not help"
         sampler.error = TransientError("the engine is gone")
         with pytest.raises(openai.InternalServerError):
             await ai.chat.completions.create(model="m", messages=[HELLO])

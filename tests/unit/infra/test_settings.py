@@ -38,8 +38,11 @@ def test_defaults_follow_from_the_home(tmp_path: Path) -> None:
         ("HEADRACE_BLOBS", "s3://user:secret@host/x", "s3://bucket/prefix"),
         ("HEADRACE_S3_ENDPOINT", "minio:9000", "http://host:port"),
         ("AWS_ENDPOINT_URL", "minio", "http://host:port"),
-        ("HEADRACE_SAMPLER", "vllm=http://h:1", "not built"),
         ("HEADRACE_SAMPLER", "magic", "torch"),
+        ("HEADRACE_SAMPLER", "vllm", "torch, or vllm=http://host:port"),
+        ("HEADRACE_SAMPLER", "vllm=", "torch, or vllm=http://host:port"),
+        ("HEADRACE_SAMPLER", "vllm=h:1", "torch, or vllm=http://host:port"),
+        ("HEADRACE_SAMPLER", "vllm=http://h:1,http://h:1/", "each server once"),
         ("HEADRACE_SANDBOX", "bwrap", "not built"),
         ("HEADRACE_SANDBOX", "none", "process"),
     ],
@@ -91,3 +94,20 @@ def test_a_failpoint_fires_at_its_hit_and_once_per_home(
             points.hit("p")
             points.hit("other")
         assert len(kills) == expected
+
+
+def test_the_sampler_may_be_vllm_servers() -> None:
+    assert Settings.load({}).vllm is None
+    told = {"HEADRACE_SAMPLER": "vllm=http://a:1, http://b:2/", "HEADRACE_HOME": "/h"}
+    vllm = Settings.load(told).vllm
+    assert vllm is not None
+    assert vllm.urls == ("http://a:1", "http://b:2")
+    assert vllm.adapters == Path("/h/adapters")
+    told |= {"HEADRACE_VLLM_ADAPTERS": "/mnt/adapters", "HEADRACE_VLLM_API_KEY": "secret"}
+    vllm = Settings.load(told).vllm
+    assert vllm is not None
+    assert vllm.adapters == Path("/mnt/adapters")
+    assert vllm.api_key == "secret"
+    assert "secret" not in repr(vllm)
+    with pytest.raises(BadSetting, match=r"HEADRACE_VLLM_ADAPTERS .* an absolute path"):
+        Settings.load({**told, "HEADRACE_VLLM_ADAPTERS": "adapters"})

@@ -1,0 +1,176 @@
+"""The vLLM sampler over servers that speak like vLLM: what real ones are asked too, and what only a fake
+can be made to do."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from schemas.errors import Refused, TransientError
+from schemas.sampling import PolicyRef
+from tests.contracts.vllm_suite import VllmSuite, World, sampling_on
+from tests.kit.vllm import FakeVllm, fake_vllms
+from tests.unit.trainer.support import TINY, request
+from trainer.base import build_base
+from trainer.fallback import Fallback
+from trainer.sampler.vllm import fleet
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def base() -> Fallback:
+    return Fallback(build_base(TINY, {}, device=torch.device("cpu")))
+
+
+@pytest.fixture
+async def fakes(base: Fallback) -> AsyncIterator[tuple[FakeVllm, FakeVllm]]:
+    two = (FakeVllm(base), FakeVllm(base))
+    async with fake_vllms(*two):
+        yield two
+
+
+class TestFake(VllmSuite):
+    @pytest.fixture
+    async def urls(self, base: Fallback) -> AsyncIterator[tuple[str, ...]]:
+        async with fake_vllms(FakeVllm(base)) as urls:
+            yield urls
+
+
+@pytest.fixture
+async def world(fakes: tuple[FakeVllm, FakeVllm], tmp_path: Path) -> AsyncIterator[World]:
+    async with sampling_on(tuple(fake.url for fake in fakes), tmp_path) as world:
+        yield world
+
+
+async def eventually(reached: Callable[[], bool]) -> None:
+    """Let everything that is under way go on until this holds."""
+    async with asyncio.timeout(20):
+        while not reached():
+            await asyncio.sleep(0.005)
+
+
+def sampled(fake: FakeVllm) -> int:
+    """Completions that are no canary's."""
+    return sum(not body["ignore_eos"] for body in fake.asked)
+
+
+async def test_a_version_is_on_every_server_and_a_group_on_one(
+    world: World, fakes: tuple[FakeVllm, FakeVllm]
+) -> None:
+    policy = await world.policy(1)
+    groups = [[request(slot=slot, sample=i, policy=policy) for i in range(3)] for slot in range(8)]
+    for group in groups:
+        before = [sampled(fake) for fake in fakes]
+        await asyncio.gather(*(world.sampler.sample(r) for r in group))
+        assert sorted(sampled(f) - n for f, n in zip(fakes, before, strict=True)) == [0, 3]
+    assert all(len(fake.loads) == 1 for fake in fakes)
+    assert all(sampled(fake) for fake in fakes)
+
+
+async def test_a_version_that_one_server_refuses_is_on_none(
+    world: World, fakes: tuple[FakeVllm, FakeVllm]
+) -> None:
+    fakes[1].max_lora_rank = 2
+    with pytest.raises(Refused, match="max-lora-rank"):
+        await world.sampler.sample(request(policy=await world.policy(1)))
+    assert not any(fake.adapters for fake in fakes)
+    assert not any(sampled(fake) for fake in fakes)
+
+
+async def test_samples_of_a_server_that_dies_are_sampled_again_elsewhere(
+    world: World, fakes: tuple[FakeVllm, FakeVllm]
+) -> None:
+    """The same ids, because the seed is the sample's."""
+    policy = await world.policy(1)
+    requests = [request(slot=2, sample=i, policy=policy, max_new_tokens=16) for i in range(4)]
+    calm = [await world.sampler.sample(r) for r in requests]
+    victim = max(fakes, key=sampled)
+    other = next(fake for fake in fakes if fake is not victim)
+    victim.hold, asked = asyncio.Event(), sampled(victim)
+    tasks = [asyncio.create_task(world.sampler.sample(r)) for r in requests]
+    await eventually(lambda: sampled(victim) == asked + len(requests))
+    await victim.die()
+    turns = await asyncio.gather(*tasks)
+    assert [t.completion_ids for t in turns] == [t.completion_ids for t in calm]
+    assert sampled(other) == len(requests)
+
+
+async def test_a_server_that_comes_back_gets_the_version_before_it_samples(
+    world: World, fakes: tuple[FakeVllm, FakeVllm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "BACK_S", 0.01)
+    policy = await world.policy(1)
+    requests = [request(slot=slot, policy=policy) for slot in range(8)]
+    calm = [await world.sampler.sample(r) for r in requests]
+    assert all(sampled(fake) for fake in fakes)
+    await fakes[0].die()
+    for asked, turn in zip(requests, calm, strict=True):
+        assert (await world.sampler.sample(asked)).completion_ids == turn.completion_ids
+    before = sampled(fakes[0])
+    fakes[0].hold = None
+    await fakes[0].start()
+    await asyncio.sleep(0.02)
+    for asked, turn in zip(requests, calm, strict=True):
+        assert (await world.sampler.sample(asked)).completion_ids == turn.completion_ids
+    assert sampled(fakes[0]) > before
+    assert len(fakes[0].loads) == 2
+
+
+async def test_with_every_server_away_a_request_waits_for_one(
+    base: Fallback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "BACK_S", 0.01)
+    fake = FakeVllm(base)
+    async with fake_vllms(fake) as urls:
+        await fake.die()
+        async with sampling_on(urls, tmp_path, patience_s=0.1) as world:
+            with pytest.raises(TransientError, match=f"no sampler answers: .*{urls[0]}"):
+                await world.sampler.sample(request())
+        async with sampling_on(urls, tmp_path) as world:
+            task = asyncio.create_task(world.sampler.sample(request()))
+            await eventually(lambda: world.sampler.fleet.replicas[0].away is not None)
+            await fake.start()
+            assert (await task).completion_ids
+
+
+async def test_a_server_that_ignores_its_adapter_is_fenced_and_the_other_goes_on(
+    world: World, fakes: tuple[FakeVllm, FakeVllm]
+) -> None:
+    """Twin: at version 0, which is the base, nothing can be told apart, and nothing is fenced."""
+    fakes[0].deaf = True
+    requests = [request(slot=slot, policy=PolicyRef(version=0)) for slot in range(8)]
+    for asked in requests:
+        await world.sampler.sample(asked)
+    assert not world.sampler.fleet.warnings
+    before = sampled(fakes[0])
+    policy = await world.policy(1)
+    for slot in range(8):
+        await world.sampler.sample(request(slot=slot, policy=policy))
+    (warning,) = world.sampler.fleet.warnings
+    assert fakes[0].url in warning
+    assert sampled(fakes[0]) == before
+    assert not fakes[0].adapters
+
+
+async def test_a_server_that_reports_raw_logprobs_is_refused(
+    world: World, fakes: tuple[FakeVllm, FakeVllm]
+) -> None:
+    fakes[1].raw = True
+    with pytest.raises(Refused, match="--logprobs-mode processed_logprobs"):
+        await world.sampler.sample(request())
+
+
+async def test_a_server_without_runtime_loading_says_how_to_start_it(
+    world: World, fakes: tuple[FakeVllm, FakeVllm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for fake in fakes:
+        assert fake.server is not None
+        app = fake.server.config.loaded_app
+        while not hasattr(app, "routes"):
+            app = app.app
+        app.routes[:] = [r for r in app.routes if "lora" not in r.path]
+    with pytest.raises(Refused, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"):
+        await world.sampler.sample(request(policy=await world.policy(1)))

@@ -1,0 +1,263 @@
+"""What `trainer.sampler.vllm` keeps over a vLLM server; bound to the fake and to real vLLM."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from schemas.errors import CorruptData, FailureCategory, Refused, UserCodeError
+from schemas.sampling import Message, ModelRef, PolicyRef, SampleRequest, Turn, sequences_of
+from tests.unit.trainer.support import TINY, Shelf, request
+from trainer.adapters import B_SUFFIX
+from trainer.batch import Example, pack
+from trainer.engine import Engine
+from trainer.lora import fresh_adapter, target_modules
+from trainer.policy import Policy, export
+from trainer.sampler.vllm import fleet
+from trainer.sampler.vllm.engine import VllmSampler
+from trainer.sampler.vllm.fleet import Servers
+
+CLOSE = 1e-5
+"""Between a server's logprobs and the learner's, in fp32; the largest of all tokens."""
+
+
+@dataclass
+class World:
+    """An engine that samples on these servers, and the adapters it may be asked for."""
+
+    engine: Engine
+    shelf: Shelf
+    urls: tuple[str, ...]
+    folder: Path
+    model: ModelRef = TINY
+    trained: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+
+    @property
+    def sampler(self) -> VllmSampler:
+        assert isinstance(self.engine.sampler, VllmSampler)
+        return self.engine.sampler
+
+    def ask(self, text: str = "hello", **given: Any) -> SampleRequest:
+        """A request for a completion of this model."""
+        return request(text, **{"model": self.model, **given})
+
+    async def policy(self, version: int, *, rank: int = 4) -> PolicyRef:
+        """An adapter that moves the policy far."""
+        loaded = await self.sampler._store.loaded(self.model)
+        modules = target_modules(loaded.base, "all-linear")
+        tensors = fresh_adapter(loaded.base, modules, rank=rank, seed=version)
+        draws = torch.Generator().manual_seed(version)
+        for name in [name for name in tensors if name.endswith(B_SUFFIX)]:
+            tensors[name] = 0.3 * torch.randn(tensors[name].shape, generator=draws)
+        ref = self.shelf.put(export(tensors))
+        self.trained[ref.sha256] = tensors
+        return PolicyRef(version=version, weights=ref)
+
+    async def learner(self, asked: SampleRequest, turn: Turn) -> list[float]:
+        """What the learner says of the tokens of a turn."""
+        loaded = await self.sampler._store.loaded(asked.model)
+        weights = asked.policy.weights
+        policy = Policy(loaded, self.trained[weights.sha256] if weights else {}, asked.lora_alpha)
+        (sequence,) = sequences_of((turn,))
+        (micro,) = pack([Example(0, sequence)], micro_batch_tokens=512, share=False)
+        with torch.no_grad():
+            found, _ = policy.logprobs(micro, temperature=asked.params.temperature)
+        return [float(x) for x in found]
+
+    async def served(self, url: str) -> set[str]:
+        """The adapters that a server lists."""
+        async with httpx.AsyncClient() as http:
+            models = (await http.get(f"{url}/v1/models")).json()["data"]
+        return {model["id"] for model in models if model["parent"]}
+
+    async def told(self, url: str, path: str, **body: object) -> None:
+        """Something that somebody else tells a server."""
+        async with httpx.AsyncClient() as http:
+            (await http.post(f"{url}{path}", json=body)).raise_for_status()
+
+
+@asynccontextmanager
+async def sampling_on(
+    urls: tuple[str, ...], folder: Path, *, model: ModelRef = TINY, patience_s: float = 10.0
+) -> AsyncIterator[World]:
+    """A world over these servers, which it leaves without its adapters."""
+    shelf = Shelf()
+    servers = Servers(urls, folder, patience_s=patience_s)
+    engine = Engine(fetch=shelf.fetch, threads=1, vllm=servers)
+    try:
+        yield World(engine, shelf, urls, folder, model)
+    finally:
+        await engine.aclose()
+
+
+class VllmSuite:
+    """Bind with a fixture `urls`: servers of `model` with 128 positions and adapters up to rank 16."""
+
+    model = TINY
+
+    @pytest.fixture
+    def urls(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    @pytest.fixture
+    async def world(self, urls: tuple[str, ...], tmp_path: Path) -> AsyncIterator[World]:
+        async with sampling_on(urls, tmp_path / "adapters", model=self.model) as world:
+            yield world
+
+    @pytest.mark.parametrize("temperature", [1.0, 0.6])
+    async def test_the_learner_finds_the_logprobs_that_were_sampled_with(
+        self, world: World, temperature: float
+    ) -> None:
+        policies = [PolicyRef(version=0), await world.policy(1), await world.policy(2)]
+        requests = [
+            world.ask(f"count {i}", policy=p, sample=i, temperature=temperature, max_new_tokens=24)
+            for p in policies
+            for i in range(3)
+        ]
+        turns = await asyncio.gather(*(world.sampler.sample(r) for r in requests))
+        for asked, turn in zip(requests, turns, strict=True):
+            learner = await world.learner(asked, turn)
+            assert turn.logprobs == pytest.approx(learner, abs=CLOSE)
+        assert len({turn.completion_ids for turn in turns}) > len(policies)
+
+    async def test_a_sample_is_a_function_of_its_place_in_the_run(self, world: World) -> None:
+        policy = await world.policy(1)
+        asked = world.ask(policy=policy, max_new_tokens=20)
+        once = await world.sampler.sample(asked)
+        again = await world.sampler.sample(asked)
+        other = await world.sampler.sample(world.ask(policy=policy, max_new_tokens=20, sample=1))
+        assert again.completion_ids == once.completion_ids
+        assert again.logprobs == pytest.approx(once.logprobs, abs=CLOSE)
+        assert other.completion_ids != once.completion_ids
+
+    async def test_greedy_is_greedy(self, world: World) -> None:
+        asked = world.ask(policy=await world.policy(1), temperature=0, max_new_tokens=16)
+        turns = [await world.sampler.sample(asked) for _ in range(2)]
+        assert turns[0].completion_ids == turns[1].completion_ids
+        assert turns[0].logprobs == pytest.approx(turns[1].logprobs, abs=CLOSE)
+
+    async def test_a_conversation_goes_on_from_the_ids_that_were_sampled(
+        self, world: World
+    ) -> None:
+        asked = world.ask("first", policy=await world.policy(3), max_new_tokens=12)
+        one = await world.sampler.sample(asked)
+        reply = Message(role="assistant", content=one.text)
+        more = (*asked.messages, reply, Message(role="user", content="go on"))
+        going_on = asked.model_copy(
+            update={"messages": more, "history": (one,), "history_messages": asked.messages}
+        )
+        two = await world.sampler.sample(going_on)
+        said = (*one.prompt_ids, *one.completion_ids)
+        assert two.prompt_ids[: len(said)] == said
+        (row,) = sequences_of((one, two))
+        assert sum(row.loss_mask) == len(one.completion_ids) + len(two.completion_ids)
+        learner = await world.learner(going_on, two)
+        assert two.logprobs == pytest.approx(learner[-len(two.logprobs) :], abs=CLOSE)
+
+    async def test_a_stop_string_ends_the_completion_and_is_cut_from_the_text(
+        self, world: World
+    ) -> None:
+        policy = await world.policy(1)
+        free = await world.sampler.sample(world.ask(policy=policy, max_new_tokens=24))
+        stop = free.text[3:5]
+        assert len(stop) == 2
+        turn = await world.sampler.sample(world.ask(policy=policy, max_new_tokens=24, stop=(stop,)))
+        assert turn.finish_reason == "stop"
+        assert turn.text == free.text[: free.text.find(stop)]
+        assert turn.completion_ids == free.completion_ids[: len(turn.completion_ids)]
+
+    async def test_what_does_not_fit_is_refused_and_what_does_is_cut_at_the_end(
+        self, world: World
+    ) -> None:
+        with pytest.raises(UserCodeError, match="at most 127 fit") as raised:
+            await world.sampler.sample(world.ask("x" * 200))
+        assert raised.value.category == FailureCategory.PROMPT_TOO_LONG
+        turn = await world.sampler.sample(world.ask("x" * 100, max_new_tokens=100))
+        assert len(turn.prompt_ids) + len(turn.completion_ids) <= 128
+
+    async def test_versions_have_names_of_their_own_and_old_ones_are_unloaded(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(fleet, "KEPT", 2)
+        policies = [await world.policy(version) for version in (1, 2, 3)]
+        first = world.ask(policy=policies[0])
+        once = await world.sampler.sample(first)
+        for policy in policies[1:]:
+            await world.sampler.sample(world.ask(policy=policy))
+        names = {f"headrace-{p.weights.sha256}-a8" for p in policies[1:] if p.weights}
+        for url in world.urls:
+            assert await world.served(url) == names
+        assert {path.name for path in world.folder.iterdir()} == names
+        assert (await world.sampler.sample(first)).completion_ids == once.completion_ids
+        await world.sampler.aclose()
+        for url in world.urls:
+            assert await world.served(url) == set()
+
+    async def test_a_version_that_somebody_unloaded_is_loaded_again(self, world: World) -> None:
+        policy = await world.policy(1)
+        asked = world.ask(policy=policy)
+        once = await world.sampler.sample(asked)
+        for url in world.urls:
+            for name in await world.served(url):
+                await world.told(url, "/v1/unload_lora_adapter", lora_name=name)
+        assert (await world.sampler.sample(asked)).completion_ids == once.completion_ids
+
+    async def test_a_rank_that_the_server_cannot_serve_is_refused(self, world: World) -> None:
+        with pytest.raises(Refused, match=r"--max-lora-rank .* lower advanced\.lora_rank"):
+            await world.sampler.sample(world.ask(policy=await world.policy(1, rank=32)))
+        for url in world.urls:
+            assert await world.served(url) == set()
+
+    async def test_a_server_of_another_base_model_is_refused(self, world: World) -> None:
+        other = self.model.model_copy(update={"seed": self.model.seed + 1})
+        with pytest.raises(Refused, match=r"serves another model.*experiment\.model_path"):
+            await world.sampler.sample(world.ask(model=other))
+        await world.sampler.sample(world.ask())
+
+    @pytest.mark.parametrize("damage", ["zero", "other"])
+    async def test_a_server_that_has_something_else_is_fenced(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, damage: str
+    ) -> None:
+        """Twin: with the adapter as it was exported the same server samples."""
+        policy = await world.policy(1)
+        write = fleet._replace
+
+        def damaged(path: Path, data: bytes) -> None:
+            if path.suffix == ".safetensors":
+                assert policy.weights is not None
+                assert hashlib.sha256(data).hexdigest() == policy.weights.sha256
+                tensors = world.trained[policy.weights.sha256]
+                changed = {
+                    name: tensor * (0.0 if damage == "zero" else 1.02)
+                    for name, tensor in tensors.items()
+                }
+                data = export(changed)
+            write(path, data)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(fleet, "_replace", damaged)
+            with pytest.raises(CorruptData, match="every sampler is fenced"):
+                await world.sampler.sample(world.ask(policy=policy))
+        assert len(world.sampler.fleet.warnings) == len(world.urls)
+        async with sampling_on(world.urls, world.folder, model=world.model) as healthy:
+            again = await healthy.policy(1)
+            await healthy.sampler.sample(healthy.ask(policy=again))
+
+    async def test_what_vllm_cannot_do_is_refused(self, world: World) -> None:
+        policy = await world.policy(1)
+        with pytest.raises(Refused, match="HEADRACE_SAMPLER=torch"):
+            await world.sampler.sample(world.ask(policy=policy, deterministic=True))
+        with pytest.raises(Refused, match="rollout_top_p must be 1"):
+            await world.sampler.sample(world.ask(policy=policy, top_p=0.9))
+        full = world.ask(policy=policy).model_copy(update={"tuning": "full"})
+        with pytest.raises(Refused, match="trains all weights"):
+            await world.sampler.sample(full)
+        with pytest.raises(Refused, match="rank 1 to 512"):
+            await world.sampler.sample(world.ask(policy=await world.policy(2, rank=520)))

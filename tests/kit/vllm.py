@@ -1,0 +1,189 @@
+"""A server that speaks the part of vLLM's HTTP that Headrace uses, over Transformers and peft.
+
+`make test-vllm` runs the same tests against real vLLM, so that this one does not lie. It can do what a
+test cannot make a real one do: break off, come back, sample from something else than it was given.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import uvicorn
+from safetensors.torch import load_file
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from trainer.base import Base
+from trainer.fallback import Fallback
+
+BASE = "base"
+
+
+@dataclass
+class FakeVllm:
+    """`fallback` holds what it serves. The switches: `raw`: logprobs without the temperature; `deaf`: it
+    says that it loaded an adapter, and goes on with the base; `hold`: completions wait for this."""
+
+    fallback: Fallback
+    max_model_len: int = 128
+    max_lora_rank: int = 16
+    raw: bool = False
+    deaf: bool = False
+    hold: asyncio.Event | None = None
+    adapters: dict[str, str] = field(default_factory=dict)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    url: str = ""
+    server: uvicorn.Server | None = None
+    task: "asyncio.Task[None] | None" = None
+    tensors: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    alphas: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def base(self) -> Base:
+        return self.fallback.base
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/health", self.health),
+                Route("/v1/models", self.models),
+                Route("/v1/completions", self.complete, methods=["POST"]),
+                Route("/v1/load_lora_adapter", self.load, methods=["POST"]),
+                Route("/v1/unload_lora_adapter", self.unload, methods=["POST"]),
+            ]
+        )
+
+    async def start(self) -> None:
+        """Answer, at the address it had before if it had one."""
+        port = int(self.url.rpartition(":")[2]) if self.url else 0
+        listening = socket.create_server(("127.0.0.1", port))
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        config = uvicorn.Config(self.app(), lifespan="off", log_level="warning")
+        self.server = uvicorn.Server(config)
+        self.task = asyncio.create_task(self.server.serve([listening]))
+        while not self.server.started:
+            await asyncio.sleep(0.005)
+
+    async def die(self) -> None:
+        """As by kill -9: connections break, what was loaded is lost."""
+        assert self.server is not None
+        assert self.task is not None
+        for server in self.server.servers:
+            server.close()
+        for connection in list(self.server.server_state.connections):
+            connection.transport.abort()
+        self.adapters.clear()
+        self.server.should_exit = self.server.force_exit = True
+        await self.task
+
+    async def health(self, request: Request) -> Response:
+        return Response()
+
+    async def models(self, request: Request) -> Response:
+        base = {"id": BASE, "max_model_len": self.max_model_len, "parent": None, "root": "/model"}
+        adapters = [
+            {"id": name, "root": path, "parent": BASE, "max_model_len": None}
+            for name, path in self.adapters.items()
+        ]
+        return JSONResponse({"object": "list", "data": [base, *adapters]})
+
+    async def load(self, request: Request) -> Response:
+        body = await request.json()
+        name, path = body["lora_name"], body["lora_path"]
+        if name in self.adapters:
+            return _error(400, f"The lora adapter '{name}' has already been loaded.")
+        config = json.loads((Path(path) / "adapter_config.json").read_text())
+        if config["r"] > self.max_lora_rank:
+            text = f"LoRA rank {config['r']} is greater than max_lora_rank {self.max_lora_rank}."
+            return _error(500, text)
+        self.tensors[name] = load_file(Path(path) / "adapter_model.safetensors")
+        self.alphas[name] = config["lora_alpha"]
+        self.adapters[name] = path
+        self.loads.append(name)
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def unload(self, request: Request) -> Response:
+        name = (await request.json())["lora_name"]
+        if self.adapters.pop(name, None) is None:
+            return _error(404, f"The lora adapter '{name}' cannot be found.")
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+    async def complete(self, request: Request) -> Response:
+        body = await request.json()
+        if body["model"] not in (BASE, *self.adapters):
+            return _error(404, f"The model `{body['model']}` does not exist.")
+        if len(body["prompt"]) + body["max_tokens"] > self.max_model_len:
+            return _error(
+                400, f"This model's maximum context length is {self.max_model_len} tokens."
+            )
+        if not all(0 <= token < self.base.model.config.vocab_size for token in body["prompt"]):
+            return _error(400, "Token id is out of vocabulary")
+        self.asked.append(body)
+        if self.hold is not None:
+            await self.hold.wait()
+        ids, logprobs, finish = self.sample(body)
+        choice = {
+            "index": 0,
+            "text": self.text(ids),
+            "finish_reason": finish,
+            "token_ids": ids,
+            "prompt_token_ids": body["prompt"],
+            "logprobs": {"token_logprobs": logprobs},
+        }
+        return JSONResponse({"object": "text_completion", "choices": [choice]})
+
+    @torch.no_grad()
+    def sample(self, body: dict[str, Any]) -> tuple[list[int], list[float], str]:
+        """Token by token through Transformers and peft; the draws are of the seed alone."""
+        trained = {} if self.deaf else self.tensors.get(body["model"], {})
+        alpha = self.alphas.get(body["model"], 1.0)
+        draws = np.random.default_rng(body["seed"])
+        ids: list[int] = []
+        logprobs: list[float] = []
+        cache, read = None, list(body["prompt"])
+        while len(ids) < body["max_tokens"]:
+            logits_V, cache = self.fallback.extend(trained, torch.tensor(read), cache, alpha=alpha)
+            temperature = body["temperature"] or 1.0
+            processed_V = (logits_V.double() / temperature).log_softmax(-1)
+            draw = draws.random()
+            token = int((processed_V.exp().cumsum(-1) <= draw).sum().clamp(max=len(logits_V) - 1))
+            if body["temperature"] == 0:
+                token = int(logits_V.argmax())
+            said_V = logits_V.double().log_softmax(-1) if self.raw else processed_V
+            ids.append(token)
+            logprobs.append(float(said_V[token]))
+            read = [token]
+            if token in body["stop_token_ids"] or any(s in self.text(ids) for s in body["stop"]):
+                return ids, logprobs, "stop"
+        return ids, logprobs, "length"
+
+    def text(self, ids: list[int]) -> str:
+        return str(self.base.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def _error(status: int, message: str) -> Response:
+    return JSONResponse({"error": {"message": message, "code": status}}, status_code=status)
+
+
+@asynccontextmanager
+async def fake_vllms(*fakes: FakeVllm) -> AsyncIterator[tuple[str, ...]]:
+    """The addresses of these servers, which answer until the block ends."""
+    for fake in fakes:
+        await fake.start()
+    try:
+        yield tuple(fake.url for fake in fakes)
+    finally:
+        for fake in fakes:
+            assert fake.task is not None
+            if not fake.task.done():
+                await fake.die()

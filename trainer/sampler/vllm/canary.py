@@ -1,0 +1,121 @@
+"""The canary: does a server sample from the policy that the learner has?
+
+"The adapter never reached the sampler" looks like training that does not learn, and says nothing. So
+after each load the server samples a fixed prompt, and the logprobs it reports must be those the
+learner computes for the same tokens. At a temperature that is not 1, because a server that reports
+raw logprobs would pass otherwise.
+
+How close they can be depends on the server's number format and kernels. Its base model, which nothing
+was loaded into, shows that: what the two differ by there is the server's *noise*.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from schemas.sampling import Message, Turn, sequences_of
+from trainer.adapters import Tensors
+from trainer.batch import Example, pack
+from trainer.chat import Chat
+from trainer.policy import Loaded, Policy
+from trainer.sampler.vllm.client import Answer, Ask
+
+PROMPT = (Message(role="user", content="What is 47 + 38? Say how you know, and count to 10."),)
+NUM_TOKENS = 32
+TEMPERATURE = 0.7
+SEED = 20_231
+
+EXACT = 1e-4
+"""Mean distance of logprobs below which two models are the same, whatever they say."""
+BASE_SPREAD = 0.1
+"""How much of the spread of the logprobs themselves the noise may be: rounding to bfloat16 is far
+below it, another model's weights far above."""
+LEAST = 1e-5
+FACTOR = 10.0
+"""With an adapter the distance may be `LEAST` or `FACTOR` times the noise, whichever is more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The mean distance between what the server reported and what the learner computed."""
+
+    distance: float
+    problem: str | None = None
+
+
+def probe(chat: Chat) -> Ask:
+    """The fixed request."""
+    return Ask(
+        prompt_ids=chat.encode(chat.text(PROMPT, reply_next=True)),
+        max_new_tokens=NUM_TOKENS,
+        temperature=TEMPERATURE,
+        seed=SEED,
+        stop_ids=None,
+    )
+
+
+@torch.no_grad()
+def learner_logprobs(
+    loaded: Loaded, trained: Tensors, alpha: float, asked: Ask, answer: Answer
+) -> list[float]:
+    """What the learner says of the tokens that the server chose. On the device's thread."""
+    turn = Turn(
+        prompt_ids=tuple(asked.prompt_ids),
+        completion_ids=answer.ids,
+        logprobs=answer.logprobs,
+        text="",
+        finish_reason="length",
+    )
+    policy = Policy(loaded, dict(trained), alpha)
+    device = loaded.base.model.device
+    examples = [Example(0, sequence) for sequence in sequences_of((turn,))]
+    (micro,) = pack(examples, micro_batch_tokens=1, share=False, device=device)
+    return [float(x) for x in policy.logprobs(micro, temperature=asked.temperature)[0]]
+
+
+def judge_base(said: Sequence[float], learner: Sequence[float]) -> Seen:
+    """Whether the server has the run's base model, and its noise."""
+    distance, spread = _distance(said, learner), _spread(learner)
+    if distance <= max(EXACT, BASE_SPREAD * spread):
+        return Seen(distance)
+    return Seen(
+        distance,
+        f"its logprobs differ from the run's base model by {distance:.2g} on average, though no adapter "
+        "is loaded. It serves another model, or it was started without "
+        "--logprobs-mode processed_logprobs",
+    )
+
+
+def judge_adapter(
+    said: Sequence[float],
+    learner: Sequence[float],
+    without: Sequence[float],
+    *,
+    noise: float,
+) -> Seen:
+    """Whether the server samples from the adapter. `without`: the base model alone, on the same
+    tokens. Where the adapter moves the policy by more than the noise, the server must also be nearer
+    to the policy with it than without."""
+    distance, missing = _distance(said, learner), _distance(said, without)
+    if math.isnan(distance):
+        return Seen(distance, "its logprobs, or the learner's, are not numbers")
+    if distance > max(LEAST, FACTOR * noise):
+        return Seen(
+            distance, f"its logprobs differ from the learner's by {distance:.2g} on average"
+        )
+    if _distance(learner, without) > 4 * noise and missing < distance:
+        return Seen(distance, "it samples from the base model, as if there were no adapter")
+    return Seen(distance)
+
+
+def _distance(a: Sequence[float], b: Sequence[float]) -> float:
+    """Mean absolute difference."""
+    return math.fsum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Mean absolute difference of neighbours: how far apart logprobs are of themselves."""
+    return math.fsum(abs(x - y) for x, y in pairwise(values)) / max(1, len(values) - 1)

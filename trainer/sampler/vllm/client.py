@@ -1,0 +1,224 @@
+"""One vLLM server over HTTP: the few calls that sampling needs, token ids in and out.
+
+A vLLM applies what its model directory recommends (top-k, repetition penalty, ...) to whoever does not
+say otherwise, so a request names every knob there is: nothing but the temperature may touch a token.
+"""
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from schemas.errors import Refused, TransientError
+
+CONNECT_S = 5.0
+ANSWER_S = 30.0
+IDLE_S = 2.0
+"""A server hangs up after five idle seconds; a request that meets just that would look like its end."""
+COMPLETION_S = 3600.0
+"""A long sample is silent until it is over; that its server has died shows as a broken connection."""
+
+NO_RUNTIME_LORA = (
+    "does not load adapters while it runs: start it with --enable-lora and with "
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment"
+)
+
+
+class Gone(TransientError):
+    """The server does not answer, or broke off."""
+
+
+class Unknown(TransientError):
+    """The server has no adapter of this name: it was restarted, or somebody unloaded it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a server says about itself. `adapters`: name -> where it was loaded from."""
+
+    base: str
+    max_model_len: int
+    adapters: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One completion. `stop_ids` None: nothing ends it but its length."""
+
+    prompt_ids: Sequence[int]
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    top_p: float = 1.0
+    stop: Sequence[str] = ()
+    stop_ids: Sequence[int] | None = ()
+
+    def body(self, model: str) -> dict[str, object]:
+        return {
+            "model": model,
+            "prompt": list(self.prompt_ids),
+            "max_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "top_p": self.top_p,
+            "stop": list(self.stop),
+            "stop_token_ids": sorted(self.stop_ids or ()),
+            "ignore_eos": self.stop_ids is None,
+            "top_k": 0,
+            "min_p": 0.0,
+            "min_tokens": 0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "n": 1,
+            "echo": False,
+            "stream": False,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "skip_special_tokens": True,
+            "add_special_tokens": False,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The sampled ids and the logprob that each was drawn at."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+class Server:
+    """A server at `url`. Raises Gone when it does not answer, Refused for what it will never do."""
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        self.url = url
+        alive = [
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+        ]
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+            timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S, pool=None),
+            transport=httpx.AsyncHTTPTransport(
+                limits=httpx.Limits(max_connections=None, keepalive_expiry=IDLE_S),
+                socket_options=alive,
+            ),
+        )
+
+    async def card(self) -> Card:
+        """Its base model and its adapters."""
+        answer = self._well(await self._send("GET", "/v1/models"))
+        try:
+            models = answer.json()["data"]
+            base = next(model for model in models if not model.get("parent"))
+            adapters = {m["id"]: str(m.get("root")) for m in models if m.get("parent")}
+            return Card(str(base["id"]), int(base["max_model_len"]), adapters)
+        except (ValueError, KeyError, TypeError, StopIteration) as error:
+            raise self._not_vllm(answer) from error
+
+    async def complete(self, model: str, ask: Ask) -> Answer:
+        """Sample once. Raises Unknown when there is no such model."""
+        answer = await self._send(
+            "POST", "/v1/completions", ask.body(model), timeout_s=COMPLETION_S
+        )
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            raise Unknown(f"{self.url} has no model {model}: {_said(answer)}")
+        choice = self._choice(self._well(answer))
+        ids, logprobs = (
+            choice.get("token_ids"),
+            (choice.get("logprobs") or {}).get("token_logprobs"),
+        )
+        if not ids or not logprobs or len(ids) != len(logprobs):
+            raise Refused(
+                f"the sampler {self.url} answers without token ids and their logprobs; Headrace needs "
+                "a vLLM that knows return_token_ids (0.10.2 or newer)"
+            )
+        return Answer(tuple(map(int, ids)), tuple(map(float, logprobs)))
+
+    async def load(self, name: str, folder: Path) -> None:
+        """Load the adapter that lies in `folder` (the server must see the same path)."""
+        body = {"lora_name": name, "lora_path": str(folder)}
+        answer = await self._send("POST", "/v1/load_lora_adapter", body)
+        said = _said(answer)
+        if answer.is_client_error and "already" in said:
+            return
+        if answer.status_code == httpx.codes.NOT_FOUND and said == "Not Found":
+            raise Refused(f"the sampler {self.url} {NO_RUNTIME_LORA}")
+        if answer.is_success:
+            return
+        if answer.is_server_error:
+            # So it reports an adapter that it cannot serve, as well as its own end.
+            self._well(await self._send("GET", "/health"))
+        raise Refused(
+            f"the sampler {self.url} cannot serve the adapter in {folder}: {said}. {_advice(said)}"
+        )
+
+    async def unload(self, name: str) -> None:
+        """Forget an adapter; one that is not there is forgotten already."""
+        await self._send("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def _send(
+        self, method: str, path: str, body: object = None, *, timeout_s: float = ANSWER_S
+    ) -> httpx.Response:
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_S, pool=None)
+        try:
+            return await self._http.request(method, path, json=body, timeout=timeout)
+        except httpx.TransportError as error:
+            raise Gone(f"the sampler {self.url} does not answer: {error!r}") from error
+
+    def _well(self, answer: httpx.Response) -> httpx.Response:
+        """An answer that is one. Raises Gone for the server's own failures, Refused for ours."""
+        if answer.status_code == httpx.codes.TOO_MANY_REQUESTS or answer.is_server_error:
+            raise Gone(f"the sampler {self.url} failed ({answer.status_code}): {_said(answer)}")
+        if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise Refused(
+                f"the sampler {self.url} wants an API key: put it into HEADRACE_VLLM_API_KEY"
+            )
+        if not answer.is_success:
+            raise Refused(f"the sampler {self.url} refused ({answer.status_code}): {_said(answer)}")
+        return answer
+
+    def _choice(self, answer: httpx.Response) -> dict[str, Any]:
+        try:
+            (choice,) = answer.json()["choices"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._not_vllm(answer) from error
+        return dict(choice)
+
+    def _not_vllm(self, answer: httpx.Response) -> Refused:
+        return Refused(
+            f"{self.url} does not answer as vLLM's OpenAI server does: {answer.text[:200]!r}. Check "
+            "HEADRACE_SAMPLER"
+        )
+
+
+def _said(answer: httpx.Response) -> str:
+    """The message in an error's body."""
+    try:
+        body = answer.json()
+        error = body.get("error", body)
+        return str(error.get("message") or error.get("detail"))
+    except (ValueError, AttributeError):
+        return answer.text[:300]
+
+
+def _advice(said: str) -> str:
+    if "rank" in said.lower():
+        return (
+            "Start it with a --max-lora-rank of at least advanced.lora_rank "
+            "(vLLM knows 1, 8, 16, 32, 64, 128, 256, 320, 512), or lower advanced.lora_rank"
+        )
+    return (
+        "Check that it sees HEADRACE_VLLM_ADAPTERS under the same path, and that it supports "
+        "advanced.lora_targets for its model"
+    )

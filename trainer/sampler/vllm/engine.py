@@ -1,0 +1,110 @@
+"""The vLLM sampler: `schemas.sampling.Sampler` over one server or many.
+
+Tokenising, the continuation of what was sampled, and where a completion ends are those of the torch
+engine (`rows.py`): a server is given ids and a seed, and gives ids and logprobs back. The seed is keyed
+as the torch engine's draws are, so a sample that is sampled again elsewhere, because its server died
+with it, is the same sample, up to how the servers' kernels round.
+"""
+
+from schemas.errors import Refused, TransientError
+from schemas.sampling import SampleRequest, Turn
+from trainer.chat import Chat
+from trainer.sampler.rows import TOP_P, Row, Version, row_of
+from trainer.sampler.vllm.client import Answer, Ask, Gone, Unknown
+from trainer.sampler.vllm.fleet import Asked, Fleet, Replica, Servers
+from trainer.store import Recent, Store
+
+TRIES = 6
+"""Servers that may break off, or forget the version, under one request."""
+
+
+class VllmSampler:
+    """Samples on vLLM servers. Base models and versions are looked up in `store`: the tokenizer is
+    needed, and the canary compares with the learner's own forward pass."""
+
+    def __init__(self, store: Store, servers: Servers) -> None:
+        self._store = store
+        self.fleet = Fleet(servers, device=store.device)
+        self._chats: Recent[Chat] = Recent(4)
+        self._closed = False
+
+    async def sample(self, request: SampleRequest) -> Turn:
+        """Sample one completion. Raises UserCodeError(PROMPT_TOO_LONG) when the prompt does not fit,
+        Refused for what vLLM cannot do, TransientError when no server is there."""
+        _refuse(request)
+        if self._closed:
+            raise TransientError("the sampling engine has closed; another worker will sample this")
+        loaded = await self._store.loaded(request.model)
+        trained = await self._store.trained(request.policy)
+        key, weights = request.model.model_dump_json(), request.policy.weights
+        chat = self._chats.get(key) or self._chats.put(
+            key, Chat(loaded.base.tokenizer, loaded.base.stop_ids)
+        )
+        version = Version(key, loaded, trained, request.lora_alpha)
+        return await self._sampled(
+            request, Asked(version, chat, weights.sha256 if weights else None)
+        )
+
+    async def _sampled(self, request: SampleRequest, asked: Asked) -> Turn:
+        """Ask until a server answers; those that break off are left out of the next try."""
+        key = request.key
+        affinity = f"{key.purpose}/{key.step}/{key.slot}/{key.replacement}"
+        last: Exception | None = None
+        for _ in range(TRIES):
+            async with self.fleet.serving(asked, affinity=affinity) as replica:
+                try:
+                    return await self._ask(request, asked, replica)
+                except Gone as error:
+                    self.fleet.lost(replica, error)
+                    last = error
+                except Unknown as error:
+                    replica.holds.discard(asked.name)
+                    last = error
+        raise TransientError(f"{TRIES} tries to sample failed; the last: {last}") from last
+
+    async def _ask(self, request: SampleRequest, asked: Asked, replica: Replica) -> Turn:
+        assert replica.card is not None  # noqa: S101 - it is serving
+        context = min(asked.version.loaded.base.context, replica.card.max_model_len)
+        row = row_of(request, asked.version, asked.chat, context=context)
+        ask = Ask(
+            prompt_ids=row.prompt_ids,
+            max_new_tokens=row.max_new_tokens,
+            temperature=request.params.temperature,
+            seed=row.draws.seed,
+            top_p=request.params.top_p,
+            stop=request.params.stop,
+            stop_ids=sorted(row.stop_ids),
+        )
+        answer = await replica.server.complete(replica.model(asked), ask)
+        return _turn(row, answer, replica.server.url)
+
+    async def aclose(self) -> None:
+        """Refuse what comes, and leave the servers without our adapters."""
+        self._closed = True
+        await self.fleet.aclose()
+
+
+def _turn(row: Row, answer: Answer, url: str) -> Turn:
+    """The answer as a turn. Raises Gone unless it ends where a completion ends."""
+    for token, logprob in zip(answer.ids, answer.logprobs, strict=True):
+        if row.over:
+            raise Gone(f"the sampler {url} went on after the end of a completion")
+        row.take(token, logprob)
+    if not row.over:
+        raise Gone(f"the sampler {url} broke off in the middle of a completion")
+    return row.turn()
+
+
+def _refuse(request: SampleRequest) -> None:
+    if request.params.top_p < 1 and request.key.purpose == "train":
+        raise Refused(TOP_P)
+    if request.tuning == "full" and request.policy.weights is not None:
+        raise Refused(
+            "vLLM is given adapters, and this run trains all weights: set advanced.tuning to lora, or "
+            "sample with HEADRACE_SAMPLER=torch"
+        )
+    if request.params.deterministic:
+        raise Refused(
+            "advanced.deterministic needs the torch sampler (HEADRACE_SAMPLER=torch): what vLLM answers "
+            "depends on what else is in its batch"
+        )

@@ -1,0 +1,298 @@
+"""The vLLM servers, and which policy versions each of them holds.
+
+Rules that others paid for:
+- every version has a name of its own, made from the hash of its weights: a server's prefix cache is
+  keyed by name, and a name used twice mixes policies silently;
+- a version is loaded into every server that is up before any of them samples from it; when one cannot
+  serve it, none does;
+- after each load the canary looks (`canary.py`): a server that samples from something else is fenced.
+  Nothing is sent to it again by this process, and whoever asked is told;
+- what has not been used for a while is unloaded.
+
+A server that does not answer is left out, and asked again later; once back it starts with nothing.
+"""
+
+import asyncio
+import hashlib
+import logging
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from schemas.errors import CorruptData, Refused, TransientError
+from trainer.adapters import adapter_pairs
+from trainer.base import ADAPTER_CONFIG, ADAPTER_NAME
+from trainer.chat import Chat
+from trainer.device import Device
+from trainer.lora import adapter_config
+from trainer.policy import export
+from trainer.sampler.rows import Version
+from trainer.sampler.vllm import canary
+from trainer.sampler.vllm.client import Answer, Ask, Card, Gone, Server
+
+logger = logging.getLogger(__name__)
+
+KEPT = 6
+"""Versions that stay loaded: as many as the most a run may be off policy, and two."""
+MOST_RANK = 512
+BACK_S = 1.0
+"""Between questions to a server that did not answer."""
+PATIENCE_S = 240.0
+"""How long a request waits for a server to be there at all; one takes a minute or two to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Where they are. `folder`: where adapters are written for them to read, under the same path."""
+
+    urls: tuple[str, ...]
+    folder: Path
+    api_key: str | None = field(default=None, repr=False)
+    patience_s: float = PATIENCE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A version, and the hash of its weights; None: the base model as it is. `version.key` names the
+    base model."""
+
+    version: Version
+    chat: Chat
+    sha256: str | None
+
+    @property
+    def base_key(self) -> str:
+        return self.version.key
+
+    @property
+    def name(self) -> str:
+        return f"headrace-{self.sha256}-a{self.version.alpha:g}"
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """What this process knows of one server. `noise`: by base model; `holds`: names of the adapters
+    that the canary saw there."""
+
+    server: Server
+    card: Card | None = None
+    noise: dict[str, float] = field(default_factory=dict)
+    holds: set[str] = field(default_factory=set)
+    fenced: str | None = None
+    away: Exception | None = None
+    ask_again_at: float = 0.0
+
+    def lost(self, error: Exception, *, now: float) -> None:
+        """It broke off. What it held may be gone with it."""
+        self.card, self.away, self.ask_again_at = None, error, now + BACK_S
+        self.noise.clear()
+        self.holds.clear()
+
+    def model(self, asked: Asked) -> str:
+        """What a request must call the version."""
+        assert self.card is not None  # noqa: S101 - only servers that are up are asked
+        return self.card.base if asked.sha256 is None else asked.name
+
+    def has(self, asked: Asked) -> bool:
+        known = asked.base_key in self.noise
+        return known and (asked.sha256 is None or asked.name in self.holds)
+
+
+class Fleet:
+    """All servers, and the versions that are loaded into all that are up."""
+
+    def __init__(self, servers: Servers, *, device: Device) -> None:
+        self.replicas = [Replica(Server(url, api_key=servers.api_key)) for url in servers.urls]
+        self.warnings: list[str] = []
+        self._device = device
+        self._folder = servers.folder
+        self._patience_s = servers.patience_s
+        self._turn = asyncio.Lock()
+        self._recent: dict[str, None] = {}
+        self._used: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def serving(self, asked: Asked, *, affinity: str) -> AsyncIterator[Replica]:
+        """A server that samples from this version; the same one for the same affinity, as long as the
+        servers stay the same. Raises TransientError when none is there, Refused when one cannot serve
+        it, CorruptData when all that could are fenced."""
+        self._used[asked.name] += 1
+        try:
+            up = await self._ready(asked)
+            yield max(up, key=lambda replica: _weight(replica.server.url, affinity))
+        finally:
+            self._used[asked.name] -= 1
+
+    async def _ready(self, asked: Asked) -> list[Replica]:
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._patience_s
+        while True:
+            async with self._turn:
+                up = await self._up()
+                missing = [replica for replica in up if not replica.has(asked)]
+                if missing:
+                    await self._bring(missing, asked)
+                    await self._forget(asked)
+                ready = [replica for replica in up if replica.card and replica.has(asked)]
+            if ready:
+                return ready
+            self._hopeless()
+            if clock() > until:
+                raise TransientError(f"no sampler answers: {'; '.join(self._states())}")
+            await asyncio.sleep(min(BACK_S, self._patience_s / 10))
+
+    async def _up(self) -> list[Replica]:
+        """The servers that answer, after asking those that are due whether they are there."""
+        now = asyncio.get_running_loop().time()
+        due = [r for r in self.replicas if not r.card and not r.fenced and r.ask_again_at <= now]
+        await asyncio.gather(*(self._meet(replica) for replica in due))
+        return [r for r in self.replicas if r.card and not r.fenced]
+
+    async def _meet(self, replica: Replica) -> None:
+        try:
+            replica.card, replica.away = await replica.server.card(), None
+        except Gone as error:
+            self.lost(replica, error)
+
+    def lost(self, replica: Replica, error: Exception) -> None:
+        """Leave a server out until it answers again."""
+        if replica.away is None:
+            logger.warning("sampler %s is away: %s", replica.server.url, error)
+        replica.lost(error, now=asyncio.get_running_loop().time())
+
+    async def _bring(self, replicas: Sequence[Replica], asked: Asked) -> None:
+        """Load a version into these servers, all or none."""
+        if asked.sha256 is not None:
+            await self._device.run(self._write, asked)
+        ended = await asyncio.gather(
+            *(self._load(replica, asked) for replica in replicas), return_exceptions=True
+        )
+        for replica, error in zip(replicas, ended, strict=True):
+            if isinstance(error, Gone):
+                self.lost(replica, error)
+        wrong = [e for e in ended if isinstance(e, BaseException) and not isinstance(e, Gone)]
+        if wrong:
+            if asked.sha256 is not None:
+                await self._unload(asked.name)
+            raise wrong[0]
+
+    async def _load(self, replica: Replica, asked: Asked) -> None:
+        """Load a version into one server and look whether it is there."""
+        if asked.base_key not in replica.noise:
+            seen = await self._canary(replica, asked, loaded=False)
+            if seen.problem:
+                raise Refused(
+                    f"the sampler {replica.server.url} cannot be used for this run: {seen.problem}. "
+                    "Start it with the model of experiment.model_path"
+                )
+            replica.noise[asked.base_key] = seen.distance
+        if asked.sha256 is None or asked.name in replica.holds:
+            return
+        folder = self._folder / asked.name
+        await replica.server.load(asked.name, folder)
+        replica.card = await replica.server.card()
+        seen = await self._canary(replica, asked, loaded=True)
+        if replica.card.adapters.get(asked.name) != str(folder):
+            seen = canary.Seen(seen.distance, "it does not list the adapter that it was given")
+        if seen.problem:
+            await self._fence(replica, asked, seen.problem)
+        else:
+            replica.holds.add(asked.name)
+
+    async def _fence(self, replica: Replica, asked: Asked, problem: str) -> None:
+        replica.fenced = f"{replica.server.url} is fenced: after loading {asked.name} {problem}"
+        self.warnings.append(replica.fenced)
+        logger.error("%s. Nothing is sampled there until this worker restarts", replica.fenced)
+        await asyncio.gather(replica.server.unload(asked.name), return_exceptions=True)
+
+    async def _canary(self, replica: Replica, asked: Asked, *, loaded: bool) -> canary.Seen:
+        assert replica.card is not None  # noqa: S101 - it has just answered
+        ask = canary.probe(asked.chat)
+        name = asked.name if loaded else replica.card.base
+        answer = await replica.server.complete(name, ask)
+        without = await self._learner(asked, ask, answer, loaded=False)
+        if not loaded:
+            return canary.judge_base(answer.logprobs, without)
+        learner = await self._learner(asked, ask, answer, loaded=True)
+        noise = replica.noise[asked.base_key]
+        return canary.judge_adapter(answer.logprobs, learner, without, noise=noise)
+
+    async def _learner(
+        self, asked: Asked, ask: Ask, answer: Answer, *, loaded: bool
+    ) -> list[float]:
+        version = asked.version
+        trained = version.trained if loaded else {}
+        return await self._device.run(
+            canary.learner_logprobs, version.loaded, trained, version.alpha, ask, answer
+        )
+
+    def _write(self, asked: Asked) -> None:
+        """The adapter as a folder that PEFT and vLLM read. Raises Refused for a rank that no vLLM
+        serves, CorruptData when the tensors are not those that were recorded."""
+        pairs = adapter_pairs(asked.version.trained)
+        rank = max((a_r_H.shape[0] for a_r_H, _ in pairs.values()), default=0)
+        if not 0 < rank <= MOST_RANK:
+            raise Refused(
+                f"vLLM serves LoRA adapters of rank 1 to {MOST_RANK}, this one has {rank}: lower "
+                "advanced.lora_rank, or sample with HEADRACE_SAMPLER=torch"
+            )
+        data = export(asked.version.trained)
+        if hashlib.sha256(data).hexdigest() != asked.sha256:
+            raise CorruptData(f"the weights at hand are not those of {asked.name}")
+        version = asked.version
+        config = adapter_config(version.loaded.base, sorted(pairs), rank=rank, alpha=version.alpha)
+        folder = self._folder / asked.name
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder / ADAPTER_CONFIG, config)
+        _replace(folder / ADAPTER_NAME, data)
+
+    async def _forget(self, asked: Asked) -> None:
+        """Unload what has not been used for longest; a version in use stays."""
+        if asked.sha256 is None:
+            return
+        self._recent.pop(asked.name, None)
+        self._recent[asked.name] = None
+        for name in list(self._recent)[:-KEPT]:
+            if not self._used[name]:
+                await self._unload(name)
+
+    async def _unload(self, name: str) -> None:
+        up = [replica for replica in self.replicas if replica.card]
+        await asyncio.gather(*(r.server.unload(name) for r in up), return_exceptions=True)
+        for replica in self.replicas:
+            replica.holds.discard(name)
+        self._recent.pop(name, None)
+        self._used.pop(name, None)
+        shutil.rmtree(self._folder / name, ignore_errors=True)
+
+    def _hopeless(self) -> None:
+        """Raises CorruptData when every server is fenced: waiting would not help."""
+        if all(replica.fenced for replica in self.replicas):
+            raise CorruptData(
+                f"every sampler is fenced: {'; '.join(self._states())}. Restart the vLLM servers, then "
+                "the workers"
+            )
+
+    def _states(self) -> list[str]:
+        return [r.fenced or str(r.away or f"{r.server.url} is new") for r in self.replicas]
+
+    async def aclose(self) -> None:
+        """Unload what was loaded here, and hang up."""
+        for name in list(self._recent):
+            await self._unload(name)
+        await asyncio.gather(*(replica.server.aclose() for replica in self.replicas))
+
+
+def _weight(url: str, affinity: str) -> bytes:
+    """Rendezvous hashing: a server that leaves moves only what it had."""
+    return hashlib.sha256(f"{affinity}|{url}".encode()).digest()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write whole, or not at all: a server may be reading."""
+    scratch = path.with_name(f".{path.name}.new")
+    scratch.write_bytes(data)
+    scratch.replace(path)
