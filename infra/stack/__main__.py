@@ -34,9 +34,9 @@ def up(directory: Path) -> int:
             "HEADRACE_URL": f"http://127.0.0.1:{free_port()}",
             "HEADRACE_WORKERS": "each",
         }
-        environ = {**os.environ, **ours}
-        settings = Settings.load(environ)
-        supervise(settings, environ, on_ready=lambda: _tell(directory, ours))
+        os.environ.update(ours)  # boto3 reads its credentials from there, in this process too
+        settings = Settings.load(os.environ)
+        supervise(settings, os.environ, on_ready=lambda: _tell(directory, ours))
     (directory / "env").unlink(missing_ok=True)
     return 0
 

@@ -1,0 +1,68 @@
+"""`make stack` and `make stack-down`: the real components and a process per consumer, by one command."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.kafka import need_kafka
+from tests.kit.platform import ROOT
+from tests.kit.postgres import need_programs
+from tests.kit.s3 import needed
+
+pytestmark = [pytest.mark.processes, pytest.mark.postgres, pytest.mark.kafka, pytest.mark.s3]
+
+CLEAN = {
+    name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "AWS_"))
+}
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        env={**CLEAN, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def exported(script: Path) -> dict[str, str]:
+    """What a shell knows after it has sourced the file."""
+    shell = f". {script} && env -0"
+    told = subprocess.run(
+        ["sh", "-c", shell], env=CLEAN, capture_output=True, text=True, check=True
+    )
+    pairs = (line.partition("=") for line in told.stdout.split("\0") if line)
+    return {name: value for name, _, value in pairs}
+
+
+def test_one_command_starts_it_all_and_another_stops_it(tmp_path: Path) -> None:
+    need_kafka()
+    need_programs()
+    needed()
+    stack = tmp_path / "stack"
+    started = python("infra.stack", "up", "--detach", str(stack))
+    try:
+        assert started.returncode == 0, started.stderr
+        environment = exported(stack / "env")
+        assert (stack / "env").stat().st_mode & 0o077 == 0, "it holds secrets"
+        status: Any = python("producers.cli.main", "status", "--json", **environment)
+        assert status.returncode == 0, status.stderr
+        children = json.loads(status.stdout)["supervisor"]["children"]
+        names = {child["name"] for child in children}
+        assert {"control", "run", "rollout", "grade", "learn", "checkpoint"} <= names
+        again = python("infra.stack", "up", "--detach", str(stack))
+        assert again.returncode == 1
+        assert "make stack-down" in again.stderr
+    finally:
+        stopped = python("infra.stack", "down", str(stack))
+    assert stopped.returncode == 0, stopped.stderr
+    assert not (stack / "env").exists()
+    down = python("infra.stack", "down", str(stack))
+    assert (down.returncode, "no stack runs" in down.stderr) == (1, True)
