@@ -16,6 +16,7 @@ class WeightsAndBiases:
     def __init__(self, subject: Subject, *, project: str, directory: Path, offline: bool) -> None:
         wandb = library("wandb")
         directory.mkdir(parents=True, exist_ok=True)
+        self._library = wandb
         self._run = wandb.init(
             project=project,
             name=subject.name,
@@ -38,5 +39,9 @@ class WeightsAndBiases:
         self._run.log({"step": step, **values})
 
     def close(self, status: str) -> None:
+        """Returns once everything is written: `finish` alone leaves that to W&B's service, which would
+        do it a moment later."""
+        code = 0 if status in ("finished", "stopped", "running") else 1
         self._run.summary["status"] = status
-        self._run.finish(exit_code=0 if status in ("finished", "stopped", "running") else 1)
+        self._run.finish(exit_code=code)
+        self._library.teardown(exit_code=code)
