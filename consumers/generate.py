@@ -7,6 +7,7 @@ The row's label is never passed on: workflows see the prompt and the metadata on
 """
 
 import asyncio
+from collections.abc import Iterable
 
 from consumers.excerpt import excerpt
 from consumers.needs import need
@@ -50,7 +51,7 @@ async def generate_group(effect: GenerateGroup, ports: Ports) -> GroupSampled:
         records.append(_record(index, row.prompt, turn))
     batch = SampleBatch(group=spec.group, samples=tuple(records))
     artifact = await ports.artifacts.put(batch.model_dump_json().encode(), run=spec.owner)
-    entries = tuple(entry_of(record, num_samples=len(records)) for record in records)
+    entries = alarm_once(entry_of(record, num_samples=len(records)) for record in records)
     return GroupSampled(effect=effect, artifact=artifact, entries=entries)
 
 
@@ -148,6 +149,7 @@ def record_of(
         completion_tokens=num_actions,
         truncated=any(turn.finish_reason == "length" for turn in turns),
         failure=failure,
+        alarm=next((turn.alarm for turn in turns if turn.alarm), None),
     )
 
 
@@ -162,4 +164,14 @@ def entry_of(record: SampleRecord, *, num_samples: int = 1) -> SampleEntry:
         completion_tokens=record.completion_tokens,
         num_turns=record.num_turns,
         truncated=record.truncated,
+        alarm=excerpt(record.alarm) if record.alarm else None,
     )
+
+
+def alarm_once(entries: Iterable[SampleEntry]) -> tuple[SampleEntry, ...]:
+    """Entries for one event: what is wrong with the engine is said by the first that knows."""
+    told, kept = False, []
+    for entry in entries:
+        kept.append(entry.model_copy(update={"alarm": None}) if told else entry)
+        told = told or entry.alarm is not None
+    return tuple(kept)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from consumers.excerpt import excerpt
-from consumers.generate import generate_group, generate_sample
+from consumers.generate import alarm_once, generate_group, generate_sample
 from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
 from infra.ports import Ports
 from schemas.events import GroupGenerated, GroupsRequested, SampleGenerated
@@ -121,7 +121,7 @@ def _record(state: GroupState, spec: GroupSpec, sample: Finished) -> Decision:
         return Decision(events=(generated,))
     group = GroupGenerated(
         spec=spec,
-        entries=tuple(_shortened(each.entry, num_samples) for each in samples),
+        entries=alarm_once(_shortened(each.entry, num_samples) for each in samples),
         parts=tuple(each.artifact for each in samples if each.artifact is not None),
         seconds=max(each.seconds for each in samples),
     )

@@ -147,7 +147,19 @@ def _group_graded(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]
     if key.replacement != step.numbers.get(key.slot, 0):
         return ()
     group = settle(message, filters=filters_groups(state.started.spec.config.advanced))
-    return (GroupsSettled(owner=key.owner, purpose=key.purpose, step=key.step, groups=(group,)),)
+    settled = GroupsSettled(owner=key.owner, purpose=key.purpose, step=key.step, groups=(group,))
+    return (settled, *_alarm(state, message))
+
+
+def _alarm(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]:
+    """What the engine said is wrong with it, unless this run has said so already."""
+    spec = message.spec
+    alarms = (entry.alarm for entry in message.entries if entry.alarm)
+    new = next((alarm for alarm in alarms if alarm not in state.alarms), None)
+    if new is None:
+        return ()
+    step = spec.group_key.step
+    return (RunWarned(run=spec.owner, step=step, message=new, about="sampler"),)
 
 
 def _policy_updated(state: RunState, message: PolicyUpdated, meta: Meta) -> tuple[RunEvent, ...]:
@@ -271,6 +283,6 @@ CONSUMER = Consumer(
     evolve=evolve,
     handle=handle,
     routes=routes,
-    fold_version=5,
+    fold_version=6,
     snapshots=RunState,
 )

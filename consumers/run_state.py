@@ -92,7 +92,7 @@ class RunState:
     whose groups were asked for, `training` the step whose batch is with the learner. `weights` are
     those of the versions that later groups may still sample with. `evaluated` is the last step whose
     validation was asked for. `unhealthy` and `flat` count steps in a row (`consumers/run_health.py`);
-    `warned` is the last step that a warning named."""
+    `warned` is the last step that a warning named, `alarms` what was said about the sampler."""
 
     request: RunRequested | None = None
     started: RunStarted | None = None
@@ -111,6 +111,7 @@ class RunState:
     unhealthy: int = 0
     flat: int = 0
     warned: int = -1
+    alarms: tuple[str, ...] = ()
     checkpoints_due: tuple[Due, ...] = ()
     checkpointing: int | None = None
     checkpointed: int | None = None
@@ -199,6 +200,8 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
             return replace(state, stop_wanted=True)
         case RunRejected() | RunStopped() | RunFailed() | RunFinished():
             return replace(state, ended=True)
+        case RunWarned(about="sampler"):
+            return replace(state, alarms=(*state.alarms, event.message))
         case RunWarned():
             return replace(state, warned=max(state.warned, event.step))
         case _:

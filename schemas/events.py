@@ -436,11 +436,13 @@ class StepSettled(_RunEvent):
 
 
 class RunWarned(_RunEvent):
-    """Something a user should look at; the run goes on."""
+    """Something a user should look at; the run goes on. `about` sampler: servers that were fenced,
+    said once for each message."""
 
     type: ClassVar[str] = "rl.run.warned"
     step: int
     message: str
+    about: Literal["run", "sampler"] = "run"
 
     @property
     def name(self) -> str:

@@ -89,13 +89,15 @@ class DrawKey(Value):
 
 
 class Turn(Value):
-    """One exact exchange with the engine: ids in, ids and logprobs out."""
+    """One exact exchange with the engine: ids in, ids and logprobs out. `alarm`: what is wrong with
+    servers that the engine has fenced, if it has; nothing of this turn comes from them."""
 
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
     finish_reason: Literal["stop", "length"]
+    alarm: str | None = None
 
 
 class SampleRequest(Value):
@@ -147,6 +149,7 @@ class SampleRecord(Value):
 
     `sequences` has one row, or several when the workflow rewrote the history. `text` is the final
     answer; `messages` the conversation that the grader reads. A failed sample has `failure` set.
+    `alarm`: of its turns.
     """
 
     index: int
@@ -158,6 +161,7 @@ class SampleRecord(Value):
     completion_tokens: int = 0
     truncated: bool = False
     failure: SampleFailure | None = None
+    alarm: str | None = None
 
 
 class SampleBatch(Value):

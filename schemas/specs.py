@@ -128,7 +128,8 @@ class GroupSpec(Value):
 
 
 class SampleEntry(Value):
-    """The index entry of one sample: enough for metrics and decisions, without its tokens."""
+    """The index entry of one sample: enough for metrics and decisions, without its tokens. `alarm`:
+    what is wrong with the engine that sampled it; one entry of a group says it for all."""
 
     index: int
     failure: str | None = None
@@ -137,6 +138,7 @@ class SampleEntry(Value):
     completion_tokens: int = 0
     num_turns: int = 0
     truncated: bool = False
+    alarm: str | None = None
 
 
 class BatchGroup(Value):

@@ -4,6 +4,7 @@ can be made to do."""
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ import torch
 from schemas.errors import Refused, TransientError
 from schemas.sampling import PolicyRef
 from tests.contracts.vllm_suite import VllmSuite, World, sampling_on
-from tests.kit.vllm import FakeVllm, fake_vllms
+from tests.kit.vllm import FakeVllm, fake_vllms, sampled
 from tests.unit.trainer.support import TINY, request
 from trainer.base import build_base
 from trainer.fallback import Fallback
 from trainer.sampler.vllm import fleet
+from trainer.sampler.vllm.client import Card, Gone, Server
 
 pytestmark = pytest.mark.torch
 
@@ -50,11 +52,6 @@ async def eventually(reached: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not reached():
             await asyncio.sleep(0.005)
-
-
-def sampled(fake: FakeVllm) -> int:
-    """Completions that are no canary's."""
-    return sum(not body["ignore_eos"] for body in fake.asked)
 
 
 async def test_a_version_is_on_every_server_and_a_group_on_one(
@@ -110,13 +107,61 @@ async def test_a_server_that_comes_back_gets_the_version_before_it_samples(
     for asked, turn in zip(requests, calm, strict=True):
         assert (await world.sampler.sample(asked)).completion_ids == turn.completion_ids
     before = sampled(fakes[0])
-    fakes[0].hold = None
     await fakes[0].start()
-    await asyncio.sleep(0.02)
+    away, clock = world.sampler.fleet.replicas[0], asyncio.get_running_loop().time
+    await eventually(lambda: clock() > away.ask_again_at)
     for asked, turn in zip(requests, calm, strict=True):
         assert (await world.sampler.sample(asked)).completion_ids == turn.completion_ids
     assert sampled(fakes[0]) > before
     assert len(fakes[0].loads) == 2
+
+
+@pytest.mark.parametrize("after", ["write", "load", "card", "complete"])
+async def test_a_server_that_a_request_lost_while_a_version_was_loaded_gets_it_again(
+    world: World,
+    fakes: tuple[FakeVllm, FakeVllm],
+    monkeypatch: pytest.MonkeyPatch,
+    after: str,
+) -> None:
+    """Another request saw it break off, wherever the loading stood; the server was back at once."""
+    monkeypatch.setattr(fleet, "BACK_S", 0.01)
+    requests = [request(slot=slot, policy=await world.policy(1)) for slot in range(8)]
+    calm = [await world.sampler.sample(r) for r in requests]
+    both, replica = world.sampler.fleet, world.sampler.fleet.replicas[0]
+    place: Any = both._device if after == "write" else replica.server
+    name = "run" if after == "write" else after
+    call, lost = getattr(place, name), []
+
+    async def lose(*given: Any, **more: Any) -> Any:
+        answer = await call(*given, **more)
+        if not lost and (after != "write" or given[0] == both._write):
+            lost.append(name)
+            both.lost(replica, Gone("a sample broke off"))
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place, name, lose)
+        await world.sampler.sample(request(policy=await world.policy(2)))
+    assert lost
+    before, clock = sampled(fakes[0]), asyncio.get_running_loop().time
+    await eventually(lambda: replica.card is not None or clock() > replica.ask_again_at)
+    again = [await world.sampler.sample(r) for r in requests]
+    assert [t.completion_ids for t in again] == [t.completion_ids for t in calm]
+    assert sampled(fakes[0]) > before
+    assert not both.warnings
+
+
+async def test_a_server_that_stays_away_is_asked_less_and_less() -> None:
+    """However many requests break off with it."""
+    replica = fleet.Replica(Server("http://nowhere"), card=Card("base", 128, {}))
+    waits, now = [], 100.0
+    for _ in range(8):
+        for _ in range(5):
+            replica.lost(Gone("it broke off"), now=now)
+        waits.append(replica.ask_again_at - now)
+        now = replica.ask_again_at
+    assert waits == [1, 2, 4, 8, 16, 32, 32, 32]
+    await replica.server.aclose()
 
 
 async def test_with_every_server_away_a_request_waits_for_one(

@@ -47,6 +47,7 @@ class InMemory:
     workspaces: Workspaces
     names: MemoryNames
     blobs: MemoryBlobs
+    artifacts: ArtifactStore
     log: MemoryLog = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,10 +88,13 @@ class InMemory:
 
 
 @asynccontextmanager
-async def in_memory(home: Path, *, unsteady: int | None = None) -> AsyncIterator[InMemory]:
+async def in_memory(
+    home: Path, *, unsteady: int | None = None, vllm: tuple[str, ...] = ()
+) -> AsyncIterator[InMemory]:
     """Everything at work until the block ends. `unsteady`: the seed of how long samples and steps
-    take beyond their time; None: no longer."""
+    take beyond their time; None: no longer. `vllm`: the servers that sample, if any do."""
     from trainer.engine import Engine
+    from trainer.sampler.vllm.fleet import Servers
 
     world, blobs, names = World(), MemoryBlobs(), MemoryNames()
     world.workers[WORKER] = world.now.replace(year=2100)
@@ -99,7 +103,8 @@ async def in_memory(home: Path, *, unsteady: int | None = None) -> AsyncIterator
     settings = Settings.load({"HEADRACE_HOME": str(home)})
     repositories = GitRepositories(home / "git")
     async with AsyncExitStack() as stack:
-        engine = Engine(fetch=artifacts.get)
+        servers = Servers(vllm, home / "adapters") if vllm else None
+        engine = Engine(fetch=artifacts.get, vllm=servers)
         stack.push_async_callback(engine.aclose)
         user = ProcessSandbox(settings, fetch=artifacts.get)
         stack.push_async_callback(user.aclose)
@@ -137,7 +142,7 @@ async def in_memory(home: Path, *, unsteady: int | None = None) -> AsyncIterator
         workspaces = Workspaces(log, names, repositories)
         submitter = Submitter(log, names, lookup=Lookup(log, names), workspaces=workspaces)
         try:
-            yield InMemory(world, submitter, workspaces, names, blobs)
+            yield InMemory(world, submitter, workspaces, names, blobs, artifacts)
         finally:
             runtime.stop()
             await task

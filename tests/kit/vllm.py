@@ -7,6 +7,7 @@ test cannot make a real one do: break off, come back, sample from something else
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from trainer.base import Base
 from trainer.fallback import Fallback
 
 BASE = "base"
+SAMPLING = threading.Lock()
+"""They sample beside the loop that answers, one at a time: fakes share one Transformers module."""
 
 
 @dataclass
@@ -131,10 +134,10 @@ class FakeVllm:
         self.asked.append(body)
         if self.hold is not None:
             await self.hold.wait()
-        ids, logprobs, finish = self.sample(body)
+        ids, logprobs, finish, text = await asyncio.to_thread(self.sample, body)
         choice = {
             "index": 0,
-            "text": self.text(ids),
+            "text": text,
             "finish_reason": finish,
             "token_ids": ids,
             "prompt_token_ids": body["prompt"],
@@ -142,8 +145,13 @@ class FakeVllm:
         }
         return JSONResponse({"object": "text_completion", "choices": [choice]})
 
-    @torch.no_grad()
-    def sample(self, body: dict[str, Any]) -> tuple[list[int], list[float], str]:
+    def sample(self, body: dict[str, Any]) -> tuple[list[int], list[float], str, str]:
+        """A completion: ids, logprobs, why it ended and its text."""
+        with SAMPLING, torch.no_grad():
+            ids, logprobs, finish = self.draw(body)
+            return ids, logprobs, finish, self.text(ids)
+
+    def draw(self, body: dict[str, Any]) -> tuple[list[int], list[float], str]:
         """Token by token through Transformers and peft; the draws are of the seed alone."""
         trained = {} if self.deaf else self.tensors.get(body["model"], {})
         alpha = self.alphas.get(body["model"], 1.0)
@@ -169,6 +177,11 @@ class FakeVllm:
 
     def text(self, ids: list[int]) -> str:
         return str(self.base.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def sampled(fake: FakeVllm) -> int:
+    """Completions that were asked of it, less the canary's."""
+    return sum(not body["ignore_eos"] for body in fake.asked)
 
 
 def _error(status: int, message: str) -> Response:

@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from schemas.events import StepSettled
 from schemas.sampling import ModelRef
 from tests.contracts.vllm_suite import VllmSuite, sampling_on
 from tests.kit.real_vllm import RealVllm, real_vllm
+from tests.kit.vllm import FakeVllm, fake_vllms, sampled
+from tests.kit.vllm_run import SEED, check, trained
 from trainer.base import build_base
+from trainer.fallback import Fallback
 
-SMALL = ModelRef(kind="scratch", name="qwen3-4m", seed=3)
+SMALL = ModelRef(kind="scratch", name="qwen3-4m", seed=SEED)
 """The smallest shape whose heads vLLM's kernels for the CPU take."""
 
 pytestmark = [pytest.mark.vllm, pytest.mark.torch, pytest.mark.slow]
@@ -51,3 +55,41 @@ class TestReal(VllmSuite):
         with capsys.disabled():
             print(f"\n{len(distances)} tokens: mean {mean:.2e}, max {max(distances):.2e}")  # noqa: T201
         assert mean <= 1e-6
+
+
+def test_a_run_samples_on_real_vllm_and_is_rebuilt_from_its_log(
+    server: RealVllm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = asyncio.run(trained(tmp_path, model=SMALL.name, vllm=(server.url,)))
+    steps = [e for e in found.events if isinstance(e, StepSettled) and e.step]
+    with capsys.disabled():
+        for step in steps:
+            print(f"\nstep {step.step}: mismatch {step.metrics['train/sampler_mismatch']:.2e}")  # noqa: T201
+    check(found, mismatch=1e-6)
+
+
+async def test_a_real_server_that_dies_in_mid_generation_loses_nothing(
+    server: RealVllm, tmp_path: Path
+) -> None:
+    """The last test of this module: it kills the server. What that had begun moves to another one, the
+    fake, which comes up only then. The first to end is the only short one: others are on their way."""
+    fake = FakeVllm(Fallback(build_base(SMALL, {}, device=torch.device("cpu"))))
+    async with (
+        fake_vllms(fake) as other,
+        sampling_on((server.url, *other), tmp_path, model=SMALL, patience_s=60) as world,
+    ):
+        await fake.die()
+        policy = await world.policy(1)
+        requests = [
+            world.ask(sample=i, policy=policy, max_new_tokens=64 if i else 4) for i in range(8)
+        ]
+        tasks = [asyncio.create_task(world.sampler.sample(r)) for r in requests]
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        server.kill()
+        assert tasks[0] in ended
+        await fake.start()
+        turns = await asyncio.gather(*tasks)
+        assert world.sampler.fleet.replicas[0].away is not None
+        assert sampled(fake) >= len(tasks) // 2
+        for asked, turn in zip(requests, turns, strict=True):
+            assert turn.logprobs == pytest.approx(await world.learner(asked, turn), abs=1e-5)

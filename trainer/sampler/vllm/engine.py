@@ -76,7 +76,9 @@ class VllmSampler:
             stop_ids=sorted(row.stop_ids),
         )
         answer = await replica.server.complete(replica.model(asked), ask)
-        return _turn(row, answer, replica.server.url)
+        turn = _turn(row, answer, replica.server.url)
+        alarm = "; ".join(self.fleet.warnings)
+        return turn.model_copy(update={"alarm": alarm}) if alarm else turn
 
     async def aclose(self) -> None:
         """Refuse what comes, and leave the servers without our adapters."""

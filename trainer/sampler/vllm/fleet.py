@@ -39,7 +39,8 @@ KEPT = 6
 """Versions that stay loaded: as many as the most a run may be off policy, and two."""
 MOST_RANK = 512
 BACK_S = 1.0
-"""Between questions to a server that did not answer."""
+"""Before a server that is away is asked again; twice as long each time, at most MOST_BACK times that."""
+MOST_BACK = 32
 PATIENCE_S = 240.0
 """How long a request waits for a server to be there at all; one takes a minute or two to start."""
 
@@ -84,12 +85,17 @@ class Replica:
     fenced: str | None = None
     away: Exception | None = None
     ask_again_at: float = 0.0
+    silent: int = 0
 
     def lost(self, error: Exception, *, now: float) -> None:
-        """It broke off. What it held may be gone with it."""
-        self.card, self.away, self.ask_again_at = None, error, now + BACK_S
-        self.noise.clear()
-        self.holds.clear()
+        """It broke off. What it held may be gone with it: the sets are new ones, so that who is still
+        loading a version writes into the old. Requests that break off together count once."""
+        if self.card is None and now < self.ask_again_at:
+            return
+        self.card, self.away = None, error
+        self.ask_again_at = now + BACK_S * min(MOST_BACK, 2**self.silent)
+        self.silent += 1
+        self.noise, self.holds = {}, set()
 
     def model(self, asked: Asked) -> str:
         """What a request must call the version."""
@@ -122,14 +128,20 @@ class Fleet:
         self._used[asked.name] += 1
         try:
             up = await self._ready(asked)
+            if asked.name in self._recent:
+                self._recent[asked.name] = self._recent.pop(asked.name)
             yield max(up, key=lambda replica: _weight(replica.server.url, affinity))
         finally:
             self._used[asked.name] -= 1
+            if not self._used[asked.name]:
+                del self._used[asked.name]
 
     async def _ready(self, asked: Asked) -> list[Replica]:
         clock = asyncio.get_running_loop().time
         until = clock() + self._patience_s
         while True:
+            if ready := self._all_have(asked, now=clock()):
+                return ready
             async with self._turn:
                 up = await self._up()
                 missing = [replica for replica in up if not replica.has(asked)]
@@ -144,6 +156,14 @@ class Fleet:
                 raise TransientError(f"no sampler answers: {'; '.join(self._states())}")
             await asyncio.sleep(min(BACK_S, self._patience_s / 10))
 
+    def _all_have(self, asked: Asked, *, now: float) -> list[Replica]:
+        """The servers that are up, if there is nothing to do before they sample from this version."""
+        waiting = [r for r in self.replicas if not r.fenced]
+        if any(r.card is None and r.ask_again_at <= now for r in waiting):
+            return []
+        up = [r for r in waiting if r.card]
+        return up if all(r.has(asked) for r in up) else []
+
     async def _up(self) -> list[Replica]:
         """The servers that answer, after asking those that are due whether they are there."""
         now = asyncio.get_running_loop().time()
@@ -153,7 +173,8 @@ class Fleet:
 
     async def _meet(self, replica: Replica) -> None:
         try:
-            replica.card, replica.away = await replica.server.card(), None
+            replica.card = await replica.server.card()
+            replica.away, replica.silent = None, 0
         except Gone as error:
             self.lost(replica, error)
 
@@ -180,27 +201,34 @@ class Fleet:
             raise wrong[0]
 
     async def _load(self, replica: Replica, asked: Asked) -> None:
-        """Load a version into one server and look whether it is there."""
-        if asked.base_key not in replica.noise:
-            seen = await self._canary(replica, asked, loaded=False)
+        """Load a version into one server and look whether it is there. Raises Gone when it broke off
+        meanwhile, also when another request saw that."""
+        server, card, noise, holds = replica.server, replica.card, replica.noise, replica.holds
+        broke_off = Gone(f"the sampler {server.url} broke off while a version was loaded")
+        if card is None:
+            raise broke_off
+        if asked.base_key not in noise:
+            seen = await self._look_at_base(server, card.base, asked)
             if seen.problem:
                 raise Refused(
-                    f"the sampler {replica.server.url} cannot be used for this run: {seen.problem}. "
+                    f"the sampler {server.url} cannot be used for this run: {seen.problem}. "
                     "Start it with the model of experiment.model_path"
                 )
-            replica.noise[asked.base_key] = seen.distance
-        if asked.sha256 is None or asked.name in replica.holds:
+            noise[asked.base_key] = seen.distance
+        if asked.sha256 is None or asked.name in holds:
             return
         folder = self._folder / asked.name
-        await replica.server.load(asked.name, folder)
-        replica.card = await replica.server.card()
-        seen = await self._canary(replica, asked, loaded=True)
-        if replica.card.adapters.get(asked.name) != str(folder):
+        await server.load(asked.name, folder)
+        listed = (await server.card()).adapters
+        seen = await self._look_at_adapter(server, asked, noise=noise[asked.base_key])
+        if listed.get(asked.name) != str(folder):
             seen = canary.Seen(seen.distance, "it does not list the adapter that it was given")
+        if replica.holds is not holds:
+            raise broke_off
         if seen.problem:
             await self._fence(replica, asked, seen.problem)
         else:
-            replica.holds.add(asked.name)
+            holds.add(asked.name)
 
     async def _fence(self, replica: Replica, asked: Asked, problem: str) -> None:
         replica.fenced = f"{replica.server.url} is fenced: after loading {asked.name} {problem}"
@@ -208,16 +236,17 @@ class Fleet:
         logger.error("%s. Nothing is sampled there until this worker restarts", replica.fenced)
         await asyncio.gather(replica.server.unload(asked.name), return_exceptions=True)
 
-    async def _canary(self, replica: Replica, asked: Asked, *, loaded: bool) -> canary.Seen:
-        assert replica.card is not None  # noqa: S101 - it has just answered
+    async def _look_at_base(self, server: Server, base: str, asked: Asked) -> canary.Seen:
         ask = canary.probe(asked.chat)
-        name = asked.name if loaded else replica.card.base
-        answer = await replica.server.complete(name, ask)
+        answer = await server.complete(base, ask)
         without = await self._learner(asked, ask, answer, loaded=False)
-        if not loaded:
-            return canary.judge_base(answer.logprobs, without)
+        return canary.judge_base(answer.logprobs, without)
+
+    async def _look_at_adapter(self, server: Server, asked: Asked, *, noise: float) -> canary.Seen:
+        ask = canary.probe(asked.chat)
+        answer = await server.complete(asked.name, ask)
+        without = await self._learner(asked, ask, answer, loaded=False)
         learner = await self._learner(asked, ask, answer, loaded=True)
-        noise = replica.noise[asked.base_key]
         return canary.judge_adapter(answer.logprobs, learner, without, noise=noise)
 
     async def _learner(
@@ -260,12 +289,11 @@ class Fleet:
                 await self._unload(name)
 
     async def _unload(self, name: str) -> None:
-        up = [replica for replica in self.replicas if replica.card]
-        await asyncio.gather(*(r.server.unload(name) for r in up), return_exceptions=True)
         for replica in self.replicas:
             replica.holds.discard(name)
+        up = [replica for replica in self.replicas if replica.card]
+        await asyncio.gather(*(r.server.unload(name) for r in up), return_exceptions=True)
         self._recent.pop(name, None)
-        self._used.pop(name, None)
         shutil.rmtree(self._folder / name, ignore_errors=True)
 
     def _hopeless(self) -> None:

@@ -1,0 +1,82 @@
+"""A short GRPO run that samples through vLLM servers, whichever they are."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from producers.lookup import Lookup
+from producers.verification import Verification, Verifications
+from schemas.events import Event, GroupGenerated, GroupsRequested, StepSettled
+from schemas.sampling import SampleBatch
+from tests.kit.in_memory import in_memory
+from tests.kit.platform import ROWS, make_workspace, run_config
+
+STEPS = 3
+SEED = 7
+TALK = """
+from headrace import AgentWorkflow, Grader
+
+
+class Talk(AgentWorkflow):
+    async def run(self, ctx):
+        first = await ctx.chat(ctx.prompt)
+        again = [*ctx.prompt, first, {"role": "user", "content": "again"}]
+        return [*again, await ctx.chat(again)]
+
+
+class Digits(Grader):
+    async def grade(self, ctx):
+        for name, sample in ctx.samples.items():
+            ctx.set_sample_reward(name, sum(c in "aeiou" for c in sample.text) - len(sample.text) / 9)
+"""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run came to: its events, its groups' samples, and what verifying it found."""
+
+    events: list[Event]
+    samples: list[SampleBatch]
+    verification: Verification
+
+
+async def trained(folder: Path, *, model: str, vllm: tuple[str, ...]) -> Trained:
+    """Two turns per sample through the gateway, on `scratch:<model>` initialised from SEED."""
+    workspace = make_workspace(folder / "workspace", {"rollouts/say/main.py": TALK})
+    rows = folder / "rows.jsonl"
+    rows.write_text(ROWS)
+    config = run_config(
+        experiment={"model_path": f"scratch:{model}"},
+        training={"max_response_length": 8},
+        advanced={"max_steps": STEPS, "seed": SEED, "deterministic": False},
+    )
+    async with in_memory(folder / "home", vllm=vllm) as started, asyncio.timeout(240):
+        await started.workspaces.add(str(workspace), "w")
+        await started.upload("numbers", rows)
+        run = await started.finished(config, workspace="w")
+        asked = Verifications(started.log, Lookup(started.log, started.names))
+        found = await asked.request(run, cause=uuid4())
+        while found.status == "running":
+            await asyncio.sleep(0.02)
+            found = await asked.find(found.id)
+        events = [recorded.event for recorded in started.world.events]
+        parts = [part for e in events if isinstance(e, GroupGenerated) for part in e.parts]
+        texts = [await started.artifacts.get(part) for part in parts]
+        samples = [SampleBatch.model_validate_json(text) for text in texts]
+        return Trained(events, samples, found)
+
+
+def check(found: Trained, *, mismatch: float) -> None:
+    """The run learned from what was sampled, and is rebuilt from its log."""
+    steps = [e for e in found.events if isinstance(e, StepSettled) and e.step]
+    assert len(steps) == STEPS
+    for step in steps:
+        assert step.metrics["train/sampler_mismatch"] <= mismatch, step.metrics
+        assert step.metrics["train/grad_norm"] > 0
+    versions = [e.template.policy for e in found.events if isinstance(e, GroupsRequested)]
+    assert len({policy.weights.sha256 for policy in versions if policy.weights}) == STEPS
+    samples = [sample for batch in found.samples for sample in batch.samples]
+    assert all(sample.num_turns == 2 and len(sample.sequences) == 1 for sample in samples)
+    assert found.verification.status == "verified", found.verification
+    assert found.verification.steps == STEPS
