@@ -3,6 +3,7 @@ can be made to do."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from trainer.base import build_base
 from trainer.fallback import Fallback
 from trainer.sampler.vllm import fleet
 from trainer.sampler.vllm.client import Card, Gone, Server
+from trainer.sampler.vllm.engine import affinity_of
 
 pytestmark = pytest.mark.torch
 
@@ -54,11 +56,22 @@ async def eventually(reached: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+def spread(fakes: tuple[FakeVllm, FakeVllm]) -> list[int]:
+    """Slots of groups, four for each server: which one a group goes to depends on the ports."""
+    groups: dict[str, list[int]] = {fake.url: [] for fake in fakes}
+    for slot in range(64):
+        weight = partial(fleet._weight, affinity=affinity_of(request(slot=slot).key))
+        groups[max(groups, key=weight)].append(slot)
+    return [slot for slots in groups.values() for slot in slots[:4]]
+
+
 async def test_a_version_is_on_every_server_and_a_group_on_one(
     world: World, fakes: tuple[FakeVllm, FakeVllm]
 ) -> None:
     policy = await world.policy(1)
-    groups = [[request(slot=slot, sample=i, policy=policy) for i in range(3)] for slot in range(8)]
+    groups = [
+        [request(slot=slot, sample=i, policy=policy) for i in range(3)] for slot in spread(fakes)
+    ]
     for group in groups:
         before = [sampled(fake) for fake in fakes]
         await asyncio.gather(*(world.sampler.sample(r) for r in group))
@@ -100,7 +113,7 @@ async def test_a_server_that_comes_back_gets_the_version_before_it_samples(
 ) -> None:
     monkeypatch.setattr(fleet, "BACK_S", 0.01)
     policy = await world.policy(1)
-    requests = [request(slot=slot, policy=policy) for slot in range(8)]
+    requests = [request(slot=slot, policy=policy) for slot in spread(fakes)]
     calm = [await world.sampler.sample(r) for r in requests]
     assert all(sampled(fake) for fake in fakes)
     await fakes[0].die()
@@ -125,7 +138,7 @@ async def test_a_server_that_a_request_lost_while_a_version_was_loaded_gets_it_a
 ) -> None:
     """Another request saw it break off, wherever the loading stood; the server was back at once."""
     monkeypatch.setattr(fleet, "BACK_S", 0.01)
-    requests = [request(slot=slot, policy=await world.policy(1)) for slot in range(8)]
+    requests = [request(slot=slot, policy=await world.policy(1)) for slot in spread(fakes)]
     calm = [await world.sampler.sample(r) for r in requests]
     both, replica = world.sampler.fleet, world.sampler.fleet.replicas[0]
     place: Any = both._device if after == "write" else replica.server
@@ -186,13 +199,13 @@ async def test_a_server_that_ignores_its_adapter_is_fenced_and_the_other_goes_on
 ) -> None:
     """Twin: at version 0, which is the base, nothing can be told apart, and nothing is fenced."""
     fakes[0].deaf = True
-    requests = [request(slot=slot, policy=PolicyRef(version=0)) for slot in range(8)]
+    requests = [request(slot=slot, policy=PolicyRef(version=0)) for slot in spread(fakes)]
     for asked in requests:
         await world.sampler.sample(asked)
     assert not world.sampler.fleet.warnings
     before = sampled(fakes[0])
     policy = await world.policy(1)
-    for slot in range(8):
+    for slot in spread(fakes):
         await world.sampler.sample(request(slot=slot, policy=policy))
     (warning,) = world.sampler.fleet.warnings
     assert fakes[0].url in warning

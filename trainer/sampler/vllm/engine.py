@@ -7,7 +7,7 @@ with it, is the same sample, up to how the servers' kernels round.
 """
 
 from schemas.errors import Refused, TransientError
-from schemas.sampling import SampleRequest, Turn
+from schemas.sampling import DrawKey, SampleRequest, Turn
 from trainer.chat import Chat
 from trainer.sampler.rows import TOP_P, Row, Version, row_of
 from trainer.sampler.vllm.client import Answer, Ask, Gone, Unknown
@@ -47,8 +47,7 @@ class VllmSampler:
 
     async def _sampled(self, request: SampleRequest, asked: Asked) -> Turn:
         """Ask until a server answers; those that break off are left out of the next try."""
-        key = request.key
-        affinity = f"{key.purpose}/{key.step}/{key.slot}/{key.replacement}"
+        affinity = affinity_of(request.key)
         last: Exception | None = None
         for _ in range(TRIES):
             async with self.fleet.serving(asked, affinity=affinity) as replica:
@@ -84,6 +83,11 @@ class VllmSampler:
         """Refuse what comes, and leave the servers without our adapters."""
         self._closed = True
         await self.fleet.aclose()
+
+
+def affinity_of(key: DrawKey) -> str:
+    """What keeps the samples of a group on one server."""
+    return f"{key.purpose}/{key.step}/{key.slot}/{key.replacement}"
 
 
 def _turn(row: Row, answer: Answer, url: str) -> Turn:
