@@ -25,10 +25,23 @@ async def post_json(url: str, body: object, *, key: str) -> dict[str, object]:
         f"POST {parts.path} HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
         f"authorization: Bearer {key}\r\ncontent-length: {len(content)}\r\n\r\n"
     )
+    request = head.encode() + content
     free = _idle.setdefault(place, [])
-    connection = free.pop() if free else await asyncio.open_connection(host, port)
+    while free:
+        kept = free.pop()
+        try:
+            return await _asked(kept, request, free)
+        except _Idled:
+            pass
+    return await _asked(await asyncio.open_connection(host, port), request, free)
+
+
+async def _asked(
+    connection: Connection, request: bytes, free: list[Connection]
+) -> dict[str, object]:
+    """Ask over this connection, and keep it for the next request if it is good for one."""
     try:
-        status, answer, reusable = await _exchange(connection, head.encode() + content)
+        status, answer, reusable = await _exchange(connection, request)
     except BaseException:
         connection[1].close()
         raise
@@ -42,14 +55,22 @@ async def post_json(url: str, body: object, *, key: str) -> dict[str, object]:
     return found
 
 
+class _Idled(ConnectionError):
+    """The connection was closed without a byte of an answer: a server does that to one that nobody used
+    for a while, perhaps at the moment when somebody does."""
+
+
 async def _exchange(connection: Connection, request: bytes) -> tuple[int, bytes, bool]:
     reader, writer = connection
-    writer.write(request)
-    await writer.drain()
+    gone = "the policy endpoint closed the connection"
     try:
+        writer.write(request)
+        await writer.drain()
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:
-        raise ConnectionError("the policy endpoint closed the connection") from error
+        raise (ConnectionError(gone) if error.partial else _Idled(gone)) from error
+    except ConnectionError as error:
+        raise _Idled(gone) from error
     lines = head.decode("latin-1").split("\r\n")
     headers = {
         name.strip().lower(): value.strip()
@@ -58,7 +79,10 @@ async def _exchange(connection: Connection, request: bytes) -> tuple[int, bytes,
     length = int(headers.get("content-length", "0"))
     if length > LONGEST_BODY:
         raise ConnectionError(f"the policy endpoint wants to send {length} bytes")
-    answer = await reader.readexactly(length)
+    try:
+        answer = await reader.readexactly(length)
+    except asyncio.IncompleteReadError as error:
+        raise ConnectionError(gone) from error
     reusable = headers.get("connection", "").lower() != "close"
     return int(lines[0].split()[1]), answer, reusable
 
