@@ -43,7 +43,7 @@ async def test_a_letter_is_listed_and_shown_with_everything(app: Application) ->
     assert (await app.get("/dead-letters", about="another"))["total_count"] == 0
     shown = (await app.get(f"/dead-letters/{str(letter.id)[:13]}"))["dead_letter"]
     data = json.loads(base64.b64decode(shown["bytes_base64"]))
-    assert data == {"run": "r1", "step": 1, "message": "x"}
+    assert data == {"run": "r1", "step": 1, "message": "x", "about": "run"}
     assert shown["cause"] == "a bug"
     assert shown["traceparent"] == "00-ab-cd-01"
     assert shown["headers"]["ce_type"] == "rl.run.warned"
