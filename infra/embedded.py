@@ -24,7 +24,9 @@ from schemas.ids import short_id
 
 SYSTEM_USER = "headrace"
 SYSTEM_ROOT = Path("/var/lib/headrace")
-START_S = 30.0
+START_S = 120.0
+"""Recovery after a crash takes its time, on a slow disk too; a server that ends is noticed at once."""
+FORMER_S = 15.0
 SOCKET_PATH_LIMIT = 80
 PR_SET_PDEATHSIG = 1
 
@@ -220,7 +222,7 @@ def _former(place: Place) -> int | None:
 
 def _wait_for_former(place: Place) -> None:
     """A server whose supervisor was killed shuts down by itself: let it finish."""
-    deadline = time.monotonic() + START_S / 2
+    deadline = time.monotonic() + FORMER_S
     while (pid := _former(place)) is not None:
         if time.monotonic() > deadline:
             raise InvalidConfig(

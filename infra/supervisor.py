@@ -48,7 +48,7 @@ PYTHON = (sys.executable, "-P", "-m")
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})
 WATCHED = STOP | {signal.SIGCHLD}
 READY_POLL_S = 0.05
-READY_S = 60.0
+READY_S = 120.0
 REVIVE_S = 3.0
 """The embedded server is started again at most this often."""
 EARLY_DEATHS = 3

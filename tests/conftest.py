@@ -1,8 +1,12 @@
 """Fixtures that several folders use."""
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 from tests.kit.kafka import kafka, kafka_address, kafka_node
+from tests.kit.platform import forget_homes
 from tests.kit.postgres import (
     database,
     database_url,
@@ -33,3 +37,9 @@ __all__ = [
 # How long an example takes says more about the machine than about the law.
 settings.register_profile("headrace", deadline=None)
 settings.load_profile("headrace")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _homes_are_forgotten() -> Iterator[None]:
+    yield
+    forget_homes()

@@ -14,7 +14,7 @@ from infra.home import prepare, read_state
 from infra.supervisor import tail
 from producers.cli.failures import Failure
 
-READY_S = 90.0
+READY_S = 300.0
 PR_SET_PDEATHSIG = 1
 
 

@@ -118,7 +118,7 @@ class Chaos:
             if died is not None:
                 deaths.append(died)
             if planned.target == "supervisor":
-                started.process.wait(10)
+                started.process.wait(60)
                 eventually(lambda: _gone(started), within_s=30, what="what it left is gone")
                 started.process = serving(started.environment)
         return self.line(one, run, started, deaths)

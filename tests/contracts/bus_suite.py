@@ -76,7 +76,7 @@ class BusSuite:
 
 @asynccontextmanager
 async def listening(
-    bus: Bus, consumers: Mapping[ConsumerName, Sequence[str]], *, within_s: float = 30
+    bus: Bus, consumers: Mapping[ConsumerName, Sequence[str]], *, within_s: float = 90
 ) -> AsyncIterator[AsyncGenerator[Delivered, None]]:
     """A subscription that is left in order; what is done with it has a deadline."""
     async with asyncio.timeout(within_s), aclosing(bus.subscribe(consumers)) as heard:

@@ -51,7 +51,7 @@ async def world(fakes: tuple[FakeVllm, FakeVllm], tmp_path: Path) -> AsyncIterat
 
 async def eventually(reached: Callable[[], bool]) -> None:
     """Let everything that is under way go on until this holds."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not reached():
             await asyncio.sleep(0.005)
 

@@ -56,7 +56,7 @@ def relay(
         yield process
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 async def died(process: "subprocess.Popen[bytes]") -> None:
@@ -66,7 +66,7 @@ async def died(process: "subprocess.Popen[bytes]") -> None:
 async def published(here: Corner, events: Iterable[Recorded]) -> list[ConsumerRecord]:
     """The topic, once all of these are on it."""
     wanted = {str(event.id) for event in events}
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             records = await here.records() if await present(here) else []
             if wanted <= {header(record, "ce_id") for record in records}:

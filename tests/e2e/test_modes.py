@@ -59,7 +59,7 @@ def ended(workspace: Path, home: Path, mode: str, *, unsteady: int | None) -> En
     async def trained() -> Ended:
         async with (
             in_memory(home / "home", unsteady=unsteady) as started,
-            asyncio.timeout(120),
+            asyncio.timeout(360),
         ):
             await started.workspaces.add(str(workspace), "w")
             await started.upload("numbers", rows)

@@ -141,7 +141,7 @@ async def test_neighbours_are_unharmed_and_what_was_put_aside_is_not_lost(
         async with working(database, log, notifier, script, tmp_path):
             await load(log)
             await spoil(database, RAISING - RAISING // 2)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(180):
                 while len(letters(await told(log))) < 2 * RAISING or len(
                     counted(await told(log))
                 ) < len(everything - poison):
@@ -159,7 +159,7 @@ async def test_neighbours_are_unharmed_and_what_was_put_aside_is_not_lost(
             for letter, event in dead:
                 if event.pauses:
                     await drive(log, letter, event)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(180):
                 while len(counted(await told(log))) < len(everything):
                     await asyncio.sleep(0.1)
         assert counted(await told(log)) == Counter(dict.fromkeys(everything, 1))

@@ -27,7 +27,7 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
         env={**CLEAN, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
 

@@ -27,7 +27,7 @@ def in_memory_adapter(workspace: Path, tmp_path_factory: pytest.TempPathFactory)
     rows.write_text(ROWS)
 
     async def trained() -> str:
-        async with in_memory(home / "home") as started, asyncio.timeout(120):
+        async with in_memory(home / "home") as started, asyncio.timeout(360):
             await started.workspaces.add(str(workspace), "w")
             await started.upload("numbers", rows)
             await started.finished(run_config(), workspace="w")

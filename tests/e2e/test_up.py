@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.platform import ROOT, eventually, free_port
+from tests.kit.platform import eventually, free_port, platform_environment
 
 pytestmark = [pytest.mark.processes, pytest.mark.postgres]
 
@@ -39,14 +39,7 @@ class Shell:
 
     def __init__(self, home: Path, port: int) -> None:
         self.home = home
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
-        self.environment = {
-            **clean,
-            "HEADRACE_HOME": str(home),
-            "HEADRACE_URL": f"http://127.0.0.1:{port}",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-        }
+        self.environment = platform_environment(home, {"HEADRACE_URL": f"http://127.0.0.1:{port}"})
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -61,7 +54,7 @@ class Shell:
     def __call__(self, *arguments: str) -> tuple[int, Any]:
         """Exit code, and the document printed on stdout (or on stderr when it failed)."""
         process = self.start(*arguments, "--json")
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=360)
         text = out if process.returncode == 0 else err
         return process.returncode, json.loads(text.splitlines()[-1])
 
@@ -130,12 +123,12 @@ def test_sigint_while_watching_leaves_the_run_and_says_how_to_come_back(
     process = headrace.start("train", "submit", str(config), "--name", "long", "--watch")
     assert process.stdout is not None
     line = ""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while "step 1/" not in line:
         assert time.monotonic() < deadline
         line = process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "headrace train watch long" in err
     assert headrace("train", "info", "long")[1]["run"]["status"] == "running"

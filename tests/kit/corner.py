@@ -122,7 +122,7 @@ async def _drained(reader: AIOKafkaConsumer, place: TopicPartition) -> list[Cons
     reader.assign([place])
     await reader.seek_to_beginning(place)
     found: list[ConsumerRecord] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while await reader.position(place) < end:
             for page in (await reader.getmany(place, timeout_ms=200)).values():
                 found += page

@@ -88,9 +88,14 @@ class Faulty:
     delay_s: float
     endpoint: str = ""
     seen: Counter[Fault | None] = field(default_factory=Counter)
+    _serving: set[asyncio.Task[None] | None] = field(default_factory=set)
+    """A loop holds its tasks weakly: one whose client has hung up while the server is still busy hangs
+    on nothing else, and would be collected as garbage."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection: one request, one answer (or not)."""
+        task: asyncio.Task[None] | None = asyncio.current_task()
+        self._serving.add(task)
         try:
             request = await _request(reader, writer)
             if request is not None:
@@ -98,6 +103,7 @@ class Faulty:
         except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
             pass  # a client that went away: its loss
         finally:
+            self._serving.discard(task)
             writer.close()
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> None:

@@ -200,7 +200,7 @@ class Bench:
             runtime.stop()
             await task
 
-    async def until(self, what: Callable[[], bool], *, within_s: float = 10.0) -> None:
+    async def until(self, what: Callable[[], bool], *, within_s: float = 60.0) -> None:
         """Wait; a runtime that ended badly says so here."""
         async with asyncio.timeout(within_s):
             while not what():

@@ -76,7 +76,7 @@ def parrot(kafka: KafkaSettings, *, times: int, seed: int) -> Iterator[Parrot]:
     thread = threading.Thread(target=bird.run)
     thread.start()
     try:
-        assert bird.listens.wait(30), "the parrot does not hear"
+        assert bird.listens.wait(90), "the parrot does not hear"
         yield bird
     finally:
         bird.stop()

@@ -20,6 +20,9 @@ from uuid import uuid4
 
 import httpx
 
+from infra.supervisor import tail
+from tests.kit.postgres import forget
+
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,11 +50,20 @@ class Count(Grader):
 GRADER_ONLY = MAIN.replace("class Say(AgentWorkflow)", "class Say")
 
 
+PATIENCE = 3.0
+"""Times that a machine may be slower than the one on which a limit was chosen. Limits are there to end
+a test that hangs: how fast something is, a benchmark says."""
+
+HOMES: set[Path] = set()
+"""The homes that tests started a platform on."""
+
+
 def eventually(get: Callable[[], T | None], *, within_s: float, what: str) -> T:
-    """Poll until `get` returns something that is not None. Raises AssertionError at the deadline."""
-    deadline = time.monotonic() + within_s
+    """Poll until `get` returns something that is not None. Raises AssertionError at the deadline,
+    which is later than `within_s`, for the machine may be slow."""
+    deadline = time.monotonic() + PATIENCE * within_s
     while (value := get()) is None:
-        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE * within_s:.0f} s: {what}"
         time.sleep(0.05)
     return value
 
@@ -229,14 +241,15 @@ def platform(home: Path, *, environment: Mapping[str, str] | None = None) -> Ite
     finally:
         started.process.send_signal(signal.SIGTERM)
         try:
-            started.process.wait(30)
+            started.process.wait(PATIENCE * 30)
         except subprocess.TimeoutExpired:
             started.process.kill()
-            started.process.wait(10)
+            started.process.wait(60)
 
 
 def platform_environment(home: Path, settings: Mapping[str, str]) -> dict[str, str]:
     """The environment of a platform on `home`, and of commands that are to meet it; on a free port."""
+    HOMES.add(home)
     return {
         **{k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")},
         "HEADRACE_HOME": str(home),
@@ -248,29 +261,41 @@ def platform_environment(home: Path, settings: Mapping[str, str]) -> dict[str, s
 
 
 def serving(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """`headrace up` with these settings, once it is ready."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "producers.cli.main", "up"],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    url = environment["HEADRACE_URL"]
+    """`headrace up` with these settings, once it is ready. What it says goes beside its home."""
+    home = Path(environment["HEADRACE_HOME"])
+    said = home.with_name(f"{home.name}.up.log")
+    with said.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "producers.cli.main", "up"],
+            env=environment,
+            stdout=output,
+            stderr=output,
+        )
+
+    def ready() -> bool | None:
+        assert process.poll() is None, f"headrace up ended with {process.returncode}: {tail(said)}"
+        return _ready(environment["HEADRACE_URL"])
+
     try:
-        eventually(lambda: _ready(url, process), within_s=60, what="headrace up is ready")
+        eventually(ready, within_s=60, what=f"headrace up on {home} is ready")
     except BaseException:
         process.kill()
         raise
     return process
 
 
-def _ready(url: str, process: subprocess.Popen[bytes]) -> bool | None:
-    assert process.poll() is None, f"headrace up ended with {process.returncode}"
+def _ready(url: str) -> bool | None:
     try:
         answer = httpx.get(f"{url}/readyz", timeout=2)
     except httpx.TransportError:
         return None
     return True if answer.status_code == 200 else None
+
+
+def forget_homes() -> None:
+    """Remove the embedded databases of the homes so far."""
+    while HOMES:
+        forget(HOMES.pop())
 
 
 def final_adapter(info: Any) -> str:

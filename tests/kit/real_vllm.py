@@ -19,7 +19,7 @@ import pytest
 from trainer.base import Base
 
 ROOT = Path(__file__).resolve().parents[2]
-UP_WITHIN_S = 420
+UP_WITHIN_S = 1200
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",

@@ -51,7 +51,7 @@ async def trained(folder: Path, *, model: str, vllm: tuple[str, ...]) -> Trained
         training={"max_response_length": 8},
         advanced={"max_steps": STEPS, "seed": SEED, "deterministic": False},
     )
-    async with in_memory(folder / "home", vllm=vllm) as started, asyncio.timeout(240):
+    async with in_memory(folder / "home", vllm=vllm) as started, asyncio.timeout(720):
         await started.workspaces.add(str(workspace), "w")
         await started.upload("numbers", rows)
         run = await started.finished(config, workspace="w")

@@ -88,7 +88,7 @@ async def delivered(log: PostgresLog, notifier: Notifier, name: ConsumerName) ->
     found: list[UUID] = []
     bus = EmbeddedBus(log, notifier)
     reading = bus.subscribe({name: [RunWarned.type]})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for batch in reading:
             found += [recorded.id for _, recorded in batch]
             await log.commit(Commit(consumed=tuple((who, r.id) for who, r in batch)))

@@ -163,7 +163,7 @@ async def test_an_idle_transaction_and_a_long_statement_are_ended(database_url: 
 async def _idle_in_a_transaction(database: Database) -> None:
     async with database.durable.acquire() as connection, connection.transaction():
         await connection.execute("select 1")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not connection.is_closed():
                 await asyncio.sleep(0.05)
         await connection.execute("select 1")

@@ -26,7 +26,7 @@ async def poisoned(app: Application, run: str = "r1", *, pauses: bool = True) ->
 
 async def last_of(log: EventLog, kind: str) -> Recorded:
     """The log's last event, once it is one of this kind: the tail waits for whoever still writes."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while True:
             found, _ = await log.tail(Cursor(), limit=500)
             if found and found[-1].type == kind:

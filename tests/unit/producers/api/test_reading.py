@@ -213,7 +213,7 @@ async def test_a_stream_goes_on_where_it_broke_and_ends_with_the_run(app: Applic
     following = asyncio.ensure_future(stream(app, "r1"))
     await app.append(list(step("r1", 1)))
     await app.append([RunFinished(run="r1", step=1)])
-    found = await asyncio.wait_for(following, 20)
+    found = await asyncio.wait_for(following, 60)
     assert [kind for _, kind in found][-2:] == ["rl.step.settled", "rl.run.finished"]
     assert len(found) == 3 + 8 + 1
     resumed = await stream(app, "r1", Last_Event_ID=found[4][0])
