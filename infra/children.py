@@ -5,9 +5,7 @@ is dead. A child is in a session of its own (a terminal's Ctrl-C reaches the sup
 then stops things in order) and is killed by the kernel when the supervisor dies.
 """
 
-import ctypes
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -16,40 +14,46 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from infra.forkserver import ForkServer, Process, die_with
 from infra.home import ChildState
 
-PR_SET_PDEATHSIG = 1
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
 STEADY_S = 2.0
 """A child that lived this long is not in a crash loop: its next restart is immediate again."""
 LARGEST_LOG_BYTES = 64 << 20
 
-_libc = ctypes.CDLL(None)
-
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to run. `stop_s` is how long it may take to stop before it is killed."""
+    """What to run. `stop_s` is how long it may take to stop before it is killed; `forked` are the
+    arguments for a fork server, where it can be made by one."""
 
     name: str
     argv: Sequence[str]
     environment: Mapping[str, str]
     stop_s: float
+    forked: Sequence[str] | None = None
 
 
 class Child:
     """One supervised process and its incarnations."""
 
     def __init__(
-        self, spec: ChildSpec, *, log: Path, clock: Callable[[], float] = time.monotonic
+        self,
+        spec: ChildSpec,
+        *,
+        log: Path,
+        forks: ForkServer | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec = spec
         self.log = log
         self.starts = 0
         self.worker = ""
         self._clock = clock
-        self._process: subprocess.Popen[bytes] | None = None
+        self._forks = forks if spec.forked is not None else None
+        self._process: Process | None = None
         self._started_at = 0.0
         self._deaths = 0
         self._due_at = 0.0
@@ -63,15 +67,28 @@ class Child:
         """Seconds until it is to be started (0: now); None while it runs."""
         return None if self._process else max(0.0, self._due_at - self._clock())
 
+    def waits(self) -> bool:
+        """Whether it is better started a little later."""
+        return self._process is None and self._forks is not None and self._forks.starting()
+
     def start(self) -> None:
         self.starts += 1
         self.worker = f"{socket.gethostname()}-{self.starts}-{uuid4().hex[:12]}"
         self._started_at = self._clock()
         _make_room(self.log)
+        environment = {**self.spec.environment, "HEADRACE_WORKER_ID": self.worker}
+        self._process = self._fork(environment) or self._started(environment)
+
+    def _fork(self, environment: Mapping[str, str]) -> Process | None:
+        if self._forks is None or self.spec.forked is None:
+            return None
+        return self._forks.fork(self.spec.forked, environment, self.log)
+
+    def _started(self, environment: Mapping[str, str]) -> Process:
         with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 self.spec.argv,
-                env={**self.spec.environment, "HEADRACE_WORKER_ID": self.worker},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -107,18 +124,6 @@ def pause_s(deaths: int) -> float:
     if deaths <= 1:
         return 0.0
     return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(deaths - 2, 16)))
-
-
-def die_with(parent: int) -> Callable[[], None]:
-    """What runs in the child before its program: die with `parent`, take all signals again."""
-
-    def prepare() -> None:
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-    return prepare
 
 
 def _make_room(log: Path) -> None:

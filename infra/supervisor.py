@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ from infra.children import Child, ChildSpec
 from infra.database import connect
 from infra.effects import PostgresEffects
 from infra.embedded import EmbeddedPostgres
+from infra.forkserver import ForkServer, reap_strangers
 from infra.migrate import migrate
 from infra.settings import Settings
 from schemas.errors import Conflict, HeadraceError, Refused, TransientError
@@ -69,11 +70,13 @@ def supervise(
         asyncio.run(check_blobs(settings))
         with _database(settings) as (url, server):
             asyncio.run(migrate(url))
+            wanted = specs(settings, environ, database_url=url)
+            logs = settings.home / "logs"
+            forks = fork_server(wanted, log=logs / "forkserver.log")
             children = tuple(
-                Child(spec, log=settings.home / "logs" / f"{spec.name}.log")
-                for spec in specs(settings, environ, database_url=url)
+                Child(spec, log=logs / f"{spec.name}.log", forks=forks) for spec in wanted
             )
-            Supervisor(settings, children, url=url, server=server).run(on_ready)
+            Supervisor(settings, children, url=url, server=server, forks=forks).run(on_ready)
 
 
 def check_port(host: str, port: int) -> None:
@@ -125,10 +128,23 @@ def specs(
     return (
         ChildSpec("control", control, {**shared, "OMP_NUM_THREADS": "1"}, stop_s=8),
         *(
-            ChildSpec(name, (*PYTHON, "consumers", *consumers, "--forever"), device, stop_s=15)
+            ChildSpec(
+                name,
+                (*PYTHON, "consumers", *consumers, "--forever"),
+                device,
+                stop_s=15,
+                forked=(*consumers, "--forever"),
+            )
             for name, consumers in hosted.items()
         ),
     )
+
+
+def fork_server(wanted: Sequence[ChildSpec], *, log: Path) -> ForkServer:
+    """The process that the device workers are forked from; it has imported what they need under the
+    environment that they have in common."""
+    environment = next(spec.environment for spec in wanted if spec.forked is not None)
+    return ForkServer((*PYTHON, "consumers.forkserver"), environment, log=log)
 
 
 class Supervisor:
@@ -141,11 +157,13 @@ class Supervisor:
         *,
         url: str,
         server: EmbeddedPostgres | None = None,
+        forks: ForkServer | None = None,
     ) -> None:
         self._settings = settings
         self._children = children
         self._url = url
         self._server = server
+        self._forks = forks
         self._revived_at = 0.0
         self._started_at = datetime.now(UTC).isoformat()
         self._ready_by = time.monotonic() + READY_S
@@ -164,11 +182,19 @@ class Supervisor:
         finally:
             for child in reversed(self._children):
                 child.stop()
+            if self._forks is not None:
+                self._forks.stop()
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
     def _told_to_stop(self) -> bool:
         """Wait for a signal, or until something is due. True when the signal means: stop."""
-        due = [s for child in self._children if (s := child.due_in_s()) is not None]
+        due = [
+            READY_POLL_S if child.waits() else s
+            for child in self._children
+            if (s := child.due_in_s()) is not None
+        ]
+        if self._forks is not None and (s := self._forks.due_in_s()) is not None:
+            due.append(s)
         if self._server is not None and self._server.process.poll() is not None:
             due.append(max(0.0, self._revived_at + REVIVE_S - time.monotonic()))
         if not self._ready:
@@ -191,17 +217,27 @@ class Supervisor:
 
     def _restart(self) -> None:
         changed = self._revive()
+        if self._forks is not None:
+            self._forks.keep()
         for child in self._children:
             code = child.reap()
             if code is not None:
                 logger.warning("%s ended with %s", child.spec.name, code)
                 self._expire(child)
                 self._give_up_early(child)
-            if child.due_in_s() == 0.0:
+            if child.due_in_s() == 0.0 and not child.waits():
                 child.start()
                 changed = True
+        if self._forks is not None:
+            reap_strangers(self._known(self._forks))
         if changed:
             self._record()
+
+    def _known(self, forks: ForkServer) -> set[int]:
+        """The pids that somebody here waits for."""
+        server = self._server.process.pid if self._server else None
+        pids = (server, forks.pid, *(child.state.pid for child in self._children))
+        return {pid for pid in pids if pid is not None}
 
     def _expire(self, child: Child) -> None:
         """End the dead child's lease. A database that is away only means waiting for the lease."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from infra.children import die_with
+from infra.forkserver import die_with
 from schemas.errors import InvalidConfig, TransientError
 
 VERSION = "4.3.1"

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.children import die_with
+from infra.forkserver import die_with
 from schemas.errors import InvalidConfig, TransientError
 
 VERSION = "v1.8.0"

@@ -1,0 +1,104 @@
+"""`python -m consumers.forkserver`: imports what a device worker needs, then makes workers by forking.
+
+The supervisor talks to it over its standard input (`infra/forkserver.py` has the protocol). Nothing
+here may start a thread or touch a GPU: neither outlives a fork.
+"""
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from consumers.__main__ import REGISTRY, main
+
+IMPORTED = ("consumers.worker", "trainer.engine", "trainer.sampler.vllm.fleet")
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+
+
+def serve() -> int:
+    """Make what is asked for until the supervisor hangs up; in a worker: work. An exit code."""
+    for module in (*IMPORTED, *REGISTRY.values()):
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # the collector must not write to pages that are shared
+    supervisor = os.getppid()
+    asked = _forked()
+    return 0 if asked is None else _work(asked, supervisor)
+
+
+def _forked() -> Mapping[str, Any] | None:
+    """In a worker, out of the loop and with the channel closed: what was asked for. In the server: None,
+    once the supervisor has hung up."""
+    with socket.socket(fileno=os.dup(0)) as channel, channel.makefile("rb") as lines:
+        channel.sendall(b"\n")
+        for line in lines:
+            try:
+                pid = _orphan()
+            except OSError as error:
+                sys.stderr.write(f"cannot fork: {error}\n")
+                channel.sendall(b"null\n")
+                continue
+            if pid is None:
+                asked: Mapping[str, Any] = json.loads(line)
+                return asked
+            channel.sendall(f"{pid}\n".encode())
+    return None
+
+
+def _orphan() -> int | None:
+    """Fork a process that the kernel gives to the nearest subreaper. Its pid; None in itself."""
+    reading, writing = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            os.close(writing)
+            return None
+        os.write(writing, str(pid).encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(middle, 0)
+    said = os.read(reading, 32)
+    os.close(reading)
+    if not said:
+        raise OSError("the process between ended early")
+    return int(said)
+
+
+def _work(asked: Mapping[str, Any], supervisor: int) -> int:
+    """Become the worker: as if it had been started with these arguments and this environment."""
+    _adopted(supervisor)
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    with Path(os.devnull).open("rb") as nothing, Path(asked["log"]).open("ab") as log:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    names = [name for name in asked["arguments"] if not name.startswith("-")]
+    ctypes.CDLL(None).prctl(PR_SET_NAME, f"headrace {'+'.join(names)}"[:15].encode())
+    return main(asked["arguments"])
+
+
+def _adopted(supervisor: int) -> None:
+    """Wait until the supervisor is our parent, and die with it."""
+    between = os.getppid()
+    while between not in (supervisor, 1) and os.getppid() == between:
+        time.sleep(0.0005)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(serve())
