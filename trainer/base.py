@@ -31,6 +31,7 @@ from schemas.errors import Refused
 from schemas.models import scratch_shape
 from schemas.sampling import ModelRef
 from trainer.adapters import adapter_pairs, merged_weight
+from trainer.architectures import advice, check_causal, check_known
 from trainer.characters import character_tokenizer
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -57,7 +58,8 @@ class Base:
     @property
     def context(self) -> int:
         """How many positions the model has."""
-        return int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
+        text = self.model.config.get_text_config()
+        return int(getattr(text, "max_position_embeddings", 1 << 30))
 
 
 def build_base(ref: ModelRef, files: Mapping[str, bytes], *, device: torch.device) -> Base:
@@ -161,6 +163,7 @@ def _merged(ref: ModelRef, folder: Path) -> tuple[PreTrainedModel, PreTrainedTok
 def _pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        check_known(config, what=what)
         model = AutoModelForCausalLM.from_pretrained(
             name, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
         )
@@ -169,8 +172,10 @@ def _pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrainedTok
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
         raise Refused(
             f"{what} cannot be loaded: {reason}. Check the name, that its files are complete "
-            "(config.json, safetensors, tokenizer), and that the hub can be reached"
+            "(config.json, safetensors, tokenizer), that the hub can be reached, and that its "
+            f"architecture is one that Transformers knows. {advice()}"
         ) from error
     if not tokenizer.chat_template:
         raise Refused(f"{what} has no chat template; Headrace talks to models in chat messages")
+    check_causal(model.eval(), what=what)
     return model, tokenizer

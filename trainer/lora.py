@@ -21,13 +21,15 @@ from trainer.base import Base
 
 
 def target_modules(base: Base, targets: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The full names of the modules to adapt: `all-linear` is every linear layer but the output
-    head; otherwise module names or their last parts. Raises Refused when one matches nothing."""
+    """The full names of the modules to adapt: `all-linear` is every linear layer of the language
+    model (a vision tower beside it reads no text) but the output head; otherwise module names or
+    their last parts. Raises Refused when one matches nothing."""
     head = base.model.get_output_embeddings()
+    text = set(base.model.get_decoder().modules())
     linear = [
         name
         for name, module in base.model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head
+        if isinstance(module, nn.Linear) and module in text and module is not head
     ]
     if targets == "all-linear":
         return tuple(sorted(linear))

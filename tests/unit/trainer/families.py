@@ -1,0 +1,120 @@
+"""Tiny random shapes of the families that Headrace trains, made from Transformers' own configs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+from schemas.models import scratch_shape
+from trainer.characters import character_tokenizer
+
+SHAPE: dict[str, object] = {
+    "vocab_size": 103,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": 6,
+    "pad_token_id": 0,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+WINDOW = 8
+"""Shorter than the rows of the tests, so that a window that is not kept shows."""
+GEMMA3_TEXT: dict[str, object] = {
+    **SHAPE,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": WINDOW,
+    "layer_types": [
+        "sliding_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+    ],
+}
+
+
+def gemma3_with_vision() -> PreTrainedConfig:
+    """Gemma 3 from 4B on comes with a vision tower; only its language model is trained."""
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 8,
+    }
+    return Gemma3Config(
+        text_config=GEMMA3_TEXT,
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        image_token_index=100,
+        boi_token_index=101,
+        eoi_token_index=102,
+        eos_token_id=6,
+    )
+
+
+@dataclass(frozen=True)
+class Family:
+    """`lean`: run by our own decoder, not through Transformers' modules."""
+
+    name: str
+    config: Callable[[], PreTrainedConfig]
+    lean: bool = True
+
+
+FAMILIES = (
+    Family("qwen2.5", lambda: Qwen2Config(**SHAPE, tie_word_embeddings=True)),
+    Family("qwen3", lambda: Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True)),
+    Family(
+        "llama3",
+        lambda: LlamaConfig(**SHAPE, tie_word_embeddings=False, rope_parameters=LLAMA3_ROPE),
+    ),
+    Family("mistral", lambda: MistralConfig(**SHAPE, head_dim=12, sliding_window=None)),
+    Family("mistral-window", lambda: MistralConfig(**SHAPE, sliding_window=WINDOW), lean=False),
+    Family("smollm2", lambda: LlamaConfig(**SHAPE, tie_word_embeddings=True)),
+    Family("smollm3", lambda: SmolLM3Config(**SHAPE), lean=False),
+    Family(
+        "gemma3",
+        lambda: Gemma3TextConfig(**GEMMA3_TEXT, final_logit_softcapping=5.0),
+        lean=False,
+    ),
+    Family("gemma3-vision", gemma3_with_vision, lean=False),
+)
+
+
+def written(family: Family, folder: Path) -> PreTrainedModel:
+    """A model of the family with weights that matter, in `folder` with our tokenizer."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(family.config()).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.05 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    character_tokenizer(scratch_shape("qwen3-tiny")).save_pretrained(folder)
+    return model

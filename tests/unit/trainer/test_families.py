@@ -1,0 +1,227 @@
+"""Each family loads, samples and trains through our own path, and agrees with Transformers and PEFT.
+
+What was seen on a CPU: logprobs within 5e-7 of Transformers', packed rows within 5e-7 of rows alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, BertConfig, MambaConfig, PreTrainedModel, T5Config
+
+from schemas.errors import Refused
+from schemas.learning import GradedGroup, StepBatch
+from schemas.models import scratch_shape
+from schemas.sampling import ModelRef, SampleRecord, SampleRequest, Turn
+from schemas.sampling import Sequence as Row
+from tests.unit.trainer.families import FAMILIES, Family, written
+from tests.unit.trainer.support import Shelf, job, request
+from trainer.base import build_base
+from trainer.batch import Example, pack
+from trainer.characters import character_tokenizer
+from trainer.decoder import decoder_of
+from trainer.engine import Engine
+from trainer.fallback import Fallback
+from trainer.policy import Loaded, Policy, checkpoint_files, export, fresh_policy
+from trainer.sampler.choose import choose
+from trainer.sampler.draws import Draws, prompt_hash
+
+CPU = torch.device("cpu")
+AGREES = 1e-5
+PACKS = 1e-6
+
+
+@dataclass(frozen=True)
+class Known:
+    """A model of a family: where it lies, and as Transformers has it."""
+
+    family: Family
+    plain: PreTrainedModel
+    ref: ModelRef
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
+def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:
+    folder = tmp_path_factory.mktemp(request.param.name)
+    plain = written(request.param, folder)
+    return Known(request.param, plain, ModelRef(kind="directory", name=str(folder)))
+
+
+def adapted(known: Known) -> Policy:
+    """A policy whose adapter changes what the model says."""
+    base = build_base(known.ref, {}, device=CPU)
+    fresh = fresh_policy(Loaded(base, decoder_of(base), Fallback(base)), job(known.ref))
+    generator = torch.Generator().manual_seed(1)
+    tensors = {
+        name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in fresh.tensors.items()
+    }
+    return Policy(fresh.loaded, tensors, fresh.alpha)
+
+
+def row(length: int, prompt: int, start: int) -> Row:
+    tokens = tuple(7 + (start + 5 * i) % 90 for i in range(length))
+    mask = (0,) * prompt + (1,) * (length - prompt)
+    return Row(tokens=tokens, loss_mask=mask, logprobs=(0.0,) * length)
+
+
+def forked(whole: Row, at: int) -> Row:
+    """The same prompt, another continuation."""
+    tokens = (*whole.tokens[:at], *(7 + t % 83 for t in whole.tokens[at:]))
+    return Row(tokens=tokens, loss_mask=whole.loss_mask, logprobs=whole.logprobs)
+
+
+FIRST = row(31, 12, 3)
+ROWS = (FIRST, forked(FIRST, 12), forked(forked(FIRST, 12), 15), row(9, 2, 40), row(20, 4, 11))
+EXAMPLES = tuple(Example(i, r) for i, r in enumerate(ROWS))
+
+
+@torch.no_grad()
+def of(policy: Policy, examples: Sequence[Example], *, reference: bool = False) -> torch.Tensor:
+    parts = [
+        policy.logprobs(micro, temperature=1.0, reference=reference)[0]
+        for micro in pack(examples, micro_batch_tokens=4096, share=policy.shares_prompts)
+    ]
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def expected(model: torch.nn.Module) -> torch.Tensor:
+    """The same by plain Transformers, one row at a time."""
+    parts = []
+    for example in EXAMPLES:
+        ids = torch.tensor(example.sequence.tokens)
+        logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+        chosen = logprobs.gather(-1, ids[1:, None])[:, 0]
+        parts.append(chosen[torch.tensor(example.sequence.loss_mask[1:]).bool()])
+    return torch.cat(parts)
+
+
+def test_the_lean_decoder_takes_what_it_knows(known: Known) -> None:
+    assert adapted(known).shares_prompts == known.family.lean
+
+
+def test_logprobs_are_those_of_transformers(known: Known) -> None:
+    ours = of(adapted(known), EXAMPLES, reference=True)
+    assert (ours - expected(known.plain)).abs().max() <= AGREES
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's own
+def test_an_adapter_says_the_same_in_peft(known: Known, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    policy = adapted(known)
+    files, weights_name = checkpoint_files(policy, job(known.ref))
+    for name, content in (files | {weights_name: export(policy.tensors)}).items():
+        (tmp_path / name).write_bytes(content)
+    base = AutoModelForCausalLM.from_pretrained(known.ref.name)
+    plain = PeftModel.from_pretrained(base, tmp_path).eval()
+    ours = of(policy, EXAMPLES)
+    assert (ours - expected(plain)).abs().max() <= AGREES
+    assert (ours - expected(known.plain)).abs().max() > 0.1, "this adapter changes nothing"
+    assert not any("vision" in name for name in policy.tensors)
+
+
+def test_packed_rows_say_what_rows_alone_say(known: Known) -> None:
+    policy = adapted(known)
+    alone = torch.cat([of(policy, [example]) for example in EXAMPLES])
+    assert (of(policy, EXAMPLES) - alone).abs().max() <= PACKS
+
+
+@torch.no_grad()
+def by_the_book(model: PreTrainedModel, asked: SampleRequest, prompt: Sequence[int]) -> Turn:
+    """The sampler's contract as a plain loop: the whole text through the model for each token."""
+    draws = Draws(asked.key, seed=asked.params.seed, prompt=prompt_hash(prompt), occurrence=0)
+    ids, logprobs = list(prompt), []
+    while len(logprobs) < asked.params.max_new_tokens and ids[-1] != 6:
+        tokens, chosen = choose(
+            model(input_ids=torch.tensor([ids])).logits[:, -1],
+            temperatures=[asked.params.temperature],
+            top_ps=[1.0],
+            uniforms=[draws.at(len(logprobs))],
+        )
+        ids, logprobs = ids + tokens, logprobs + chosen
+    return Turn(
+        prompt_ids=tuple(prompt),
+        completion_ids=tuple(ids[len(prompt) :]),
+        logprobs=tuple(logprobs),
+        text="",
+        finish_reason="stop" if ids[-1] == 6 else "length",
+    )
+
+
+async def test_the_sampler_is_the_plain_loop(known: Known, engine: Engine) -> None:
+    for sample in range(2):
+        asked = request("what is it?", sample=sample, model=known.ref, max_new_tokens=24)
+        turn = await engine.sampler.sample(asked)
+        book = by_the_book(known.plain, asked, turn.prompt_ids)
+        assert turn.completion_ids == book.completion_ids
+        assert turn.logprobs == pytest.approx(book.logprobs, abs=AGREES)
+
+
+async def test_a_grpo_step_moves_every_adapter(known: Known, engine: Engine, shelf: Shelf) -> None:
+    asked = job(known.ref)
+    first = await engine.learner.initialize(asked)
+    policy = shelf.policy(first.state)
+    turns = [
+        await engine.sampler.sample(request(sample=i, model=known.ref, policy=policy))
+        for i in range(4)
+    ]
+    samples = tuple(
+        SampleRecord(
+            index=i,
+            sequences=(
+                Row(
+                    tokens=turn.prompt_ids + turn.completion_ids,
+                    loss_mask=(0,) * len(turn.prompt_ids) + (1,) * len(turn.completion_ids),
+                    logprobs=(0.0,) * len(turn.prompt_ids) + turn.logprobs,
+                ),
+            ),
+        )
+        for i, turn in enumerate(turns)
+    )
+    group = GradedGroup(0, samples, (1.0, 0.0, 0.5, 0.0))
+    held = await engine.sampler._store.loaded(known.ref)
+    before = {name: tensor.clone() for name, tensor in held.base.tensors.items()}
+    step = await engine.learner.step(asked, StepBatch(1, groups=(group,)), export_state=True)
+    assert step.metrics["train/sampler_mismatch"] <= AGREES
+    moved = engine.learner._sessions[asked.run].policy.tensors
+    still = [n for n, t in moved.items() if "lora_B" in n and not bool(t.detach().any())]
+    assert not still
+    assert all(torch.equal(before[name], tensor) for name, tensor in held.base.tensors.items())
+
+
+def directory(config: object, folder: Path) -> ModelRef:
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(folder)
+    character_tokenizer(scratch_shape("qwen3-tiny")).save_pretrained(folder)
+    return ModelRef(kind="directory", name=str(folder))
+
+
+SMALL = {"vocab_size": 103, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
+    ref = directory(BertConfig(**SMALL, intermediate_size=32, is_decoder=False), tmp_path)
+    with pytest.raises(Refused, match=r"'bert'.* is not causal.*Families that are tested: Gemma 3"):
+        build_base(ref, {}, device=CPU)
+
+
+def test_a_model_without_a_key_value_cache_is_refused(tmp_path: Path) -> None:
+    config = MambaConfig(vocab_size=103, hidden_size=16, num_hidden_layers=1, state_size=4)
+    with pytest.raises(Refused, match=r"'mamba'.* keeps no key-value cache"):
+        build_base(directory(config, tmp_path), {}, device=CPU)
+
+
+def test_an_architecture_without_a_causal_model_is_refused(tmp_path: Path) -> None:
+    T5Config(d_model=16, num_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(Refused, match=r"'t5', which is no causal language model.*Families"):
+        build_base(ModelRef(kind="directory", name=str(tmp_path)), {}, device=CPU)
+
+
+def test_an_architecture_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "brand-new"}')
+    with pytest.raises(Refused, match=r"brand-new.*Families that are tested: Gemma 3"):
+        build_base(ModelRef(kind="directory", name=str(tmp_path)), {}, device=CPU)

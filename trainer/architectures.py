@@ -1,0 +1,69 @@
+"""Which architectures can be trained, and how a model that cannot is told.
+
+A model is what Transformers can build as a causal language model. Those of `TESTED` are trained and
+sampled in the tests, each in a tiny shape; others are taken at their word, after a probe: what comes
+later must not change what was predicted before (an encoder behind a language head would train to
+nonsense), and the cache must be one that can be read on from.
+"""
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers import __version__ as version
+
+from schemas.errors import Refused
+
+TESTED: dict[str, str] = {
+    "Gemma 3": "gemma3_text",
+    "Gemma 3 with its vision tower": "gemma3",
+    "Llama 3": "llama",
+    "Mistral": "mistral",
+    "Qwen2.5": "qwen2",
+    "Qwen3": "qwen3",
+    "SmolLM and SmolLM2": "llama",
+    "SmolLM3": "smollm3",
+}
+"""Family -> `model_type` in its config."""
+
+TOLERANCE = 1e-5
+"""Of the largest logit; the probe runs in fp32."""
+
+
+def check_known(config: PreTrainedConfig, *, what: str) -> None:
+    """Raises Refused unless Transformers builds a causal language model from this config."""
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    raise Refused(
+        f"{what} is of the architecture {config.model_type!r}, which is no causal language model in "
+        f"Transformers {version}. {advice()}"
+    )
+
+
+@torch.no_grad()
+def check_causal(model: PreTrainedModel, *, what: str) -> None:
+    """Raises Refused when a later token changes what is predicted before it, or when the model's
+    cache cannot be read on from."""
+    device = model.device
+    first_T = torch.arange(4, device=device) % model.get_input_embeddings().weight.shape[0]
+    other_T = first_T.clone()
+    other_T[-1] = first_T[0]
+    answer = model(torch.stack([first_T, other_T]), use_cache=True)
+    before_T_V, same_T_V = answer.logits[:, :-1].float()
+    if (before_T_V - same_T_V).abs().max() > TOLERANCE * before_T_V.abs().max():
+        raise Refused(
+            f"{what} ({model.config.model_type!r}) is not causal: a later token changes what it "
+            f"predicts before it. {advice()}"
+        )
+    if getattr(answer, "past_key_values", None) is None:
+        raise Refused(
+            f"{what} ({model.config.model_type!r}) keeps no key-value cache, so it cannot be sampled "
+            f"from here. {advice()}"
+        )
+
+
+def advice() -> str:
+    """What can be used instead."""
+    return f"Families that are tested: {', '.join(TESTED)}"
