@@ -291,7 +291,7 @@ class MemoryEffects:
         world = self._world
         due = [
             held
-            for held in sorted(world.effects.values(), key=lambda held: held.order)
+            for held in sorted(world.effects.values(), key=lambda held: (held.due_at, held.order))
             if held.new.effect.lane in lanes
             and held.new.consumer in consumers
             and held.due_at <= world.now
@@ -336,12 +336,15 @@ class MemoryEffects:
         known = [run for run in run_ids if run in world.gates or run in world.holds]
         return {run: world.gate(run) for run in known}
 
-    async def next_due_s(self, *, lanes: Sequence[Lane]) -> float | None:
+    async def next_due_s(
+        self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
+    ) -> float | None:
         later = [
             (held.due_at - self._world.now).total_seconds()
             for held in self._world.effects.values()
             if held.worker is None
             and held.new.effect.lane in lanes
+            and held.new.consumer in consumers
             and held.due_at > self._world.now
         ]
         return min(later, default=None)

@@ -309,9 +309,9 @@ class Effects(Protocol):
         consumers: Sequence[ConsumerName],
         limit: int,
     ) -> Sequence[Claimed]:
-        """Claim due effects in order of their age: gate open, no live claim, and not held by this worker
-        already. Epoch + 1 each; a claim taken over from a dead worker counts a crash. A worker whose
-        own lease ran out gets nothing."""
+        """Claim due effects, within a lane of a consumer the one that is due the longest first: gate
+        open, no live claim, and not held by this worker already. Epoch + 1 each; a claim taken over
+        from a dead worker counts a crash. A worker whose own lease ran out gets nothing."""
         ...
 
     async def retry(
@@ -337,8 +337,10 @@ class Effects(Protocol):
         """The gates of these runs (a run that is held is paused); one without a row is open."""
         ...
 
-    async def next_due_s(self, *, lanes: Sequence[Lane]) -> float | None:
-        """Seconds until the next effect of these lanes that is not yet due, or None."""
+    async def next_due_s(
+        self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
+    ) -> float | None:
+        """Seconds until the next effect of these lanes and consumers that is not yet due, or None."""
         ...
 
     async def depth(self) -> Mapping[str, int]:

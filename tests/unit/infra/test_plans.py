@@ -155,8 +155,8 @@ async def test_hot_queries_use_their_indexes(large_url: str) -> None:
         by_index(plans, "streams_pkey")
         await log.due([(READER, event) for event in events])
         by_index(plans, "inbox_pkey")
-        await effects.next_due_s(lanes=[Lane.TRAIN])
-        by_index(plans, "effects_claimable")
+        await effects.next_due_s(lanes=[Lane.TRAIN], consumers=[READER])
+        by_index(plans, "effects_ready")
 
 
 async def test_writing_and_forgetting_use_their_indexes(large_url: str) -> None:
