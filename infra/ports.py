@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
+    """`now` is for people to read and may jump; `elapsed_s` only ever grows, from wherever it began:
+    durations are its differences."""
+
     def now(self) -> datetime: ...
+    def elapsed_s(self) -> float: ...
     async def sleep(self, seconds: float) -> None: ...
 
 
@@ -218,12 +222,12 @@ class EventLog(Protocol):
         events: Sequence[Event],
         *,
         cause: UUID,
-        correlation: UUID | None = None,
         traceparent: str | None = None,
     ) -> Sequence[Recorded]:
         """Append from an edge, at whatever version the streams have. The ids follow from `cause` and
-        each event's name: appending again under the same cause appends nothing and returns what
-        was appended before."""
+        each event's stream and name: appending again under the same cause, however much later,
+        appends nothing and returns what was appended before. Raises ValueError when two of these
+        events have the same stream and name, for they would have the same id."""
         ...
 
     async def tail(

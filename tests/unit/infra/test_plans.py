@@ -183,7 +183,7 @@ async def test_writing_and_forgetting_use_their_indexes(large_url: str) -> None:
         await log.append([warned], cause=cause)
         plans.take()
         await log.append([warned], cause=cause)
-        by_index(plans, "inbox_pkey", "events_stream")
+        by_index(plans, "events_edge")
 
 
 async def test_what_a_person_asks_about_a_run_uses_indexes(large_url: str) -> None:
