@@ -221,20 +221,20 @@ async def _initialize(effect: InitializePolicy, ports: Ports) -> PolicyBuilt:
 
 async def _train(effect: TrainStep, ports: Ports) -> PolicyBuilt:
     learner, spec = need(ports.learner, "learner"), effect.spec
-    began = ports.clock.now()
+    began = ports.clock.elapsed_s()
     batch = await step_batch(
         ports, spec, number=effect.taken + 1, groups=effect.groups, rows=effect.rows
     )
     await hold(learner, ports, spec, need(effect.base, "base version"), taken=effect.taken)
     result = await learner.step(job_of(spec), batch, export_state=effect.durable)
-    learned = ports.clock.now()
+    learned = ports.clock.elapsed_s()
     weights = effect.durable or not _is_sft(spec)
     state = await _store(result.state, ports, spec.run, step=effect.step, weights=weights)
     for ref in effect.retired:
         await ports.artifacts.discard(ref)
     times = {
-        "time/learn_s": (learned - began).total_seconds(),
-        "time/publish_s": (ports.clock.now() - learned).total_seconds(),
+        "time/learn_s": learned - began,
+        "time/publish_s": ports.clock.elapsed_s() - learned,
     }
     return PolicyBuilt(
         effect=effect,

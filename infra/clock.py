@@ -1,6 +1,7 @@
 """The clock port: the machine's, and one that tests move by hand."""
 
 import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 
 
@@ -9,6 +10,9 @@ class SystemClock:
 
     def now(self) -> datetime:
         return datetime.now(UTC)
+
+    def elapsed_s(self) -> float:
+        return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -22,6 +26,9 @@ class ManualClock:
 
     def now(self) -> datetime:
         return self._now
+
+    def elapsed_s(self) -> float:
+        return self._now.timestamp()
 
     def advance(self, seconds: float) -> None:
         self._now += timedelta(seconds=seconds)

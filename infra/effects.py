@@ -80,7 +80,9 @@ class PostgresEffects:
             list(consumers),
             limit,
         )
-        return [_claimed(row) for row in sorted(rows, key=lambda row: int(row["created"]))]
+        return [
+            _claimed(row) for row in sorted(rows, key=lambda row: (row["due_at"], row["created"]))
+        ]
 
     async def retry(
         self, claimed: Claimed, *, delay_s: float, error: str, counted: bool = True
@@ -127,11 +129,18 @@ class PostgresEffects:
         )
         return {row["run_id"]: row["state"] for row in rows}
 
-    async def next_due_s(self, *, lanes: Sequence[Lane]) -> float | None:
+    async def next_due_s(
+        self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
+    ) -> float | None:
+        # One look into the index per queue; a plain min() would read all that waits.
         seconds = await self._pool.fetchval(
-            "select extract(epoch from min(due_at) - clock_timestamp()) from effects"
-            " where lane = any ($1) and worker is null and due_at > clock_timestamp()",
+            "select extract(epoch from min(head.due_at) - clock_timestamp())"
+            " from unnest($1::text[]) l (lane) cross join unnest($2::text[]) n (consumer)"
+            " cross join lateral (select e.due_at from effects e where e.worker is null"
+            " and e.lane = l.lane and e.consumer = n.consumer"
+            " and e.due_at > (select clock_timestamp()) order by e.due_at limit 1) head",
             [str(lane) for lane in lanes],
+            list(consumers),
         )
         return None if seconds is None else float(seconds)
 

@@ -28,8 +28,9 @@ COLUMNS = (
 
 BELOW_HORIZON = "xid < pg_snapshot_xmin(pg_current_snapshot())"
 
-EDGE = ConsumerName("edge")
-"""The inbox name under which edges remember what they appended."""
+KNOWN = "id = any ($1) and causation = correlation"
+"""Events of edges, and of nobody else: what an edge appends begins a correlation of its own. An index
+holds just these, so that the log itself remembers what was appended, for good and without a copy."""
 
 COMMIT = f"select * from commit_decision({', '.join(f'${n}' for n in range(1, 33))})"  # noqa: S608
 
@@ -87,12 +88,14 @@ class PostgresLog:
         events: Sequence[Event],
         *,
         cause: UUID,
-        correlation: UUID | None = None,
         traceparent: str | None = None,
     ) -> Sequence[Recorded]:
-        ids = [EventId(derive_id(cause, f"edge|{e.stream}|{e.name}")) for e in events]
+        ids = edge_ids(events, cause)
         while True:
+            # In this order: who finds the streams unmoved in the commit has seen all that is known.
             expected = await self.versions({event.stream for event in events})
+            if known := await self._appended(ids):
+                return known
             versions = dict(expected)
             new = []
             for event_id, event in zip(ids, events, strict=True):
@@ -104,22 +107,13 @@ class PostgresLog:
                         version=versions[event.stream],
                         event=event,
                         causation=cause,
-                        correlation=correlation or cause,
+                        correlation=cause,
                         traceparent=traceparent,
                     )
                 )
-            commit = Commit(
-                consumed=tuple((EDGE, event_id) for event_id in ids),
-                expected=expected,
-                events=tuple(new),
-            )
             try:
-                return await self.commit(commit)
+                return await self.commit(Commit(expected=expected, events=tuple(new)))
             except CommitMiss:
-                # Asked before: seldom enough to be found out by trying.
-                known = await self._by_ids(ids, expected)
-                if len(known) == len(ids):
-                    return known
                 await asyncio.sleep(random.uniform(0, 0.01))  # noqa: S311 - jitter
 
     async def tail(
@@ -265,20 +259,27 @@ class PostgresLog:
         )
         return data
 
-    async def _by_ids(
-        self, ids: Sequence[EventId], streams: Iterable[StreamName]
-    ) -> list[Recorded]:
-        """What was appended before under these ids; the streams are where an index finds them."""
-        consumed = await self.consumed([(EDGE, event_id) for event_id in ids])
-        if len(consumed) < len(ids):
-            return []
+    async def _appended(self, ids: Sequence[EventId]) -> list[Recorded]:
+        """What an edge appended before under these ids, in order."""
         rows = await self._pool.fetch(
-            f"select {COLUMNS} from events where stream = any ($2) and id = any ($1)"  # noqa: S608
-            " order by position",
+            f"select {COLUMNS} from events where {KNOWN} order by position",  # noqa: S608
             list(ids),
-            list(streams),
         )
         return [_recorded(row) for row in rows]
+
+
+def edge_ids(events: Sequence[Event], cause: UUID) -> list[EventId]:
+    """The ids of what an edge appends. Raises ValueError when they would not differ."""
+    ids: dict[EventId, None] = {}
+    for event in events:
+        event_id = EventId(derive_id(cause, f"edge|{event.stream}|{event.name}"))
+        if event_id in ids:
+            raise ValueError(
+                f"two events {event.name} on stream {event.stream} cannot be appended under one cause: "
+                "give each a cause of its own"
+            )
+        ids[event_id] = None
+    return list(ids)
 
 
 def _arguments(commit: Commit) -> tuple[Any, ...]:

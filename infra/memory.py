@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from infra.effects import CRASH_LIMIT
-from infra.log import EDGE, encode
+from infra.log import edge_ids, encode
 from infra.ports import (
     Claimed,
     Commit,
@@ -24,7 +24,7 @@ from infra.ports import (
     Snapshot,
 )
 from schemas.events import Event
-from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId, derive_id
+from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId
 from schemas.messages import Lane
 
 
@@ -166,12 +166,11 @@ class MemoryLog:
         events: Sequence[Event],
         *,
         cause: UUID,
-        correlation: UUID | None = None,
         traceparent: str | None = None,
     ) -> Sequence[Recorded]:
-        ids = [EventId(derive_id(cause, f"edge|{e.stream}|{e.name}")) for e in events]
-        if all((EDGE, event_id) in self._world.inbox for event_id in ids):
-            return [r for r in self._world.events if r.id in ids]
+        ids = edge_ids(events, cause)
+        if known := [r for r in self._world.events if r.id in ids]:
+            return known
         versions = {event.stream: self._world.version(event.stream) for event in events}
         expected, new = dict(versions), []
         for event_id, event in zip(ids, events, strict=True):
@@ -183,12 +182,11 @@ class MemoryLog:
                     version=versions[event.stream],
                     event=event,
                     causation=cause,
-                    correlation=correlation or cause,
+                    correlation=cause,
                     traceparent=traceparent,
                 )
             )
-        consumed = tuple((EDGE, event_id) for event_id in ids)
-        return await self.commit(Commit(consumed=consumed, expected=expected, events=tuple(new)))
+        return await self.commit(Commit(expected=expected, events=tuple(new)))
 
     async def tail(
         self, after: Cursor, *, limit: int, types: Sequence[str] | None = None
@@ -291,7 +289,7 @@ class MemoryEffects:
         world = self._world
         due = [
             held
-            for held in sorted(world.effects.values(), key=lambda held: held.order)
+            for held in sorted(world.effects.values(), key=lambda held: (held.due_at, held.order))
             if held.new.effect.lane in lanes
             and held.new.consumer in consumers
             and held.due_at <= world.now
@@ -336,12 +334,15 @@ class MemoryEffects:
         known = [run for run in run_ids if run in world.gates or run in world.holds]
         return {run: world.gate(run) for run in known}
 
-    async def next_due_s(self, *, lanes: Sequence[Lane]) -> float | None:
+    async def next_due_s(
+        self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
+    ) -> float | None:
         later = [
             (held.due_at - self._world.now).total_seconds()
             for held in self._world.effects.values()
             if held.worker is None
             and held.new.effect.lane in lanes
+            and held.new.consumer in consumers
             and held.due_at > self._world.now
         ]
         return min(later, default=None)

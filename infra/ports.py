@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
+    """`now` is for people to read and may jump; `elapsed_s` only ever grows, from wherever it began:
+    durations are its differences."""
+
     def now(self) -> datetime: ...
+    def elapsed_s(self) -> float: ...
     async def sleep(self, seconds: float) -> None: ...
 
 
@@ -218,12 +222,12 @@ class EventLog(Protocol):
         events: Sequence[Event],
         *,
         cause: UUID,
-        correlation: UUID | None = None,
         traceparent: str | None = None,
     ) -> Sequence[Recorded]:
         """Append from an edge, at whatever version the streams have. The ids follow from `cause` and
-        each event's name: appending again under the same cause appends nothing and returns what
-        was appended before."""
+        each event's stream and name: appending again under the same cause, however much later,
+        appends nothing and returns what was appended before. Raises ValueError when two of these
+        events have the same stream and name, for they would have the same id."""
         ...
 
     async def tail(
@@ -309,9 +313,9 @@ class Effects(Protocol):
         consumers: Sequence[ConsumerName],
         limit: int,
     ) -> Sequence[Claimed]:
-        """Claim due effects in order of their age: gate open, no live claim, and not held by this worker
-        already. Epoch + 1 each; a claim taken over from a dead worker counts a crash. A worker whose
-        own lease ran out gets nothing."""
+        """Claim due effects, within a lane of a consumer the one that is due the longest first: gate
+        open, no live claim, and not held by this worker already. Epoch + 1 each; a claim taken over
+        from a dead worker counts a crash. A worker whose own lease ran out gets nothing."""
         ...
 
     async def retry(
@@ -337,8 +341,10 @@ class Effects(Protocol):
         """The gates of these runs (a run that is held is paused); one without a row is open."""
         ...
 
-    async def next_due_s(self, *, lanes: Sequence[Lane]) -> float | None:
-        """Seconds until the next effect of these lanes that is not yet due, or None."""
+    async def next_due_s(
+        self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
+    ) -> float | None:
+        """Seconds until the next effect of these lanes and consumers that is not yet due, or None."""
         ...
 
     async def depth(self) -> Mapping[str, int]:

@@ -7,6 +7,17 @@ from typing import TypedDict
 from infra.database import Database
 from schemas.ids import WorkerId
 
+COUNTED = 1000
+"""What lies above a cursor is counted so far; these questions are asked every few seconds."""
+
+ABOVE = """
+(select case when c.above < $1 then c.above else greatest(c.above, coalesce((select position
+    from events order by xid desc, position desc limit 1), 0) - {mark}.position) end
+ from (select count(*) as above from (select from events e
+       where (e.xid, e.position) > ({mark}.xid, {mark}.position)
+       order by e.xid, e.position limit $1) found) c)
+"""
+
 
 class WorkerJson(TypedDict):
     id: str
@@ -91,25 +102,23 @@ class Platform:
         )
         return float(age or 0.0)
 
-    async def lag(self, *, at_most: int = 100_000) -> dict[str, int]:
-        """Consumer -> events of the log above its watermark, counted up to `at_most`."""
+    async def lag(self) -> dict[str, int]:
+        """Consumer -> events of the log above its watermark: counted up to `COUNTED`, and beyond that as
+        many as positions were given since (a transaction that was rolled back leaves a gap)."""
         rows = await self._pool.fetch(
-            "select w.consumer, (select count(*) from (select from events e"
-            " where (e.xid, e.position) > (w.xid, w.position) limit $1) above) as lag"
-            " from watermarks w",
-            at_most,
+            f"select w.consumer, {ABOVE.format(mark='w')} as lag from watermarks w",  # noqa: S608
+            COUNTED,
         )
         return {row["consumer"]: row["lag"] for row in rows}
 
-    async def bus(self, kind: str, *, at_most: int = 100_000) -> BusJson:
+    async def bus(self, kind: str) -> BusJson:
         """What stands between the log and the consumers."""
         lags = await self._pool.fetch("select consumers, records from bus_lag order by consumers")
         skips = await self._pool.fetch("select reason, count from bus_skips order by reason")
         relay = await self._pool.fetchrow(
-            "select extract(epoch from clock_timestamp() - r.seen_at)::float8 as seen_s,"
-            " (select count(*) from (select from events e where (e.xid, e.position)"
-            " > (r.xid, r.position) limit $1) above) as behind from relay r",
-            at_most,
+            "select extract(epoch from clock_timestamp() - r.seen_at)::float8 as seen_s,"  # noqa: S608
+            f" {ABOVE.format(mark='r')} as behind from relay r",
+            COUNTED,
         )
         return BusJson(
             kind=kind,

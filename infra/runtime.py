@@ -81,6 +81,7 @@ class Runtime:
         )
         self._isolation = Isolation(log, effects, self._states, self._drafter)
         self._by_name = {consumer.name: consumer for consumer in hosting.consumers}
+        self._performing = [c.name for c in hosting.consumers if c.perform is not None]
         self._settling = asyncio.Lock()
         self._wake = wakeup
         self._held: dict[EffectId, asyncio.Task[None]] = {}
@@ -243,7 +244,6 @@ class Runtime:
         return self._hosting.performs(effect) and len(self._held) < self._hosting.capacity
 
     async def _perform(self) -> None:
-        names = [c.name for c in self._hosting.consumers if c.perform is not None]
         self._unsure = True  # we start, or start again because an answer was lost
         while True:
             await self._disown()
@@ -252,7 +252,7 @@ class Runtime:
                 await self._effects.claim(
                     self._hosting.worker,
                     lanes=self._hosting.lanes,
-                    consumers=names,
+                    consumers=self._performing,
                     limit=room,
                 )
                 if room > 0
@@ -274,7 +274,7 @@ class Runtime:
             await self._effects.disown(self._hosting.worker, keep=keep)
 
     async def _rest(self) -> None:
-        due = await self._effects.next_due_s(lanes=self._hosting.lanes)
+        due = await self._effects.next_due_s(lanes=self._hosting.lanes, consumers=self._performing)
         wait = SLOW_POLL_S if due is None else max(0.01, min(due, SLOW_POLL_S))
         await self._wake.wait(wait)
 

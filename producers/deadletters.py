@@ -68,9 +68,7 @@ class DeadLetters:
             paused=event.pauses,
         )
         cause = derive_id(recorded.id, "redrive")
-        [appended] = await self._log.append(
-            [again], cause=cause, correlation=recorded.correlation, traceparent=event.traceparent
-        )
+        [appended] = await self._log.append([again], cause=cause, traceparent=event.traceparent)
         return appended
 
     async def _find(self, ref: str) -> tuple[LetterJson, Recorded, MessageDeadLettered]:

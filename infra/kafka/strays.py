@@ -8,14 +8,16 @@ meets it makes the same dead letter.
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from infra.log import EDGE
-from infra.poison import letter_of, put_aside
-from infra.ports import EventLog
+from infra.poison import letter_of
+from infra.ports import Commit, EventLog
 from schemas.envelope import BadEvent
-from schemas.ids import HEADRACE, EventId, derive_id
+from schemas.ids import HEADRACE, derive_id
+
+logger = logging.getLogger(__name__)
 
 CONSUMER = "kafka"
 """The consumer in the name of which unreadable records are dead letters."""
@@ -48,7 +50,7 @@ async def keep(log: EventLog, stray: Stray, cause: str) -> None:
     headers = {
         _plain(name): _plain(text) for name, text in list(stray.headers.items())[:MOST_HEADERS]
     }
-    stray_id = EventId(derive_id(HEADRACE, f"stray/{stray.fingerprint}"))
+    stray_id = derive_id(HEADRACE, f"stray/{stray.fingerprint}")
     letter, content = letter_of(
         CONSUMER,
         stray.value[:KEPT_BYTES],
@@ -58,7 +60,11 @@ async def keep(log: EventLog, stray: Stray, cause: str) -> None:
         about=headers.get("ce_runid", "unknown"),
     )
     changes = {"headers": headers, "traceparent": headers.get("traceparent")}
-    await put_aside(log, letter.model_copy(update=changes), content, (EDGE, stray_id), stray_id)
+    logger.error("%s: %s is a dead letter: %s", CONSUMER, letter.message_type, letter.cause)
+    if content:
+        await log.commit(Commit(artifacts=content))
+    kept = letter.model_copy(update=changes)
+    await log.append([kept], cause=stray_id, traceparent=kept.traceparent)
 
 
 def _plain(text: str) -> str:

@@ -209,9 +209,12 @@ class EffectsSuite:
         assert held.attempts == 1
         await bound.effects.retry(held, delay_s=60, error="not today")
         assert await claim(bound, who) == []
-        wait = await bound.effects.next_due_s(lanes=[Lane.CONTROL])
+        wait = await bound.effects.next_due_s(lanes=[Lane.CONTROL], consumers=[SYNC])
         assert wait is not None
         assert 50 < wait <= 60
+        stranger = ConsumerName("grade")
+        for lane, name in ((Lane.TRAIN, SYNC), (Lane.CONTROL, stranger)):
+            assert await bound.effects.next_due_s(lanes=[lane], consumers=[name]) is None
 
     async def test_paused_runs_are_not_claimed_but_their_outcomes_count(self, bound: Bound) -> None:
         who, run = await worker(bound), uuid4().hex

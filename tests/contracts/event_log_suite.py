@@ -1,5 +1,6 @@
 """What every EventLog does. Bind it with a fixture `log`; see test_memory.py, test_postgres.py."""
 
+import asyncio
 from uuid import uuid4
 
 import pytest
@@ -101,6 +102,41 @@ class EventLogSuite:
         assert len((await log.load({events[0].stream: 0}))[events[0].stream]) == 2
         await log.append([warned(run, 1)], cause=uuid4())
         assert len((await log.load({events[0].stream: 0}))[events[0].stream]) == 3
+
+    async def test_an_edge_appends_once_however_often_and_whoever_asks(self, log: EventLog) -> None:
+        run, cause = uuid4().hex, uuid4()
+        events = [warned(run, 1), RunPaused(run=uuid4().hex, step=1)]
+        answers = await asyncio.gather(*(log.append(events, cause=cause) for _ in range(16)))
+        assert {tuple(r.id for r in answer) for answer in answers} == {
+            tuple(r.id for r in answers[0])
+        }
+        versions = await log.versions([event.stream for event in events])
+        assert set(versions.values()) == {1}
+
+    async def test_an_edge_is_remembered_when_everybody_is_far_beyond(self, log: EventLog) -> None:
+        run, cause = uuid4().hex, uuid4()
+        (first,) = await log.append([warned(run, 1)], cause=cause)
+        for n in range(2, 5):
+            (last,) = await log.commit(one(warned(run, n), n))
+        for name in ("edge", "sync"):
+            await log.advance(ConsumerName(name), last.cursor)
+        assert await log.append([warned(run, 1)], cause=cause) == [first]
+        assert len((await log.load({first.stream: 0}))[first.stream]) == 4
+
+    async def test_an_edge_leaves_nothing_in_an_inbox(self, log: EventLog) -> None:
+        (appended,) = await log.append([warned(uuid4().hex, 1)], cause=uuid4())
+        key = (ConsumerName("edge"), EventId(appended.id))
+        assert await log.consumed([key]) == frozenset()
+
+    async def test_two_events_of_one_name_under_one_cause_are_refused_at_once(
+        self, log: EventLog
+    ) -> None:
+        run = uuid4().hex
+        twice = [RunPaused(run=run, step=1), RunPaused(run=run, step=2)]
+        async with asyncio.timeout(30):
+            with pytest.raises(ValueError, match=rf"two events .*run-{run}.*a cause of its own"):
+                await log.append(twice, cause=uuid4())
+        assert (await log.versions([twice[0].stream]))[twice[0].stream] == 0
 
     async def test_the_tail_goes_on_from_its_cursor(self, log: EventLog) -> None:
         run = uuid4().hex

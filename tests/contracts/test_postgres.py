@@ -1,6 +1,7 @@
 """Postgres keeps every contract, the embedded one and a server that is older."""
 
 from collections.abc import AsyncIterator
+from uuid import uuid4
 
 import pytest
 
@@ -12,7 +13,7 @@ from infra.notify import Notifier
 from schemas.ids import WorkerId
 from tests.contracts.bus_suite import BoundBus, BusSuite
 from tests.contracts.effects_suite import Bound, EffectsSuite
-from tests.contracts.event_log_suite import EventLogSuite
+from tests.contracts.event_log_suite import EventLogSuite, warned
 
 pytestmark = pytest.mark.postgres
 
@@ -37,7 +38,14 @@ def log(database: Database, notifier: Notifier) -> PostgresLog:
 
 
 class TestLog(EventLogSuite):
-    pass
+    async def test_twin_without_what_the_log_knows_it_is_appended_twice(
+        self, log: PostgresLog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("infra.log.KNOWN", "id = any ($1) and false")
+        event, cause = warned("twice", 1), uuid4()
+        for _ in range(2):
+            await log.append([event], cause=cause)
+        assert (await log.versions([event.stream]))[event.stream] == 2
 
 
 class TestEffects(EffectsSuite):

@@ -155,8 +155,8 @@ async def test_hot_queries_use_their_indexes(large_url: str) -> None:
         by_index(plans, "streams_pkey")
         await log.due([(READER, event) for event in events])
         by_index(plans, "inbox_pkey")
-        await effects.next_due_s(lanes=[Lane.TRAIN])
-        by_index(plans, "effects_claimable")
+        await effects.next_due_s(lanes=[Lane.TRAIN], consumers=[READER])
+        by_index(plans, "effects_ready")
 
 
 async def test_writing_and_forgetting_use_their_indexes(large_url: str) -> None:
@@ -183,7 +183,7 @@ async def test_writing_and_forgetting_use_their_indexes(large_url: str) -> None:
         await log.append([warned], cause=cause)
         plans.take()
         await log.append([warned], cause=cause)
-        by_index(plans, "inbox_pkey", "events_stream")
+        by_index(plans, "events_edge")
 
 
 async def test_what_a_person_asks_about_a_run_uses_indexes(large_url: str) -> None:

@@ -1,0 +1,141 @@
+"""A claim costs as much as it takes, however many effects wait elsewhere, later, or in other hands: the
+server counts the rows that it read for it."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import pytest
+
+from infra.database import Database
+from infra.effects import PostgresEffects
+from infra.ports import Claimed
+from schemas.ids import ConsumerName, WorkerId
+from schemas.messages import FetchCommit, Lane
+from schemas.specs import CommitSpec
+from tests.kit.postgres import execute
+
+pytestmark = pytest.mark.postgres
+
+EACH = 5_000
+ME, HEIR = WorkerId("me"), WorkerId("heir")
+MINE = ConsumerName("sync")
+
+WAITS = ("control", "sync", "null", "clock_timestamp()")
+OTHERS = (
+    ("user", "sync", "null", "clock_timestamp()"),  # another lane
+    ("control", "checkpoint", "null", "clock_timestamp()"),  # another consumer
+    ("control", "sync", "null", "clock_timestamp() + interval '1 hour'"),  # later
+    ("control", "sync", "'busy' || n % 50", "clock_timestamp()"),  # held
+)
+
+READ = """
+select (select sum(pg_stat_get_xact_tuples_returned(indexrelid)) from pg_index
+        where indrelid = 'effects'::regclass)
+     + pg_stat_get_xact_tuples_returned('effects'::regclass)
+     + pg_stat_get_xact_tuples_fetched('effects'::regclass)
+"""
+"""Entries of the indexes and rows of the table that this transaction has read."""
+
+
+def rows(lane: str, consumer: str, worker: str, due: str) -> str:
+    """Effects of one kind, of a hundred runs."""
+    effect = FetchCommit(
+        workspace="w",
+        push=UUID(int=0),
+        commit=CommitSpec(url="/nowhere"),
+        entrypoints=(),
+        requester="run-r",
+    ).model_dump_json()
+    return (
+        "insert into effects (id, consumer, stream, lane, run_id, type, data, correlation, worker,"  # noqa: S608
+        f" due_at) select gen_random_uuid(), '{consumer}', 'workspace-w', '{lane}', 'r' || n % 100,"
+        f" 'FetchCommit', '{effect}', gen_random_uuid(), {worker}, {due}"
+        f" from generate_series(1, {EACH}) n;"
+    )
+
+
+LEASE = (
+    "insert into workers (id, host, pid, expires_at) select {who}, 'h', 1, now() + interval '1 day'"
+)
+
+
+@pytest.fixture
+async def crowded(database: Database) -> Database:
+    """Twenty-five thousand effects, a fifth of them for us. Nothing was analyzed since the table was
+    empty, as in the first minute of a large run."""
+    for name in (ME, HEIR):
+        await execute(database.url, LEASE.format(who=f"'{name}'"))
+    busy = LEASE.format(who="'busy' || n") + " from generate_series(0, 49) n"
+    await execute(database.url, "alter table effects set (autovacuum_enabled = off);" + busy)
+    await execute(database.url, "".join(rows(*kind) for kind in (*OTHERS, WAITS)))
+    return database
+
+
+async def read_for(
+    database: Database, limit: int, *, worker: WorkerId = ME
+) -> tuple[int, Sequence[Claimed]]:
+    """A claim of so many, and what was read for it."""
+    async with database.durable.acquire() as connection, connection.transaction():
+        effects = PostgresEffects(database)
+        effects._pool = connection
+        before = await connection.fetchval(READ)
+        claimed = await effects.claim(
+            worker, lanes=[Lane.CONTROL, Lane.TRAIN], consumers=[MINE], limit=limit
+        )
+        return int(await connection.fetchval(READ) - before), claimed
+
+
+async def test_a_claim_reads_what_it_takes(crowded: Database) -> None:
+    one, few = await read_for(crowded, 1)
+    assert len(few) == 1
+    many, claimed = await read_for(crowded, 100)
+    assert len(claimed) == 100
+    assert not {c.id for c in few} & {c.id for c in claimed}
+    # 50 holders are asked for twice; what is taken is met in two indexes and the table.
+    assert one < 500
+    assert many < one + 100 * 6
+
+
+async def test_a_claim_that_finds_nothing_reads_next_to_nothing(crowded: Database) -> None:
+    _, claimed = await read_for(crowded, 2 * EACH)
+    assert len(claimed) == EACH
+    await execute(crowded.url, "vacuum effects")
+    read, claimed = await read_for(crowded, 100)
+    assert list(claimed) == []
+    assert read < 500
+    later = await PostgresEffects(crowded).next_due_s(lanes=[Lane.CONTROL], consumers=[MINE])
+    assert later is not None
+    assert 3000 < later < 3600
+
+
+async def test_who_died_is_found_without_looking_at_what_the_living_hold(
+    crowded: Database,
+) -> None:
+    await execute(crowded.url, "update workers set expires_at = now() where id = 'busy7'")
+    await execute(crowded.url, "delete from workers where id = 'busy8'")
+    read, claimed = await read_for(crowded, EACH // 25, worker=HEIR)
+    assert [c.crashes for c in claimed] == [1] * (EACH // 25)
+    assert read < 500 + len(claimed) * 6
+    _, claimed = await read_for(crowded, 1, worker=HEIR)
+    assert [c.crashes for c in claimed] == [0]
+
+
+async def test_twin_without_the_indexes_a_claim_reads_everything(crowded: Database) -> None:
+    await execute(crowded.url, "drop index effects_ready; drop index effects_held")
+    read, claimed = await read_for(crowded, 1)
+    assert len(claimed) == 1
+    assert read > 5 * EACH
+
+
+async def test_claims_at_once_share_what_waits_and_miss_nothing(crowded: Database) -> None:
+    """Whoever meets rows in other hands goes on behind them."""
+    taken: set[UUID] = set()
+    async with crowded.durable.acquire() as first, first.transaction():
+        effects = PostgresEffects(crowded)
+        effects._pool = first
+        held = await effects.claim(ME, lanes=[Lane.CONTROL], consumers=[MINE], limit=EACH - 10)
+        taken |= {c.id for c in held}
+        _, rest = await read_for(crowded, 100, worker=HEIR)
+        assert len(rest) == 10
+        taken |= {c.id for c in rest}
+    assert len(taken) == EACH

@@ -1,0 +1,121 @@
+"""What holds the log back, and how far consumers are behind: true, and cheap enough to ask often."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from infra.database import Database
+from infra.log import PostgresLog
+from infra.notify import Notifier
+from infra.ports import Cursor
+from infra.readmodel_platform import COUNTED, Platform
+from schemas.events import RunWarned
+from schemas.ids import ConsumerName, StreamName
+from tests.kit.postgres import execute
+
+pytestmark = pytest.mark.postgres
+
+STREAM = StreamName("run-r")
+NEAR, FAR = ConsumerName("near"), ConsumerName("far")
+
+FILL = """
+insert into events (id, stream, version, type, schema_version, data, run_id, correlation)
+select gen_random_uuid(), 'run-r', n, 'rl.run.warned', 1, '{{}}', 'r', gen_random_uuid()
+from generate_series(1, {events}) n
+"""
+
+
+@asynccontextmanager
+async def open_transaction(url: str, sql: str, *, isolation: str) -> AsyncIterator[Any]:
+    """A transaction that has done this, and idles."""
+    connection = await asyncpg.connect(url)
+    try:
+        transaction = connection.transaction(isolation=isolation)
+        await transaction.start()
+        await connection.execute(sql)
+        yield connection
+        await transaction.rollback()
+    finally:
+        await connection.close()
+
+
+async def appended(log: PostgresLog) -> Cursor:
+    (recorded,) = await log.append([RunWarned(run="r", step=1, message="x")], cause=uuid4())
+    return recorded.cursor
+
+
+async def seen(log: PostgresLog, cursor: Cursor) -> bool:
+    found, _ = await log.tail(Cursor(), limit=100)
+    return cursor in {recorded.cursor for recorded in found}
+
+
+async def test_who_only_reads_holds_nothing_back_and_raises_no_alarm(database: Database) -> None:
+    async with Notifier(database) as notifier:
+        log, reading = PostgresLog(database, notifier), "select count(*) from events"
+        async with open_transaction(database.url, reading, isolation="repeatable_read"):
+            cursor = await appended(log)
+            async with asyncio.timeout(60):
+                while not await seen(log, cursor):
+                    await asyncio.sleep(0.01)
+                while await Platform(database).horizon_age_s() > 0:
+                    await asyncio.sleep(0.01)
+
+
+async def test_who_writes_holds_back_what_is_committed_after_and_is_told_of(
+    database: Database,
+) -> None:
+    async with Notifier(database) as notifier:
+        log, writing = PostgresLog(database, notifier), "insert into streams values ('s', 1)"
+        async with open_transaction(database.url, writing, isolation="read_committed"):
+            cursor = await appended(log)
+            assert not await seen(log, cursor)
+            assert await log.ahead(Cursor())
+            assert await Platform(database).horizon_age_s() > 0
+        async with asyncio.timeout(60):
+            while not await seen(log, cursor):
+                await asyncio.sleep(0.01)
+
+
+async def test_lag_is_exact_when_small_and_by_positions_when_large(database: Database) -> None:
+    events = 3 * COUNTED
+    await execute(
+        database.url,
+        FILL.format(events=events),
+    )
+    async with Notifier(database) as notifier:
+        log, platform = PostgresLog(database, notifier), Platform(database)
+        held = (await log.load({STREAM: 0}))[STREAM]
+        await log.advance(FAR, held[0].cursor)
+        await log.advance(NEAR, held[-8].cursor)
+        assert await platform.lag() == {"far": events - 1, "near": 7}
+        await log.advance(NEAR, held[-1].cursor)
+        assert (await platform.lag())["near"] == 0
+        await execute(
+            database.url,
+            "insert into relay (name, cluster, ends, xid, position)"  # noqa: S608
+            f" values ('kafka', 'c', '{{}}', '{held[1].cursor.xid}', {held[1].cursor.position})",
+        )
+        assert (await platform.bus("kafka"))["relay_behind"] == events - 2
+
+
+async def test_a_long_log_is_not_walked_for_its_lag(database: Database) -> None:
+    await execute(
+        database.url,
+        FILL.format(events=20 * COUNTED),
+    )
+    await execute(database.url, "insert into watermarks values ('far', '0', 0)")
+    read = (
+        "select (select sum(pg_stat_get_xact_tuples_returned(indexrelid)) from pg_index"
+        " where indrelid = 'events'::regclass) + pg_stat_get_xact_tuples_returned('events'::regclass)"
+    )
+    async with database.durable.acquire() as connection, connection.transaction():
+        platform = Platform(database)
+        platform._pool = connection
+        before = await connection.fetchval(read)
+        assert (await platform.lag())["far"] == 20 * COUNTED
+        assert await connection.fetchval(read) - before < 2 * COUNTED
