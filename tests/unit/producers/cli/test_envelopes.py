@@ -23,6 +23,7 @@ COMMANDS = (
     ["train", "pause", "r"],
     ["train", "resume", "r"],
     ["train", "samples", "r"],
+    ["train", "compare", "r", "q"],
     ["train", "trace", "r", "--sample", "s"],
     ["eval", "list"],
     ["eval", "info", "e"],
@@ -143,10 +144,10 @@ def _every_help() -> list[list[str]]:
         "dataset": ["upload", "list", "info", "preview", "download", "validate"],
         "train": [
             *["submit", "list", "info", "watch", "logs", "stop", "pause", "resume"],
-            *["samples", "trace"],
+            *["samples", "compare", "trace"],
         ],
         "eval": ["submit", "list", "info", "logs", "stop", "download"],
-        "checkpoint": ["list", "info", "download", "chat"],
+        "checkpoint": ["list", "info", "download", "merge", "chat"],
         "dlq": ["list", "show", "redrive"],
     }
     single = [[name] for name in TREE if name not in groups]
