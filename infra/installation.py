@@ -7,6 +7,7 @@ refused with the name of the one that owns the database, whether that one runs n
 
 import socket
 from contextlib import suppress
+from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
 from infra.database import Database
@@ -31,12 +32,26 @@ async def belong(database: Database, blobs: Blobs, settings: Settings) -> str:
     owner = await database.durable.fetchrow("select id, blobs, place, since from installation")
     if owner["id"] == own:
         return own
+    if owner["blobs"] == settings.blobs:
+        raise Conflict(
+            f"the blobs in {settings.blobs} are not those that the database was used with since "
+            f"{owner['since']:%Y-%m-%d %H:%M}: they were removed or replaced. Bring them back, or "
+            f"begin anew with an empty database: {_anew(database.url)}"
+        )
     raise Conflict(
         f"the database belongs to the installation of {owner['place']}, whose blobs are in "
         f"{owner['blobs']} (since {owner['since']:%Y-%m-%d %H:%M}); this one has its blobs in "
         f"{settings.blobs}: name another database in HEADRACE_DATABASE_URL, or the same blobs in "
         "HEADRACE_BLOBS"
     )
+
+
+def _anew(url: str) -> str:
+    """How to come to an empty database: an embedded one is a directory, which is named."""
+    directory = parse_qs(urlsplit(url).query).get("host", [""])[0]
+    if directory.startswith("/"):
+        return f"stop what runs on it and remove {directory}"
+    return "name one in HEADRACE_DATABASE_URL"
 
 
 def whereabouts(settings: Settings) -> str:

@@ -1,6 +1,7 @@
 """Which database belongs to which blobs, and to which version of the code."""
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -47,6 +48,16 @@ async def test_another_installation_on_the_same_database_is_refused_and_told_who
     assert str(tmp_path / "one") in refused.value.message
     shared = f"file://{tmp_path}/one/blobs"
     await opened(settings(tmp_path / "two", database_url, HEADRACE_BLOBS=shared))
+
+
+async def test_blobs_that_were_removed_are_told_from_another_installation(
+    database_url: str, tmp_path: Path
+) -> None:
+    await opened(settings(tmp_path / "one", database_url))
+    shutil.rmtree(tmp_path / "one")
+    with pytest.raises(Conflict, match=r"removed or replaced.*remove /") as refused:
+        await opened(settings(tmp_path / "one", database_url))
+    assert "another" not in refused.value.message
 
 
 async def test_a_blob_store_keeps_its_id(tmp_path: Path) -> None:
