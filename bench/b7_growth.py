@@ -4,6 +4,7 @@ Rebuild: how long a process that has just started takes until it knows the state
 from all its events (after an upgrade that changed the fold), and `after a crash`, from the snapshot
 that the dead process left and what came after it. `read model`: all tables projected anew (up to
 100,000 events). Then pages of 50 runs and single runs through the HTTP application, p50 and p99.
+Working tables: what is left in them after that many events went through a worker, most and at the end.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import httpx
 
+from bench.working_tables import HEAD, grown
 from consumers.project import Projector
 from consumers.run import CONSUMER
 from infra import embedded
@@ -198,6 +200,10 @@ async def main(given: argparse.Namespace) -> None:
             print(f"{'runs':>10}{'list p50, p99 ms':>22}{'info p50, p99 ms':>22}")
             for runs in powers(given.runs):
                 await pages(server, runs, home)
+            print(HEAD)
+            for events in powers(given.worked):
+                async with database_of(server) as (database, _):
+                    print(await grown(database, events), flush=True)
         finally:
             server.stop()
         print(f"load at the end {os.getloadavg()[0]:.1f}")
@@ -250,4 +256,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--worked", type=int, default=1_000_000, help="events through a worker")
     asyncio.run(main(parser.parse_args()))

@@ -142,5 +142,8 @@ class Headrace:
             )
             keeper = LeaseKeeper(url, hosting.worker, on_beat=lambda: None, on_lost=lambda: None)
             await keeper.start()
-            ready()
-            await runtime.run()
+            try:
+                ready()
+                await runtime.run()
+            finally:
+                await keeper.stop()

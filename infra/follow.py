@@ -1,6 +1,7 @@
 """Waiting at the end of the log until there may be more of it."""
 
 import asyncio
+import time
 
 from infra.notify import Wakeup
 from infra.ports import Cursor, EventLog
@@ -8,8 +9,10 @@ from infra.ports import Cursor, EventLog
 SLOW_POLL_S = 5.0
 """How often the log is looked at when nothing wakes us; a lost wake-up costs this much."""
 
-FIRST_NAP_S = 0.001
+SHORTEST_NAP_S = 0.001
 LONGEST_NAP_S = 0.05
+NAP = 0.25
+"""Of the time that something has been hidden for: so much longer than needed it waits at most."""
 
 
 class Patience:
@@ -24,14 +27,15 @@ class Patience:
         self._log = log
         self._wakeup = wakeup
         self._at = Cursor()
-        self._nap_s = FIRST_NAP_S
+        self._since = 0.0
 
     async def wait(self, after: Cursor) -> None:
         """Return when it is worth reading the log after `after` again, where nothing was just now."""
-        if after != self._at:
-            self._at, self._nap_s = after, FIRST_NAP_S
         if not await self._log.ahead(after):
+            self._at = Cursor()
             await self._wakeup.wait(SLOW_POLL_S)
             return
-        await asyncio.sleep(self._nap_s)
-        self._nap_s = min(LONGEST_NAP_S, self._nap_s * 2)
+        if after != self._at:
+            self._at, self._since = after, time.monotonic()
+        hidden_s = time.monotonic() - self._since
+        await asyncio.sleep(min(LONGEST_NAP_S, max(SHORTEST_NAP_S, NAP * hidden_s)))

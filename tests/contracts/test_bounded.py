@@ -1,0 +1,46 @@
+"""Working tables hold what is live, whatever went through them; `bench/b7_growth.py` shows it for a
+million events."""
+
+import pytest
+
+from bench import working_tables
+from bench.working_tables import grown
+from infra.database import Database
+from infra.log import PostgresLog
+from infra.ports import Cursor
+from infra.reconcile import BATCH
+from schemas.ids import ConsumerName
+
+pytestmark = pytest.mark.postgres
+
+EVENTS = 900
+MESSAGES = EVENTS // working_tables.EVENTS_EACH
+
+
+async def test_after_many_events_the_working_tables_hold_what_is_live(database: Database) -> None:
+    found = await grown(database, EVENTS)
+    left = found.left
+    # The consuming transactions of the last page are not below the watermark.
+    assert left["inbox"] <= BATCH
+    assert (left["effects"], left["workers"], left["watermarks"], left["run_gates"]) == (0, 1, 1, 0)
+    assert found.most["effects"] > 0
+    assert found.look_reads < 1000
+
+
+async def test_twin_with_rows_that_are_kept_the_inbox_grows_with_the_log(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance = PostgresLog.advance
+
+    async def keeping(log: PostgresLog, consumer: ConsumerName, cursor: Cursor) -> None:
+        await advance(log, consumer, Cursor(0, 0))
+        await log._lazy.execute(
+            "update watermarks set xid = $2, position = $3 where consumer = $1",
+            consumer,
+            cursor.xid,
+            cursor.position,
+        )
+
+    monkeypatch.setattr(PostgresLog, "advance", keeping)
+    found = await grown(database, EVENTS)
+    assert found.left["inbox"] >= MESSAGES
