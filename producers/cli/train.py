@@ -181,6 +181,23 @@ def _failure(sample: Document) -> str | None:
     return printable(str(failure)) if failure else None
 
 
+@command(train, "compare", example="headrace train compare grpo-a grpo-b --metric train/kl")
+@click.argument("runs", metavar="RUN RUN...", nargs=-1)
+@click.option("--metric", "metrics", multiple=True, help="Show this curve; can be given often.")
+@click.option(
+    "--rows", default=20, show_default=True, type=click.IntRange(2), help="Steps shown of a curve."
+)
+def compare(runs: tuple[str, ...], *, metrics: tuple[str, ...], rows: int, as_json: bool) -> None:
+    """Runs side by side: the settings that differ, what they took, their curves step by step."""
+    from producers.cli.compare import compare_runs, show
+
+    found = compare_runs(runs)
+    if as_json:
+        print_json(found)
+        return
+    show(found, metrics=metrics, rows=rows)
+
+
 @command(train, "trace", example="headrace train trace my-run --sample SAMPLE_ID")
 @RUN
 @click.option("--sample", required=True, metavar="ID", help="From `headrace train samples`.")

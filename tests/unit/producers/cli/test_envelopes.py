@@ -23,6 +23,7 @@ COMMANDS = (
     ["train", "pause", "r"],
     ["train", "resume", "r"],
     ["train", "samples", "r"],
+    ["train", "compare", "r", "q"],
     ["train", "trace", "r", "--sample", "s"],
     ["eval", "list"],
     ["eval", "info", "e"],
@@ -143,7 +144,7 @@ def _every_help() -> list[list[str]]:
         "dataset": ["upload", "list", "info", "preview", "download", "validate"],
         "train": [
             *["submit", "list", "info", "watch", "logs", "stop", "pause", "resume"],
-            *["samples", "trace"],
+            *["samples", "compare", "trace"],
         ],
         "eval": ["submit", "list", "info", "logs", "stop", "download"],
         "checkpoint": ["list", "info", "download", "chat"],
