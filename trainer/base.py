@@ -142,20 +142,30 @@ def _checkpoint(
             path.write_bytes(content)
         if ADAPTER_CONFIG not in files:
             return _pretrained(folder, what=f"the checkpoint {ref.name}")
-        return _merged(ref, Path(folder))
+        return merged(Path(folder), what=f"the checkpoint {ref.name}")
 
 
-def _merged(ref: ModelRef, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The adapter in `folder` merged into its base: from base/, or by the base's public name."""
-    what = f"the base model of checkpoint {ref.name}"
+def merged(
+    folder: Path, *, what: str, base: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The adapter in `folder` merged into its base, in fp32: `base` where one is named, else base/, else
+    the base's public name. Raises Refused when the base cannot be loaded or is another model."""
     config = json.loads((folder / ADAPTER_CONFIG).read_bytes())
     is_local = (folder / "base").is_dir()
-    base = str(folder / "base") if is_local else config["base_model_name_or_path"]
-    model, tokenizer = _pretrained(base, what=what)
+    found = str(folder / "base") if is_local else config["base_model_name_or_path"]
+    model, tokenizer = _pretrained(base or found, what=f"the base model of {what}")
     scale = config["lora_alpha"] / config["r"]
+    weights = dict(model.named_parameters())
     with torch.no_grad():
         for module, pair in adapter_pairs(load_file(folder / ADAPTER_NAME)).items():
-            weight = model.get_parameter(f"{module}.weight")
+            weight = weights.get(f"{module}.weight")
+            fits = (pair[1].shape[0], pair[0].shape[1])
+            if weight is None or weight.shape != fits:
+                shape = "is not there" if weight is None else f"has shape {tuple(weight.shape)}"
+                raise Refused(
+                    f"the adapter of {what} is of another base model than {base or found}: it "
+                    f"changes {module} of shape {fits}, which {shape}"
+                )
             weight.copy_(merged_weight(weight, pair, scale=scale))
     return model, tokenizer
 

@@ -10,7 +10,7 @@ from producers.cli.failures import Failure
 from producers.cli.groups import command, group
 from producers.cli.output import Document, fields, print_json, printable, say, table, when
 
-checkpoint = group("checkpoint", "Checkpoints: list, look into, download, talk to.")
+checkpoint = group("checkpoint", "Checkpoints: list, look into, download, merge, talk to.")
 
 
 @command(checkpoint, "list", example="headrace checkpoint list my-run")
@@ -110,6 +110,35 @@ def safe_name(name: str) -> PurePosixPath:
             "CORRUPT", f"the checkpoint names a file {name!r}, which is no place to write"
         )
     return path
+
+
+@command(checkpoint, "merge", example="headrace checkpoint merge my-run@last ./model")
+@click.argument("ref", metavar="REF")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--base", metavar="MODEL", help="Its base model on this machine: a directory or a hub id."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="float32",
+    show_default=True,
+    help="Of the weights in DIR; they are merged in float32.",
+)
+def merge(ref: str, directory: Path, *, base: str | None, dtype: str, as_json: bool) -> None:
+    """Merge a LoRA checkpoint into its base model: one plain Transformers directory, no PEFT needed.
+
+    It runs on this machine and needs torch here (pip install 'headrace[train]').
+    """
+    from producers.cli.merge import merge_checkpoint
+
+    with Client() as client:
+        made = merge_checkpoint(client, ref, directory, base=base, dtype=dtype)
+    if as_json:
+        print_json(made)
+        return
+    say(f"merged {made['ref']} into its base, in {directory} ({dtype})")
+    _files(made)
 
 
 @command(

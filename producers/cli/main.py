@@ -38,7 +38,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Evaluations: submit, list, info, logs, stop, download.",
     ),
     "events": (CLI + "events:events", "The event log of a run."),
-    "checkpoint": (CLI + "checkpoint:checkpoint", "Checkpoints: list, info, download, chat."),
+    "checkpoint": (
+        CLI + "checkpoint:checkpoint",
+        "Checkpoints: list, info, download, merge, chat.",
+    ),
     "dlq": (CLI + "dlq:dlq", "Dead letters: list, show, redrive."),
     "backup": (CLI + "backup:backup", "Copy database and blobs, consistent with each other."),
     "restore": (CLI + "backup:restore", "Bring a backup into an empty place."),

@@ -147,7 +147,7 @@ def _every_help() -> list[list[str]]:
             *["samples", "compare", "trace"],
         ],
         "eval": ["submit", "list", "info", "logs", "stop", "download"],
-        "checkpoint": ["list", "info", "download", "chat"],
+        "checkpoint": ["list", "info", "download", "merge", "chat"],
         "dlq": ["list", "show", "redrive"],
     }
     single = [[name] for name in TREE if name not in groups]

@@ -1,0 +1,107 @@
+"""`headrace checkpoint merge`: what is fetched, merged and refused."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from schemas.sampling import ModelRef
+from tests.unit.producers.cli.conftest import FakeServer, Run
+from tests.unit.trainer.support import Shelf, job
+from tests.unit.trainer.test_policy import trained
+from trainer.engine import Engine
+
+pytestmark = pytest.mark.torch
+
+
+def serve(server: FakeServer, files: dict[str, bytes], *, lie: str | None = None) -> None:
+    listed = [
+        {
+            "name": name,
+            "size": len(content),
+            "sha256": "0" * 64 if name == lie else hashlib.sha256(content).hexdigest(),
+        }
+        for name, content in files.items()
+    ]
+    found = {"run": "r", "step": 3, "ref": "r@3", "files": listed}
+    server.answer("GET", "/checkpoints/r@last", {"checkpoint": found})
+    for name, content in files.items():
+        server.raw("GET", f"/checkpoints/r@3/files/{name}", content)
+
+
+async def adapter() -> dict[str, bytes]:
+    """The files of a LoRA checkpoint on a base without a public name."""
+    engine = Engine(fetch=Shelf().fetch, threads=1)
+    files = await trained(engine, job(ModelRef(kind="scratch", name="qwen3-tiny"), algorithm="sft"))
+    await engine.aclose()
+    return files
+
+
+async def test_an_adapter_becomes_a_plain_model_directory(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    files = await adapter()
+    serve(server, files)
+    target = tmp_path / "deep" / "model"
+    arguments = ("checkpoint", "merge", "r@last", str(target))
+    made = headrace(*arguments, "--dtype", "bfloat16", "--json")
+    assert made.code == 0, made.err
+    assert made.document["ref"] == "r@3"
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["model"]
+    assert {file["name"] for file in made.document["files"]} == {
+        path.name for path in target.iterdir()
+    }
+    assert json.loads((target / "config.json").read_text())["model_type"] == "qwen3"
+    assert "float32" not in str({t.dtype for t in load_file(target / "model.safetensors").values()})
+    again = headrace(*arguments, "--json")
+    assert again.error["code"] == "CONFLICT"
+
+
+def test_a_merge_that_fails_says_why_and_leaves_nothing(
+    server: FakeServer, headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(server, {"adapter_config.json": b"{}"})
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho noise >&2\necho the base is of another shape >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("producers.cli.merge.sys.executable", str(program))
+    ran = headrace("checkpoint", "merge", "r@last", str(tmp_path / "deep" / "model"), "--json")
+    assert ran.error["code"] == "MERGE_FAILED"
+    assert "the merge failed: the base is of another shape; --base" in ran.error["message"]
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_a_checkpoint_of_whole_weights_has_nothing_to_merge(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    serve(server, {"config.json": b"{}", "model.safetensors": b"x"})
+    ran = headrace("checkpoint", "merge", "r@last", str(tmp_path / "model"), "--json")
+    assert ran.error["code"] == "NOT_AN_ADAPTER"
+    assert f"headrace checkpoint download r@3 {tmp_path / 'model'}" in ran.error["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_is_not_merged(server: FakeServer, headrace: Run, tmp_path: Path) -> None:
+    serve(server, {"adapter_config.json": b"{}"}, lie="adapter_config.json")
+    ran = headrace("checkpoint", "merge", "r@last", str(tmp_path / "model"), "--json")
+    assert ran.error["code"] == "CORRUPT"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_checkpoint_is_the_servers_answer(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    ran = headrace("checkpoint", "merge", "r@9", str(tmp_path / "model"), "--json")
+    assert ran.error["code"] == "NOT_FOUND"
+
+
+def test_without_torch_it_says_what_to_install(
+    server: FakeServer, headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(server, {"adapter_config.json": b"{}"})
+    monkeypatch.setattr("producers.cli.merge.importlib.util.find_spec", lambda name: None)
+    ran = headrace("checkpoint", "merge", "r@last", str(tmp_path / "model"), "--json")
+    assert ran.error["code"] == "MISSING_LIBRARY"
+    assert "headrace[train]" in ran.error["message"]
