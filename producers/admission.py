@@ -13,6 +13,15 @@ MAX_EVAL_ROWS = 5000
 MAX_EVAL_SAMPLES = (MAX_EVENT_BYTES - 8192) // SAMPLE_BYTES
 
 
+DEMONSTRATION = "user_prompt and ground_truth, or messages"
+
+
+def demonstrates(dataset: DatasetRegistered) -> bool:
+    """Whether each row holds an answer that can be learned."""
+    columns = set(dataset.columns)
+    return "messages" in columns or bool("user_prompt" in columns and LABELS & columns)
+
+
 def training_issues(
     config: RunConfig, dataset: DatasetRegistered, validation: DatasetRegistered | None
 ) -> tuple[Issue, ...]:
@@ -33,11 +42,9 @@ def _training(
             key,
             f"must be at most {ref.num_rows}, the rows of {ref.name}; it is {batch_size(config)}",
         )
-    if sft and not (LABELS & set(dataset.columns) and "user_prompt" in dataset.columns):
+    if sft and not demonstrates(dataset):
         has = ", ".join(dataset.columns)
-        yield Issue(
-            "experiment.dataset", f"sft needs user_prompt and ground_truth; {ref.name} has: {has}"
-        )
+        yield Issue("experiment.dataset", f"sft needs {DEMONSTRATION}; {ref.name} has: {has}")
     if config.checkpoints.eval_interval is not None and validation is None:
         yield Issue(
             "checkpoints.eval_interval",

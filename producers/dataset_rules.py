@@ -1,9 +1,10 @@
 """The rules of a dataset file, and its normalised form: JSON Lines of `schemas.datasets.Row`.
 
 Two modes, chosen by the columns. *Prompt*: `user_prompt` and `ground_truth` (or `label`), optionally
-`system_prompt`; other columns are allowed and not passed on. *Metadata* (a `metadata` column exists):
-every row carries a JSON object, the prompt columns are optional. One type per column, at least four
-rows. The file is hostile: it is read a bounded line at a time, and nothing in it is trusted.
+`system_prompt`; or `messages`, a whole conversation (`producers/dataset_messages.py`); other columns
+are allowed and not passed on. *Metadata* (a `metadata` column exists): every row carries a JSON object,
+the prompt columns are optional. One type per column, at least four rows. The file is hostile: it is
+read a bounded line at a time, and nothing in it is trusted.
 """
 
 import csv
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NoReturn
 
+from producers.dataset_messages import BadMessages, conversation
 from schemas.datasets import Row
 from schemas.errors import Issue
 from schemas.sampling import Message
@@ -115,7 +117,10 @@ class Rules:
         if len(values) > MAX_COLUMNS:
             self._report.add("file", f"has {len(values)} columns; at most {MAX_COLUMNS} may be")
             return False
-        if "metadata" in values:
+        if "messages" in values and {"user_prompt", "system_prompt"} & set(values):
+            self._report.add("file", "has messages and prompt columns; keep one of them")
+            return False
+        if "metadata" in values or "messages" in values:
             return True
         missing = [name for name in PROMPT_COLUMNS if name not in values]
         if self._label is not None and "ground_truth" in missing:
@@ -148,6 +153,8 @@ class Rules:
         for name in values:
             if name != "metadata":
                 self._one_type(line, name, values[name])
+        if "messages" in values:
+            return self._conversation(line, values, metadata)
         prompt = []
         for name, role in (("system_prompt", "system"), ("user_prompt", "user")):
             text = self._text(line, name, values, optional=name == "system_prompt")
@@ -157,6 +164,17 @@ class Rules:
         if self._label is not None:
             label = self._scalar(line, self._label, values[self._label])
         return Row(prompt=tuple(prompt), label=label, metadata=metadata)
+
+    def _conversation(self, line: int, values: Values, metadata: dict[str, object]) -> Row | None:
+        label = None
+        if self._label is not None:
+            label = self._scalar(line, self._label, values[self._label])
+        try:
+            prompt, said = conversation(values["messages"], labelled=self._label is not None)
+        except BadMessages as bad:
+            self._report.add(f"line {line}, column messages", str(bad))
+            return None
+        return Row(prompt=prompt, label=said or label, metadata=metadata)
 
     def _text(self, line: int, name: str, values: Values, *, optional: bool) -> str | None:
         if name not in values:

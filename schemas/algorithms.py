@@ -40,6 +40,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "value_clip": ("ppo",),
     "value_coef": ("ppo",),
     "critic_lr": ("ppo",),
+    "loss_turns": ("sft",),
 }
 """Key -> the algorithms that read it; every other algorithm is given None."""
 

@@ -26,6 +26,7 @@ KlEstimator = Literal["k1", "k2", "k3"]
 KlPlace = Literal["loss", "reward"]
 Correction = Literal["ratio", "decoupled", "truncated", "masked"]
 CorrectionLevel = Literal["token", "sequence", "geometric"]
+LossTurns = Literal["assistant", "last", "all"]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, pattern=r"^\S+$")]
@@ -123,6 +124,7 @@ class Advanced(Section):
     validation_dataset: str | None = None
     validation_samples: int = Field(default=1, ge=1, le=1024)
     validation_temperature: float = Field(default=0.0, ge=0, le=2)
+    loss_turns: LossTurns | None = None
     batch_size: int = Field(default=16, ge=1, le=65_536)
     max_sequence_length: int = Field(default=2048, ge=8, le=262_144)
     state_interval: int | None = Field(default=None, ge=1, le=10_000)

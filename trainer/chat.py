@@ -8,12 +8,21 @@ starts.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import Message, SampleRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A turn that has ended: its text as the template wrote it, its ids with the one that ends it."""
+
+    text: str
+    ids: list[int]
 
 
 class Chat:
@@ -70,16 +79,19 @@ class Chat:
             suffix = suffix[1:]
         return [*last.prompt_ids, *last.completion_ids, *suffix]
 
-    def demonstration(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-        """A conversation that ends with the assistant -> the ids of its context, and of the answer
-        up to and with the token that ends it."""
-        context = self.text(messages[:-1], reply_next=True)
-        whole = self.text(messages, reply_next=False)
-        answer = whole[len(context) :] if whole.startswith(context) else messages[-1].content
-        ids = self.encode(answer)
-        ends = [i for i, token in enumerate(ids) if token in self._stop_ids]
-        closed = ids[: ends[-1] + 1] if ends else [*ids, self._end_id]
-        return self.encode(context), closed
+    def closed(self, text: str) -> "Closed":
+        """What a template wrote, up to and with the last token that ends a turn; what comes after it
+        belongs to nobody. Where the template has no such token the model's own is added: the policy
+        must learn to stop."""
+        ends = (text.rfind(end) + len(end) for end in self._stop_texts if end in text)
+        said = text[: max(ends, default=len(text))]
+        ids = self.encode(said)
+        is_ended = bool(ids) and ids[-1] in self._stop_ids
+        return Closed(said, ids if is_ended else [*ids, self._end_id])
+
+    @property
+    def _stop_texts(self) -> list[str]:
+        return [str(self._tokenizer.convert_ids_to_tokens(i)) for i in sorted(self._stop_ids)]
 
     @property
     def _end_id(self) -> int:

@@ -166,8 +166,8 @@ def _step(session: Session, job: LearnerJob, batch: StepBatch, *, export_state: 
             policy,
             Chat(base.tokenizer, base.stop_ids),
             batch.conversations,
-            max_sequence_length=advanced.max_sequence_length,
-            micro_batch_tokens=tokens,
+            advanced,
+            tokens=tokens,
         )
         metrics |= _update(session, job, batch.step)
     else:

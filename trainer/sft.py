@@ -1,70 +1,123 @@
 """Supervised fine-tuning: maximise the likelihood of the demonstrated answers.
 
-    loss = - (1 / M) sum_t log pi_theta(t)        over the M answer tokens of the whole step
+    loss = - (1 / M) sum_t log pi_theta(t)        over the M learned tokens of the whole step
 
-The mean is over all answer tokens of the optimizer step, not per micro-batch or per row. The prompt
-is context. What closes the assistant's turn in the chat template (the end token) belongs to the
-answer, since the policy must learn to stop; whatever the template adds after that does not. A
-conversation longer than the run's max_sequence_length is cut at its end.
+The mean is over all learned tokens of the optimizer step, not per micro-batch or per row. Learned are
+the answers of the assistant, each with the token that closes its turn, since the policy must learn to
+stop; `advanced.loss_turns` takes the last answer only, or everything. What is not learned is context.
+Which ids a conversation has is said in `trainer/turns.py`.
+
+Conversations are packed into micro-batches, and none sees another (`trainer/batch.py`): the loss is that
+of one after the other. A row longer than the run's max_sequence_length is cut at its end, and counted.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from schemas.config import Advanced, LossTurns
 from schemas.errors import Refused
 from schemas.learning import Conversation
 from schemas.sampling import Message
 from schemas.sampling import Sequence as TokenSequence
-from trainer.batch import Example, pack
+from trainer.batch import Example, MicroBatch, pack
 from trainer.chat import Chat
 from trainer.metrics import Means
 from trainer.policy import Policy
+from trainer.turns import Row, rows_of
 
 
-def example_of(chat: Chat, conversation: Conversation, sample: int, *, max_tokens: int) -> Example:
-    """A conversation as a training row. Raises Refused unless its last turn is the assistant's."""
+@dataclass(frozen=True, slots=True)
+class Demonstrations:
+    """The training rows of a batch. `num_cut` conversations are longer than the limit, and of
+    `num_lost` nothing that is to be learned lies within it."""
+
+    examples: tuple[Example, ...]
+    num_conversations: int
+    num_cut: int
+    num_lost: int
+
+    @property
+    def num_actions(self) -> int:
+        return sum(example.num_actions for example in self.examples)
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "train/learned_tokens": float(self.num_actions),
+            "train/truncated_ratio": self.num_cut / max(1, self.num_conversations),
+            "train/unlearned_ratio": self.num_lost / max(1, self.num_conversations),
+        }
+
+
+def demonstrations(
+    chat: Chat, conversations: Sequence[Conversation], *, max_tokens: int, learned: LossTurns
+) -> Demonstrations:
+    """Conversations as training rows. Raises Refused unless each ends with the assistant."""
+    examples: list[Example] = []
+    cut = lost = 0
+    for i, conversation in enumerate(conversations):
+        rows = rows_of(chat, _messages(conversation), learned=learned)
+        found = [example_of(row, i, max_tokens=max_tokens) for row in rows]
+        examples += found
+        cut += any(len(row.ids) > max_tokens for row in rows)
+        lost += not any(example.num_actions for example in found)
+    return Demonstrations(tuple(examples), len(conversations), cut, lost)
+
+
+def _messages(conversation: Conversation) -> tuple[Message, ...]:
     messages = tuple(
         Message.model_validate({"role": role, "content": text})
         for role, text in conversation.messages
     )
     if not messages or messages[-1].role != "assistant":
         raise Refused(f"row {conversation.row}: the last message must be the assistant's answer")
-    prompt, answer = chat.demonstration(messages)
-    tokens = (*prompt, *answer)[:max_tokens]
-    mask: list[Literal[0, 1]] = [0] * len(prompt)
-    mask.extend([1] * len(answer))
-    row = TokenSequence(
-        tokens=tokens, loss_mask=tuple(mask[:max_tokens]), logprobs=(0.0,) * len(tokens)
+    return messages
+
+
+def example_of(row: Row, sample: int, *, max_tokens: int) -> Example:
+    """A row as the learner packs it, cut at its end."""
+    tokens = tuple(row.ids[:max_tokens])
+    learned = tuple(row.learned[:max_tokens])
+    return Example(
+        sample, TokenSequence(tokens=tokens, loss_mask=learned, logprobs=(0.0,) * len(tokens))
     )
-    return Example(sample, row)
 
 
 def step(
     policy: Policy,
     chat: Chat,
     conversations: Sequence[Conversation],
+    advanced: Advanced,
     *,
-    max_sequence_length: int,
-    micro_batch_tokens: int,
+    tokens: int,
 ) -> tuple[dict[str, float], tuple[int, ...]]:
     """Add the gradient of the loss of one batch to the policy's tensors; the optimizer is the
-    learner's. Returns metrics and the micro-batch plan."""
-    examples = [
-        example_of(chat, conversation, i, max_tokens=max_sequence_length)
-        for i, conversation in enumerate(conversations)
-    ]
-    num_actions = max(1, sum(example.num_actions for example in examples))
+    learner's. A micro-batch has at most `tokens`. Returns metrics and the micro-batch plan."""
+    batch = _batch(chat, conversations, advanced)
+    num_actions = max(1, batch.num_actions)
     means, plan = Means(), []
-    for micro in pack(
-        examples,
-        micro_batch_tokens=micro_batch_tokens,
-        share=policy.shares_prompts,
-        device=policy.device,
-    ):
+    for micro in _micros(policy, batch, tokens):
         logprobs_M, entropy_M = policy.logprobs(micro, temperature=1.0)
         loss = -logprobs_M.sum() / num_actions
         loss.backward()
         means.add_sum("train/loss", loss)
         means.add("train/entropy_loss", entropy_M)
         plan.append(micro.num_tokens)
-    return means.values(), tuple(plan)
+    return means.values() | batch.metrics(), tuple(plan)
+
+
+def _batch(chat: Chat, conversations: Sequence[Conversation], advanced: Advanced) -> Demonstrations:
+    return demonstrations(
+        chat,
+        conversations,
+        max_tokens=advanced.max_sequence_length,
+        learned=advanced.loss_turns or "assistant",
+    )
+
+
+def _micros(policy: Policy, batch: Demonstrations, tokens: int) -> Iterator[MicroBatch]:
+    return pack(
+        batch.examples,
+        micro_batch_tokens=tokens,
+        share=policy.shares_prompts,
+        device=policy.device,
+    )

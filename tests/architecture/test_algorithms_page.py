@@ -2,16 +2,39 @@
 
 import re
 from pathlib import Path
+from typing import get_args
+
+import pytest
 
 from schemas.algorithms import READ_BY, REINFORCED
+from schemas.config import Algorithm
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "algorithms.md").read_text()
 
 
-def test_every_objective_and_every_key_is_on_the_page() -> None:
-    for algorithm in REINFORCED:
-        assert f"(`{algorithm}`)\n" in PAGE
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+LINES_OF_A_SCREEN = 25
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_objective_has_its_screen(algorithm: str) -> None:
+    _, found, rest = PAGE.partition(f"(`{algorithm}`)\n")
+    assert found, "no heading ends with its name"
+    screen = rest.partition("\n## ")[0]
+    assert screen.count("\n") <= LINES_OF_A_SCREEN
+    assert re.search(r"^    (loss|A_i|r_t|s_i|delta_t) +=", screen, re.MULTILINE), "no formula"
+    for part in ("**When:**", "**Traps:**", "**Agreement:**"):
+        assert part in screen, part
+
+
+def test_the_page_knows_every_objective_that_the_trainer_has() -> None:
+    from trainer.objectives import OBJECTIVES
+
+    assert {*OBJECTIVES, "sft"} == set(ALGORITHMS) == {*REINFORCED, "sft"}
+
+
+def test_every_key_is_on_the_page() -> None:
     for key in READ_BY:
         assert f"`{key}`" in PAGE, key
 

@@ -22,7 +22,7 @@ import pytest
 
 from consumers.worker import LEASE_LOST
 from infra.failpoints import CONSUMERS, NAMED, runtime_points
-from infra.home import read_state
+from infra.home import ChildState, read_state
 from infra.lease import LEASE_S
 from tests.chaos.trials import verified
 from tests.crash.zombie import forkserver, learn
@@ -126,9 +126,7 @@ def learners(root: Path, database: str) -> Iterator[tuple[Platform, Learners]]:
     with platform(root / "home", environment=environment) as running:
         running.post("/workspaces", {"url": str(workspace), "name": "w"})
         running.upload("numbers")
-        state = read_state(running.home)
-        assert state is not None
-        (own,) = (child for child in state.children if child.name == "learner")
+        own = eventually(lambda: _learner(running), within_s=60, what="its learner is started")
         assert own.pid is not None
         found = Learners(running, database)
         os.kill(own.pid, signal.SIGSTOP)
@@ -138,6 +136,13 @@ def learners(root: Path, database: str) -> Iterator[tuple[Platform, Learners]]:
         finally:
             found.close()
             os.kill(own.pid, signal.SIGCONT)
+
+
+def _learner(running: Platform) -> ChildState | None:
+    state = read_state(running.home)
+    assert state is not None
+    (own,) = (child for child in state.children if child.name == "learner")
+    return own if own.pid is not None else None
 
 
 def settled(running: Platform, run: str, more: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from schemas.config import Advanced
 from schemas.learning import Conversation
 from schemas.sampling import PolicyRef
 from tests.unit.trainer.batches import GROUPS, group, policy64
@@ -137,8 +138,8 @@ def test_micro_batches_change_nothing_in_sft() -> None:
             policy,
             Chat(base.tokenizer, base.stop_ids),
             TALK,
-            max_sequence_length=64,
-            micro_batch_tokens=tokens,
+            Advanced(algorithm="sft"),
+            tokens=tokens,
         )
         found.append((metrics["train/loss"], {n: t.grad for n, t in policy.tensors.items()}))
     (whole, gradients_of), (split, others) = found
@@ -148,7 +149,8 @@ def test_micro_batches_change_nothing_in_sft() -> None:
 
 
 def test_in_sft_the_prompt_is_context(chat: Chat) -> None:
-    row = sft.example_of(chat, TALK[0], 0, max_tokens=64)
+    batch = sft.demonstrations(chat, TALK[:1], max_tokens=64, learned="assistant")
+    (row,) = batch.examples
     answer = [*chat.encode("yes"), 6]
     (micro,) = pack([row], micro_batch_tokens=99, share=True)
     assert micro.target_M.tolist() == answer

@@ -48,6 +48,62 @@ def test_metadata_mode_needs_no_prompt(tmp_path: Path) -> None:
     assert rows[3].prompt == ()
 
 
+def talk(*turns: str, **more: object) -> dict[str, object]:
+    """A conversation in which user and assistant take turns."""
+    roles = ("user", "assistant")
+    said = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
+    return {"messages": [{"role": "system", "content": "s"}, *said], **more}
+
+
+def test_a_conversation_is_its_last_answer_and_what_came_before(tmp_path: Path) -> None:
+    report, rows = check(tmp_path, lines(*(talk("1?", "one", "2?", f"two{n}") for n in range(4))))
+    assert report.issues == []
+    assert [m.role for m in rows[0].prompt] == ["system", "user", "assistant", "user"]
+    assert rows[2].label == "two2"
+
+
+def test_a_conversation_beside_a_label_is_a_prompt(tmp_path: Path) -> None:
+    content = lines(*(talk("1?", "one", "2?", label=n) for n in range(4)))
+    report, rows = check(tmp_path, content)
+    assert report.issues == []
+    assert len(rows[1].prompt) == 4
+    assert rows[1].label == "1"
+
+
+def test_a_conversation_in_csv_is_json_text(tmp_path: Path) -> None:
+    cell = json.dumps(talk("1?", "one")["messages"]).replace('"', '""')
+    report, rows = check(tmp_path, "messages\n" + f'"{cell}"\n' * 4, "csv")
+    assert report.issues == []
+    assert rows[3].label == "one"
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (talk("1?"), "ends with the user; a demonstration ends with the assistant"),
+        (talk("1?", "one", label="x"), "ends with the assistant; beside a label"),
+        (talk("1?", ""), "an answer that is empty"),
+        ({"messages": []}, "is an empty list"),
+        ({"messages": "hello"}, "not a list of messages"),
+        ({"messages": {"role": "user"}}, "must be a list"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "nothing before the answer"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "[0] needs a role of system, user"),
+        ({"messages": ["hello"]}, "[0] must be an object"),
+        (
+            {"messages": [{"role": "user", "content": "a", "tool_calls": []}]},
+            "[0] has 'tool_calls', which would be dropped",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content that is a str"),
+        ({"messages": [], "user_prompt": "q"}, "keep one of them"),
+    ],
+)
+def test_a_conversation_that_cannot_be_is_named(
+    tmp_path: Path, row: dict[str, object], says: str
+) -> None:
+    report, _ = check(tmp_path, lines(*[row] * 4))
+    assert says in report.issues[0].message
+
+
 def test_csv_with_metadata_as_json_text(tmp_path: Path) -> None:
     head = 'user_prompt,label,metadata\n"a, b",1,"{""k"": 1}"\n'
     report, rows = check(tmp_path, head + 'c,2,"{""k"": 2}"\n' * 3, "csv")

@@ -20,6 +20,7 @@ VALUES: dict[str, object] = {
     "overlong_buffer": 4,
     "overlong_penalty": 0.5,
     "group_baseline": True,
+    "loss_turns": "last",
 }
 """A valid value of each key; 0.5 is one of the others."""
 

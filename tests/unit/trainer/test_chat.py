@@ -1,4 +1,4 @@
-"""Templates and ids: exact continuation, fresh rendering where the template rewrites, demonstrations."""
+"""Templates and ids: exact continuation, fresh rendering where the template rewrites."""
 
 import pytest
 import torch
@@ -75,22 +75,6 @@ def test_a_template_that_rewrites_history_starts_a_new_row(chat: Chat) -> None:
     ids = chat.prompt_ids(asked)
     assert ids[: len(turn.prompt_ids)] == list(turn.prompt_ids)
     assert ids == chat.encode("hi<|end|>go on<|end|>")
-
-
-def test_a_demonstration_ends_with_the_token_that_ends_the_turn(chat: Chat) -> None:
-    context, answer = chat.demonstration((said("user", "2+2?"), said("assistant", "4")))
-    assert context == chat.encode("<|user|>2+2?<|end|><|assistant|>")
-    assert answer == [*chat.encode("4"), END]
-
-
-def test_what_a_template_adds_after_the_turn_is_not_the_answer(chat: Chat) -> None:
-    chat._tokenizer.chat_template = (
-        "{% for m in messages %}[{{ m.content }}<|end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}[{% endif %}"
-    )
-    context, answer = chat.demonstration((said("user", "2+2?"), said("assistant", "4")))
-    assert chat.decode(context) == "[2+2?\n["
-    assert answer == [*chat.encode("4"), END]
 
 
 def test_a_template_that_refuses_is_the_samples_failure(chat: Chat) -> None:

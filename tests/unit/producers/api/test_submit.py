@@ -207,6 +207,10 @@ async def test_sft_needs_no_workspace_but_labels(app: Application) -> None:
     made = await app.post("/runs", {"config": sft})
     assert made.status_code == 201, made.text
     assert made.json()["run"]["workspace"] is None
+    talk = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
+    await app.upload("talks", f"{talk}\n" * 4)
+    sft["experiment"]["dataset"] = "talks"
+    assert (await app.post("/runs", {"config": sft})).status_code == 201
     sft["experiment"]["dataset"] = "bare"
     refused = await app.post("/runs", {"config": sft})
     assert refused.json()["issues"][0]["key"] == "experiment.dataset"

@@ -1,0 +1,73 @@
+"""The `messages` column of a dataset: whole conversations, as chat datasets usually have them.
+
+With a label column the conversation is the prompt and ends with a user or a tool. Without one it is a
+demonstration: the assistant has the last word, which is what there is to learn, so it becomes the row's
+label, and what was said before (earlier answers among it) its prompt.
+"""
+
+import json
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from schemas.sampling import Message
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class BadMessages(ValueError):
+    """What is wrong, and with which message of the row."""
+
+
+def conversation(value: object, *, labelled: bool) -> tuple[tuple[Message, ...], str | None]:
+    """A cell of the column -> prompt and label. `labelled`: the label stands in a column of its own.
+    Raises BadMessages."""
+    listed = _parsed(value)
+    messages = tuple(_message(i, one) for i, one in enumerate(listed))
+    if not messages:
+        raise BadMessages("is an empty list")
+    last = messages[-1]
+    if labelled:
+        if last.role not in ("user", "tool"):
+            raise BadMessages(
+                f"ends with the {last.role}; beside a label it is a prompt, and ends with the user"
+            )
+        return messages, None
+    if last.role != "assistant":
+        raise BadMessages(
+            f"ends with the {last.role}; a demonstration ends with the assistant's answer (or "
+            "give the answer in a column ground_truth)"
+        )
+    if len(messages) == 1:
+        raise BadMessages("has nothing before the answer")
+    if not last.content:
+        raise BadMessages("ends with an answer that is empty")
+    return messages[:-1], last.content
+
+
+def _parsed(value: object) -> Sequence[object]:
+    """A list, or its JSON text (as in CSV)."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise BadMessages("is not a list of messages in JSON") from error
+    if not isinstance(value, list):
+        raise BadMessages("must be a list of {role, content}")
+    return value
+
+
+def _message(index: int, value: object) -> Message:
+    if not isinstance(value, dict):
+        raise BadMessages(f"[{index}] must be an object with role and content")
+    if unknown := sorted(set(value) - {"role", "content"}):
+        raise BadMessages(
+            f"[{index}] has {', '.join(map(repr, unknown))}, which would be dropped; only role and "
+            "content are read: write tool calls into the content, as the model would say them"
+        )
+    try:
+        return Message.model_validate(value, strict=True)
+    except ValidationError as error:
+        raise BadMessages(
+            f"[{index}] needs a role of {', '.join(ROLES)} and content that is a string"
+        ) from error
