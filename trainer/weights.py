@@ -1,9 +1,7 @@
 """A policy version as the decoder reads it: named projections over base and trained tensors.
 
-Two views of the same numbers. `Trainable` keeps adapters apart, so that gradients reach A and B and
-the frozen base costs no memory; the learner uses it. `Merged` adds B A into a copy of the base and
-fuses the projections that share their input, so that a decoding step is few and large matrix
-products; the sampler uses it. In fp32 they agree to about 1e-6.
+Adapters are kept apart, so that gradients reach A and B and the frozen base costs no memory. The
+sampler has a copy of its own with all of it added up: `trainer/sampler/model.py`.
 """
 
 from collections.abc import Mapping
@@ -12,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from trainer.adapters import PEFT_PREFIX, Tensors, adapter_pairs, merged_weight
+from trainer.adapters import PEFT_PREFIX, Tensors, adapter_pairs
 
 FUSED: dict[str, tuple[str, ...]] = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -64,44 +62,3 @@ def _tied(base: Tensors, full: Tensors) -> Tensors:
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     is_tied = embedding in full and head in base and head not in full
     return {**full, head: full[embedding]} if is_tied else full
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Merged:
-    """Fused weights of each layer, (out, in) and bias, with the width of each module's output;
-    everything else by name."""
-
-    base: Tensors
-    layers: tuple[dict[str, tuple[torch.Tensor, torch.Tensor | None, tuple[int, ...]]], ...]
-
-    def tensor(self, name: str) -> torch.Tensor | None:
-        return self.base.get(name)
-
-    def project(self, x_N_H: torch.Tensor, layer: int, what: str) -> tuple[torch.Tensor, ...]:
-        weight, bias, widths = self.layers[layer][what]
-        return F.linear(x_N_H, weight, bias).split(widths, dim=-1)
-
-
-@torch.no_grad()
-def merge(view: Trainable, *, num_layers: int) -> Merged:
-    """The same policy with B A added in and projections fused; a copy of the linear layers."""
-    layers = []
-    for layer in range(num_layers):
-        fused: dict[str, tuple[torch.Tensor, torch.Tensor | None, tuple[int, ...]]] = {}
-        for what, names in FUSED.items():
-            modules = [layer_module(layer, name) for name in names]
-            weights = [_merged_weight(view, module) for module in modules]
-            widths = tuple(len(weight) for weight in weights)
-            biases = [view.base.get(f"{module}.bias") for module in modules]
-            known = [bias for bias in biases if bias is not None]
-            bias = torch.cat(known) if len(known) == len(biases) else None
-            fused[what] = (torch.cat(weights), bias, widths)
-        layers.append(fused)
-    rest = {k: v for k, v in view.base.items() if "_proj." not in k}
-    return Merged(rest, tuple(layers))
-
-
-def _merged_weight(view: Trainable, module: str) -> torch.Tensor:
-    weight = view.base[f"{module}.weight"]
-    pair = view.pairs.get(module)
-    return weight if pair is None else merged_weight(weight, pair, scale=view.scale)

@@ -12,13 +12,14 @@ from itertools import groupby
 
 import torch
 
-from trainer.decoder import Decoder, Weights
+from trainer.decoder import Decoder
 from trainer.sampler.choose import choose
 from trainer.sampler.lane import Lane, capacity_for, independent, row_bytes
+from trainer.sampler.model import Model, model_of
 from trainer.sampler.prefill import Prompt, Prompts
 from trainer.sampler.rows import Row, Version, parameters
 from trainer.store import Recent
-from trainer.weights import merge, trainable
+from trainer.weights import trainable
 
 FIXED_ROWS = 32
 MOST_ROWS = 64
@@ -27,7 +28,6 @@ ROWS_BYTES = 512 << 20
 """How much cache the rows in lanes may have together; the others wait."""
 SPARE_BYTES = 128 << 20
 """How much cache empty lanes may keep, so that the next step need not clear new memory."""
-MERGE_BYTES = 2 << 30
 STEPS_PER_TURN = 16
 
 
@@ -38,7 +38,7 @@ class Core:
         self._waiting: deque[Row] = deque()
         self._lanes: dict[tuple[str, int, bool], list[Lane]] = {}
         self._prompts = Prompts()
-        self._weights: Recent[Weights] = Recent(4)
+        self._models: Recent[Model] = Recent(4)
         self._sizes: dict[tuple[Decoder, int], int] = {}
         self._spare: list[Lane] = []
 
@@ -114,21 +114,17 @@ class Core:
         found: dict[str, dict[tuple[int, ...], Prompt]] = {}
         for version in {row.version.key: row.version for row in rows}.values():
             asked = [row.prompt_ids for row in rows if row.version.key == version.key]
-            decoder, weights = self._model(version)
-            found[version.key] = self._prompts.get(version.key, decoder, weights, asked)
+            found[version.key] = self._prompts.get(version.key, self._model(version), asked)
         return [found[row.version.key][row.prompt_ids] for row in rows]
 
-    def _model(self, version: Version) -> tuple[Decoder, Weights]:
-        decoder = version.loaded.decoder
+    def _model(self, version: Version) -> Model:
+        held = self._models.get(version.key)
+        if held is not None:
+            return held
+        decoder, base = version.loaded.decoder, version.loaded.base
         assert decoder is not None  # noqa: S101
-        weights = self._weights.get(version.key)
-        if weights is None:
-            base = version.loaded.base
-            view = trainable(base.tensors, version.trained, alpha=version.alpha)
-            small = base.num_bytes <= MERGE_BYTES
-            weights = merge(view, num_layers=decoder.num_layers) if small else view
-            self._weights.put(version.key, weights)
-        return decoder, weights
+        view = trainable(base.tensors, version.trained, alpha=version.alpha)
+        return self._models.put(version.key, model_of(decoder, view, num_bytes=base.num_bytes))
 
     def _enter(self, row: Row, keys: torch.Tensor, values: torch.Tensor) -> None:
         fixed, capacity = row.params.deterministic, capacity_for(row.length)
@@ -140,12 +136,13 @@ class Core:
         lane.add(row, keys, values)
 
     def _new_lane(self, version: Version, capacity: int, *, fixed: bool) -> Lane:
-        decoder, weights = self._model(version)
+        model = self._model(version)
+        decoder = model.decoder
         room = max(1, LANE_BYTES // row_bytes(decoder, capacity))
         size = min(FIXED_ROWS if fixed else MOST_ROWS, room)
         known = (decoder, capacity)
         if fixed and known not in self._sizes:
-            trial = Lane(decoder, weights, capacity=capacity, size=size, fixed=True)
+            trial = Lane(model, capacity=capacity, size=size, fixed=True)
             self._sizes[known] = size if independent(trial) else 1
         if fixed:
             size = self._sizes[known]
@@ -156,9 +153,9 @@ class Core:
                 fixed,
             ):
                 self._spare.remove(lane)
-                lane.weights = weights
+                lane.model = model
                 return lane
-        return Lane(decoder, weights, capacity=capacity, size=size, fixed=fixed)
+        return Lane(model, capacity=capacity, size=size, fixed=fixed)
 
     def _leave(self) -> list[Row]:
         """Take out the rows that are over, and move those that have outgrown their lane."""

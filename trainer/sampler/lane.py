@@ -9,8 +9,9 @@ Legend: R rows, A query heads, K key heads, G query heads per key head, C capaci
 
 import torch
 
-from trainer.decoder import Attend, Decoder, Weights
+from trainer.decoder import Attend, Decoder
 from trainer.sampler.choose import choose
+from trainer.sampler.model import Model
 from trainer.sampler.rows import Row, parameters
 
 STEPS_OF_CAPACITY = (32, 64, 128, 192, 256, 384, 512, 768)
@@ -34,20 +35,22 @@ def row_bytes(decoder: Decoder, capacity: int) -> int:
 class Lane:
     """Up to `size` rows of one version. Keys and values are (layers, R, K, C, D)."""
 
-    def __init__(
-        self, decoder: Decoder, weights: Weights, *, capacity: int, size: int, fixed: bool
-    ) -> None:
-        embedding = weights.tensor("model.embed_tokens.weight")
-        assert embedding is not None  # noqa: S101
-        self.decoder, self.weights = decoder, weights
+    def __init__(self, model: Model, *, capacity: int, size: int, fixed: bool) -> None:
+        decoder, embedding = model.decoder, model.embedding
+        self.model = model
         self.capacity, self.size, self.fixed = capacity, size, fixed
         self.device = embedding.device
         shape = (decoder.num_layers, size, decoder.kv_heads, capacity, decoder.head_dim)
         self.keys = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
         self.values = torch.zeros_like(self.keys)
         self.rows: list[Row] = []
-        self._slots = torch.arange(size, device=self.device)
+        starts = torch.arange(size * decoder.kv_heads, device=self.device) * capacity
+        self._starts_R_K = starts.view(size, decoder.kv_heads)
         self._places = torch.arange(capacity, device=self.device)
+
+    @property
+    def decoder(self) -> Decoder:
+        return self.model.decoder
 
     @property
     def row_bytes(self) -> int:
@@ -93,12 +96,11 @@ class Lane:
         for row, token, logprob in zip(self.rows, *drawn, strict=False):
             row.take(token, logprob)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def logits(self, tokens_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
         """Read one token per row into the cache; the logits (R, vocabulary) after it."""
         attend = self._attend(positions_R, self._seen())
-        hidden_R_H = self.decoder.hidden(self.weights, tokens_R, positions_R, attend)
-        return self.decoder.logits(self.weights, hidden_R_H)
+        return self.model.logits(self.model.hidden(tokens_R, positions_R, attend))
 
     def _seen(self) -> int:
         """How many places a step looks at: all of them where shapes are fixed, else as many as the
@@ -109,22 +111,33 @@ class Lane:
         return min(self.capacity, -(-longest // ROUND_PLACES) * ROUND_PLACES)
 
     def _attend(self, positions_R: torch.Tensor, seen: int) -> Attend:
-        num = len(positions_R)
-        slots_R = self._slots[:num]
-        unseen_R_C = (self._places[:seen] > positions_R[:, None])[:, None, None, :]
+        num, size, kv_heads = len(positions_R), self.decoder.head_dim, self.decoder.kv_heads
+        at = (self._starts_R_K[:num] + positions_R[:, None]).flatten()
+        unseen_R_C = self.keys.new_zeros(num, seen)
+        unseen_R_C.masked_fill_(self._places[:seen] > positions_R[:, None], float("-inf"))
+        unseen = unseen_R_C.repeat_interleave(kv_heads, dim=0)[:, None]
 
         def attend(
             layer: int, q_R_A_D: torch.Tensor, k_R_K_D: torch.Tensor, v_R_K_D: torch.Tensor
         ) -> torch.Tensor:
-            keys, values = self.keys[layer, :num, :, :seen], self.values[layer, :num, :, :seen]
-            keys[slots_R, :, positions_R] = k_R_K_D
-            values[slots_R, :, positions_R] = v_R_K_D
-            size = q_R_A_D.shape[-1]
-            q = (q_R_A_D * size**-0.5).view(num, self.decoder.kv_heads, -1, size)
-            scores = (q @ keys.transpose(-1, -2)).masked_fill(unseen_R_C, float("-inf"))
-            return (scores.softmax(dim=-1) @ values).reshape(num, -1)
+            seen_keys, seen_values = (
+                self._written(cache[layer], at, new)[: num * kv_heads, :seen]
+                for cache, new in ((self.keys, k_R_K_D), (self.values, v_R_K_D))
+            )
+            q = q_R_A_D.reshape(num * kv_heads, -1, size)
+            keys = seen_keys.transpose(1, 2)
+            scores = torch.baddbmm(unseen, q, keys, alpha=size**-0.5)
+            return torch.bmm(scores.softmax(dim=-1), seen_values).view(num, -1)
 
         return attend
+
+    def _written(
+        self, cache: torch.Tensor, at: torch.Tensor, new_R_K_D: torch.Tensor
+    ) -> torch.Tensor:
+        """The cache of a layer as (R * K, C, D), with the new entries in their places."""
+        size = new_R_K_D.shape[-1]
+        cache.view(-1, size).index_copy_(0, at, new_R_K_D.reshape(-1, size))
+        return cache.flatten(0, 1)
 
 
 def independent(lane: Lane) -> bool:
@@ -136,9 +149,8 @@ def independent(lane: Lane) -> bool:
     shape = lane.keys.shape
     keys = torch.randn(shape, generator=generator).to(lane.keys)
     values = torch.randn(shape, generator=generator).to(lane.keys)
-    embedding = lane.weights.tensor("model.embed_tokens.weight")
-    assert embedding is not None  # noqa: S101
-    tokens_R = torch.arange(lane.size, device=lane.device) % len(embedding)
+    vocabulary = len(lane.model.embedding)
+    tokens_R = torch.arange(lane.size, device=lane.device) % vocabulary
     positions_R = (torch.arange(lane.size, device=lane.device) * 7) % lane.capacity
     order_R = torch.arange(lane.size, device=lane.device).roll(lane.size // 2 + 1)
 

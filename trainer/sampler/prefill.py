@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.decoder import Attend, Decoder, Weights
+from trainer.decoder import Attend, Decoder
+from trainer.sampler.model import Model
 
 BUDGET_BYTES = 64 << 20
 PASS_TOKENS = 256
@@ -46,20 +47,17 @@ def pass_shape(num_tokens: int) -> tuple[int, int]:
     return PASS_TOKENS // padded, padded
 
 
-@torch.no_grad()
-def read_prompts(
-    decoder: Decoder, weights: Weights, prompts: Sequence[Ids], *, shape: tuple[int, int]
-) -> list[Prompt]:
+@torch.inference_mode()
+def read_prompts(model: Model, prompts: Sequence[Ids], *, shape: tuple[int, int]) -> list[Prompt]:
     """Run up to `shape[0]` prompts through the model in one pass."""
     rows, length = shape
-    head = weights.tensor("model.embed_tokens.weight")
-    assert head is not None  # noqa: S101
+    decoder, device = model.decoder, model.embedding.device
     padded = [(*ids, *(0,) * (length - len(ids))) for ids in prompts]
     padded += [(0,) * length] * (rows - len(prompts))
-    tokens_N = torch.tensor(padded, device=head.device).flatten()
-    positions_N = torch.arange(length, device=head.device).repeat(rows)
+    tokens_N = torch.tensor(padded, device=device).flatten()
+    positions_N = torch.arange(length, device=device).repeat(rows)
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-    future_T_T = torch.ones(length, length, dtype=torch.bool, device=head.device).triu(1)
+    future_T_T = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
 
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         k, v = (x.view(rows, length, *x.shape[1:]).transpose(1, 2).contiguous() for x in (k, v))
@@ -72,10 +70,10 @@ def read_prompts(
         return out.permute(0, 3, 1, 2, 4).reshape(rows * length, -1)
 
     look: Attend = attend
-    hidden_N_H = decoder.hidden(weights, tokens_N, positions_N, look)
+    hidden_N_H = model.hidden(tokens_N, positions_N, look)
     ends = [len(ids) - 1 for ids in prompts] + [0] * (rows - len(prompts))
-    last_R = torch.tensor(ends, device=head.device) + positions_N.new_tensor(range(rows)) * length
-    logits_R_V = decoder.logits(weights, hidden_N_H.index_select(0, last_R))
+    last_R = torch.tensor(ends, device=device) + positions_N.new_tensor(range(rows)) * length
+    logits_R_V = model.logits(hidden_N_H.index_select(0, last_R))
     return [
         Prompt(
             torch.stack([k[i, :, : len(ids)] for k, _ in kept]),
@@ -86,19 +84,17 @@ def read_prompts(
     ]
 
 
-def independent(decoder: Decoder, weights: Weights, shape: tuple[int, int]) -> bool:
+def independent(model: Model, shape: tuple[int, int]) -> bool:
     """Whether a prompt's bits depend neither on its row nor on the others in the pass."""
     rows, length = shape
-    vocabulary = weights.tensor("model.embed_tokens.weight")
-    assert vocabulary is not None  # noqa: S101
-    size = len(vocabulary)
+    size = len(model.embedding)
     prompts = [
         tuple((7 * r + 3 * t + 1) % size for t in range(max(1, length - 3 * r)))
         for r in range(rows)
     ]
-    first = read_prompts(decoder, weights, prompts, shape=shape)
-    moved = read_prompts(decoder, weights, prompts[::-1], shape=shape)[::-1]
-    alone = read_prompts(decoder, weights, prompts[-1:], shape=shape)
+    first = read_prompts(model, prompts, shape=shape)
+    moved = read_prompts(model, prompts[::-1], shape=shape)[::-1]
+    alone = read_prompts(model, prompts[-1:], shape=shape)
     pairs = [*zip(first, moved, strict=True), (first[-1], alone[0])]
     return all(
         torch.equal(a.keys, b.keys)
@@ -117,28 +113,26 @@ class Prompts:
         self._num_bytes = 0
         self._trusted: dict[tuple[Decoder, tuple[int, int]], bool] = {}
 
-    def get(
-        self, version: str, decoder: Decoder, weights: Weights, prompts: Sequence[Ids]
-    ) -> dict[Ids, Prompt]:
+    def get(self, version: str, model: Model, prompts: Sequence[Ids]) -> dict[Ids, Prompt]:
         """The prompts, read now where they are not held."""
         found = {ids: self._held[version, ids] for ids in prompts if (version, ids) in self._held}
         missing = [ids for ids in dict.fromkeys(prompts) if ids not in found]
         for shape in dict.fromkeys(pass_shape(len(ids)) for ids in missing):
             alike = [ids for ids in missing if pass_shape(len(ids)) == shape]
-            rows = shape[0] if self._trust(decoder, weights, shape) else 1
+            rows = shape[0] if self._trust(model, shape) else 1
             for start in range(0, len(alike), rows):
                 chunk = alike[start : start + rows]
                 read_shape = shape if rows > 1 else (1, len(chunk[0]))
-                read = read_prompts(decoder, weights, chunk, shape=read_shape)
+                read = read_prompts(model, chunk, shape=read_shape)
                 found |= dict(zip(chunk, read, strict=True))
         for ids, prompt in found.items():
             self._hold((version, ids), prompt)
         return found
 
-    def _trust(self, decoder: Decoder, weights: Weights, shape: tuple[int, int]) -> bool:
-        key = (decoder, shape)
+    def _trust(self, model: Model, shape: tuple[int, int]) -> bool:
+        key = (model.decoder, shape)
         if key not in self._trusted:
-            self._trusted[key] = shape[0] == 1 or independent(decoder, weights, shape)
+            self._trusted[key] = shape[0] == 1 or independent(model, shape)
         return self._trusted[key]
 
     def _hold(self, key: tuple[str, Ids], prompt: Prompt) -> None:

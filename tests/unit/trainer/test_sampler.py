@@ -294,8 +294,8 @@ async def test_rows_wait_for_memory_and_all_end(
 @pytest.mark.parametrize(("fixed", "seen"), [(True, 64), (False, 48)])
 def test_a_lane_of_free_shape_looks_no_further_than_its_longest_row(fixed: bool, seen: int) -> None:
     core, row = Core(), _row()
-    decoder, weights = core._model(row.version)
-    lane = Lane(decoder, weights, capacity=64, size=8, fixed=fixed)
+    model = core._model(row.version)
+    lane = Lane(model, capacity=64, size=8, fixed=fixed)
     assert lane._seen() == 64, "an empty lane is asked by the check of its shapes"
     for prompt in ((1, 2, 3), tuple(range(33))):
         lane.add(replace(row, prompt_ids=prompt), *[torch.zeros(2, 1, len(prompt), 16)] * 2)
@@ -319,8 +319,8 @@ def test_a_lane_whose_rows_depend_on_their_slot_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     core = Core()
-    decoder, weights = core._model(_row().version)
-    lane = Lane(decoder, weights, capacity=64, size=8, fixed=True)
+    model = core._model(_row().version)
+    lane = Lane(model, capacity=64, size=8, fixed=True)
     assert independent(lane)
     honest = Lane.logits
 

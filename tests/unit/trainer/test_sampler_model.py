@@ -1,0 +1,134 @@
+"""The sampler's own copy of a version against the learner's pass over the same tensors, in float64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from tests.unit.trainer.support import TINY
+from trainer.base import Base, build_base
+from trainer.decoder import Decoder, causal_attend, decoder_of
+from trainer.lora import fresh_adapter, target_modules
+from trainer.sampler import model as models
+from trainer.sampler.model import Apart, Fused, model_of
+from trainer.weights import Trainable, trainable
+
+SHAPE = {
+    "vocab_size": 103,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def _llama() -> PreTrainedModel:
+    return LlamaForCausalLM(
+        LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True, tie_word_embeddings=False)
+    )
+
+
+def _qwen2() -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True))
+
+
+def _qwen3() -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True))
+
+
+def drawn(make) -> Base:  # type: ignore[no-untyped-def]
+    """A base with nothing at 0 or 1, biases and norms included."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = make().eval()
+        for parameter in model.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    tokenizer = build_base(TINY, {}, device=torch.device("cpu")).tokenizer
+    return Base(model, tokenizer, dict(model.state_dict()), frozenset(), None)
+
+
+def views(base: Base) -> dict[str, Trainable]:
+    """Nothing trained, an adapter on all or some layers, full weights; in float64."""
+    generator = torch.Generator().manual_seed(1)
+
+    def noise(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.double() + 0.1 * torch.randn(tensor.shape, generator=generator)
+
+    double = {name: tensor.double() for name, tensor in base.tensors.items()}
+
+    def adapter(targets: str | tuple[str, ...]) -> Trainable:
+        fresh = fresh_adapter(base, target_modules(base, targets), rank=4, seed=0)
+        return trainable(double, {name: noise(t) for name, t in fresh.items()}, alpha=8.0)
+
+    full = {name: noise(p.detach()) for name, p in base.model.named_parameters()}
+    return {
+        "nothing": trainable(double, {}, alpha=1.0),
+        "all-linear": adapter("all-linear"),
+        "some": adapter(("k_proj", "up_proj")),
+        "full": trainable(double, full, alpha=1.0),
+    }
+
+
+def decoder(base: Base) -> Decoder:
+    found = decoder_of(base)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("make", [_llama, _qwen2, _qwen3])
+def test_fused_logits_are_the_learner_s(make) -> None:  # type: ignore[no-untyped-def]
+    base = drawn(make)
+    shape = decoder(base)
+    tokens, positions = torch.arange(20) * 5 % 103, torch.arange(20)
+    attend = causal_attend(torch.ones(20, 20, dtype=torch.bool).tril(), kv_heads=shape.kv_heads)
+    for name, view in views(base).items():
+        expected = shape.logits(view, shape.hidden(view, tokens, positions, attend))
+        fused = model_of(shape, view, num_bytes=base.num_bytes)
+        assert isinstance(fused, Fused)
+        found = fused.logits(fused.hidden(tokens, positions, attend))
+        torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-11, msg=name)
+
+
+def test_fusing_leaves_the_version_as_it_is() -> None:
+    base = drawn(_qwen3)
+    for view in views(base).values():
+        before = {name: tensor.clone() for name, tensor in view.base.items()}
+        fused = model_of(decoder(base), view, num_bytes=base.num_bytes)
+        tokens, shape = torch.arange(4), decoder(base)
+        attend = causal_attend(torch.ones(4, 4, dtype=torch.bool).tril(), kv_heads=shape.kv_heads)
+        with torch.no_grad():
+            fused.logits(fused.hidden(tokens, tokens, attend))
+        assert all(torch.equal(view.base[name], before[name]) for name in before)
+
+
+def test_what_cannot_be_copied_or_has_no_complex_twin_is_read_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base = drawn(_qwen3)
+    view, shape = views(base)["nothing"], decoder(base)
+    half = replace(view, base={name: t.bfloat16() for name, t in view.base.items()})
+    assert isinstance(model_of(shape, half, num_bytes=base.num_bytes), Apart)
+    monkeypatch.setattr(models, "COPY_BYTES", 1)
+    apart = model_of(shape, view, num_bytes=base.num_bytes)
+    assert isinstance(apart, Apart)
+    tokens = torch.arange(4)
+    attend = causal_attend(torch.ones(4, 4, dtype=torch.bool).tril(), kv_heads=shape.kv_heads)
+    monkeypatch.undo()
+    fused = model_of(shape, view, num_bytes=base.num_bytes)
+    torch.testing.assert_close(
+        apart.logits(apart.hidden(tokens, tokens, attend)),
+        fused.logits(fused.hidden(tokens, tokens, attend)),
+        atol=1e-11,
+        rtol=1e-11,
+    )
