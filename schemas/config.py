@@ -120,6 +120,8 @@ class Advanced(Section):
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     lr_min_ratio: float = Field(default=0.0, ge=0, le=1)
     micro_batch_tokens: int | None = Field(default=None, ge=16, le=10_000_000)
+    recompute: bool = False
+    compile: bool = False
     rewards: tuple[RewardWeight, ...] = Field(default=())
     validation_dataset: str | None = None
     validation_samples: int = Field(default=1, ge=1, le=1024)

@@ -24,6 +24,7 @@ import torch
 
 from schemas.sampling import Sequence as TokenSequence
 from trainer.decoder import Attend
+from trainer.varlen import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,10 @@ class MicroBatch:
 
     tokens_N: torch.Tensor
     positions_N: torch.Tensor
+    segments: tuple[Segment, ...]
+    """in the order of N"""
     blocks: tuple[Block, ...]
+    """none where attention takes the segments as they are"""
     place_N: torch.Tensor
     """index into the blocks' B*T outputs, one after the other"""
     predictor_M: torch.Tensor
@@ -111,36 +115,32 @@ def pack(
     micro_batch_tokens: int,
     share: bool,
     device: torch.device | None = None,
+    pads: bool | None = None,
 ) -> Iterator[MicroBatch]:
     """Examples in canonical order -> micro-batches of at most `micro_batch_tokens` tokens (a single
-    longer tree stands alone). Examples without an action have nothing to train and are left out."""
-    packing = _Packing()
+    longer tree stands alone). Examples without an action have nothing to train and are left out.
+    `pads`: whether segments are padded into blocks for attention; None: on a CPU, where that is
+    fastest, and where rows are not shared, since Transformers' modules take nothing else."""
+    if pads is None:
+        pads = device is None or device.type == "cpu" or not share
+    packing = _Packing(pads)
     for tree in trees([e for e in examples if e.num_actions], share=share):
         if packing.tokens and len(packing.tokens) + tree.num_tokens > micro_batch_tokens:
             yield packing.tensors(device)
-            packing = _Packing()
+            packing = _Packing(pads)
         packing.add(tree)
     if packing.tokens:
         yield packing.tensors(device)
-
-
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """Tokens start..end of N, which see the tokens context_start..context_start+num_context."""
-
-    start: int
-    end: int
-    context_start: int = 0
-    num_context: int = 0
 
 
 @dataclass(slots=True)
 class _Packing:
     """A micro-batch as it grows."""
 
+    pads: bool
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
-    segments: list[_Segment] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
     predictors: list[int] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     behaviour: list[float] = field(default_factory=list)
@@ -152,11 +152,11 @@ class _Packing:
         start, shared = len(self.tokens), tree.num_shared
         if shared:
             self._segment(tree.examples[0].sequence.tokens[:shared], 0)
-            self.segments.append(_Segment(start, start + shared))
+            self.segments.append(Segment(start, start + shared))
         for example in tree.examples:
             tokens, own = example.sequence.tokens, len(self.tokens)
             self._segment(tokens[shared:], shared)
-            self.segments.append(_Segment(own, len(self.tokens), start, shared))
+            self.segments.append(Segment(own, len(self.tokens), start, shared))
             for t in range(1, len(tokens)):
                 if example.sequence.loss_mask[t]:
                     before = t - 1
@@ -179,8 +179,8 @@ class _Packing:
             [s for s in self.segments if not s.num_context],
             [s for s in self.segments if s.num_context],
         )
-        blocks = tuple(_block(kind) for kind in kinds if kind)
-        place_N = torch.empty(len(self.tokens), dtype=torch.long)
+        blocks = tuple(_block(kind) for kind in kinds if kind and self.pads)
+        place_N = torch.zeros(len(self.tokens), dtype=torch.long)
         first = 0
         for block in blocks:
             spots = block.valid_B_T.flatten().nonzero()[:, 0]
@@ -193,6 +193,7 @@ class _Packing:
         return MicroBatch(
             tokens_N=torch.tensor(self.tokens, device=device),
             positions_N=torch.tensor(self.positions, device=device),
+            segments=tuple(self.segments),
             blocks=on_device,
             place_N=place_N.to(device),
             predictor_M=torch.tensor(self.predictors, device=device),
@@ -204,7 +205,7 @@ class _Packing:
         )
 
 
-def _block(segments: Sequence[_Segment]) -> Block:
+def _block(segments: Sequence[Segment]) -> Block:
     table_B_4 = torch.tensor([[s.start, s.end, s.context_start, s.num_context] for s in segments])
     start_B_1, end_B_1, context_B_1, num_context_B_1 = table_B_4.split(1, dim=1)
     length_B_1 = end_B_1 - start_B_1

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from trainer.base import Base
-from trainer.norm import rms_norm
+from trainer.forward import DIRECT, Forward, Steps
 from trainer.weights import trainable
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -66,13 +66,15 @@ class Decoder:
         tokens_N: torch.Tensor,
         positions_N: torch.Tensor,
         attend: Attend,
+        forward: Forward = DIRECT,
     ) -> torch.Tensor:
         """Token ids and their positions -> final hidden states (N, H), after the last norm."""
+        steps = forward.steps(tokens_N.device)
         x_N_H = F.embedding(tokens_N, _need(weights, "model.embed_tokens.weight"))
         cos, sin = (part.to(x_N_H.dtype) for part in self.rotation(positions_N))
         for layer in range(self.num_layers):
-            x_N_H = self._layer(weights, layer, x_N_H, cos, sin, attend)
-        return self._norm(weights, "model.norm.weight", x_N_H)
+            x_N_H = forward.layer(self._layer, weights, layer, x_N_H, cos, sin, attend, steps)
+        return self._norm(steps, weights, "model.norm.weight", x_N_H)
 
     def _layer(
         self,
@@ -82,18 +84,19 @@ class Decoder:
         cos: torch.Tensor,
         sin: torch.Tensor,
         attend: Attend,
+        steps: Steps,
     ) -> torch.Tensor:
         name = f"model.layers.{layer}."
-        h = self._norm(weights, name + "input_layernorm.weight", x_N_H)
+        h = self._norm(steps, weights, name + "input_layernorm.weight", x_N_H)
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in weights.project(h, layer, "qkv"))
-        q = self._norm(weights, name + "self_attn.q_norm.weight", q)
-        k = self._norm(weights, name + "self_attn.k_norm.weight", k)
-        attended = attend(layer, _rotate(q, cos, sin), _rotate(k, cos, sin), v)
+        q = self._norm(steps, weights, name + "self_attn.q_norm.weight", q)
+        k = self._norm(steps, weights, name + "self_attn.k_norm.weight", k)
+        attended = attend(layer, steps.rotate(q, cos, sin), steps.rotate(k, cos, sin), v)
         (out,) = weights.project(attended, layer, "out")
         x_N_H = x_N_H + out
-        h = self._norm(weights, name + "post_attention_layernorm.weight", x_N_H)
+        h = self._norm(steps, weights, name + "post_attention_layernorm.weight", x_N_H)
         gate, up = weights.project(h, layer, "gate_up")
-        (down,) = weights.project(F.silu(gate) * up, layer, "down")
+        (down,) = weights.project(steps.gated(gate, up), layer, "down")
         return x_N_H + down
 
     def logits(self, weights: Weights, hidden_M_H: torch.Tensor) -> torch.Tensor:
@@ -102,9 +105,9 @@ class Decoder:
         tied = head if head is not None else _need(weights, "model.embed_tokens.weight")
         return F.linear(hidden_M_H, tied)
 
-    def _norm(self, weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
+    def _norm(self, steps: Steps, weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
         scale = weights.tensor(name)
-        return x if scale is None else rms_norm(x, scale, self.eps)
+        return x if scale is None else steps.norm(x, scale, self.eps)
 
 
 def _need(weights: Weights, name: str) -> torch.Tensor:
@@ -112,10 +115,6 @@ def _need(weights: Weights, name: str) -> torch.Tensor:
     if tensor is None:
         raise KeyError(name)
     return tensor
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 def causal_attend(mask_T_T: torch.Tensor, *, kv_heads: int) -> Attend:

@@ -15,7 +15,8 @@ import torch.nn.functional as F  # noqa: N812
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from schemas.errors import CorruptData
+from schemas.config import Advanced
+from schemas.errors import CorruptData, Refused
 from schemas.learning import LearnerJob
 from trainer.adapters import Tensors
 from trainer.base import ADAPTER_CONFIG, ADAPTER_NAME, Base
@@ -23,7 +24,9 @@ from trainer.batch import MicroBatch, packed_attend
 from trainer.critic import Critic, fresh_critic
 from trainer.decoder import Decoder
 from trainer.fallback import Fallback
+from trainer.forward import DIRECT, Forward
 from trainer.lora import adapter_config, fresh_adapter, target_modules
+from trainer.varlen import spans_of, varlen_attend
 from trainer.weights import trainable
 
 METADATA = {"format": "pt"}
@@ -47,6 +50,7 @@ class Policy:
     tensors: dict[str, torch.Tensor]
     alpha: float
     critic: Critic | None = None
+    forward: Forward = DIRECT
 
     @property
     def device(self) -> torch.device:
@@ -67,8 +71,13 @@ class Policy:
         if decoder is None:
             return self.loaded.fallback.outputs(trained, micro, alpha=self.alpha)
         weights = trainable(self.loaded.base.tensors, trained, alpha=self.alpha)
-        attend = packed_attend(micro, kv_heads=decoder.kv_heads)
-        hidden_N_H = decoder.hidden(weights, micro.tokens_N, micro.positions_N, attend)
+        if micro.blocks:
+            attend = packed_attend(micro, kv_heads=decoder.kv_heads)
+        else:
+            attend = varlen_attend(spans_of(micro.segments, device=micro.tokens_N.device))
+        hidden_N_H = decoder.hidden(
+            weights, micro.tokens_N, micro.positions_N, attend, self.forward
+        )
         hidden_M_H = hidden_N_H.index_select(0, micro.predictor_M)
         return hidden_M_H, decoder.logits(weights, hidden_M_H)
 
@@ -107,13 +116,25 @@ def fresh_policy(loaded: Loaded, job: LearnerJob) -> Policy:
     """Version 0: a fresh adapter from the seed, or a copy of all base weights; and for PPO a critic
     that says 0."""
     advanced = job.config.advanced
+    forward = forward_of(loaded, advanced)
     critic = fresh_critic(loaded.base) if advanced.algorithm == "ppo" else None
     if advanced.tuning == "full":
         tensors = {n: p.detach().clone() for n, p in loaded.base.model.named_parameters()}
-        return Policy(loaded, tensors, advanced.lora_alpha, critic)
+        return Policy(loaded, tensors, advanced.lora_alpha, critic, forward)
     modules = target_modules(loaded.base, advanced.lora_targets)
     tensors = fresh_adapter(loaded.base, modules, rank=advanced.lora_rank, seed=advanced.seed)
-    return Policy(loaded, tensors, advanced.lora_alpha, critic)
+    return Policy(loaded, tensors, advanced.lora_alpha, critic, forward)
+
+
+def forward_of(loaded: Loaded, advanced: Advanced) -> Forward:
+    """How this run's passes are run. Raises Refused when its model knows no such way."""
+    if loaded.decoder is None and advanced.recompute:
+        raise Refused(
+            "advanced.recompute needs a model that runs on our own decoder (docs/models.md); "
+            f"{loaded.base.model.config.model_type!r} runs through Transformers. Leave it out, and "
+            "lower advanced.micro_batch_tokens instead"
+        )
+    return Forward(recompute=advanced.recompute, fuse=advanced.compile)
 
 
 def export(tensors: Tensors) -> bytes:

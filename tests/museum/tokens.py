@@ -54,8 +54,8 @@ EXHIBITS = (
         bug="a packed sequence sees its neighbours",
         seen="axolotl-ai-cloud/axolotl#1375",
         code=ADD,
-        old="_Segment(own, len(self.tokens), start, shared)",
-        new="_Segment(own, len(self.tokens), 0, own)",
+        old="Segment(own, len(self.tokens), start, shared)",
+        new="Segment(own, len(self.tokens), 0, own)",
         test=f"{UNIT}/test_batch.py::test_a_shared_prompt_is_packed_once",
     ),
     Exhibit(

@@ -1,0 +1,149 @@
+"""Ways to run a pass: recomputed, compiled, without padding. None of them changes what is computed."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from schemas.errors import Refused
+from tests.unit.trainer.batches import CPU, MIXED, policy64
+from tests.unit.trainer.support import TINY, job
+from trainer import grpo
+from trainer.base import build_base
+from trainer.batch import Example, MicroBatch, pack
+from trainer.decoder import decoder_of
+from trainer.fallback import Fallback
+from trainer.forward import PLAIN, Forward, compiled
+from trainer.policy import Loaded, Policy, fresh_policy
+from trainer.settings import Settings
+from trainer.varlen import Segment, spans_of
+
+Gradients = dict[str, torch.Tensor]
+EXAMPLES = tuple(
+    Example(i, row)
+    for i, row in enumerate(
+        row for group in MIXED for sample in group.samples for row in sample.sequences
+    )
+)
+
+
+def trained(policy: Policy) -> Gradients:
+    for tensor in policy.tensors.values():
+        tensor.grad = None
+    grpo.step(policy, MIXED, Settings(micro_batch_tokens=64, kl_coef=0.1))
+    return {n: t.grad.clone() for n, t in policy.tensors.items() if t.grad is not None}
+
+
+def difference(one: Gradients, other: Gradients) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def tiny(**advanced: object) -> Policy:
+    base = build_base(TINY, {}, device=CPU)
+    policy = fresh_policy(Loaded(base, decoder_of(base), Fallback(base)), job(**advanced))
+    for tensor in policy.tensors.values():
+        tensor.requires_grad_()
+    return policy
+
+
+def test_recomputed_gradients_have_the_same_bits() -> None:
+    kept, again = trained(tiny()), trained(tiny(recompute=True))
+    assert kept.keys() == again.keys()
+    assert all(torch.equal(kept[name], again[name]) for name in kept)
+
+
+def peak_bytes(policy: Policy, micro: MicroBatch) -> int:
+    """The most memory that tensors took at a time in a forward and backward pass, beside what was
+    there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        policy.logprobs(micro, temperature=1.0)[0].sum().backward()
+    results = recorded.profiler.kineto_results  # type: ignore[union-attr]
+    changes = [e for e in results.events() if e.name() == "[memory]"]
+    held = most = 0
+    for change in sorted(changes, key=lambda e: e.start_ns()):
+        held += change.nbytes()
+        most = max(most, held)
+    return most
+
+
+def test_recomputing_takes_less_memory() -> None:
+    """Eight layers keep eight layers' activations, or their eight inputs and one layer's."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=103,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+    )
+    base = build_base(TINY, {}, device=CPU)
+    model = Qwen3ForCausalLM(config).eval().requires_grad_(requires_grad=False)
+    base = replace(base, model=model, tensors=dict(model.state_dict()))
+    loaded = Loaded(base, decoder_of(base), Fallback(base))
+    (micro,) = pack(EXAMPLES * 4, micro_batch_tokens=1 << 20, share=True)
+    peaks = []
+    for recompute in (False, True):
+        policy = fresh_policy(loaded, job(recompute=recompute))
+        for tensor in policy.tensors.values():
+            tensor.requires_grad_()
+        peaks.append(peak_bytes(policy, micro))
+    assert peaks[1] < 0.4 * peaks[0]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo's own
+def test_compiled_steps_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced as a GPU would have it, run by the eager backend: the code generator is the GPU's."""
+    expected = trained(tiny())
+    monkeypatch.setattr(Forward, "steps", lambda self, device: compiled("aot_eager"))
+    assert difference(trained(tiny(compile=True)), expected) <= 1e-6
+
+
+def test_a_cpu_leaves_the_steps_alone() -> None:
+    assert Forward(fuse=True).steps(CPU) is PLAIN
+
+
+def test_rows_without_padding_say_the_same() -> None:
+    """In float64, gradients included; trees share their prompts in both."""
+    policy = policy64()
+    found = []
+    for pads in (True, False):
+        for tensor in policy.tensors.values():
+            tensor.grad = None
+        (micro,) = pack(EXAMPLES, micro_batch_tokens=1 << 20, share=True, pads=pads)
+        assert bool(micro.blocks) == pads
+        logprobs_M, _ = policy.logprobs(micro, temperature=1.0)
+        (logprobs_M * torch.linspace(-1, 1, len(logprobs_M))).sum().backward()
+        gradients = {n: t.grad.clone() for n, t in policy.tensors.items() if t.grad is not None}
+        found.append(gradients | {"logprobs": logprobs_M.detach()})
+    assert difference(*found) <= 1e-12
+
+
+def test_a_gpu_gets_rows_without_padding_unless_transformers_reads_them() -> None:
+    """Blocks of 16,384 tokens would be a mask of 268 MB."""
+    elsewhere = torch.device("meta")
+    for share, padded in ((True, False), (False, True)):
+        (micro,) = pack(EXAMPLES, micro_batch_tokens=1 << 20, share=share, device=elsewhere)
+        assert bool(micro.blocks) == padded
+
+
+def test_spans_follow_one_another() -> None:
+    spans = spans_of((Segment(0, 4), Segment(4, 6, 0, 4), Segment(6, 9)), device=CPU)
+    assert spans.query_ends_S.tolist() == [0, 4, 6, 9]
+    assert spans.key_ends_S.tolist() == [0, 4, 10, 13]
+    assert spans.key_U is not None
+    assert spans.key_U.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert (spans.longest_query, spans.longest_keys) == (4, 6)
+    assert spans_of((Segment(0, 4), Segment(4, 6)), device=CPU).key_U is None
+    with pytest.raises(ValueError, match="follow one another"):
+        spans_of((Segment(0, 4), Segment(5, 6)), device=CPU)
+
+
+def test_recomputing_is_refused_where_transformers_runs_the_model() -> None:
+    base = build_base(TINY, {}, device=CPU)
+    with pytest.raises(Refused, match=r"advanced.recompute .* lower advanced.micro_batch_tokens"):
+        fresh_policy(Loaded(base, None, Fallback(base)), job(recompute=True))
