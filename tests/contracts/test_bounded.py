@@ -23,7 +23,6 @@ async def test_after_many_events_the_working_tables_hold_what_is_live(database: 
     # The consuming transactions of the last page are not below the watermark.
     assert left["inbox"] <= BATCH
     assert (left["effects"], left["workers"], left["watermarks"], left["run_gates"]) == (0, 1, 1, 0)
-    assert found.most["effects"] > 0
     assert found.look_reads < 1000
 
 
