@@ -17,9 +17,9 @@ from uuid import uuid4
 from infra.forkserver import ForkServer, Process, die_with
 from infra.home import ChildState
 
-FIRST_PAUSE_S = 0.5
+FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
-STEADY_S = 2.0
+STEADY_S = 1.0
 """A child that lived this long is not in a crash loop: its next restart is immediate again."""
 LARGEST_LOG_BYTES = 64 << 20
 

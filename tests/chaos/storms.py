@@ -26,7 +26,7 @@ def storms(given: argparse.Namespace) -> dict[str, Storm]:
     cut = {"HEADRACE_CUT_S": str(given.cut_s)}
     return {
         "broker": Storm("tests/crash/test_broker.py", cut),
-        "database-cut-off": Storm("tests/crash/test_database_cut_off.py"),
+        "database-cut-off": Storm("tests/crash/test_database_cut_off.py", cut),
         "database-crashes": Storm(
             "tests/crash/test_database_restarts.py", {"HEADRACE_RESTARTS": str(given.restarts)}
         ),
@@ -58,7 +58,9 @@ def main(given: argparse.Namespace) -> int:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.storms", description=__doc__)
-    parser.add_argument("--cut-s", type=float, default=30.0, help="how long Kafka is cut off")
+    parser.add_argument(
+        "--cut-s", type=float, default=30.0, help="how long Kafka or the database is cut off"
+    )
     parser.add_argument("--restarts", type=int, default=20, help="how often Postgres crashes")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long the tail is tested")
     names = sorted(storms(parser.parse_args([])))
