@@ -101,9 +101,12 @@ class Decoder:
 
     def logits(self, weights: Weights, hidden_M_H: torch.Tensor) -> torch.Tensor:
         """(M, H) -> (M, vocabulary)."""
+        return F.linear(hidden_M_H, self.head(weights))
+
+    def head(self, weights: Weights) -> torch.Tensor:
+        """The output head, (vocabulary, H): the embedding where they are tied."""
         head = weights.tensor("lm_head.weight")
-        tied = head if head is not None else _need(weights, "model.embed_tokens.weight")
-        return F.linear(hidden_M_H, tied)
+        return head if head is not None else _need(weights, "model.embed_tokens.weight")
 
     def _norm(self, steps: Steps, weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
         scale = weights.tensor(name)

@@ -7,8 +7,9 @@ threads is fixed and only deterministic kernels are allowed, before the first op
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -53,3 +54,14 @@ class Device:
     def close(self) -> None:
         """Finish what runs, drop what waits."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def threads(most: int) -> Iterator[None]:
+    """At most so many threads for the operations within, on the calling thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, most))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -25,6 +25,7 @@ from trainer.critic import Critic, fresh_critic
 from trainer.decoder import Decoder
 from trainer.fallback import Fallback
 from trainer.forward import DIRECT, Forward
+from trainer.logprobs import chosen_logprobs
 from trainer.lora import adapter_config, fresh_adapter, target_modules
 from trainer.varlen import spans_of, varlen_attend
 from trainer.weights import trainable
@@ -66,10 +67,18 @@ class Policy:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The hidden states (M, H) that predict each action, and the logits (M, vocabulary) made
         from them; of the untrained base where `reference` asks for it."""
-        trained: Tensors = {} if reference else self.tensors
         decoder = self.loaded.decoder
         if decoder is None:
+            trained: Tensors = {} if reference else self.tensors
             return self.loaded.fallback.outputs(trained, micro, alpha=self.alpha)
+        hidden_M_H, head_V_H = self._hidden(decoder, micro, reference=reference)
+        return hidden_M_H, F.linear(hidden_M_H, head_V_H)
+
+    def _hidden(
+        self, decoder: Decoder, micro: MicroBatch, *, reference: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The hidden states (M, H), and the head (vocabulary, H) that reads them."""
+        trained: Tensors = {} if reference else self.tensors
         weights = trainable(self.loaded.base.tensors, trained, alpha=self.alpha)
         if micro.blocks:
             attend = packed_attend(micro, kv_heads=decoder.kv_heads)
@@ -78,8 +87,7 @@ class Policy:
         hidden_N_H = decoder.hidden(
             weights, micro.tokens_N, micro.positions_N, attend, self.forward
         )
-        hidden_M_H = hidden_N_H.index_select(0, micro.predictor_M)
-        return hidden_M_H, decoder.logits(weights, hidden_M_H)
+        return hidden_N_H.index_select(0, micro.predictor_M), decoder.head(weights)
 
     def logits(self, micro: MicroBatch, *, reference: bool = False) -> torch.Tensor:
         """The logits (M, vocabulary) that predict each action."""
@@ -90,8 +98,7 @@ class Policy:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability (M) of each action at `temperature`, and the entropy (M, no gradient) of
         the distribution it was drawn from."""
-        logits_M_V = self.logits(micro, reference=reference) / temperature
-        return _chosen(logits_M_V, micro.target_M)
+        return self._actions(micro, temperature=temperature, reference=reference)[:2]
 
     def judged(
         self, micro: MicroBatch, *, temperature: float
@@ -100,9 +107,23 @@ class Policy:
         critic."""
         if self.critic is None:
             raise ValueError("this policy has no critic")
-        hidden_M_H, logits_M_V = self.outputs(micro)
-        logprob_M, entropy_M = _chosen(logits_M_V / temperature, micro.target_M)
+        logprob_M, entropy_M, hidden_M_H = self._actions(
+            micro, temperature=temperature, reference=False
+        )
         return logprob_M, entropy_M, self.critic.values(hidden_M_H)
+
+    def _actions(
+        self, micro: MicroBatch, *, temperature: float, reference: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-probability, entropy, and the hidden state they are of. Only Transformers' own pass
+        makes the logits of all actions at once."""
+        decoder = self.loaded.decoder
+        if decoder is None:
+            hidden_M_H, logits_M_V = self.outputs(micro, reference=reference)
+            return *_chosen(logits_M_V / temperature, micro.target_M), hidden_M_H
+        hidden_M_H, head_V_H = self._hidden(decoder, micro, reference=reference)
+        chosen = chosen_logprobs(hidden_M_H, head_V_H, micro.target_M, temperature=temperature)
+        return *chosen, hidden_M_H
 
 
 def _chosen(logits_M_V: torch.Tensor, target_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from trainer.adapted import Adapted, project
 from trainer.adapters import PEFT_PREFIX, Tensors, adapter_pairs
 
 FUSED: dict[str, tuple[str, ...]] = {
@@ -39,7 +40,14 @@ class Trainable:
 
     def project(self, x_N_H: torch.Tensor, layer: int, what: str) -> tuple[torch.Tensor, ...]:
         """The outputs of the modules that `what` names, in their order."""
-        return tuple(self._linear(x_N_H, layer_module(layer, name)) for name in FUSED[what])
+        modules = [layer_module(layer, name) for name in FUSED[what]]
+        if all(module in self.pairs for module in modules):
+            return project(x_N_H, [self._adapted(module) for module in modules], scale=self.scale)
+        return tuple(self._linear(x_N_H, module) for module in modules)
+
+    def _adapted(self, module: str) -> Adapted:
+        weight, bias = self.base[f"{module}.weight"], self.base.get(f"{module}.bias")
+        return Adapted(weight, bias, *self.pairs[module])
 
     def _linear(self, x_N_H: torch.Tensor, module: str) -> torch.Tensor:
         y_N_O = F.linear(x_N_H, self.base[f"{module}.weight"], self.base.get(f"{module}.bias"))

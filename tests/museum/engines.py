@@ -11,8 +11,8 @@ EXHIBITS = (
     Exhibit(
         bug="the trainer leaves the sampler's temperature out",
         seen="huggingface/trl#3029",
-        code="trainer.policy:Policy.logprobs",
-        old=" / temperature",
+        code="trainer.logprobs:_logits",
+        old=".div_(temperature)",
         new="",
         test=f"{UNIT}/test_grpo.py::test_temperature_divides_the_logits",
     ),

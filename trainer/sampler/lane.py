@@ -10,6 +10,7 @@ Legend: R rows, A query heads, K key heads, G query heads per key head, C capaci
 import torch
 
 from trainer.decoder import Attend, Decoder
+from trainer.device import threads
 from trainer.sampler.choose import choose
 from trainer.sampler.model import Model
 from trainer.sampler.rows import Row, parameters
@@ -17,6 +18,10 @@ from trainer.sampler.rows import Row, parameters
 STEPS_OF_CAPACITY = (32, 64, 128, 192, 256, 384, 512, 768)
 ROUND_ROWS = 8
 ROUND_PLACES = 16
+NARROW = 512
+"""Up to this hidden size one thread decodes: a step is hundreds of products of some 30 us, and to wake
+a second thread for each costs more than it takes off. A function of the model, not of a trial run:
+another number of threads can give other bits."""
 
 
 def capacity_for(length: int) -> int:
@@ -99,8 +104,10 @@ class Lane:
     @torch.inference_mode()
     def logits(self, tokens_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
         """Read one token per row into the cache; the logits (R, vocabulary) after it."""
-        attend = self._attend(positions_R, self._seen())
-        return self.model.logits(self.model.hidden(tokens_R, positions_R, attend))
+        narrow = self.model.embedding.shape[1] <= NARROW
+        with threads(1 if narrow else torch.get_num_threads()):
+            attend = self._attend(positions_R, self._seen())
+            return self.model.logits(self.model.hidden(tokens_R, positions_R, attend))
 
     def _seen(self) -> int:
         """How many places a step looks at: all of them where shapes are fixed, else as many as the

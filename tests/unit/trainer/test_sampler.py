@@ -302,6 +302,30 @@ def test_a_lane_of_free_shape_looks_no_further_than_its_longest_row(fixed: bool,
     assert lane._seen() == seen
 
 
+@pytest.mark.parametrize(("narrow", "expected"), [(32, 1), (31, 2)])
+def test_narrow_models_decode_with_one_thread(
+    monkeypatch: pytest.MonkeyPatch, narrow: int, expected: int
+) -> None:
+    """And give the others back for the learner."""
+    seen: list[int] = []
+
+    def heard(*_: object) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return torch.zeros(8, 32)
+
+    model = Core()._model(_row().version)
+    lane = Lane(model, capacity=32, size=8, fixed=True)
+    monkeypatch.setattr(type(model), "hidden", heard)
+    monkeypatch.setattr(lanes, "NARROW", narrow)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        lane.logits(torch.zeros(8, dtype=torch.long), torch.zeros(8, dtype=torch.long))
+        assert (seen, torch.get_num_threads()) == ([expected], 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_capacity_is_a_function_of_the_length() -> None:
     assert [capacity_for(n) for n in (1, 32, 33, 700, 769, 1025)] == [32, 32, 64, 768, 1024, 1536]
 

@@ -1,0 +1,80 @@
+"""Log-probabilities made a chunk at a time, against torch's own over all logits."""
+
+import pytest
+import torch
+
+from trainer import logprobs
+from trainer.logprobs import chosen_logprobs
+
+ACTIONS, HIDDEN, VOCABULARY = 7, 5, 11
+
+
+def drawn() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(ACTIONS, HIDDEN, generator=generator, dtype=torch.float64)
+    head = torch.randn(VOCABULARY, HIDDEN, generator=generator, dtype=torch.float64)
+    target = torch.randint(VOCABULARY, (ACTIONS,), generator=generator)
+    return hidden.requires_grad_(), head.requires_grad_(), target
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_value_and_gradients_are_those_of_torch(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, temperature: float
+) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk * VOCABULARY)
+    hidden, head, target = drawn()
+    mine, entropy = chosen_logprobs(hidden, head, target, temperature=temperature)
+    everything = (hidden @ head.t() / temperature).log_softmax(-1)
+    theirs = everything.gather(-1, target[:, None])[:, 0]
+    torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=0)
+    expected = -(everything.exp() * everything).sum(-1)
+    torch.testing.assert_close(entropy, expected.detach(), atol=1e-12, rtol=0)
+    assert not entropy.requires_grad
+    weight = torch.arange(1.0, ACTIONS + 1, dtype=torch.float64)
+    for ours, reference in zip(
+        torch.autograd.grad((mine * weight).sum(), (hidden, head)),
+        torch.autograd.grad((theirs * weight).sum(), (hidden, head)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, reference, atol=1e-12, rtol=0)
+
+
+def test_a_frozen_head_gets_no_gradient() -> None:
+    hidden, head, target = drawn()
+    chosen_logprobs(hidden, head.detach(), target, temperature=1.0)[0].sum().backward()
+    assert hidden.grad is not None
+    assert head.grad is None
+
+
+def test_no_actions_have_no_logprobs() -> None:
+    hidden, head, target = drawn()
+    found, _ = chosen_logprobs(hidden[:0], head, target[:0], temperature=1.0)
+    assert found.shape == (0,)
+
+
+def test_no_tensor_holds_the_logits_of_all_actions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither while they are made nor for the backward pass. Twin: in one chunk, one does."""
+    hidden, head, target = drawn()
+
+    def largest(chunk: int) -> int:
+        monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk * VOCABULARY)
+        made: list[int] = []
+        inner = logprobs._logits
+
+        def seen(*args: object) -> torch.Tensor:
+            made.append(inner(*args).numel())  # type: ignore[arg-type]
+            return inner(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(logprobs, "_logits", seen)
+        saved: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: (saved.append(t.numel() if t is not head else 0), t)[1], lambda t: t
+        ):
+            found, _ = chosen_logprobs(hidden, head, target, temperature=1.0)
+        found.sum().backward()
+        monkeypatch.setattr(logprobs, "_logits", inner)
+        return max(made + saved)
+
+    assert largest(2) < ACTIONS * VOCABULARY
+    assert largest(100) == ACTIONS * VOCABULARY
