@@ -155,7 +155,7 @@ def _checked(record: SampleRecord, grade: Grade | None, num_samples: int) -> Gra
     if reward is not None and not _finite(reward):
         failed = SampleFailure(
             category=FailureCategory.VALIDATION,
-            message=f"the reward must be a finite number, not {reward!r}",
+            message=f"the reward must be a finite number of at most {LARGEST:g}, not {reward!r}",
         )
     if failed is not None:
         message = excerpt(failed.message, num_samples=num_samples)
@@ -168,8 +168,12 @@ def _checked(record: SampleRecord, grade: Grade | None, num_samples: int) -> Gra
     )
 
 
+LARGEST = 1e30
+"""A larger reward is a mistake of its grader, and no learner could take its square."""
+
+
 def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and math.isfinite(value) and abs(value) <= LARGEST
 
 
 CONSUMER = Consumer(

@@ -15,7 +15,7 @@ from typing import assert_never
 
 from consumers.excerpt import excerpt
 from consumers.needs import need
-from consumers.replay import hold, job_of, step_batch
+from consumers.replay import conversations, hold, job_of, step_batch
 from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
 from infra.ports import Ports
 from schemas.errors import FailureCategory
@@ -27,7 +27,7 @@ from schemas.events import (
     RunStarted,
 )
 from schemas.ids import ConsumerName, StreamName, policy_stream
-from schemas.learning import LearnerState
+from schemas.learning import Conversation, Learner, LearnerState
 from schemas.messages import Failed, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.sampling import ArtifactRef
 from schemas.specs import StateRef, TrainSpec
@@ -108,6 +108,7 @@ def handle(state: PolicyState, message: Message, meta: Meta) -> Decision:
                 versions=message.versions,
                 files=message.files,
                 weights_name=message.weights_name,
+                metrics=message.metrics,
             )
             return Decision(events=(initialized,))
         case PolicyBuilt(effect=TrainStep() as effect) if not _known(state, effect.step):
@@ -203,8 +204,10 @@ async def perform(effect: InitializePolicy | TrainStep, ports: Ports) -> PolicyB
 
 
 async def _initialize(effect: InitializePolicy, ports: Ports) -> PolicyBuilt:
-    result = await need(ports.learner, "learner").initialize(job_of(effect.spec))
-    run = effect.spec.run
+    learner, run = need(ports.learner, "learner"), effect.spec.run
+    held_out = await _held_out(ports, effect.spec, 0)
+    result = await learner.initialize(job_of(effect.spec))
+    scores = await _scored(learner, effect.spec, 0, held_out)
     files = {
         name: await ports.artifacts.put(data, run=run, blob=True)
         for name, data in result.files.items()
@@ -212,7 +215,7 @@ async def _initialize(effect: InitializePolicy, ports: Ports) -> PolicyBuilt:
     return PolicyBuilt(
         effect=effect,
         state=await _store(result.state, ports, run, step=0, weights=True),
-        metrics=result.metrics,
+        metrics=result.metrics | scores,
         versions=result.versions,
         files=files,
         weights_name=result.weights_name,
@@ -225,8 +228,10 @@ async def _train(effect: TrainStep, ports: Ports) -> PolicyBuilt:
     batch = await step_batch(
         ports, spec, number=effect.taken + 1, groups=effect.groups, rows=effect.rows
     )
+    held_out = await _held_out(ports, spec, effect.step)
     await hold(learner, ports, spec, need(effect.base, "base version"), taken=effect.taken)
     result = await learner.step(job_of(spec), batch, export_state=effect.durable)
+    scores = await _scored(learner, spec, batch.step, held_out)
     learned = ports.clock.elapsed_s()
     weights = effect.durable or not _is_sft(spec)
     state = await _store(result.state, ports, spec.run, step=effect.step, weights=weights)
@@ -239,10 +244,24 @@ async def _train(effect: TrainStep, ports: Ports) -> PolicyBuilt:
     return PolicyBuilt(
         effect=effect,
         state=state,
-        metrics=result.metrics | times,
+        metrics=result.metrics | scores | times,
         plan=result.plan,
         versions=result.versions,
     )
+
+
+async def _held_out(ports: Ports, spec: TrainSpec, step: int) -> tuple[Conversation, ...]:
+    """What this version is measured on; nothing where it is not."""
+    if spec.validation is None or not spec.is_scored(step):
+        return ()
+    return await conversations(ports, spec.validation, range(spec.validation.num_rows))
+
+
+async def _scored(
+    learner: Learner, spec: TrainSpec, version: int, held_out: tuple[Conversation, ...]
+) -> dict[str, float]:
+    """The held-out loss of the learner's version, if it is to be measured."""
+    return await learner.evaluate(job_of(spec), version, held_out) if held_out else {}
 
 
 async def _store(
@@ -271,4 +290,5 @@ CONSUMER = Consumer(
     routes=routes,
     perform=perform,
     snapshots=PolicyState,
+    fold_version=2,
 )

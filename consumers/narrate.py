@@ -51,6 +51,7 @@ LONGEST = 2000
 SHOWN_METRICS = {
     "rollout/raw_reward": "reward",
     "train/loss": "loss",
+    "eval/validation/loss": "held-out loss",
     "train/kl": "kl",
     "train/grad_norm": "gradient norm",
 }
@@ -185,6 +186,13 @@ def step_settled(event: StepSettled) -> Iterator[Line]:
         if key in event.metrics
     ]
     yield "info", event.step, f"Step {event.step} is done: {', '.join(shown) or 'no metrics'}"
+    if cut := event.metrics.get("train/truncated_ratio"):
+        yield (
+            "warning",
+            event.step,
+            f"{cut:.1%} of the conversations of step {event.step} are longer than "
+            "advanced.max_sequence_length and were cut at their end",
+        )
 
 
 @lines.register

@@ -27,7 +27,7 @@ from schemas.learning import (
     StepBatch,
 )
 from schemas.sampling import SampleBatch
-from schemas.specs import BatchGroup, StateRef, TrainSpec
+from schemas.specs import BatchGroup, DatasetRef, StateRef, TrainSpec
 
 PAGE = 256
 """Batches that are read at once from the log."""
@@ -136,8 +136,8 @@ async def step_batch(
     Raises CorruptData when an artifact does not hold samples, Refused for a row without label."""
     ordered = sorted(groups, key=lambda group: group.slot)
     graded = await asyncio.gather(*(_graded(ports, group) for group in ordered))
-    conversations = await _conversations(ports, spec, rows)
-    return StepBatch(step=number, groups=tuple(graded), conversations=conversations)
+    talk = await conversations(ports, spec.dataset, rows) if rows else ()
+    return StepBatch(step=number, groups=tuple(graded), conversations=talk)
 
 
 async def _graded(ports: Ports, group: BatchGroup) -> GradedGroup:
@@ -149,19 +149,18 @@ async def _graded(ports: Ports, group: BatchGroup) -> GradedGroup:
     return GradedGroup(slot=group.slot, samples=batch.samples, rewards=group.rewards)
 
 
-async def _conversations(
-    ports: Ports, spec: TrainSpec, rows: Sequence[int]
+async def conversations(
+    ports: Ports, dataset: DatasetRef, rows: Sequence[int]
 ) -> tuple[Conversation, ...]:
-    """Dataset rows as demonstrations: the prompt, answered with the label."""
-    if not rows:
-        return ()
-    content = await ports.datasets.rows(spec.dataset)
-    conversations = []
+    """Dataset rows as demonstrations: the prompt, answered with the label. Raises Refused for a row
+    without label."""
+    content = await ports.datasets.rows(dataset)
+    found = []
     for row in rows:
         label = content[row].label
         if label is None:
-            raise Refused(f"row {row} of {spec.dataset.name} has no label to learn from")
+            raise Refused(f"row {row} of {dataset.name} has no label to learn from")
         prompt = [(message.role, message.content) for message in content[row].prompt]
         messages: tuple[tuple[str, str], ...] = (*prompt, ("assistant", label))
-        conversations.append(Conversation(row=row, messages=messages))
-    return tuple(conversations)
+        found.append(Conversation(row=row, messages=messages))
+    return tuple(found)

@@ -130,7 +130,7 @@ def _policy_initialized(
             run=message.run,
             step=0,
             state=message.state,
-            metrics={},
+            metrics=message.metrics,
             versions=message.versions,
             files=message.files,
             weights_name=message.weights_name,
@@ -283,6 +283,6 @@ CONSUMER = Consumer(
     evolve=evolve,
     handle=handle,
     routes=routes,
-    fold_version=6,
+    fold_version=7,
     snapshots=RunState,
 )

@@ -100,6 +100,7 @@ def _started(request: RunRequested, rollout: RolloutRef | None) -> RunStarted:
             model=request.model,
             total_steps=steps,
             dataset=request.dataset,
+            validation=request.validation if rollout is None else None,
         ),
         template=_template(request, rollout, validation=False) if rollout else None,
         validation=(

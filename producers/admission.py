@@ -45,6 +45,12 @@ def _training(
     if sft and not demonstrates(dataset):
         has = ", ".join(dataset.columns)
         yield Issue("experiment.dataset", f"sft needs {DEMONSTRATION}; {ref.name} has: {has}")
+    if sft and validation and not config.experiment.rollout and not demonstrates(validation):
+        has = f"{validation.dataset.name} has: {', '.join(validation.columns)}"
+        yield Issue(
+            "advanced.validation_dataset",
+            f"its loss needs {DEMONSTRATION}; {has} (or name a rollout, whose grader scores it)",
+        )
     if config.checkpoints.eval_interval is not None and validation is None:
         yield Issue(
             "checkpoints.eval_interval",

@@ -216,7 +216,7 @@ class _PolicyEvent(Event):
 
 
 class PolicyInitialized(_PolicyEvent):
-    """Version 0 of the run's policy exists and is durable."""
+    """Version 0 of the run's policy exists and is durable. `metrics`: what was measured of it."""
 
     type: ClassVar[str] = "rl.policy.initialized"
     spec: TrainSpec
@@ -224,6 +224,7 @@ class PolicyInitialized(_PolicyEvent):
     versions: dict[str, str]
     files: dict[str, ArtifactRef] = {}
     weights_name: str = "adapter_model.safetensors"
+    metrics: dict[str, float] = {}
 
 
 class PolicyFailed(_PolicyEvent):

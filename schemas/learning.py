@@ -4,6 +4,7 @@ Weights and optimizer state cross as safetensors bytes, so that storing them, ha
 handing them to another process are the same thing. Nothing here imports torch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -95,6 +96,13 @@ class Learner(Protocol):
 
     async def load(self, job: LearnerJob, state: LearnerState) -> None:
         """Load a version. Raises CorruptData when the tensors do not fit the model."""
+        ...
+
+    async def evaluate(
+        self, job: LearnerJob, step: int, conversations: Sequence[Conversation]
+    ) -> dict[str, float]:
+        """The held-out loss of the loaded version `step`, by metric key. It changes nothing. Raises
+        TransientError when that version is not loaded."""
         ...
 
     async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:

@@ -151,13 +151,22 @@ class BatchGroup(Value):
 
 
 class TrainSpec(Value):
-    """Everything the learner must know of a run."""
+    """Everything the learner must know of a run. `validation`: the held-out conversations whose loss it
+    measures (supervised runs without user code; where there is some, its grader scores a validation)."""
 
     run: str
     config: RunConfig
     model: ModelRef
     total_steps: int = Field(ge=1)
     dataset: DatasetRef
+    validation: DatasetRef | None = None
+
+    def is_scored(self, step: int) -> bool:
+        """Whether the learner measures the held-out loss of this version: the first, the last, and every
+        `eval_interval` steps."""
+        every = self.config.checkpoints.eval_interval
+        due = step in (0, self.total_steps) or (every is not None and step % every == 0)
+        return self.validation is not None and due
 
 
 class StateRef(Value):

@@ -78,13 +78,7 @@ def _training_not_built(config: RunConfig) -> Iterator[Issue]:
 
 
 def _sft_ignores(config: RunConfig) -> Iterator[Issue]:
-    """An SFT run without user code has nobody to grade a validation."""
-    if config.advanced.validation_dataset and not config.experiment.rollout:
-        yield Issue(
-            "advanced.validation_dataset",
-            "needs experiment.rollout and experiment.entrypoint, whose grader scores it; without "
-            "them, evaluate the checkpoint with `headrace eval submit`",
-        )
+    """An SFT run without user code has nobody who could pay."""
     if config.advanced.rewards and not config.experiment.rollout:
         yield Issue("advanced.rewards", "has no meaning for sft without a rollout")
 

@@ -17,8 +17,15 @@ from functools import partial
 
 import torch
 
-from schemas.errors import CorruptData, TransientError
-from schemas.learning import GradedGroup, LearnerJob, LearnerState, StepBatch, StepResult
+from schemas.errors import CorruptData, Refused, TransientError
+from schemas.learning import (
+    Conversation,
+    GradedGroup,
+    LearnerJob,
+    LearnerState,
+    StepBatch,
+    StepResult,
+)
 from trainer import sft
 from trainer.chat import Chat
 from trainer.objectives import OBJECTIVES, settings_of
@@ -85,6 +92,16 @@ class TorchLearner:
         loaded = await self._store.loaded(job.model)
         await self._run(job, partial(_restored_session, loaded, job, state))
 
+    async def evaluate(
+        self, job: LearnerJob, step: int, conversations: Sequence[Conversation]
+    ) -> dict[str, float]:
+        """The held-out loss of the loaded version `step`. Raises TransientError when that version is
+        not loaded, Refused for a conversation that cannot be learned."""
+        session = self._sessions.get(job.run)
+        if session is None or session.optimizer.step != step:
+            raise TransientError(f"version {step} of {job.run} is not loaded; it will be again")
+        return await self._store.device.run(_evaluate, session.policy, job, conversations)
+
     async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
         """One optimizer step from the loaded version `batch.step - 1`. Raises TransientError when
         that version is not loaded."""
@@ -100,7 +117,10 @@ class TorchLearner:
         return result
 
     async def _run(self, job: LearnerJob, work: "Callable[[], Work]") -> StepResult | None:
-        session, result, kept = await self._store.device.run(work)
+        try:
+            session, result, kept = await self._store.device.run(work)
+        except torch.OutOfMemoryError as error:
+            raise Refused(out_of_memory(job)) from error
         self._sessions[job.run] = session
         while len(self._sessions) > self._max_runs:
             del self._sessions[next(iter(self._sessions))]
@@ -108,6 +128,22 @@ class TorchLearner:
         if result is not None:
             result.versions.update(self._store.device.versions)
         return result
+
+
+def out_of_memory(job: LearnerJob) -> str:
+    """Which knobs there are when a step does not fit: its peak grows with a micro-batch's tokens."""
+    advanced = job.config.advanced
+    tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
+    longest = (
+        f"advanced.max_sequence_length ({advanced.max_sequence_length})"
+        if advanced.algorithm == "sft"
+        else f"training.max_response_length ({job.config.training.max_response_length})"
+    )
+    full = "" if advanced.tuning == "lora" else "; advanced.tuning = 'lora' keeps far less"
+    return (
+        f"the learner's device ran out of memory: lower advanced.micro_batch_tokens (it is {tokens}), "
+        f"then {longest}: a longer row stands alone in its micro-batch{full}"
+    )
 
 
 Work = tuple[Session, StepResult | None, dict[str, torch.Tensor]]
@@ -180,6 +216,15 @@ def _step(session: Session, job: LearnerJob, batch: StepBatch, *, export_state: 
     finite = {key: value for key, value in sorted(metrics.items()) if math.isfinite(value)}
     state = _export(session, export_state=export_state)
     return session, StepResult(state=state, metrics=finite, plan=plan), _copy(policy.tensors)
+
+
+def _evaluate(
+    policy: Policy, job: LearnerJob, conversations: Sequence[Conversation]
+) -> dict[str, float]:
+    advanced, base = job.config.advanced, policy.loaded.base
+    tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
+    chat = Chat(base.tokenizer, base.stop_ids)
+    return sft.evaluate(policy, chat, conversations, advanced, tokens=tokens)
 
 
 def _updates(

@@ -11,8 +11,11 @@ Conversations are packed into micro-batches, and none sees another (`trainer/bat
 of one after the other. A row longer than the run's max_sequence_length is cut at its end, and counted.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from schemas.config import Advanced, LossTurns
 from schemas.errors import Refused
@@ -103,6 +106,26 @@ def step(
         means.add("train/entropy_loss", entropy_M)
         plan.append(micro.num_tokens)
     return means.values() | batch.metrics(), tuple(plan)
+
+
+@torch.no_grad()
+def evaluate(
+    policy: Policy,
+    chat: Chat,
+    conversations: Sequence[Conversation],
+    advanced: Advanced,
+    *,
+    tokens: int,
+) -> dict[str, float]:
+    """The loss of held-out conversations, by metric key; no gradient, nothing changes."""
+    batch = _batch(chat, conversations, advanced)
+    if not batch.num_actions:
+        return {}
+    sums = [
+        float(policy.logprobs(micro, temperature=1.0)[0].double().sum())
+        for micro in _micros(policy, batch, tokens)
+    ]
+    return {"eval/validation/loss": -math.fsum(sums) / batch.num_actions}
 
 
 def _batch(chat: Chat, conversations: Sequence[Conversation], advanced: Advanced) -> Demonstrations:

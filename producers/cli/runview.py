@@ -28,6 +28,8 @@ TYPES = (
 )
 """The events that a view is folded from; the many events of samples and groups are not needed."""
 
+HELD_OUT_LOSS = "eval/validation/loss"
+
 PHASES = {
     "rl.run.requested": "sync",
     "rl.run.started": "setup",
@@ -53,7 +55,8 @@ STATUSES = {
 @dataclass
 class RunView:
     """What is known of a run so far. `rewards` and `losses` have one value per settled step;
-    `validations` are (step, held-out reward); `rates` are tokens a second, per step."""
+    `validations` are (step, held-out reward), `held_out_losses` the same of SFT; `rates` are tokens a
+    second, per step."""
 
     status: str = "pending"
     phase: str = "init"
@@ -63,6 +66,7 @@ class RunView:
     rewards: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     validations: list[tuple[int, float]] = field(default_factory=list)
+    held_out_losses: list[tuple[int, float]] = field(default_factory=list)
     checkpoints: list[int] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -102,14 +106,16 @@ class RunView:
 
     def _settled(self, data: Document, *, at: datetime | None) -> None:
         self.step = int(data["step"])
-        if self.step == 0:
-            self.batch_at = at
-            return
         metrics: Document = data.get("metrics") or {}
         if "rollout/raw_reward" in metrics:
             self.rewards.append(float(metrics["rollout/raw_reward"]))
         if "train/loss" in metrics:
             self.losses.append(float(metrics["train/loss"]))
+        if HELD_OUT_LOSS in metrics:
+            self.held_out_losses.append((self.step, float(metrics[HELD_OUT_LOSS])))
+        if self.step == 0:
+            self.batch_at = at
+            return
         tokens = metrics.get("train/tokens")
         if tokens is None and "rollout/total_lengths" in metrics:
             tokens = float(metrics["rollout/total_lengths"]) * self.samples_per_step

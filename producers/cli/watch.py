@@ -96,6 +96,8 @@ def numbers(view: RunView) -> str:
         shown.append(f"reward {view.rewards[-1]:.3f}")
     elif view.losses:
         shown.append(f"loss {view.losses[-1]:.4f}")
+    if view.held_out_losses and view.held_out_losses[-1][0] == view.step:
+        shown.append(f"held-out loss {view.held_out_losses[-1][1]:.4f}")
     if view.rates:
         shown.append(f"{view.rates[-1]:,.0f} tokens/s")
     return "  ".join(shown)
@@ -128,6 +130,9 @@ def panel(view: RunView, name: str) -> "Panel":
     if view.validations:
         held = "  ".join(f"{reward:.2f}@{step}" for step, reward in view.validations[-8:])
         rows.append(("held out", held))
+    if view.held_out_losses:
+        held = "  ".join(f"{loss:.3f}@{step}" for step, loss in view.held_out_losses[-8:])
+        rows.append(("held-out loss", held))
     if view.checkpoints:
         rows.append(("checkpoints", ", ".join(f"@{step}" for step in view.checkpoints[-10:])))
     if view.warnings:

@@ -102,9 +102,10 @@ def test_sft_then_grpo_from_its_checkpoint(running: Platform) -> None:
         {
             "experiment": {"model_path": TINY, "dataset": "numbers"},
             "training": {"lr": 1e-3},
-            "checkpoints": {"checkpoint_save_freq": 3},
+            "checkpoints": {"checkpoint_save_freq": 3, "eval_interval": 2},
             "advanced": {
                 "algorithm": "sft",
+                "validation_dataset": "numbers",
                 "tuning": "full",
                 "batch_size": 4,
                 "max_steps": 5,
@@ -115,6 +116,9 @@ def test_sft_then_grpo_from_its_checkpoint(running: Platform) -> None:
     )
     info = running.wait(sft, "finished")
     assert [c["step"] for c in info["checkpoints"]] == [3, 5]
+    held_out = info["metrics"]["eval/validation/loss"]
+    assert [point["step"] for point in held_out] == [0, 2, 4, 5]
+    assert held_out[-1]["value"] < held_out[0]["value"]
     config = run_config(
         experiment={"model_path": "taught@last"},
         advanced={"max_steps": 2, "validation_dataset": "numbers"},

@@ -21,7 +21,7 @@ from schemas.datasets import Row
 from schemas.errors import TransientError
 from schemas.events import Event
 from schemas.ids import HEADRACE
-from schemas.learning import LearnerJob, LearnerState, StepBatch, StepResult
+from schemas.learning import Conversation, LearnerJob, LearnerState, StepBatch, StepResult
 from schemas.sampling import Grade, Message, SampleRecord, SampleRequest, Turn
 from schemas.specs import (
     CommitSpec,
@@ -201,6 +201,13 @@ class FakeLearner:
         self.calls.append(f"load {state.step}")
         assert state.state is not None
         self._held[job.run] = state
+
+    async def evaluate(
+        self, job: LearnerJob, step: int, conversations: Sequence[Conversation]
+    ) -> dict[str, float]:
+        self.calls.append(f"evaluate {step}")
+        assert self._held[job.run].step == step
+        return {"eval/validation/loss": float(len(conversations))}
 
     async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
         self.calls.append(f"step {batch.step}")

@@ -3,8 +3,9 @@ anew, so that a run whose bits depended on it would show."""
 
 import asyncio
 import random
+from collections.abc import Sequence
 
-from schemas.learning import Learner, LearnerJob, LearnerState, StepBatch, StepResult
+from schemas.learning import Conversation, Learner, LearnerJob, LearnerState, StepBatch, StepResult
 from schemas.sampling import Sampler, SampleRequest, Turn
 
 LONGEST_S = 0.25
@@ -40,6 +41,11 @@ class UnsteadyLearner:
 
     async def load(self, job: LearnerJob, state: LearnerState) -> None:
         await self._inner.load(job, state)
+
+    async def evaluate(
+        self, job: LearnerJob, step: int, conversations: Sequence[Conversation]
+    ) -> dict[str, float]:
+        return await self._inner.evaluate(job, step, conversations)
 
     async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
         await asyncio.sleep(self._draw.uniform(0, LONGEST_S))

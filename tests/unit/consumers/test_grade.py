@@ -142,7 +142,7 @@ async def test_a_grader_that_fails_as_a_whole_leaves_every_reward_out(tmp_path: 
     assert outcome.grades == tuple(Grade(index=i, reward=None, failure=failure) for i in (0, 1))
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "1", [1]])
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1e31, -1e200, "1", [1]])
 async def test_a_reward_that_is_no_finite_number_is_left_out_never_zero(
     tmp_path: Path, reward: object
 ) -> None:

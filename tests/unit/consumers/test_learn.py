@@ -90,7 +90,8 @@ def test_a_started_run_needs_version_0() -> None:
 
 def test_version_0_is_recorded_once() -> None:
     outcome = built(InitializePolicy(spec=SPEC), 0)
-    given(CONSUMER).when(outcome, stream=STREAM).then(events=[initialized()])
+    measured = initialized().model_copy(update={"metrics": {"train/loss": 0.5}})
+    given(CONSUMER).when(outcome, stream=STREAM).then(events=[measured])
     given(CONSUMER, initialized(), updated(1)).when(outcome, stream=STREAM).then_nothing()
 
 

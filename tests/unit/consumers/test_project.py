@@ -95,6 +95,18 @@ def test_a_run_whose_commit_is_missing_does_not_break_its_workspace() -> None:
     assert change.error == "no such branch"
 
 
+def test_conversations_that_were_cut_are_told() -> None:
+    metrics = {"train/loss": 2.0, "train/truncated_ratio": 0.125, "eval/validation/loss": 2.5}
+    settled = StepSettled(run="r1", step=1, state=version(1), metrics=metrics)
+    done, cut = narrate(recorded(settled))
+    assert done.message == "Step 1 is done: loss 2, held-out loss 2.5"
+    assert (cut.level, cut.step) == ("warning", 1)
+    assert "12.5% of the conversations of step 1" in cut.message
+    assert "advanced.max_sequence_length" in cut.message
+    whole = settled.model_copy(update={"metrics": {"train/truncated_ratio": 0.0}})
+    assert len(narrate(recorded(whole))) == 1
+
+
 def test_lines_quote_users_in_bounds() -> None:
     [line] = narrate(recorded(RunWarned(run="r1", step=3, message="x" * 9999 + "\0")))
     assert len(line.message) == LONGEST

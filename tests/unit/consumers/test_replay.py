@@ -264,6 +264,28 @@ async def test_sft_learns_the_labels_of_its_rows_and_stores_only_whole_versions(
     assert learner.calls == ["load 4", "step 5"]
 
 
+async def test_the_held_out_loss_is_measured_before_between_and_after(tmp_path: Path) -> None:
+    """Of nine steps with an interval of four; what is replayed is not measured again."""
+    run = Run(tmp_path)
+    rows = [row("1+1?", "2"), row("2+2?", "4")]
+    dataset = await run.bench.dataset(*rows)
+    held_out = await run.bench.dataset(*rows, row("3+3?", "6"))
+    spec = train_spec(
+        dataset=dataset, checkpoints={"eval_interval": 4}, advanced={"algorithm": "sft"}
+    )
+    run.spec = spec.model_copy(update={"validation": held_out})
+    await run.start()
+    first = [r.event for r in run.bench.world.events if isinstance(r.event, PolicyInitialized)]
+    assert [event.metrics for event in first] == [{"eval/validation/loss": 3.0}]
+    await run.take(1, 2, 3)
+    outcome = await run.perform(await run.asked(4))
+    assert outcome.metrics["eval/validation/loss"] == 3.0
+    learner = run.dies()
+    await run.take(5, 6, 7, 8, 9)
+    asked = [call for call in learner.calls if call.startswith("evaluate")]
+    assert asked == ["evaluate 8", "evaluate 9"]
+
+
 async def test_sft_on_a_row_without_label_is_refused_by_name(tmp_path: Path) -> None:
     run = await sft(tmp_path, row("1+1?", "2"), row("2+2?", None))
     with pytest.raises(Refused, match="row 1 of sums has no label"):

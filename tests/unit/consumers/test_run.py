@@ -81,6 +81,24 @@ def taught(*, steps: int = 3) -> RunRequested:
     )
 
 
+def test_a_supervised_run_without_user_code_is_validated_by_its_learner() -> None:
+    request = taught().model_copy(update={"validation": DATASET})
+    [started] = given(CONSUMER, request).when(request).events
+    assert isinstance(started, RunStarted)
+    assert started.validation is None
+    assert started.spec.validation == DATASET
+    first = PolicyInitialized(
+        run="r1",
+        spec=started.spec,
+        state=version(0),
+        versions={},
+        metrics={"eval/validation/loss": 3.0},
+    )
+    settled = given(CONSUMER, request, started).when(first).events[0]
+    assert isinstance(settled, StepSettled)
+    assert (settled.step, settled.metrics) == (0, {"eval/validation/loss": 3.0})
+
+
 def synced(**changes: object) -> WorkspaceSynced:
     found = {"entrypoint": Entrypoint(rollout="say"), "workflow": "Say", "grader": "Count"}
     return WorkspaceSynced(

@@ -221,6 +221,31 @@ async def test_gradients_that_are_not_finite_change_nothing(
     assert all(v == v and abs(v) != float("inf") for v in result.metrics.values())
 
 
+@pytest.mark.parametrize(
+    ("case", "knobs"),
+    [
+        ("lora grpo", ("micro_batch_tokens (it is 4096)", "training.max_response_length (8)")),
+        ("full sft", ("micro_batch_tokens", "advanced.max_sequence_length", "tuning = 'lora'")),
+    ],
+)
+async def test_a_step_that_does_not_fit_into_memory_names_the_knobs(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, case: str, knobs: tuple[str, ...]
+) -> None:
+    asked, batches = CASES[case]
+    zero = (await engine.learner.initialize(asked)).state
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr("trainer.policy.Policy.logprobs", full)
+    monkeypatch.setattr("trainer.policy.Policy.outputs", full)
+    with pytest.raises(Refused) as refused:
+        await engine.learner.step(asked, batches(1), export_state=True)
+    for knob in knobs:
+        assert knob in refused.value.message
+    assert not engine.learner.holds(asked, 0, zero.weights_sha256, zero.state_sha256)
+
+
 async def test_only_a_few_runs_are_held(engine: Engine) -> None:
     states = [(await engine.learner.initialize(job(run=str(i)))).state for i in range(4)]
     held = [

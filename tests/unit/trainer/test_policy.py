@@ -268,6 +268,15 @@ def test_a_model_without_weights_is_refused(tmp_path: Path) -> None:
         build_base(ModelRef(kind="directory", name=str(tmp_path)), {}, device=CPU)
 
 
+def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
+    base = build_base(TINY, {}, device=CPU)
+    base.model.save_pretrained(tmp_path)
+    base.tokenizer.chat_template = None
+    base.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(Refused, match="has no chat template"):
+        build_base(ModelRef(kind="directory", name=str(tmp_path)), {}, device=CPU)
+
+
 def test_a_checkpoint_cannot_write_outside_itself(tmp_path: Path) -> None:
     ref = ModelRef(kind="checkpoint", name="run@1")
     with pytest.raises(Refused, match="outside"):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from schemas.config import Advanced, LossTurns
+from schemas.errors import TransientError
 from schemas.learning import Conversation, StepBatch
 from tests.unit.trainer.batches import policy64
 from tests.unit.trainer.support import TINY, job
@@ -115,6 +116,28 @@ def test_what_is_learned_is_counted_and_what_is_cut_too() -> None:
     assert (cut.num_cut, cut.num_lost) == (4, 1)
     assert cut.metrics()["train/truncated_ratio"] == 1.0
     assert cut.metrics()["train/unlearned_ratio"] == 0.25
+
+
+async def test_the_held_out_loss_is_that_of_the_version_and_changes_nothing(
+    engine: Engine,
+) -> None:
+    """A step's loss is that of the version before it, so it can be compared with what was measured."""
+    asked = job(algorithm="sft", micro_batch_tokens=32)
+    zero = (await engine.learner.initialize(asked)).state
+    measured = await engine.learner.evaluate(asked, 0, TALK)
+    assert await engine.learner.evaluate(asked, 0, TALK) == measured
+    assert engine.learner.holds(asked, 0, zero.weights_sha256, zero.state_sha256)
+    batch = StepBatch(1, conversations=TALK)
+    result = await engine.learner.step(asked, batch, export_state=True)
+    assert measured["eval/validation/loss"] == pytest.approx(result.metrics["train/loss"], abs=1e-6)
+    better = await engine.learner.evaluate(asked, 1, TALK)
+    assert better["eval/validation/loss"] < measured["eval/validation/loss"]
+    with pytest.raises(TransientError, match="version 2"):
+        await engine.learner.evaluate(asked, 2, TALK)
+    lost = await engine.learner.evaluate(
+        job(algorithm="sft", max_sequence_length=8), 1, (Conversation(0, TALK[1].messages),)
+    )
+    assert lost == {}
 
 
 @pytest.mark.parametrize("tuning", ["lora", "full"])

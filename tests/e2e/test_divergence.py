@@ -1,0 +1,69 @@
+"""A run whose loss stops being a number: its steps are skipped, then it ends and says where to go on."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from producers.submit import Asked
+from schemas.events import CheckpointSaved, RunFailed, RunRequested, StepSettled, StepSkipped
+from tests.kit.in_memory import in_memory
+from tests.kit.platform import ROWS, make_workspace, run_config
+from trainer import grpo
+from trainer.objective import by_group
+from trainer.objectives import OBJECTIVES
+
+pytestmark = [pytest.mark.processes, pytest.mark.torch]
+
+GOOD_STEPS, GROUPS = 2, 2
+
+
+class Diverging:
+    """Advantages as they should be for two steps, and then none that is a number."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, rewards: Sequence[float | None]) -> list[float]:
+        self.calls += 1
+        healthy = self.calls <= GOOD_STEPS * GROUPS
+        return grpo.advantages(rewards) if healthy else [float("nan")] * len(rewards)
+
+
+def test_three_steps_without_a_number_end_the_run_and_name_its_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OBJECTIVES, "grpo", replace(grpo.OBJECTIVE, estimate=by_group(Diverging())))
+    workspace = make_workspace(tmp_path / "workspace")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(ROWS)
+    config = run_config(
+        training={"rollout_batch_size": GROUPS},
+        advanced={"max_steps": 8},
+        checkpoints={"checkpoint_save_freq": 2},
+    )
+
+    async def told() -> None:
+        async with in_memory(tmp_path / "home") as started, asyncio.timeout(360):
+            await started.workspaces.add(str(workspace), "w")
+            await started.upload("numbers", rows)
+            asked = await started.submitter.submit_run(Asked(config, workspace="w"), key="k")
+            assert isinstance(asked.event, RunRequested)
+            while not started.told(RunFailed):
+                await asyncio.sleep(0.02)
+            [failed] = started.told(RunFailed)
+            assert f"last good checkpoint: {asked.event.run}@4" in failed.message
+            assert "3 to 5" in failed.message
+            assert "training.lr" in failed.message
+            skipped = started.told(StepSkipped)
+            assert [event.step for event in skipped] == [3, 4, 5]
+            assert all(event.batch is not None for event in skipped)
+            states = [event.state.weights_sha256 for event in started.told(StepSettled)]
+            assert len(set(states[:3])) == 3
+            assert set(states[2:]) == {states[2]}
+            saved = {event.spec.step: event.spec.state for event in started.told(CheckpointSaved)}
+            assert saved[4].weights_sha256 == saved[2].weights_sha256 == states[2]
+
+    asyncio.run(told())
