@@ -18,6 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from trainer.base import Base
 from trainer.forward import DIRECT, Forward, Steps
+from trainer.head import WIDE, logits_of
 from trainer.weights import trainable
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -103,7 +104,7 @@ class Decoder:
         """(M, H) -> (M, vocabulary)."""
         head = weights.tensor("lm_head.weight")
         tied = head if head is not None else _need(weights, "model.embed_tokens.weight")
-        return F.linear(hidden_M_H, tied)
+        return logits_of(hidden_M_H, tied)
 
     def _norm(self, steps: Steps, weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
         scale = weights.tensor(name)
@@ -164,7 +165,8 @@ def decoder_of(base: Base) -> Decoder | None:
 
 @torch.no_grad()
 def agrees(base: Base, decoder: Decoder) -> bool:
-    """Whether lean and Transformers' logits are the same on a probe, to rounding."""
+    """Whether lean and Transformers' logits are the same on a probe, to rounding. In half precision
+    that is coarse; what it must tell apart is a wrong architecture."""
     device = base.model.device
     tokens_T = torch.arange(8, device=device) % base.model.config.vocab_size
     expected = base.model(tokens_T[None]).logits[0].float()
@@ -174,4 +176,5 @@ def agrees(base: Base, decoder: Decoder) -> bool:
     positions_T = torch.arange(8, device=device)
     hidden = decoder.hidden(weights, tokens_T, positions_T, attend)
     actual = decoder.logits(weights, hidden).float()
-    return bool((actual - expected).abs().max() <= 1e-3 * (1 + expected.abs().max()))
+    allowed = 1e-3 if base.model.dtype in WIDE else 5e-2
+    return bool((actual - expected).abs().max() <= allowed * (1 + expected.abs().max()))

@@ -119,11 +119,17 @@ def fresh_policy(loaded: Loaded, job: LearnerJob) -> Policy:
     forward = forward_of(loaded, advanced)
     critic = fresh_critic(loaded.base) if advanced.algorithm == "ppo" else None
     if advanced.tuning == "full":
-        tensors = {n: p.detach().clone() for n, p in loaded.base.model.named_parameters()}
+        tensors = {n: _master(p) for n, p in loaded.base.model.named_parameters()}
         return Policy(loaded, tensors, advanced.lora_alpha, critic, forward)
     modules = target_modules(loaded.base, advanced.lora_targets)
     tensors = fresh_adapter(loaded.base, modules, rank=advanced.lora_rank, seed=advanced.seed)
     return Policy(loaded, tensors, advanced.lora_alpha, critic, forward)
+
+
+def _master(parameter: torch.Tensor) -> torch.Tensor:
+    """A copy to train: fp32 at least, since a small step is lost on a 16-bit number."""
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    return parameter.detach().to(dtype, copy=True)
 
 
 def forward_of(loaded: Loaded, advanced: Advanced) -> Forward:
