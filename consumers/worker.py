@@ -127,7 +127,10 @@ async def _ports(
 
         vllm = settings.vllm
         servers = Servers(vllm.urls, vllm.adapters, vllm.api_key) if vllm else None
-        engine = Engine(fetch=backend.artifacts.get, vllm=servers)
+        share = None
+        if vllm and vllm.server:
+            share = vllm.server.learner_share(2 if settings.workers == "two" else 1)
+        engine = Engine(fetch=backend.artifacts.get, vllm=servers, gpu_share=share)
         stack.push_async_callback(engine.aclose)
         sampler, learner = engine.sampler, engine.learner
     if lanes & {Lane.CONTROL, Lane.USER, Lane.GENERATE}:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from infra.kafka.settings import KafkaSettings
 from infra.s3_place import S3Place
+from infra.vllm_server import BadValue, VllmServer
 
 
 class BadSetting(ValueError):
@@ -29,10 +30,12 @@ class DatabaseLimits:
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
-    """The vLLM servers that sample; `adapters` is a directory that they see under the same path."""
+    """The vLLM servers that sample; `adapters` is a directory that they see under the same path.
+    `server`: the one that the supervisor starts itself."""
 
     urls: tuple[str, ...]
     adapters: Path
+    server: VllmServer | None = None
     api_key: str | None = field(default=None, repr=False)
 
 
@@ -162,10 +165,11 @@ def _vllm(environ: Mapping[str, str], home: Path) -> VllmSettings | None:
     value = environ.get("HEADRACE_SAMPLER") or "torch"
     if value == "torch":
         return None
-    name, _, listed = value.partition("=")
+    server = _vllm_server(environ) if value == "vllm" else None
+    name, _, listed = (f"vllm={server.url}" if server else value).partition("=")
     urls = tuple(url.strip().rstrip("/") for url in listed.split(","))
     if name != "vllm" or not all(map(_is_http, urls)) or len(set(urls)) < len(urls):
-        may = "torch, or vllm=http://host:port[,http://host:port...] with each server once"
+        may = "torch, vllm, or vllm=http://host:port[,http://host:port...] with each server once"
         raise _bad("HEADRACE_SAMPLER", value, may)
     adapters = Path(environ.get("HEADRACE_VLLM_ADAPTERS") or home / "adapters")
     if not adapters.is_absolute():
@@ -173,8 +177,21 @@ def _vllm(environ: Mapping[str, str], home: Path) -> VllmSettings | None:
     return VllmSettings(
         urls=urls,
         adapters=adapters,
+        server=server,
         api_key=environ.get("HEADRACE_VLLM_API_KEY") or None,
     )
+
+
+def _vllm_server(environ: Mapping[str, str]) -> VllmServer:
+    if environ.get("HEADRACE_WORKERS") == "each":
+        raise BadSetting(
+            "HEADRACE_WORKERS holds 'each'; with HEADRACE_SAMPLER=vllm it may hold one or two, since "
+            "the processes share one GPU"
+        )
+    try:
+        return VllmServer.load(environ)
+    except BadValue as error:
+        raise _bad(*error.args) from error
 
 
 def _one_of(

@@ -48,6 +48,7 @@ PYTHON = (sys.executable, "-P", "-m")
 """-P: the directory that someone calls from must not shadow our modules."""
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})
 WATCHED = STOP | {signal.SIGCHLD}
+VLLM_STOP_S = 30.0
 READY_POLL_S = 0.05
 READY_S = 120.0
 REVIVE_S = 3.0
@@ -109,7 +110,8 @@ def specs(
     settings: Settings, environ: Mapping[str, str], *, database_url: str
 ) -> tuple[ChildSpec, ...]:
     """The processes of one machine: one device worker that hosts all consumers, or (`settings.workers`)
-    one that samples and one that learns, or a worker for each consumer, as on a cluster. Threads of
+    one that samples and one that learns, or a worker for each consumer, as on a cluster; and a vLLM
+    server, where one is to be started, which stops after those who ask it. Threads of
     numerical code are set on purpose: all cores for a device worker (half of them where two work at
     once), and waiting threads sleep instead of spinning, for others need the cores too."""
     shared = {
@@ -125,8 +127,14 @@ def specs(
     device = {**shared, "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", str(threads))}
     control = (*PYTHON, "producers.serve")
     hosted = HOSTED[settings.workers]
+    beside = settings.vllm.server if settings.vllm else None
     return (
         ChildSpec("control", control, {**shared, "OMP_NUM_THREADS": "1"}, stop_s=8),
+        *(
+            [ChildSpec("vllm", beside.argv, beside.environment(shared), VLLM_STOP_S)]
+            if beside
+            else ()
+        ),
         *(
             ChildSpec(
                 name,

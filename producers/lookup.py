@@ -41,7 +41,10 @@ class Checkpoint:
     def model(self) -> ModelRef:
         """The checkpoint as a model to sample from or to start from."""
         return ModelRef(
-            kind="checkpoint", name=f"{self.spec.run}@{self.spec.step}", files=self.files()
+            kind="checkpoint",
+            name=f"{self.spec.run}@{self.spec.step}",
+            dtype=self.spec.model.dtype,
+            files=self.files(),
         )
 
 

@@ -121,6 +121,7 @@ class Submitter:
         model = await resolve_model(
             config.experiment.model_path, seed=config.advanced.seed, lookup=self._lookup
         )
+        model = model.model_copy(update={"dtype": config.advanced.precision})
         workspace = None
         if config.experiment.rollout is not None:
             workspace = await self._workspaces.choose(asked.workspace)

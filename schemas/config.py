@@ -8,6 +8,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from schemas.sampling import Precision
+
 Algorithm = Literal[
     "grpo",
     "dr_grpo",
@@ -120,6 +122,7 @@ class Advanced(Section):
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     lr_min_ratio: float = Field(default=0.0, ge=0, le=1)
     micro_batch_tokens: int | None = Field(default=None, ge=16, le=10_000_000)
+    precision: Precision = "float32"
     recompute: bool = False
     compile: bool = False
     rewards: tuple[RewardWeight, ...] = Field(default=())

@@ -38,6 +38,9 @@ class Message(Value):
     content: str
 
 
+Precision = Literal["float32", "bfloat16"]
+
+
 class ModelRef(Value):
     """Which base model: enough to build the same weights again, anywhere.
 
@@ -46,11 +49,13 @@ class ModelRef(Value):
     checkpoint: `name` is `<run id>@<step>`, `files` the checkpoint's files by name: with full tuning
     config.json, model.safetensors and the tokenizer's; with LoRA adapter_config.json,
     adapter_model.safetensors and, where the base has no public name, the base model under base/.
+    `dtype` is what its weights are held in; what is trained on top of them is float32 always.
     """
 
     kind: Literal["scratch", "directory", "hub", "checkpoint"]
     name: str
     seed: int = 0
+    dtype: Precision = "float32"
     files: dict[str, ArtifactRef] = {}
 
 

@@ -2,8 +2,9 @@
 id, or a checkpoint's files.
 
 The base is frozen and shared: the sampler and every run on the same ModelRef use these tensors, so
-nothing may ever write to them. Weights are fp32 on both sides; that removes nearly all of the
-mismatch between sampler and trainer. Nothing is unpickled: safetensors only, and no remote code.
+nothing may ever write to them. Weights are fp32 on both sides unless the run says bfloat16; that
+removes nearly all of the mismatch between sampler and trainer. Nothing is unpickled: safetensors
+only, and no remote code.
 """
 
 import json
@@ -29,13 +30,15 @@ from transformers.utils import logging as transformers_logging
 
 from schemas.errors import Refused
 from schemas.models import scratch_shape
-from schemas.sampling import ModelRef
+from schemas.sampling import ModelRef, Precision
 from trainer.adapters import adapter_pairs, merged_weight
 from trainer.architectures import advice, check_causal, check_known
 from trainer.characters import character_tokenizer
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_NAME = "adapter_model.safetensors"
+
+DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 transformers_logging.disable_progress_bar()
 
@@ -66,16 +69,16 @@ def build_base(ref: ModelRef, files: Mapping[str, bytes], *, device: torch.devic
     """Build the model `ref` names; `files` holds the content of a checkpoint's files. Raises
     Refused when there is no such model or it cannot be loaded."""
     if ref.kind == "scratch":
-        return _base(*_scratch(ref), public_name=None, device=device)
+        return _base(*_scratch(ref), public_name=None, ref=ref, device=device)
     if ref.kind == "checkpoint":
-        return _base(*_checkpoint(ref, files), public_name=None, device=device)
+        return _base(*_checkpoint(ref, files), public_name=None, ref=ref, device=device)
     if ref.kind == "directory" and not (Path(ref.name) / "config.json").is_file():
         raise Refused(
             f"{ref.name} is not a model directory: it has no config.json. Give a directory written "
             "by save_pretrained, a hub id, a checkpoint run@step, or scratch:NAME"
         )
     model, tokenizer = _pretrained(ref.name, what=f"the model {ref.name}")
-    return _base(model, tokenizer, public_name=ref.name, device=device)
+    return _base(model, tokenizer, public_name=ref.name, ref=ref, device=device)
 
 
 def _base(
@@ -83,14 +86,18 @@ def _base(
     tokenizer: PreTrainedTokenizerBase,
     *,
     public_name: str | None,
+    ref: ModelRef,
     device: torch.device,
 ) -> Base:
-    nn.Module.to(model, device)
-    model.eval().requires_grad_(requires_grad=False)
+    dtype = DTYPES[ref.dtype]
     for parameter in model.parameters():
         # Loaded tensors may lie anywhere in a mapped file; kernels pick their path by alignment,
-        # and another path gives other bits.
-        parameter.data = parameter.data.clone()
+        # and another path gives other bits. Buffers stay as they are: rotary frequencies rounded to
+        # 16 bits would move far positions.
+        parameter.data = parameter.data.to(dtype, copy=True)
+    nn.Module.to(model, device)
+    model.eval().requires_grad_(requires_grad=False)
+    model.config.dtype = dtype
     return Base(
         model=model,
         tokenizer=tokenizer,

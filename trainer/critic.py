@@ -25,11 +25,13 @@ class Critic:
 
     def values(self, hidden_M_H: torch.Tensor) -> torch.Tensor:
         """(M)."""
-        return hidden_M_H @ self.tensors[WEIGHT] + self.tensors[BIAS]
+        weight_H = self.tensors[WEIGHT]
+        return hidden_M_H.to(weight_H.dtype) @ weight_H + self.tensors[BIAS]
 
 
 def fresh_critic(base: Base) -> Critic:
     """A critic that says 0."""
     head = base.model.get_output_embeddings().weight
-    weight = torch.zeros(head.shape[1], dtype=head.dtype, device=head.device)
+    dtype = torch.promote_types(head.dtype, torch.float32)
+    weight = torch.zeros(head.shape[1], dtype=dtype, device=head.device)
     return Critic({WEIGHT: weight, BIAS: torch.zeros_like(weight[:1])})

@@ -18,6 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from trainer.base import Base
 from trainer.forward import DIRECT, Forward, Steps
+from trainer.head import WIDE, logits_of
 from trainer.weights import trainable
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -101,7 +102,7 @@ class Decoder:
 
     def logits(self, weights: Weights, hidden_M_H: torch.Tensor) -> torch.Tensor:
         """(M, H) -> (M, vocabulary)."""
-        return F.linear(hidden_M_H, self.head(weights))
+        return logits_of(hidden_M_H, self.head(weights))
 
     def head(self, weights: Weights) -> torch.Tensor:
         """The output head, (vocabulary, H): the embedding where they are tied."""
@@ -167,7 +168,8 @@ def decoder_of(base: Base) -> Decoder | None:
 
 @torch.no_grad()
 def agrees(base: Base, decoder: Decoder) -> bool:
-    """Whether lean and Transformers' logits are the same on a probe, to rounding."""
+    """Whether lean and Transformers' logits are the same on a probe, to rounding. In half precision
+    that is coarse; what it must tell apart is a wrong architecture."""
     device = base.model.device
     tokens_T = torch.arange(8, device=device) % base.model.config.vocab_size
     expected = base.model(tokens_T[None]).logits[0].float()
@@ -177,4 +179,5 @@ def agrees(base: Base, decoder: Decoder) -> bool:
     positions_T = torch.arange(8, device=device)
     hidden = decoder.hidden(weights, tokens_T, positions_T, attend)
     actual = decoder.logits(weights, hidden).float()
-    return bool((actual - expected).abs().max() <= 1e-3 * (1 + expected.abs().max()))
+    allowed = 1e-3 if base.model.dtype in WIDE else 5e-2
+    return bool((actual - expected).abs().max() <= allowed * (1 + expected.abs().max()))

@@ -19,11 +19,15 @@ T = TypeVar("T")
 
 
 class Device:
-    """A torch device and the thread that owns it. `threads` None keeps torch's own choice."""
+    """A torch device and the thread that owns it. `threads` None keeps torch's own choice.
+    `gpu_share` bounds the memory that is taken of a GPU: beyond it is out of memory, not a
+    neighbour's failure."""
 
-    def __init__(self, *, threads: int | None = None) -> None:
+    def __init__(self, *, threads: int | None = None, gpu_share: float | None = None) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         self.torch = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if gpu_share is not None and self.torch.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(gpu_share)
         self.threads = threads or torch.get_num_threads()
         self._executor = ThreadPoolExecutor(
             1, thread_name_prefix="device", initializer=self._prepare

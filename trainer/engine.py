@@ -16,12 +16,18 @@ from trainer.store import Fetch, Store
 
 class Engine:
     """Owns the device thread. `fetch` gives the verified bytes of an artifact (sync or async). `vllm`:
-    the servers that sample; None: this device does."""
+    the servers that sample; None: this device does. `gpu_share`: how much of a GPU's memory may be
+    taken, where others share it."""
 
     def __init__(
-        self, *, fetch: Fetch, threads: int | None = None, vllm: Servers | None = None
+        self,
+        *,
+        fetch: Fetch,
+        threads: int | None = None,
+        vllm: Servers | None = None,
+        gpu_share: float | None = None,
     ) -> None:
-        self._device = Device(threads=threads)
+        self._device = Device(threads=threads, gpu_share=gpu_share)
         store = Store(self._device, fetch)
         self.sampler = VllmSampler(store, vllm) if vllm else TorchSampler(store)
         self.learner = TorchLearner(store)

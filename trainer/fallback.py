@@ -17,6 +17,7 @@ from transformers import Cache
 from trainer.adapters import Tensors, adapter_pairs
 from trainer.base import Base
 from trainer.batch import MicroBatch
+from trainer.head import WIDE, logits_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,36 +33,48 @@ class Fallback:
         """What the output head reads (M, H) and what it answers (M, vocabulary), for plain rows: one
         sequence each, padded on the right."""
         (block,) = micro.blocks
-        read: list[torch.Tensor] = []
-        head = self.base.model.get_output_embeddings()
-        hook = head.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
-        try:
-            output = self._call(
-                trained,
-                alpha,
-                input_ids=micro.tokens_N[block.query_B_T],
-                attention_mask=block.valid_B_T.long(),
-            )
-        finally:
-            hook.remove()
+        output, read = self._call(
+            trained,
+            alpha,
+            input_ids=micro.tokens_N[block.query_B_T],
+            attention_mask=block.valid_B_T.long(),
+        )
         at_M = micro.place_N[micro.predictor_M]
-        return read[-1].flatten(0, 1)[at_M], output.logits.flatten(0, 1)[at_M]
+        return read.flatten(0, 1)[at_M], output.logits.flatten(0, 1)[at_M]
 
     def extend(
         self, trained: Tensors, ids_T: torch.Tensor, cache: Cache | None, *, alpha: float
     ) -> tuple[torch.Tensor, Cache]:
         """Read on: the logits (vocabulary) after the last of `ids_T`, and the grown cache."""
-        output = self._call(
+        output, _ = self._call(
             trained, alpha, input_ids=ids_T[None], past_key_values=cache, use_cache=True
         )
         return output.logits[0, -1], output.past_key_values
 
     def _call(self, trained: Tensors, alpha: float, **inputs: object):  # type: ignore[no-untyped-def]
+        """What the model answers, and what its output head read. The head answers in fp32 at least:
+        what the architecture does to logits after it (a soft cap) is done to these."""
+        read: list[torch.Tensor] = []
+
+        def widened(
+            head: torch.nn.Module, arguments: tuple[torch.Tensor], logits: torch.Tensor
+        ) -> torch.Tensor:
+            read.append(arguments[0])
+            return logits if logits.dtype in WIDE else _wide(head, arguments[0])
+
+        hook = self.base.model.get_output_embeddings().register_forward_hook(widened)
+        try:
+            return self._answer(trained, alpha, inputs), read[-1]
+        finally:
+            hook.remove()
+
+    def _answer(self, trained: Tensors, alpha: float, inputs: dict[str, object]):  # type: ignore[no-untyped-def]
         pairs = adapter_pairs(trained)
         model = self.base.model
         if not pairs:
             self._activate(None)
-            return functional_call(model, self._plain(trained), kwargs=inputs)
+            low = {n: t.to(model.dtype) for n, t in self._plain(trained).items()}
+            return functional_call(model, low, kwargs=inputs)
         rank = next(iter(pairs.values()))[0].shape[0]
         name = self._inject(tuple(sorted(pairs)), rank, alpha)
         self._activate(name)
@@ -104,3 +117,10 @@ class Fallback:
                 if name is not None:
                     module.set_adapter(name)
         self.base.model.requires_grad_(requires_grad=False)
+
+
+def _wide(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    """The head's answer (..., vocabulary) with fp32 sums."""
+    weight, bias = head.weight, getattr(head, "bias", None)
+    logits = logits_of(hidden.flatten(0, -2), weight).unflatten(0, hidden.shape[:-1])
+    return logits if bias is None else logits + bias

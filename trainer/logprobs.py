@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from trainer.head import logits_of
+
 CHUNK_ELEMENTS = 4 << 20
 """Logits that exist at a time (16 MiB in fp32). A constant: another split can give other bits."""
 
@@ -85,6 +87,4 @@ def _chunks(hidden_M_H: torch.Tensor, head_V_H: torch.Tensor) -> Iterator[slice]
 
 
 def _logits(hidden_C_H: torch.Tensor, head_V_H: torch.Tensor, temperature: float) -> torch.Tensor:
-    """In fp32 or wider, whatever the states are held in."""
-    z_C_V = torch.mm(hidden_C_H, head_V_H.t())
-    return z_C_V.to(torch.promote_types(z_C_V.dtype, torch.float32)).div_(temperature)
+    return logits_of(hidden_C_H, head_V_H).div_(temperature)

@@ -4,6 +4,7 @@
 
 Composed of elementary operations it saves half a dozen copies of x for the backward pass, which on
 small models costs as much as a projection. Written out it saves x itself and one number per row.
+Half-precision states are normalised in fp32.
 """
 
 from typing import Any
@@ -14,23 +15,26 @@ import torch
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
-        inverse = mean_square.add_(eps).rsqrt_()
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        inverse = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, inverse)
-        return (x * inverse).mul_(weight)
+        return (wide * inverse).mul_(weight).to(x.dtype)
 
     @staticmethod
     def backward(
         ctx: Any, grad: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         x, weight, inverse = ctx.saved_tensors
+        low, low_weight = x.dtype, weight.dtype
+        x, weight, grad = (t.to(inverse.dtype) for t in (x, weight, grad))
         grad_x = grad_weight = None
         if ctx.needs_input_grad[1]:
-            grad_weight = (grad * x).mul_(inverse).flatten(0, -2).sum(0)
+            grad_weight = (grad * x).mul_(inverse).flatten(0, -2).sum(0).to(low_weight)
         if ctx.needs_input_grad[0]:
             scaled = grad * weight
             along = (scaled * x).mean(-1, keepdim=True) * inverse.pow(3)
-            grad_x = scaled.mul_(inverse).addcmul_(x, along, value=-1)
+            grad_x = scaled.mul_(inverse).addcmul_(x, along, value=-1).to(low)
         return grad_x, grad_weight, None
 
 

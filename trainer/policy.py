@@ -25,6 +25,7 @@ from trainer.critic import Critic, fresh_critic
 from trainer.decoder import Decoder
 from trainer.fallback import Fallback
 from trainer.forward import DIRECT, Forward
+from trainer.head import logits_of
 from trainer.logprobs import chosen_logprobs
 from trainer.lora import adapter_config, fresh_adapter, target_modules
 from trainer.varlen import spans_of, varlen_attend
@@ -72,7 +73,7 @@ class Policy:
             trained: Tensors = {} if reference else self.tensors
             return self.loaded.fallback.outputs(trained, micro, alpha=self.alpha)
         hidden_M_H, head_V_H = self._hidden(decoder, micro, reference=reference)
-        return hidden_M_H, F.linear(hidden_M_H, head_V_H)
+        return hidden_M_H, logits_of(hidden_M_H, head_V_H)
 
     def _hidden(
         self, decoder: Decoder, micro: MicroBatch, *, reference: bool
@@ -140,11 +141,17 @@ def fresh_policy(loaded: Loaded, job: LearnerJob) -> Policy:
     forward = forward_of(loaded, advanced)
     critic = fresh_critic(loaded.base) if advanced.algorithm == "ppo" else None
     if advanced.tuning == "full":
-        tensors = {n: p.detach().clone() for n, p in loaded.base.model.named_parameters()}
+        tensors = {n: _master(p) for n, p in loaded.base.model.named_parameters()}
         return Policy(loaded, tensors, advanced.lora_alpha, critic, forward)
     modules = target_modules(loaded.base, advanced.lora_targets)
     tensors = fresh_adapter(loaded.base, modules, rank=advanced.lora_rank, seed=advanced.seed)
     return Policy(loaded, tensors, advanced.lora_alpha, critic, forward)
+
+
+def _master(parameter: torch.Tensor) -> torch.Tensor:
+    """A copy to train: fp32 at least, since a small step is lost on a 16-bit number."""
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    return parameter.detach().to(dtype, copy=True)
 
 
 def forward_of(loaded: Loaded, advanced: Advanced) -> Forward:

@@ -33,10 +33,19 @@ class Trainable:
     base: Tensors
     pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
     scale: float
+    dtype: torch.dtype
+    """what is computed in: the base's. Trained tensors are fp32 masters, rounded as they are used."""
 
     def tensor(self, name: str) -> torch.Tensor | None:
         """A tensor that no adapter touches: norms and embeddings."""
-        return self.base.get(name)
+        held = self.base.get(name)
+        return None if held is None else held.to(self.dtype)
+
+    def rounded(self) -> "Trainable":
+        """The same, rounded once for many passes that need no gradients."""
+        base = {name: tensor.to(self.dtype) for name, tensor in self.base.items()}
+        pairs = {m: (a.to(self.dtype), b.to(self.dtype)) for m, (a, b) in self.pairs.items()}
+        return Trainable(base, pairs, self.scale, self.dtype)
 
     def project(self, x_N_H: torch.Tensor, layer: int, what: str) -> tuple[torch.Tensor, ...]:
         """The outputs of the modules that `what` names, in their order."""
@@ -50,10 +59,12 @@ class Trainable:
         return Adapted(weight, bias, *self.pairs[module])
 
     def _linear(self, x_N_H: torch.Tensor, module: str) -> torch.Tensor:
-        y_N_O = F.linear(x_N_H, self.base[f"{module}.weight"], self.base.get(f"{module}.bias"))
+        weight_O_H, bias_O = self.base[f"{module}.weight"], self.base.get(f"{module}.bias")
+        bias_O = None if bias_O is None else bias_O.to(self.dtype)
+        y_N_O = F.linear(x_N_H, weight_O_H.to(self.dtype), bias_O)
         if module not in self.pairs:
             return y_N_O
-        a_r_H, b_O_r = self.pairs[module]
+        a_r_H, b_O_r = (part.to(self.dtype) for part in self.pairs[module])
         return torch.addmm(y_N_O, F.linear(x_N_H, a_r_H), b_O_r.t(), alpha=self.scale)
 
 
@@ -62,7 +73,8 @@ def trainable(base: Tensors, trained: Tensors, *, alpha: float) -> Trainable:
     pairs = adapter_pairs(trained)
     full = {name: t for name, t in trained.items() if not name.startswith(PEFT_PREFIX)}
     rank = next((a.shape[0] for a, _ in pairs.values()), 1)
-    return Trainable({**base, **_tied(base, full)}, pairs, alpha / rank)
+    dtype = next((t.dtype for t in base.values() if t.is_floating_point()), torch.float32)
+    return Trainable({**base, **_tied(base, full)}, pairs, alpha / rank, dtype)
 
 
 def _tied(base: Tensors, full: Tensors) -> Tensors:

@@ -80,9 +80,13 @@ class Asked(dict[str, str]):
 @cache
 def settings() -> frozenset[str]:
     """All HEADRACE_* that the settings read; with Kafka and vLLM named, their companions are too."""
-    environ = Asked({"HEADRACE_KAFKA": "kafka:9092", "HEADRACE_SAMPLER": "vllm=http://vllm:8000"})
-    Settings.load(environ)
-    return frozenset(name for name in environ.names if name.startswith("HEADRACE_"))
+    named = {"HEADRACE_KAFKA": "kafka:9092", "HEADRACE_VLLM_MODEL": "model"}
+    found: set[str] = set()
+    for sampler in ("vllm=http://vllm:8000", "vllm"):
+        environ = Asked({**named, "HEADRACE_SAMPLER": sampler})
+        Settings.load(environ)
+        found |= environ.names
+    return frozenset(name for name in found if name.startswith("HEADRACE_"))
 
 
 def pages() -> dict[str, str]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+from trainer.sampler.draw import draw
+
 
 def choose(
     logits_R_V: torch.Tensor,
@@ -19,7 +21,14 @@ def choose(
     uniforms: Sequence[float],
 ) -> tuple[list[int], list[float]]:
     """Token ids and logprobs, row by row."""
-    logits_R_V = logits_R_V.double()
+    if logits_R_V.is_cuda and min(top_ps) >= 1:
+        temperature_R, uniform_R = torch.tensor(
+            [temperatures, uniforms], dtype=torch.float64, device=logits_R_V.device
+        )
+        token_R, logprob_R = draw(logits_R_V, temperature_R, uniform_R)
+        return token_R.tolist(), logprob_R.tolist()
+    # A GPU has no running sum that is the same twice: what is left (evaluation) is drawn here.
+    logits_R_V = logits_R_V.cpu().double()
     temperature_R = logits_R_V.new_tensor(temperatures)
     greedy_R = temperature_R == 0
     scaled_R_V = logits_R_V / temperature_R.where(~greedy_R, 1.0)[:, None]

@@ -14,7 +14,9 @@ import torch
 
 from trainer.decoder import Decoder
 from trainer.sampler.choose import choose
+from trainer.sampler.graphs import GraphLane
 from trainer.sampler.lane import Lane, capacity_for, independent, row_bytes
+from trainer.sampler.limits import CPU, limits_of
 from trainer.sampler.model import Model, model_of
 from trainer.sampler.prefill import Prompt, Prompts
 from trainer.sampler.rows import Row, Version, parameters
@@ -22,12 +24,6 @@ from trainer.store import Recent
 from trainer.weights import trainable
 
 FIXED_ROWS = 32
-MOST_ROWS = 64
-LANE_BYTES = 256 << 20
-ROWS_BYTES = 512 << 20
-"""How much cache the rows in lanes may have together; the others wait."""
-SPARE_BYTES = 128 << 20
-"""How much cache empty lanes may keep, so that the next step need not clear new memory."""
 STEPS_PER_TURN = 16
 
 
@@ -35,6 +31,7 @@ class Core:
     """Lanes, prompts and the queue. Not thread-safe: the device thread owns it."""
 
     def __init__(self) -> None:
+        self._limits = CPU
         self._waiting: deque[Row] = deque()
         self._lanes: dict[tuple[str, int, bool], list[Lane]] = {}
         self._prompts = Prompts()
@@ -49,6 +46,8 @@ class Core:
     def advance(self, arrivals: Sequence[Row], interrupted: Callable[[], bool]) -> list[Row]:
         """Take rows in and decode until one is over, more have arrived, or a turn is up. Returns
         the rows that are over."""
+        if arrivals:
+            self._limits = limits_of(arrivals[0].version.loaded.base.model.device)
         self._waiting.extend(arrivals)
         for _ in range(STEPS_PER_TURN):
             over = self._admit()
@@ -65,7 +64,7 @@ class Core:
         over, lean = self._next()
         for fixed, batch in groupby(lean, key=lambda row: row.params.deterministic):
             members = list(batch)
-            size = FIXED_ROWS if fixed else MOST_ROWS
+            size = FIXED_ROWS if fixed else self._limits.most_rows
             for start in range(0, len(members), size):
                 over += self._begin(members[start : start + size], fixed=fixed)
         return over
@@ -76,7 +75,7 @@ class Core:
         over: list[Row] = []
         lean: list[Row] = []
         active = [lane for lanes in self._lanes.values() for lane in lanes]
-        room = ROWS_BYTES - sum(len(lane.rows) * lane.row_bytes for lane in active)
+        room = self._limits.rows_bytes - sum(len(lane.rows) * lane.row_bytes for lane in active)
         while self._waiting:
             row = self._waiting[0]
             decoder = row.version.loaded.decoder
@@ -124,7 +123,9 @@ class Core:
         decoder, base = version.loaded.decoder, version.loaded.base
         assert decoder is not None  # noqa: S101
         view = trainable(base.tensors, version.trained, alpha=version.alpha)
-        return self._models.put(version.key, model_of(decoder, view, num_bytes=base.num_bytes))
+        num_bytes, copies = base.num_bytes, not self._limits.graphs
+        made = model_of(decoder, view, num_bytes=num_bytes, copies=copies)
+        return self._models.put(version.key, made)
 
     def _enter(self, row: Row, keys: torch.Tensor, values: torch.Tensor) -> None:
         fixed, capacity = row.params.deterministic, capacity_for(row.length)
@@ -138,8 +139,8 @@ class Core:
     def _new_lane(self, version: Version, capacity: int, *, fixed: bool) -> Lane:
         model = self._model(version)
         decoder = model.decoder
-        room = max(1, LANE_BYTES // row_bytes(decoder, capacity))
-        size = min(FIXED_ROWS if fixed else MOST_ROWS, room)
+        room = max(1, self._limits.lane_bytes // row_bytes(decoder, capacity))
+        size = min(FIXED_ROWS if fixed else self._limits.most_rows, room)
         known = (decoder, capacity)
         if fixed and known not in self._sizes:
             trial = Lane(model, capacity=capacity, size=size, fixed=True)
@@ -147,14 +148,13 @@ class Core:
         if fixed:
             size = self._sizes[known]
         for lane in self._spare:
-            if lane.decoder is decoder and (lane.capacity, lane.size, lane.fixed) == (
-                capacity,
-                size,
-                fixed,
-            ):
+            shape = (lane.capacity, lane.size, lane.fixed)
+            if shape == (capacity, size, fixed) and lane.fits(model):
                 self._spare.remove(lane)
-                lane.model = model
+                lane.adopt(model)
                 return lane
+        if self._limits.graphs and not fixed:
+            return GraphLane(model, capacity=capacity, size=size)
         return Lane(model, capacity=capacity, size=size, fixed=fixed)
 
     def _leave(self) -> list[Row]:
@@ -176,7 +176,7 @@ class Core:
                 self._lanes[key] = kept
             else:
                 del self._lanes[key]
-        while sum(lane.size * lane.row_bytes for lane in self._spare) > SPARE_BYTES:
+        while sum(lane.size * lane.row_bytes for lane in self._spare) > self._limits.spare_bytes:
             del self._spare[0]
         return over
 

@@ -61,6 +61,14 @@ class Lane:
     def row_bytes(self) -> int:
         return row_bytes(self.decoder, self.capacity)
 
+    def fits(self, model: Model) -> bool:
+        """Whether an empty lane can serve this version next."""
+        return model.decoder is self.decoder
+
+    def adopt(self, model: Model) -> None:
+        """Serve another version."""
+        self.model = model
+
     @property
     def full(self) -> bool:
         return len(self.rows) >= self.size

@@ -46,10 +46,11 @@ class Model(Protocol):
     def logits(self, hidden_M_H: torch.Tensor) -> torch.Tensor: ...
 
 
-def model_of(decoder: Decoder, view: Trainable, *, num_bytes: int) -> Model:
-    """The version `view` over a base of this size."""
-    apart = Apart(decoder, view)
-    if num_bytes > COPY_BYTES or apart.embedding.dtype not in EXACT:
+def model_of(decoder: Decoder, view: Trainable, *, num_bytes: int, copies: bool = True) -> Model:
+    """The version `view` over a base of this size; `copies`: whether it may be made anew for
+    decoding."""
+    apart = Apart(decoder, view.rounded())
+    if not copies or num_bytes > COPY_BYTES or apart.embedding.dtype not in EXACT:
         return apart
     return fuse(apart)
 

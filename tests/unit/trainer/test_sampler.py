@@ -16,6 +16,7 @@ from trainer.engine import Engine
 from trainer.sampler import lane as lanes
 from trainer.sampler.core import Core
 from trainer.sampler.lane import Lane, capacity_for, independent
+from trainer.sampler.limits import CPU
 from trainer.sampler.rows import Row
 
 PROMPTS = ("hi", "What is 47 + 38?", "a somewhat longer prompt, to be sure")
@@ -287,7 +288,8 @@ async def test_rows_wait_for_memory_and_all_end(
 ) -> None:
     asked = many()
     expected = await together(engine, asked)
-    monkeypatch.setattr("trainer.sampler.core.ROWS_BYTES", 3 * 8 * 2 * 64 * 16)
+    few = replace(CPU, rows_bytes=3 * 8 * 2 * 64 * 16)
+    monkeypatch.setattr("trainer.sampler.core.limits_of", lambda device: few)
     assert await together(engine, asked) == expected
 
 

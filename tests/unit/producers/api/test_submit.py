@@ -61,6 +61,15 @@ async def test_a_run_is_requested_with_the_push_that_brings_its_commit(ready: Ap
     assert loaded[streams[0]][0].cursor < loaded[streams[1]][-1].cursor
 
 
+async def test_the_precision_is_part_of_which_model_it_is(ready: Application) -> None:
+    for precision in ("float32", "bfloat16"):
+        made = await ready.post("/runs", {"config": config(advanced={"precision": precision})})
+        stream = run_stream(made.json()["run"]["id"])
+        requested = (await ready.services.log.load({stream: 0}))[stream][0].event
+        assert isinstance(requested, RunRequested)
+        assert requested.model.dtype == precision
+
+
 async def test_asking_again_is_the_same_run_and_other_things_are_refused(
     ready: Application,
 ) -> None:

@@ -1,0 +1,103 @@
+"""The vLLM server that `headrace up` starts beside the learner, on one GPU: settings, and how to start.
+
+The two share the GPU's memory by a fixed split, since neither can grow without the other failing:
+vLLM takes its percentage when it starts, the device workers may take what is left but for a reserve.
+"""
+
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM's --max-lora-rank may be."""
+RESERVE = 0.05
+"""Of the GPU: contexts and what allocators cannot hand back."""
+COMMAND = "-m vllm.entrypoints.openai.api_server"
+
+
+class BadValue(ValueError):
+    """A variable holds what it may not: (name, value, what it may hold)."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmServer:
+    """What to start. `gpu_percent` of the GPU's memory is vLLM's."""
+
+    command: tuple[str, ...]
+    model: str
+    port: int
+    gpu_percent: int
+    max_lora_rank: int
+    max_loras: int
+    arguments: tuple[str, ...]
+    api_key: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str]) -> "VllmServer":
+        """Read the environment. Raises BadValue."""
+        model = environ.get("HEADRACE_VLLM_MODEL") or ""
+        if not model:
+            may = (
+                "the model to serve, a directory or a hub id: HEADRACE_SAMPLER=vllm starts a server"
+            )
+            raise BadValue("HEADRACE_VLLM_MODEL", model, may)
+        rank = _number(environ, "HEADRACE_VLLM_MAX_LORA_RANK", 16, 1, 512)
+        if rank not in RANKS:
+            may = "one of " + ", ".join(map(str, RANKS))
+            raise BadValue("HEADRACE_VLLM_MAX_LORA_RANK", str(rank), may)
+        return cls(
+            command=_words(environ, "HEADRACE_VLLM_COMMAND") or (sys.executable, *COMMAND.split()),
+            model=model,
+            port=_number(environ, "HEADRACE_VLLM_PORT", 8421, 1, 65_535),
+            gpu_percent=_number(environ, "HEADRACE_VLLM_GPU_PERCENT", 45, 5, 90),
+            max_lora_rank=rank,
+            max_loras=_number(environ, "HEADRACE_VLLM_MAX_LORAS", 6, 2, 64),
+            arguments=_words(environ, "HEADRACE_VLLM_ARGUMENTS"),
+            api_key=environ.get("HEADRACE_VLLM_API_KEY") or None,
+        )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return (
+            *self.command,
+            *("--model", self.model),
+            *("--host", "127.0.0.1"),
+            *("--port", str(self.port)),
+            *("--gpu-memory-utilization", f"{self.gpu_percent / 100:.2f}"),
+            "--enable-lora",
+            *("--max-loras", str(self.max_loras)),
+            *("--max-lora-rank", str(self.max_lora_rank)),
+            *("--logprobs-mode", "processed_logprobs"),
+            *self.arguments,
+        )
+
+    def environment(self, shared: Mapping[str, str]) -> dict[str, str]:
+        """vLLM's own variables beside what all children have."""
+        key = {"VLLM_API_KEY": self.api_key} if self.api_key else {}
+        return {**shared, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", **key}
+
+    def learner_share(self, num_engines: int) -> float:
+        """How much of the GPU's memory each of the processes with an engine may take."""
+        return (1 - self.gpu_percent / 100 - RESERVE) / num_engines
+
+
+def _number(environ: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    value = environ.get(name)
+    if not value:
+        return default
+    if not value.isascii() or not value.isdigit() or not least <= int(value[:9]) <= most:
+        raise BadValue(name, value, f"a whole number from {least} to {most}")
+    return int(value)
+
+
+def _words(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    value = environ.get(name) or ""
+    try:
+        return tuple(shlex.split(value))
+    except ValueError as error:
+        raise BadValue(name, value, f"words as a shell reads them ({error})") from error

@@ -1,0 +1,55 @@
+"""The fake vLLM server as a process that takes vLLM's own arguments: what `headrace up` starts.
+
+    python -P -m tests.kit.vllm_command --notes FILE --model scratch --port 8421 ...
+
+Writes to `--notes` what it was started with, and `vllm` when it is told to stop.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import torch
+
+from schemas.sampling import ModelRef
+from tests.kit.vllm import FakeVllm
+from trainer.base import build_base
+from trainer.fallback import Fallback
+
+
+async def serve(asked: argparse.Namespace) -> None:
+    base = build_base(ModelRef(kind="scratch", name=asked.model), {}, device=torch.device("cpu"))
+    server = FakeVllm(Fallback(base), max_lora_rank=asked.max_lora_rank)
+    server.url = f"http://{asked.host}:{asked.port}"
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await server.start()
+    await stop.wait()
+    with asked.notes.with_name("order").open("a") as order:
+        order.write("vllm\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--notes", type=Path, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--gpu-memory-utilization", type=float, required=True)
+    parser.add_argument("--enable-lora", action="store_true", required=True)
+    parser.add_argument("--max-loras", type=int, required=True)
+    parser.add_argument("--max-lora-rank", type=int, required=True)
+    parser.add_argument("--logprobs-mode", choices=["processed_logprobs"], required=True)
+    parser.add_argument("--dtype", default="auto")
+    asked = parser.parse_args()
+    told = {name: str(value) for name, value in vars(asked).items()}
+    told |= {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+    asked.notes.write_text(json.dumps(told))
+    asyncio.run(serve(asked))
+
+
+if __name__ == "__main__":
+    main()

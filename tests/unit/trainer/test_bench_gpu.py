@@ -1,0 +1,40 @@
+"""The GPU benchmark runs, all of it, on a CPU in tiny shapes, and with no platform around it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[3] / "bench" / "gpu.py"
+
+
+def run(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
+    what = ["-c", code] if code else [str(SCRIPT), *arguments]
+    return subprocess.run([sys.executable, *what], capture_output=True, text=True, check=False)
+
+
+def test_tiny_prints_both_tables() -> None:
+    done = run("--tiny")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|")[1].strip() for line in done.stdout.splitlines() if "|" in line]
+    assert [r for r in rows if r.startswith(("tiny", "Headrace", "Transformers"))] == [
+        "tiny Qwen3",
+        "Headrace",
+        "Transformers generate",
+    ]
+    assert "not how fast it is" in done.stdout
+
+
+def test_it_imports_no_platform() -> None:
+    code = f"""
+import importlib, runpy
+runpy.run_path({str(SCRIPT)!r})
+for name in ("asyncpg", "aiokafka", "infra.settings", "consumers", "producers"):
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        print(error)
+"""
+    done = run(code=code)
+    assert done.returncode == 0, done.stderr
+    said = [line.rpartition(" ")[2] for line in done.stdout.splitlines()]
+    assert said == ["asyncpg", "aiokafka", "infra", "consumers", "producers"]
