@@ -6,6 +6,8 @@ durable; what was decided is performed, and what came of it is durable: three du
 (with Headrace: events of the log, and inbox, effect, claim and lease beside them). One process sends, 32
 at once; another works. First as fast as it goes (A B C C B A), then at the same steady pace for all;
 `done` is from the request until the last fact is durable. CPU: of both processes and of Postgres.
+`three commits` is the floor under all of them at that pace: three one-row transactions, one after the
+other, and nothing else. What is slow there is the disk.
 """
 
 import argparse
@@ -133,6 +135,25 @@ async def measure(
     return Measured(count / took, times, spent / count)
 
 
+async def commits(server: embedded.EmbeddedPostgres, count: int, per_s: float) -> Measured:
+    """Three bare transactions in a row, so often, each row of three begun when it is due."""
+    async with asyncpg.create_pool(server.url, min_size=8, max_size=8) as pool:
+        await pool.execute("create table floor (n integer)")
+        first = time.monotonic()
+
+        async def one(number: int) -> float:
+            due = first + number / per_s
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            async with pool.acquire() as connection:
+                for _ in range(FACTS):
+                    await connection.execute("insert into floor values (1)")
+            return time.monotonic() - due
+
+        times = list(await asyncio.gather(*(one(number) for number in range(count))))
+        await pool.execute("drop table floor")
+    return Measured(per_s, times, 0.0)
+
+
 async def reached(looker: Any, side: str, count: int) -> None:
     """Until so many messages are done, by what the database holds."""
     deadline = time.monotonic() + WITHIN_S
@@ -196,6 +217,10 @@ async def table(server: embedded.EmbeddedPostgres, given: argparse.Namespace) ->
     for side in names:
         paced = await measure(server, side, int(given.pace * given.seconds), given.pace)
         show(f"{given.pace:.0f}/s", side, [paced])
+    floor = await commits(server, int(given.pace * given.seconds), given.pace)
+    print(
+        f"{f'{given.pace:.0f}/s':14}{'three commits':15}{'':24}{floor.p50_ms:10.1f}{floor.p99_ms:10.1f}"
+    )
     fast = given.fast_events / FACTS
     if "headrace" in names:
         paced = await measure(server, "headrace", int(fast * given.seconds), fast)

@@ -45,6 +45,11 @@ class PostgresEffects:
             [str(lane) for lane in lanes],
             lease_s,
         )
+        # Asked for by a transaction that did not yet see how another one closed the run.
+        await self._pool.execute(
+            "delete from effects e using run_gates g"
+            " where g.run_id = e.run_id and g.state = 'closed'"
+        )
         await self._pool.execute(
             "delete from workers w where expires_at < clock_timestamp() - interval '1 hour'"
             " and not exists (select from effects e where e.worker = w.id)"

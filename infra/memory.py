@@ -140,6 +140,8 @@ class MemoryLog:
         )
 
     def _ask(self, new: NewEffect, worker: WorkerId | None) -> None:
+        if self._world.gate(new.effect.run_id) == "closed":
+            return
         self._world.order += 1
         effect = _Effect(new, order=self._world.order, due_at=self._world.now)
         if new.claimed:

@@ -238,6 +238,18 @@ class EffectsSuite:
         assert await bound.effects.gates([run]) == {run: "closed"}
         assert await claim(bound, who) == []
 
+    async def test_what_is_asked_for_in_the_name_of_a_closed_run_is_not_kept(
+        self, bound: Bound
+    ) -> None:
+        who, run = await worker(bound), uuid4().hex
+        await gate(bound, RunStopped(run=run, step=1), 1)
+        born = effect(run, claimed=True)
+        await bound.log.commit(Commit(worker=who, effects=(born, effect(run), effect("other"))))
+        assert sum((await bound.effects.depth()).values()) == 1
+        with pytest.raises(CommitMiss, match="fenced"):
+            await bound.log.commit(Commit(worker=who, finished=((born.effect.id, 1),)))
+        assert len(await claim(bound, who)) == 1
+
     async def test_a_held_run_waits_for_every_letter_whatever_its_own_gate(
         self, bound: Bound
     ) -> None:

@@ -139,3 +139,14 @@ async def test_claims_at_once_share_what_waits_and_miss_nothing(crowded: Databas
         assert len(rest) == 10
         taken |= {c.id for c in rest}
     assert len(taken) == EACH
+
+
+async def test_what_slipped_in_while_its_run_was_closed_is_found_when_a_worker_registers(
+    database: Database,
+) -> None:
+    closed = "insert into run_gates values ('r7', 'closed')"
+    await execute(database.url, rows(*WAITS) + closed)
+    effects = PostgresEffects(database)
+    await effects.register(ME, host="h", pid=1, lease_s=60)
+    left = "select count(*) filter (where run_id = 'r7') as closed, count(*) as open from effects"
+    assert tuple(await database.durable.fetchrow(left)) == (0, EACH - EACH // 100)
