@@ -180,7 +180,7 @@ class KafkaServer:
         """Delete everything it holds. It comes back empty, as another cluster unless an id is given.
         It must not run."""
         shutil.rmtree(self._data, ignore_errors=True)
-        self.cluster_id = cluster_id or _cluster_id()
+        self.cluster_id = cluster_id or new_cluster_id()
         self._properties.write_text(self._configuration())
         arguments = ["format", "-t", self.cluster_id, "-c", str(self._properties)]
         done = subprocess.run(
@@ -268,6 +268,8 @@ def answers(port: int) -> bool:
     return True
 
 
-def _cluster_id() -> str:
-    """A UUID in 22 characters, as Kafka writes them."""
-    return base64.urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
+def new_cluster_id() -> str:
+    """A UUID in 22 characters, as Kafka writes them: never with a dash in front, which its tools would
+    take for an option."""
+    first, *rest = uuid4().bytes
+    return base64.urlsafe_b64encode(bytes([first & 0x7F, *rest])).decode().rstrip("=")
