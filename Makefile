@@ -8,7 +8,7 @@ THREADS := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE
 STACK_DIR := .stack
 VLLM ?= .vllm
 
-.PHONY: demo oracles vllm test test-fast test-vllm lint format bench chaos storms stack stack-down venv clean
+.PHONY: demo matrix oracles vllm test test-fast test-vllm lint format bench chaos storms stack stack-down venv clean
 
 venv: $(READY)
 
@@ -38,6 +38,10 @@ $(VLLM)/.ready: requirements-vllm.txt
 
 demo: $(READY)
 	$(if $(STACK),. $(STACK_DIR)/env && )$(BIN)/headrace demo $(if $(STACK),--here) $(ARGS)
+
+# Every algorithm in every execution mode on the demo's task; the same command goes on where it was.
+matrix: $(READY)
+	$(THREADS) $(BIN)/python -m bench.matrix $(ARGS)
 
 # PostgreSQL, Kafka, an S3 store and a process per consumer, without Docker.
 stack: $(READY)
