@@ -56,7 +56,9 @@ class Trainable:
 
     def _adapted(self, module: str) -> Adapted:
         weight, bias = self.base[f"{module}.weight"], self.base.get(f"{module}.bias")
-        return Adapted(weight, bias, *self.pairs[module])
+        bias = None if bias is None else bias.to(self.dtype)
+        a_r_H, b_O_r = (part.to(self.dtype) for part in self.pairs[module])
+        return Adapted(weight.to(self.dtype), bias, a_r_H, b_O_r)
 
     def _linear(self, x_N_H: torch.Tensor, module: str) -> torch.Tensor:
         weight_O_H, bias_O = self.base[f"{module}.weight"], self.base.get(f"{module}.bias")

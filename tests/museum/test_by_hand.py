@@ -189,7 +189,7 @@ def learner_logprobs(loaded: Any, tensors: dict[str, torch.Tensor], turn: Any) -
     """Of the turn's tokens, through Transformers and peft."""
     ids = torch.tensor([*turn.prompt_ids, *turn.completion_ids])
     with torch.no_grad():
-        output = loaded.fallback._call(tensors, 8.0, input_ids=ids[None])
+        output, _ = loaded.fallback._call(tensors, 8.0, input_ids=ids[None])
     logprobs = output.logits[0, len(turn.prompt_ids) - 1 : -1].double().log_softmax(-1)
     chosen = logprobs.gather(-1, ids[len(turn.prompt_ids) :, None])[:, 0]
     return [float(value) for value in chosen]

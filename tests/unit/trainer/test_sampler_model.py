@@ -117,7 +117,7 @@ def test_what_cannot_be_copied_or_has_no_complex_twin_is_read_as_it_is(
 ) -> None:
     base = drawn(_qwen3)
     view, shape = views(base)["nothing"], decoder(base)
-    half = replace(view, base={name: t.bfloat16() for name, t in view.base.items()})
+    half = replace(view, dtype=torch.bfloat16)
     assert isinstance(model_of(shape, half, num_bytes=base.num_bytes), Apart)
     monkeypatch.setattr(models, "COPY_BYTES", 1)
     apart = model_of(shape, view, num_bytes=base.num_bytes)
