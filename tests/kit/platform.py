@@ -250,8 +250,6 @@ def platform(home: Path, *, environment: Mapping[str, str] | None = None) -> Ite
 def platform_environment(home: Path, settings: Mapping[str, str]) -> dict[str, str]:
     """The environment of a platform on `home`, and of commands that are to meet it; on a free port."""
     HOMES.add(home)
-    if not home.exists():
-        forget(home)  # of one that had the same path, when the tests before were cut short
     return {
         **{k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")},
         "HEADRACE_HOME": str(home),
