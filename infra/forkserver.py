@@ -13,6 +13,7 @@ with its pid, or null.
 import ctypes
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -28,7 +29,6 @@ START_S = 60.0
 """So long a first worker waits for it, rather than importing everything beside it."""
 FORK_S = 10.0
 REVIVE_S = 3.0
-POLL_S = 0.01
 
 _libc = ctypes.CDLL(None)
 
@@ -64,11 +64,15 @@ class Forked:
 
     def wait(self, timeout: float | None = None) -> int:
         """Raises subprocess.TimeoutExpired when it goes on for longer (seconds)."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if deadline is not None and time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired([str(self.pid)], timeout or 0.0)
-            time.sleep(POLL_S)
+        if (code := self.poll()) is not None:
+            return code
+        ended = os.pidfd_open(self.pid)
+        try:
+            select.select([ended], [], [], timeout)
+        finally:
+            os.close(ended)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired([str(self.pid)], timeout or 0.0)
         return code
 
     def terminate(self) -> None:

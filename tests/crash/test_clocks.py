@@ -25,7 +25,7 @@ from tests.kit.postgres import fresh_database, missing
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
 
-STEPS = 4
+STEPS = 10
 CONFIG = run_config(advanced={"max_steps": STEPS}, checkpoints={"checkpoint_save_freq": 2})
 LIBRARY = "libfaketimeMT.so.1"
 HOUR_S = 3600

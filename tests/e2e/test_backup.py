@@ -29,7 +29,7 @@ from tests.kit.stacks import on_every_stack, surroundings
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
-STEPS = 4
+STEPS = 10
 CONFIG = run_config(advanced={"max_steps": STEPS})
 FILES = {"rollouts/say/main.py": GRADER_ONLY}
 

@@ -24,7 +24,7 @@ from tests.kit.platform import (
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
-STEPS = 4
+STEPS = 12  # many, that the run is not over before a disk is full
 CONFIG = run_config(advanced={"max_steps": STEPS})
 
 
