@@ -2,7 +2,7 @@
 
 Only the supervisor holds the server; workers get a URL. The wheel's own starter is not used, for as
 root it opens every private directory above its data and its binaries to everyone. As root the server
-runs as the system user `headrace`, below /var/lib/headrace, and no directory outside it is touched.
+runs as the system user `headrace` (`infra/outside.py` says where).
 """
 
 import asyncio
@@ -16,14 +16,18 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import asyncpg
 
+from infra import outside
+from infra.outside import SYSTEM_ROOT
 from schemas.errors import InvalidConfig, TransientError
 from schemas.ids import short_id
 
 SYSTEM_USER = "headrace"
-SYSTEM_ROOT = Path("/var/lib/headrace")
+LINK = "postgres"
+"""Below a home: the data, or as root a link to where it is."""
 START_S = 120.0
 """Recovery after a crash takes its time, on a slow disk too; a server that ends is noticed at once."""
 FORMER_S = 15.0
@@ -76,11 +80,39 @@ class EmbeddedPostgres:
 
 
 def place_for(home: Path) -> Place:
-    """Where the database of this home lives."""
+    """Where the database of this home lives, from now on if it had none. Raises InvalidConfig when it is
+    another home's."""
     if os.geteuid() == 0:
-        root = SYSTEM_ROOT / short_id("home", str(home.resolve()))
-        return Place(root / "data", root, SYSTEM_USER)
-    data = home / "postgres"
+        return _outside(outside.made(home / LINK))
+    return _inside(home)
+
+
+def place_of(home: Path) -> Place | None:
+    """Where the database of this home lives; None when it has none. Raises InvalidConfig when it is
+    another home's."""
+    if os.geteuid() != 0:
+        place = _inside(home)
+    elif (root := outside.found(home / LINK)) is not None:
+        place = _outside(root)
+    else:
+        return None
+    return place if (place.data / "PG_VERSION").exists() else None
+
+
+def remove(home: Path) -> None:
+    """Remove the database of this home, whose server is stopped."""
+    if os.geteuid() == 0:
+        outside.remove(home / LINK)
+    else:
+        shutil.rmtree(home / LINK, ignore_errors=True)
+
+
+def _outside(root: Path) -> Place:
+    return Place(root / "data", root, SYSTEM_USER)
+
+
+def _inside(home: Path) -> Place:
+    data = home / LINK
     socket = data if len(str(data)) < SOCKET_PATH_LIMIT else _short_socket(home)
     return Place(data, socket, None)
 
@@ -113,7 +145,7 @@ def start(home: Path) -> EmbeddedPostgres:
 
 def _spawn(place: Place, binaries: Path) -> subprocess.Popen[bytes]:
     options = [f"-c{key}={value}" for key, value in SETTINGS.items()]
-    with (place.data.parent / "postgres.log").open("ab") as log:
+    with _appended(place.data.parent / "postgres.log") as log:
         return subprocess.Popen(
             [str(binaries / "postgres"), "-D", str(place.data), "-k", str(place.socket), *options],
             stdin=subprocess.DEVNULL,
@@ -128,12 +160,17 @@ def _spawn(place: Place, binaries: Path) -> subprocess.Popen[bytes]:
         )
 
 
+def _appended(path: Path) -> BinaryIO:
+    """A file to write on; never where a link leads, for the directory is the server's user's."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, flags, 0o600), "ab")
+
+
 def _prepare(place: Place) -> None:
     if place.user is None:
         place.data.mkdir(parents=True, exist_ok=True, mode=0o700)
         return
     ensure_user(place.user)
-    SYSTEM_ROOT.mkdir(parents=True, exist_ok=True, mode=0o755)
     place.data.mkdir(parents=True, exist_ok=True)
     entry = pwd.getpwnam(place.user)
     for directory in (place.data.parent, place.data):

@@ -8,11 +8,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.embedded import SYSTEM_ROOT
+from infra.outside import made
 from infra.stack.kafka import KafkaServer, kafka_server
 from infra.stack.postgres import PostgresServer
 from infra.stack.s3 import S3Server, s3_server
-from schemas.ids import short_id
 
 BUCKET = "headrace"
 
@@ -52,9 +51,7 @@ def _postgres(directory: Path) -> Iterator[PostgresServer]:
     """The stack's database. As root it lives outside of `directory`, which the unprivileged user that
     must run it may not be able to reach."""
     place = directory / "postgres"
-    if os.geteuid() == 0:
-        place = SYSTEM_ROOT / f"stack-{short_id('stack', str(directory.resolve()))}"
-    server = PostgresServer(place)
+    server = PostgresServer(made(place) if os.geteuid() == 0 else place)
     server.start()
     try:
         yield server

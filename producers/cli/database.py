@@ -19,16 +19,16 @@ def existing_database(settings: "Settings") -> Iterator[str]:
     if settings.database_url is not None:
         yield settings.database_url
         return
-    place = embedded.place_for(settings.home)
-    if home.owner(settings.home) is not None:
-        yield place.url
-        return
-    if not (place.data / "PG_VERSION").exists():
+    place = embedded.place_of(settings.home)
+    if place is None:
         raise Failure(
             "NOT_FOUND",
             f"there is no database of {settings.home}; name another HEADRACE_HOME, or a server in "
             "HEADRACE_DATABASE_URL",
         )
+    if home.owner(settings.home) is not None:
+        yield place.url
+        return
     with home.owned(settings.home):
         server = embedded.start(settings.home)
         try:

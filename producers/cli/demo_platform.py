@@ -1,7 +1,6 @@
 """The demo's own platform: a home below one directory, a free port, one supervisor."""
 
 import os
-import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -55,9 +54,9 @@ class DemoPlatform:
 
     def remove_database(self) -> None:
         """Remove the embedded database, which may live outside of the home."""
-        from infra.embedded import place_for
+        from infra import embedded
 
-        shutil.rmtree(place_for(self.home).data.parent, ignore_errors=True)
+        embedded.remove(self.home)
 
 
 class RunningPlatform:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from infra import outside
 from tests.kit.kafka import need_kafka
 from tests.kit.platform import ROOT
 from tests.kit.postgres import need_programs
@@ -66,3 +67,4 @@ def test_one_command_starts_it_all_and_another_stops_it(tmp_path: Path) -> None:
     assert not (stack / "env").exists()
     down = python("infra.stack", "down", str(stack))
     assert (down.returncode, "no stack runs" in down.stderr) == (1, True)
+    outside.remove(stack / "postgres")

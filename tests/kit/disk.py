@@ -14,7 +14,7 @@ PIECE_BYTES = 64 << 10
 @contextmanager
 def small_disk(place: Path, *, size_mb: int) -> Iterator[Path]:
     """A file system of so many MiB, mounted at `place` until the block ends."""
-    place.mkdir(parents=True)
+    place.mkdir(parents=True, exist_ok=True)
     if os.geteuid() != 0:
         pytest.skip("mounting a small tmpfs needs root (CAP_SYS_ADMIN)")
     options = f"size={size_mb}m,mode=0755"

@@ -20,8 +20,8 @@ from uuid import uuid4
 
 import httpx
 
+from infra import embedded
 from infra.supervisor import tail
-from tests.kit.postgres import forget
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
@@ -293,9 +293,10 @@ def _ready(url: str) -> bool | None:
 
 
 def forget_homes() -> None:
-    """Remove the embedded databases of the homes so far."""
+    """Remove the embedded databases of the homes so far. As root they are not below the directories of
+    the tests, and those of a whole test run would fill a small disk."""
     while HOMES:
-        forget(HOMES.pop())
+        embedded.remove(HOMES.pop())
 
 
 def final_adapter(info: Any) -> str:

@@ -6,7 +6,6 @@ neither can be had the tests that need it are skipped, and in CI they fail.
 
 import asyncio
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -44,15 +43,7 @@ def embedded_url() -> Iterator[str]:
         server = embedded.start(Path(home))
         yield server.url
         server.stop()
-        forget(Path(home))
-
-
-def forget(home: Path) -> None:
-    """Remove the embedded database of a home. As root it is not below the home, so not below the tests'
-    directories either, and those of a whole test run would fill a small disk."""
-    place = embedded.place_for(home)
-    if place.user is not None:
-        shutil.rmtree(place.socket, ignore_errors=True)
+        embedded.remove(Path(home))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,62 @@
+"""Where the embedded database of a private home lives when root runs it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from infra import outside
+from schemas.errors import InvalidConfig
+
+
+@pytest.fixture(autouse=True)
+def system_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "system"
+    monkeypatch.setattr(outside, "SYSTEM_ROOT", root)
+    return root
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    directory = tmp_path / "home"
+    directory.mkdir()
+    return directory
+
+
+def test_a_home_finds_what_it_had(home: Path) -> None:
+    assert outside.found(home / "postgres") is None
+    made = outside.made(home / "postgres")
+    assert made.is_dir()
+    assert outside.made(home / "postgres") == outside.found(home / "postgres") == made
+
+
+def test_a_home_made_anew_at_the_same_place_has_nothing_of_the_former(home: Path) -> None:
+    former = outside.made(home / "postgres")
+    shutil.rmtree(home)
+    assert outside.found(home / "postgres") is None
+    assert outside.made(home / "postgres") != former
+    assert former.is_dir(), "nothing is removed that nobody asked to remove"
+
+
+def test_a_home_that_was_moved_keeps_its_database(home: Path) -> None:
+    had = outside.made(home / "postgres")
+    moved = home.rename(home.with_name("moved"))
+    assert outside.made(moved / "postgres") == had
+    home.mkdir()
+    assert outside.made(home / "postgres") != had
+
+
+def test_a_copy_of_a_home_is_refused(home: Path) -> None:
+    outside.made(home / "postgres")
+    copy = home.with_name("copy")
+    shutil.copytree(home, copy, symlinks=True)
+    for use in (outside.found, outside.made, outside.remove):
+        with pytest.raises(InvalidConfig, match=f"a copy of {home}"):
+            use(copy / "postgres")
+
+
+def test_what_is_removed_leaves_nothing(home: Path, system_root: Path) -> None:
+    outside.remove(home / "postgres")
+    outside.made(home / "postgres")
+    outside.remove(home / "postgres")
+    assert list(system_root.iterdir()) == list(home.iterdir()) == []
