@@ -2,7 +2,7 @@
 
 4 prompts x 8 samples, 32 new tokens, 3.7M parameters, LoRA r16, the same engine on both sides, in one
 process, alternated A B B A. Prints medians, the ratio, where the time goes, and what a step costs the
-disk.
+disk. With `--stack` the platform is on PostgreSQL, Kafka and an S3 store, not on the embedded default.
 """
 
 import argparse
@@ -162,8 +162,13 @@ async def platform(
 async def _fsyncs(box: Inside) -> float:
     """WAL syncs of the database, and our own (blobs)."""
     await box.backend.database.durable.execute("select pg_stat_force_next_flush()")
+    version = await box.backend.database.durable.fetchval(
+        "select current_setting('server_version_num')::int"
+    )
     wal = await box.backend.database.durable.fetchval(
         "select sum(fsyncs) from pg_stat_io where object = 'wal'"
+        if version >= 180_000
+        else "select wal_sync from pg_stat_wal"
     )
     return float(wal or 0) + FSYNCS[0]
 
@@ -177,13 +182,13 @@ def _counted(descriptor: int) -> None:
     _fsync(descriptor)
 
 
-async def main(steps: int, tokens: int) -> None:
+async def main(steps: int, tokens: int, *, stack: bool) -> None:
     os.fsync = _counted
     columns = ["bare", "graded", "say", "say", "graded", "bare"]
     seconds: dict[str, list[float]] = {}
     shown: dict[str, tuple[dict[str, float], float, float]] = {}
     cpu: dict[str, float] = {}
-    async with inside(FILES) as box:
+    async with inside(FILES, stack=stack) as box:
 
         async def fetch(_: object) -> bytes:
             raise RuntimeError("the bare loop hands its weights over by pointer")
@@ -207,7 +212,8 @@ async def main(steps: int, tokens: int) -> None:
         await engine.aclose()
     base = statistics.median(seconds["bare"])
     print(
-        f"B2 platform tax: {GROUPS} x {SAMPLES} samples, {tokens} new tokens, {steps} steps a side,"
+        f"B2 platform tax: {GROUPS} x {SAMPLES} samples, {tokens} new tokens, {steps} steps a side, on "
+        + ("PostgreSQL, Kafka and S3," if stack else "the embedded default,")
     )
     threads = os.environ.get("OMP_NUM_THREADS")
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, OMP_NUM_THREADS={threads}")
@@ -231,5 +237,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--stack", action="store_true", help="on the real components")
     given = parser.parse_args()
-    asyncio.run(main(given.steps, given.tokens))
+    asyncio.run(main(given.steps, given.tokens, stack=given.stack))

@@ -1,19 +1,19 @@
-"""The platform inside this process, for benchmarks: an embedded Postgres, a worker with all consumers,
-no HTTP. What it costs is measured where it is spent."""
+"""The platform inside this process, for benchmarks: a worker with all consumers and no HTTP, on an
+embedded Postgres or on the real components. What it costs is measured where it is spent."""
 
 import asyncio
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 from consumers.__main__ import REGISTRY, lanes_of, load
 from consumers.worker import hosted, leased
-from infra import embedded
+from infra import embedded, outside
 from infra.backend import Backend, open_backend
 from infra.hosting import Hosting
 from infra.migrate import migrate
@@ -21,6 +21,7 @@ from infra.notify import Wakeup
 from infra.ports import Cursor, Recorded
 from infra.runtime import Runtime
 from infra.settings import Settings
+from infra.stack.components import components
 from schemas.config import RunConfig
 from schemas.datasets import Row
 from schemas.events import RepositoryPushed, RunRequested
@@ -82,18 +83,18 @@ class Inside:
 
 
 @asynccontextmanager
-async def inside(files: Mapping[str, str]) -> AsyncIterator[Inside]:
-    """The platform, with a workspace of these files."""
-    with tempfile.TemporaryDirectory() as directory:
+async def inside(files: Mapping[str, str], *, stack: bool = False) -> AsyncIterator[Inside]:
+    """The platform, with a workspace of these files. `stack`: on PostgreSQL, Kafka (with its relay in
+    this process too) and an S3 store."""
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as opened:
         root = Path(directory)
-        server = await asyncio.to_thread(embedded.start, root / "home")
-        await migrate(server.url)
-        environ = {
-            **os.environ,
-            "HEADRACE_HOME": str(root / "home"),
-            "HEADRACE_DATABASE_URL": server.url,
-        }
-        settings = Settings.load(environ)
+        found = await asyncio.to_thread(
+            opened.enter_context, _stack(root) if stack else _embedded(root)
+        )
+        os.environ.update({"HEADRACE_HOME": str(root / "home"), **found})
+        settings = Settings.load(os.environ)
+        assert settings.database_url is not None
+        await migrate(settings.database_url)
         consumers = tuple(load(name) for name in REGISTRY)
         hosting = Hosting(worker=WorkerId("bench"), consumers=consumers, lanes=lanes_of(consumers))
         workspace = make_workspace(root / "workspace", files)
@@ -102,8 +103,28 @@ async def inside(files: Mapping[str, str]) -> AsyncIterator[Inside]:
             hosted(hosting, backend, settings) as runtime,
             leased(hosting, backend, runtime),
         ):
-            working = asyncio.ensure_future(runtime.run())
+            tasks = [asyncio.ensure_future(runtime.run())]
+            if settings.kafka is not None:
+                relay = backend.relay(settings.kafka, tuple(REGISTRY))
+                tasks.append(asyncio.ensure_future(relay.run()))
             yield Inside(backend, runtime, workspace, backend.notifier.subscribe())
             runtime.stop()
-            await working
-        server.stop()
+            await tasks.pop(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def _embedded(root: Path) -> Iterator[Mapping[str, str]]:
+    server = embedded.start(root / "home")
+    yield {"HEADRACE_DATABASE_URL": server.url}
+    server.stop()
+    embedded.remove(root / "home")
+
+
+@contextmanager
+def _stack(root: Path) -> Iterator[Mapping[str, str]]:
+    with components(root) as found:
+        yield found.environment
+    outside.remove(root / "postgres")
