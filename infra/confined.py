@@ -64,7 +64,8 @@ class _Call:
 
 
 class Ended(TransientError):
-    """The process ended while calls were in flight; `culprit` is known to be the reason."""
+    """The process ended while it loaded or with calls in flight; what it did there may be the reason, or
+    somebody else: an operator, the kernel for want of memory, another call."""
 
 
 class ConfinedProcess:
@@ -89,7 +90,7 @@ class ConfinedProcess:
 
     async def start(self) -> Json:
         """Start it; returns its first message. Raises UserCodeError when the entry point does not
-        load or says nothing in time."""
+        load or says nothing in time, Ended when the process ended (the reason may be another's)."""
         inward, outward = os.pipe(), os.pipe()
         confined = os.geteuid() == 0
         self._process = await asyncio.create_subprocess_exec(
@@ -118,12 +119,13 @@ class ConfinedProcess:
         try:
             async with asyncio.timeout(START_S):
                 first = await _receive(reader)
-        except (TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
-            await self.aclose()
-            said = self.output.decode(errors="replace").strip()[-500:]
-            raise UserCodeError(
-                FailureCategory.PROCESS, f"the entry point's process ended while loading: {said}"
+        except asyncio.IncompleteReadError as error:
+            raise Ended(
+                f"the entry point's process ended while loading: {await self._said()}"
             ) from error
+        except (TimeoutError, ValueError) as error:
+            why = f"the entry point did not load within {START_S:g} s: {await self._said()}"
+            raise UserCodeError(FailureCategory.PROCESS, why) from error
         if "unusable" in first:
             await self.aclose()
             raise UserCodeError(FailureCategory.VALIDATION, str(first["unusable"]))
@@ -157,6 +159,11 @@ class ConfinedProcess:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
+
+    async def _said(self) -> str:
+        """End the process; the end of what it printed."""
+        await self.aclose()
+        return self.output.decode(errors="replace").strip()[-500:]
 
     async def _connect(self, writing: int, reading: int) -> asyncio.StreamReader:
         loop = asyncio.get_running_loop()

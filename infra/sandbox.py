@@ -1,7 +1,8 @@
 """User code in confined processes: one for a rollout's workflow, one for its grader, kept warm.
 
 What one sample does to its process concerns that sample: when a process ends under several calls, each
-of them runs again, alone in a process of its own, until it is known which one ends it.
+of them runs again, alone in a process of its own, until it is known which one ends it. A process that
+ended once may have been killed by somebody else; what ends it whenever it is tried is to blame.
 """
 
 import asyncio
@@ -28,6 +29,9 @@ Fetch = Callable[[ArtifactRef], Awaitable[bytes]]
 
 WARM = 8
 """Processes kept warm; the one unused for longest ends first."""
+
+TRIES = 3
+"""Processes in a row that must end before what they loaded, or ran alone, is to blame."""
 
 ALONE = 4
 """Suspects that run at the same time, each in a process of its own."""
@@ -145,18 +149,21 @@ class ProcessSandbox:
     async def _call_alone(
         self, rollout: RolloutRef, role: str, name: str, message: Json, deadline_s: float
     ) -> Json:
-        async with self._alone:
-            process = await self._start(rollout, role)
-            try:
-                answer = await process.call(name, message, deadline_s=deadline_s)
-            except Ended as error:
-                raise UserCodeError(
-                    FailureCategory.PROCESS, f"its process ended while {name} ran alone in it"
-                ) from error
-            finally:
-                await process.aclose()
-                self._suspects.discard(name)
-        return answer
+        try:
+            async with self._alone:
+                for _ in range(TRIES):
+                    process = await self._start(rollout, role)
+                    try:
+                        return await process.call(name, message, deadline_s=deadline_s)
+                    except Ended:
+                        continue
+                    finally:
+                        await process.aclose()
+        finally:
+            self._suspects.discard(name)
+        raise UserCodeError(
+            FailureCategory.PROCESS, f"its process ended whenever {name} ran alone in it"
+        )
 
     async def _process(self, rollout: RolloutRef, role: str) -> ConfinedProcess:
         """The warm process of a rollout and role; started once, whoever asks first."""
@@ -180,9 +187,21 @@ class ProcessSandbox:
         path = _entry_file(tree, rollout.entrypoint)
         if path is None:
             raise UserCodeError(FailureCategory.VALIDATION, f"no {rollout.entrypoint} in snapshot")
-        process = ConfinedProcess(role, self._sdk, path, rollout.env)
-        await process.start()
+        process, _ = await self._begin(role, path, rollout.env)
         return process
+
+    async def _begin(
+        self, role: str, path: Path, env: Mapping[str, str]
+    ) -> tuple[ConfinedProcess, Json]:
+        """A process that has loaded an entry point, and its first message."""
+        for tried in range(1, TRIES + 1):
+            process = ConfinedProcess(role, self._sdk, path, env)
+            try:
+                return process, await process.start()
+            except Ended as error:
+                if tried == TRIES:
+                    raise UserCodeError(FailureCategory.PROCESS, str(error)) from error
+        raise AssertionError
 
     async def _tree(self, snapshot: ArtifactRef) -> Path:
         """The snapshot, unpacked once per content."""
@@ -196,13 +215,11 @@ class ProcessSandbox:
     async def _look(self, tree: Path, entrypoint: Entrypoint) -> DiscoveredRollout:
         path = _entry_file(tree, entrypoint)
         assert path is not None  # noqa: S101 - the caller looked
-        process = ConfinedProcess("discover", self._sdk, path, {})
         try:
-            found = await process.start()
+            process, found = await self._begin("discover", path, {})
         except UserCodeError as error:
             return DiscoveredRollout(entrypoint=entrypoint, error=error.message)
-        finally:
-            await process.aclose()
+        await process.aclose()
         return DiscoveredRollout.model_validate({"entrypoint": entrypoint, **found})
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from infra import sandbox as module
 from infra.artifacts import reference
-from infra.confined import UNPRIVILEGED
+from infra.confined import UNPRIVILEGED, ConfinedProcess, Ended
 from infra.git import GitRepositories
 from infra.sandbox import ProcessSandbox
 from infra.settings import Settings
@@ -22,13 +23,25 @@ from tests.kit.platform import make_workspace
 pytestmark = pytest.mark.processes
 
 MAIN = """
-import asyncio, os, pathlib, sys, time
+import asyncio, os, pathlib, signal, sys, time
 from headrace import AgentWorkflow, Grader, reward
+
+
+def killed(when):
+    # By somebody, as often as a file says.
+    left = pathlib.Path(os.environ.get("DEATHS", "/none"), when)
+    if left.exists() and (times := int(left.read_text())):
+        left.write_text(str(times - 1))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+killed("loading")
 
 
 class Do(AgentWorkflow):
     async def run(self, ctx):
         what = ctx.prompt[0]["content"]
+        killed("running")
         if what == "raise":
             raise ValueError("as asked")
         if what == "block":
@@ -153,23 +166,64 @@ async def test_a_sample_fails_alone_and_says_how(
     assert await run(user, rollout, "fine") == "done", "the next one has a process"
 
 
+async def until_known(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
+    """What a sample answers, or how it fails; run again, as its effect would be."""
+    for _ in range(3):
+        try:
+            return await run(user, rollout, what)
+        except TransientError:
+            continue
+        except UserCodeError as error:
+            return str(error.category)
+    raise AssertionError("never known")
+
+
 async def test_neighbours_of_one_that_ends_the_process_run_again(
     user: ProcessSandbox, rollout: RolloutRef
 ) -> None:
-    async def until_known(what: str) -> str:
-        for _ in range(3):
-            try:
-                return await run(user, rollout, what)
-            except TransientError:
-                continue
-            except UserCodeError as error:
-                return str(error.category)
-        raise AssertionError("never known")
-
     await run(user, rollout, "warm")
     names = ["wait", "exit", "wait "]
-    ended = await asyncio.gather(*(until_known(name) for name in names))
+    ended = await asyncio.gather(*(until_known(user, rollout, name) for name in names))
     assert ended == ["done", "process_died", "done"]
+
+
+@pytest.mark.parametrize(
+    ("when", "times", "ends"),
+    [
+        ("loading", module.TRIES - 1, "done"),
+        ("loading", module.TRIES, "process_died"),
+        ("running", module.TRIES, "done"),  # once beside others, then alone
+        ("running", module.TRIES + 1, "process_died"),
+    ],
+)
+async def test_a_process_that_is_killed_is_not_the_samples_fault(
+    user: ProcessSandbox, rollout: RolloutRef, when: str, times: int, ends: str
+) -> None:
+    with tempfile.TemporaryDirectory() as deaths:
+        Path(deaths).chmod(0o755)  # user code's user reads it, and writes to the file
+        file = Path(deaths, when)
+        file.write_text(str(times))
+        file.chmod(0o666)
+        mortal = rollout.model_copy(update={"env": {"DEATHS": deaths}})
+        assert await until_known(user, mortal, "fine") == ends
+        assert file.read_text() == "0"
+
+
+async def test_discovery_begins_again_when_its_process_was_killed(
+    user: ProcessSandbox, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, deaths = ConfinedProcess.start, 2
+
+    async def killed_first(process: ConfinedProcess) -> dict[str, object]:
+        nonlocal deaths
+        if deaths:
+            deaths -= 1
+            raise Ended("killed")
+        return await start(process)
+
+    monkeypatch.setattr(ConfinedProcess, "start", killed_first)
+    (found,) = await user.discover(SNAPSHOT[-1], [rollout.entrypoint])
+    assert (found.error, found.workflow, deaths) == (None, "Do", 0)
 
 
 async def test_a_flood_of_output_is_dropped(user: ProcessSandbox, rollout: RolloutRef) -> None:
