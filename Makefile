@@ -8,7 +8,7 @@ THREADS := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE
 STACK_DIR := .stack
 VLLM ?= .vllm
 
-.PHONY: demo matrix oracles vllm test test-fast test-vllm lint format bench chaos storms stack stack-down venv clean
+.PHONY: demo matrix learning oracles vllm test test-fast test-vllm lint format bench chaos storms stack stack-down venv clean
 
 venv: $(READY)
 
@@ -83,7 +83,11 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	@for script in bench/b*.py; do $(THREADS) $(BIN)/python $$script $(ARGS) || exit 1; done
+	@for script in $(filter-out bench/b11_%,$(wildcard bench/b*.py)); do $(THREADS) $(BIN)/python $$script $(ARGS) || exit 1; done
+
+# B11: TRL's curve beside ours. The same command goes on where it was: make learning ARGS='--plot curves.png'
+learning: $(READY)
+	$(THREADS) $(BIN)/python -m bench.b11_learning $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VLLM) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
