@@ -125,7 +125,7 @@ def letters(events: list[Recorded]) -> list[tuple[EventId, MessageDeadLettered]]
 async def test_neighbours_are_unharmed_and_what_was_put_aside_is_not_lost(
     database: Database, tmp_path: Path
 ) -> None:
-    draw = random.Random(11)  # noqa: S311
+    draw = random.Random(11)
     everything = {(f"r{n}", step) for n in range(RUNS) for step in range(1, EACH + 1)}
     poison = set(draw.sample(sorted(everything), RAISING))
     script = Script()

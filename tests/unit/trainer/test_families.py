@@ -16,7 +16,7 @@ from schemas.learning import GradedGroup, StepBatch
 from schemas.models import scratch_shape
 from schemas.sampling import ModelRef, SampleRecord, SampleRequest, Turn
 from schemas.sampling import Sequence as Row
-from tests.unit.trainer.families import FAMILIES, Family, written
+from tests.kit.families import FAMILIES, Family, written
 from tests.unit.trainer.support import Shelf, job, request
 from trainer.base import build_base
 from trainer.batch import Example, pack

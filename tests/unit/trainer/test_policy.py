@@ -204,7 +204,7 @@ async def test_families_train_and_sample_alike(
     engine: Engine,
     shelf: Shelf,
     tmp_path: Path,
-    make,  # type: ignore[no-untyped-def]
+    make,
     lean: bool,
     tuning: str,
 ) -> None:
@@ -234,7 +234,7 @@ async def test_families_train_and_sample_alike(
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_shapes_count_their_parameters(shape) -> None:  # type: ignore[no-untyped-def]
+def test_shapes_count_their_parameters(shape) -> None:
     base = build_base(ModelRef(kind="scratch", name=shape.model_path), {}, device=CPU)
     assert base.model.num_parameters() == shape.num_parameters
     assert decoder_of(base) is not None

@@ -47,7 +47,7 @@ def _qwen3() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True))
 
 
-def drawn(make) -> Base:  # type: ignore[no-untyped-def]
+def drawn(make) -> Base:
     """A base with nothing at 0 or 1, biases and norms included."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -87,7 +87,7 @@ def decoder(base: Base) -> Decoder:
 
 
 @pytest.mark.parametrize("make", [_llama, _qwen2, _qwen3])
-def test_fused_logits_are_the_learner_s(make) -> None:  # type: ignore[no-untyped-def]
+def test_fused_logits_are_the_learner_s(make) -> None:
     base = drawn(make)
     shape = decoder(base)
     tokens, positions = torch.arange(20) * 5 % 103, torch.arange(20)

@@ -107,6 +107,10 @@ FAMILIES = (
 )
 
 
+def family(name: str) -> Family:
+    return next(family for family in FAMILIES if family.name == name)
+
+
 def written(family: Family, folder: Path) -> PreTrainedModel:
     """A model of the family with weights that matter, in `folder` with our tokenizer."""
     with torch.random.fork_rng(devices=[]):
