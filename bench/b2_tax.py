@@ -89,7 +89,7 @@ async def bare(engine: Engine, *, steps: int, tokens: int) -> list[float]:
     return times
 
 
-def _held(sha256: str, size: int):  # type: ignore[no-untyped-def]
+def _held(sha256: str, size: int):
     from schemas.sampling import ArtifactRef
 
     return ArtifactRef(uri="memory:", sha256=sha256, size=size)
@@ -136,7 +136,7 @@ def hops(events: Sequence[Recorded]) -> dict[str, float]:
                     ("learn and publish", marks["rl.batch.assembled"], recorded.time),
                 ]
                 for name, start, end in order:
-                    parts.setdefault(name, []).append((end - start).total_seconds() * 1e3)  # type: ignore[operator]
+                    parts.setdefault(name, []).append((end - start).total_seconds() * 1e3)
             last = recorded.time
         marks[kind] = recorded.time
     return {name: statistics.median(values[1:]) for name, values in parts.items()}

@@ -234,7 +234,7 @@ async def asked(
     )
     transport = httpx.ASGITransport(app=app)
     headers = {"Authorization": "Bearer t"}
-    draw = random.Random(7)  # noqa: S311 - which pages to ask for
+    draw = random.Random(7)
     lists: list[float] = []
     infos: list[float] = []
     async with httpx.AsyncClient(

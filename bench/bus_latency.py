@@ -23,13 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from consumers.worker import hosted
 from infra import embedded
 from infra.backend import open_backend
 from infra.consumer import NOTHING, Consumer, Decision, Meta
+from infra.hosting import Hosting
 from infra.log import PostgresLog
 from infra.migrate import migrate
-from infra.ports import Commit, NewEvent, Ports
-from infra.runtime import Hosting, Runtime
+from infra.ports import Commit, NewEvent
 from infra.settings import Settings
 from infra.stack.kafka import kafka_server
 from schemas.events import Event, RunWarned
@@ -87,23 +88,8 @@ CONSUMER = Consumer(
 async def listen(out: Path) -> None:
     """Host the consumer until SIGTERM; then write what was measured."""
     settings = Settings.load(os.environ)
-    async with open_backend(settings) as backend:
-        runtime = Runtime(
-            Hosting(WorkerId("bench"), (CONSUMER,), ()),
-            log=backend.log,
-            effects=backend.effects,
-            bus=backend.bus(),
-            ports=Ports(
-                log=backend.log,
-                blobs=backend.blobs,
-                artifacts=backend.artifacts,
-                datasets=backend.datasets,
-                clock=backend.clock,
-                settings=settings,
-            ),
-            artifacts=backend.artifacts,
-            wakeup=backend.notifier.subscribe(),
-        )
+    hosting = Hosting(WorkerId("bench"), (CONSUMER,), ())
+    async with open_backend(settings) as backend, hosted(hosting, backend, settings) as runtime:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, runtime.stop)
         await runtime.run()
     await asyncio.to_thread(out.write_text, json.dumps(HANDLED))

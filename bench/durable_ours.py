@@ -11,26 +11,19 @@ from tempfile import TemporaryDirectory
 from uuid import UUID, uuid4
 
 from bench.durable_theirs import POOL, Ask
-from infra.artifacts import ArtifactStore
-from infra.blobs import LocalBlobs
-from infra.bus import EmbeddedBus
-from infra.clock import SystemClock
 from infra.consumer import Consumer, Decision, Meta
 from infra.database import connect
-from infra.datasets import DatasetCache
-from infra.effects import PostgresEffects
 from infra.hosting import Hosting
 from infra.lease import LeaseKeeper
 from infra.log import PostgresLog
 from infra.migrate import migrate
 from infra.notify import Notifier
 from infra.ports import Commit, Ports, Recorded
-from infra.runtime import Runtime
-from infra.settings import Settings
 from schemas.events import CheckpointFailed, Event, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
 from schemas.messages import FetchCommit, Lane, Outcome
 from schemas.specs import CommitSpec
+from tests.kit.runtimes import runtime_on
 
 DECIDED, PERFORMED = 1, 2
 
@@ -122,24 +115,7 @@ class Headrace:
             notifier = await stack.enter_async_context(Notifier(database))
             log = Watched(database, notifier)
             log.done = done
-            blobs = LocalBlobs(home)
-            artifacts = ArtifactStore(log, blobs)
-            runtime = Runtime(
-                hosting,
-                log=log,
-                effects=PostgresEffects(database),
-                bus=EmbeddedBus(log, notifier),
-                ports=Ports(
-                    log=log,
-                    blobs=blobs,
-                    artifacts=artifacts,
-                    datasets=DatasetCache(artifacts),
-                    clock=SystemClock(),
-                    settings=Settings.load({"HEADRACE_HOME": str(home)}),
-                ),
-                artifacts=artifacts,
-                wakeup=notifier.subscribe(),
-            )
+            runtime = runtime_on(database, notifier, hosting, home=home, log=log)
             keeper = LeaseKeeper(url, hosting.worker, on_beat=lambda: None, on_lost=lambda: None)
             await keeper.start()
             try:

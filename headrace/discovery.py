@@ -8,6 +8,7 @@ import linecache
 import sys
 import traceback
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 from headrace.grading import Grader
@@ -45,7 +46,7 @@ def grader_of(module: types.ModuleType) -> type[Grader] | None:
     return _only(module, Grader, "grade")
 
 
-def rewards_of(module: types.ModuleType) -> dict[str, object]:
+def rewards_of(module: types.ModuleType) -> dict[str, Callable[..., object]]:
     """The reward functions of a module by name."""
     return {name: value for name, value in vars(module).items() if is_reward(value)}
 
@@ -79,7 +80,7 @@ def _only(module: types.ModuleType, base: type, method: str) -> type | None:
 
 def _line(thing: object) -> int:
     try:
-        return inspect.getsourcelines(thing)[1]  # type: ignore[arg-type]
+        return inspect.getsourcelines(thing)[1]  # type: ignore[arg-type]  # what has no lines raises
     except (OSError, TypeError):
         return 0
 

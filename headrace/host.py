@@ -18,8 +18,10 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Awaitable, Callable
+import types
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -27,7 +29,8 @@ from headrace import discovery
 from headrace.grading import GraderContext, Sample
 from headrace.workflow import WorkflowContext
 
-Json = dict[str, object]
+Json = dict[str, Any]
+"""A message: what it holds is known to who sends it and to who takes it, both ours."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NO_NEW_PRIVS = 38
@@ -84,9 +87,9 @@ class Watch:
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def _task(
-        self, loop: asyncio.AbstractEventLoop, coroutine: object, **options: object
-    ) -> "asyncio.Task[object]":
-        task: asyncio.Task[object] = asyncio.Task(coroutine, loop=loop, **options)  # type: ignore[arg-type]
+        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+    ) -> "asyncio.Task[Any]":
+        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
         self._owners[id(task)] = current.get()
         task.add_done_callback(lambda done: self._owners.pop(id(done), None))
         return task
@@ -131,8 +134,7 @@ async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) ->
 
 async def answer(call: Callable[[Json], Awaitable[Json]], message: Json, channel: Channel) -> None:
     """One call, under its deadline; whatever user code raises is an answer too."""
-    deadline = message["deadline_s"]
-    assert isinstance(deadline, (int, float))  # noqa: S101 - our own parent sent it
+    deadline: float = message["deadline_s"]
     try:
         async with asyncio.timeout(deadline):
             result = await call(message)
@@ -151,17 +153,17 @@ def blame(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place}"[:2000]
 
 
-def workflow_call(module: object) -> Callable[[Json], Awaitable[Json]]:
+def workflow_call(module: types.ModuleType) -> Callable[[Json], Awaitable[Json]]:
     """Calls of the workflow role: one attempt each."""
-    workflow = discovery.workflow_of(module)  # type: ignore[arg-type]
+    workflow = discovery.workflow_of(module)
     if workflow is None:
         raise discovery.Unusable("there is no AgentWorkflow")
 
     async def call(message: Json) -> Json:
         with tempfile.TemporaryDirectory(prefix="sample-") as directory:
             context = WorkflowContext(
-                prompt=message["prompt"],  # type: ignore[arg-type]
-                metadata=message["metadata"],  # type: ignore[arg-type]
+                prompt=message["prompt"],
+                metadata=message["metadata"],
                 artifacts_dir=Path(directory),
                 base_url=str(message["base_url"]),
                 api_key=str(message["api_key"]),
@@ -189,17 +191,14 @@ def conversation(returned: object) -> list[Json] | None:
     return messages
 
 
-def grader_call(module: object) -> Callable[[Json], Awaitable[Json]]:
+def grader_call(module: types.ModuleType) -> Callable[[Json], Awaitable[Json]]:
     """Calls of the grader role: one group each."""
-    grader = discovery.grader_of(module)  # type: ignore[arg-type]
-    functions = discovery.rewards_of(module)  # type: ignore[arg-type]
+    grader = discovery.grader_of(module)
+    functions = discovery.rewards_of(module)
 
     async def call(message: Json) -> Json:
-        samples = {
-            str(sample["name"]): Sample(**sample)
-            for sample in message["samples"]  # type: ignore[attr-defined]
-        }
-        weights: list[Json] = message["rewards"]  # type: ignore[assignment]
+        samples = {str(sample["name"]): Sample(**sample) for sample in message["samples"]}
+        weights: list[Json] = message["rewards"]
         if weights:
             return {
                 "grades": [await weighed(s, message, weights, functions) for s in samples.values()]
@@ -207,8 +206,8 @@ def grader_call(module: object) -> Callable[[Json], Awaitable[Json]]:
         if grader is None:
             raise discovery.Unusable("there is no Grader")
         context = GraderContext(
-            label=message["label"],  # type: ignore[arg-type]
-            metadata=message["metadata"],  # type: ignore[arg-type]
+            label=message["label"],
+            metadata=message["metadata"],
             samples=samples,
         )
         await grader().grade(context)
@@ -218,28 +217,26 @@ def grader_call(module: object) -> Callable[[Json], Awaitable[Json]]:
 
 
 async def weighed(
-    sample: Sample, message: Json, weights: list[Json], functions: dict[str, object]
+    sample: Sample, message: Json, weights: list[Json], functions: dict[str, Callable[..., object]]
 ) -> Json:
     """The weighted sum of the reward functions for one sample; one bad value spoils the sum."""
-    parts: dict[str, object] = {}
+    parts: dict[str, Any] = {}
     for weight in weights:
         name = str(weight["name"])
-        value = functions[name](  # type: ignore[operator]
-            sample.text, message["label"], extra_info=message["metadata"]
-        )
+        value = functions[name](sample.text, message["label"], extra_info=message["metadata"])
         parts[name] = await value if asyncio.iscoroutine(value) else value
     problems = [p for name, value in parts.items() if (p := problem(value, f"@reward {name}"))]
     if problems:
         return {"index": sample.index, "reward": None, "parts": {}, "error": problems[0]}
-    numbers = {name: float(value) for name, value in parts.items()}  # type: ignore[arg-type]
+    numbers = {name: float(value) for name, value in parts.items()}
     total = math.fsum(float(str(w["weight"])) * numbers[str(w["name"])] for w in weights)
     return {"index": sample.index, "reward": total, "parts": numbers, "error": None}
 
 
-def paid(sample: Sample, value: object, parts: dict[str, float]) -> Json:
+def paid(sample: Sample, value: Any, parts: dict[str, float]) -> Json:
     """One sample's reward as the grader set it."""
     wrong = problem(value, "the grader")
-    reward = None if wrong else float(value)  # type: ignore[arg-type]
+    reward = None if wrong else float(value)
     return {"index": sample.index, "reward": reward, "parts": parts, "error": wrong}
 
 

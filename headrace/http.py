@@ -5,13 +5,17 @@ The SDK has no dependencies, and `urllib` blocks; hundreds of attempts share one
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from urllib.parse import urlsplit
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 LONGEST_BODY = 64 << 20
 
-_idle: dict[tuple[asyncio.AbstractEventLoop, str, int], list[Connection]] = {}
+Idle = dict[tuple[str, int], list[Connection]]
+"""Host and port -> connections that nobody uses now."""
+
+_kept: dict[asyncio.AbstractEventLoop, tuple[AsyncGenerator[None], Idle]] = {}
 
 
 async def post_json(url: str, body: object, *, key: str) -> dict[str, object]:
@@ -19,14 +23,13 @@ async def post_json(url: str, body: object, *, key: str) -> dict[str, object]:
     ConnectionError when it is gone."""
     parts = urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
-    place = (asyncio.get_running_loop(), host, port)
     content = json.dumps(body).encode()
     head = (
         f"POST {parts.path} HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
         f"authorization: Bearer {key}\r\ncontent-length: {len(content)}\r\n\r\n"
     )
     request = head.encode() + content
-    free = _idle.setdefault(place, [])
+    free = (await _idle()).setdefault((host, port), [])
     while free:
         kept = free.pop()
         try:
@@ -34,6 +37,27 @@ async def post_json(url: str, body: object, *, key: str) -> dict[str, object]:
         except _Idled:
             pass
     return await _asked(await asyncio.open_connection(host, port), request, free)
+
+
+async def _idle() -> Idle:
+    """Those of the running loop."""
+    loop = asyncio.get_running_loop()
+    if loop not in _kept:
+        keeper = _keeping(loop)
+        _kept[loop] = (keeper, {})
+        await anext(keeper)
+    return _kept[loop][1]
+
+
+async def _keeping(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
+    """Waits in its `yield` for as long as the loop lives: a loop that ends closes its generators."""
+    try:
+        yield
+    finally:
+        _, idle = _kept.pop(loop)
+        for connections in idle.values():
+            for _, writer in connections:
+                writer.close()
 
 
 async def _asked(

@@ -240,8 +240,11 @@ async def _git(
         async with asyncio.timeout(TIMEOUT_S):
             out, err = await process.communicate(send)
     except TimeoutError as error:
-        process.kill()
         raise Refused(f"{failing or 'git'}: no answer within {TIMEOUT_S:g} s") from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     if process.returncode:
         said = err.decode(errors="replace").strip().splitlines()[-1:] or [""]
         raise NotFound(f"{failing or 'git ' + arguments[0] + ' failed'} {said[0]}".strip())

@@ -32,7 +32,7 @@ KNOWN = "id = any ($1) and causation = correlation"
 """Events of edges, and of nobody else: what an edge appends begins a correlation of its own. An index
 holds just these, so that the log itself remembers what was appended, for good and without a copy."""
 
-COMMIT = f"select * from commit_decision({', '.join(f'${n}' for n in range(1, 33))})"  # noqa: S608
+COMMIT = f"select * from commit_decision({', '.join(f'${n}' for n in range(1, 33))})"  # noqa: S608 - constants
 
 
 class PostgresLog:
@@ -47,7 +47,7 @@ class PostgresLog:
         self, streams: Mapping[StreamName, int], *, limit: int | None = None
     ) -> Mapping[StreamName, Sequence[Recorded]]:
         rows = await self._pool.fetch(
-            f"select {COLUMNS} from unnest($1::text[], $2::integer[]) as w (name, above)"  # noqa: S608
+            f"select {COLUMNS} from unnest($1::text[], $2::integer[]) as w (name, above)"  # noqa: S608 - constants
             " join events on stream = w.name and version > w.above order by stream, version limit $3",
             list(streams),
             list(streams.values()),
@@ -120,7 +120,7 @@ class PostgresLog:
         self, after: Cursor, *, limit: int, types: Sequence[str] | None = None
     ) -> tuple[Sequence[Recorded], Cursor]:
         rows = await self._pool.fetch(
-            f"select {COLUMNS} from events where (xid, position) > ($1, $2)"  # noqa: S608
+            f"select {COLUMNS} from events where (xid, position) > ($1, $2)"  # noqa: S608 - constants
             f" and {BELOW_HORIZON} order by xid, position limit $3",
             after.xid,
             after.position,
@@ -144,14 +144,14 @@ class PostgresLog:
 
     async def head(self) -> Cursor:
         row = await self._pool.fetchrow(
-            f"select xid, position from events where {BELOW_HORIZON}"  # noqa: S608
+            f"select xid, position from events where {BELOW_HORIZON}"  # noqa: S608 - constants
             " order by xid desc, position desc limit 1"
         )
         return Cursor(row["xid"], row["position"]) if row else Cursor()
 
     async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
         rows = await self._pool.fetch(
-            f"select {COLUMNS} from unnest($1::text[], $2::integer[]) as w (name, at)"  # noqa: S608
+            f"select {COLUMNS} from unnest($1::text[], $2::integer[]) as w (name, at)"  # noqa: S608 - constants
             " join events on stream = w.name and version = w.at",
             [stream for stream, _ in places],
             [version for _, version in places],
@@ -162,7 +162,7 @@ class PostgresLog:
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
     ) -> Sequence[Recorded]:
         rows = await self._pool.fetch(
-            f"select {COLUMNS} from events where run_id = $1 and (xid, position) > ($2, $3)"  # noqa: S608
+            f"select {COLUMNS} from events where run_id = $1 and (xid, position) > ($2, $3)"  # noqa: S608 - constants
             f" and {BELOW_HORIZON} and ($5::text[] is null or type = any ($5))"
             " order by xid, position limit $4",
             run,
@@ -176,7 +176,7 @@ class PostgresLog:
     async def find(self, event_id: UUID, *, stream: StreamName) -> Recorded | None:
         """One event of a stream by its id."""
         row = await self._pool.fetchrow(
-            f"select {COLUMNS} from events where stream = $1 and id = $2",  # noqa: S608
+            f"select {COLUMNS} from events where stream = $1 and id = $2",  # noqa: S608 - constants
             stream,
             event_id,
         )
@@ -262,7 +262,7 @@ class PostgresLog:
     async def _appended(self, ids: Sequence[EventId]) -> list[Recorded]:
         """What an edge appended before under these ids, in order."""
         rows = await self._pool.fetch(
-            f"select {COLUMNS} from events where {KNOWN} order by position",  # noqa: S608
+            f"select {COLUMNS} from events where {KNOWN} order by position",  # noqa: S608 - constants
             list(ids),
         )
         return [_recorded(row) for row in rows]

@@ -200,7 +200,7 @@ def _unnest(names: Sequence[str]) -> str:
 def _insert(kind: type[Write], table: str) -> str:
     names = _names(kind)
     return (
-        f"insert into {table} ({', '.join(names)}) select * from {_unnest(names)}"  # noqa: S608
+        f"insert into {table} ({', '.join(names)}) select * from {_unnest(names)}"  # noqa: S608 - names of our classes' fields
         " on conflict do nothing"
     )
 
@@ -209,7 +209,7 @@ def _update(kind: type[Write], table: str, key: str) -> str:
     names = _names(kind)
     changes = ", ".join(f"{n} = coalesce(c.{n}, t.{n})" for n in names if n != key)
     return (
-        f"update {table} t set {changes} from {_unnest(names)} as c ({', '.join(names)})"  # noqa: S608
+        f"update {table} t set {changes} from {_unnest(names)} as c ({', '.join(names)})"  # noqa: S608 - names of our classes' fields
         f" where t.{key} = c.{key}"
     )
 

@@ -41,7 +41,7 @@ class Letters:
         """The newest first, and how many there are: those that wait, or also those driven again."""
         condition = "($1 or redriven_at is null) and ($2::text is null or about = $2)"
         rows = await self._pool.fetch(
-            f"select {SUMMARY} from dead_letters where {condition}"  # noqa: S608
+            f"select {SUMMARY} from dead_letters where {condition}"  # noqa: S608 - constants
             " order by created_at desc, letter limit $3 offset $4",
             all_of_them,
             about,
@@ -49,7 +49,7 @@ class Letters:
             page.offset,
         )
         total = await self._pool.fetchval(
-            f"select count(*) from dead_letters where {condition}",  # noqa: S608
+            f"select count(*) from dead_letters where {condition}",  # noqa: S608 - constants
             all_of_them,
             about,
         )
@@ -60,7 +60,7 @@ class Letters:
         if len(ref) < SHORTEST:
             return []
         rows = await self._pool.fetch(
-            f"select {SUMMARY} from dead_letters"  # noqa: S608
+            f"select {SUMMARY} from dead_letters"  # noqa: S608 - constants
             " where starts_with(letter, $1) order by letter limit 2",
             ref.lower(),
         )

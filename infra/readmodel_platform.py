@@ -106,7 +106,7 @@ class Platform:
         """Consumer -> events of the log above its watermark: counted up to `COUNTED`, and beyond that as
         many as positions were given since (a transaction that was rolled back leaves a gap)."""
         rows = await self._pool.fetch(
-            f"select w.consumer, {ABOVE.format(mark='w')} as lag from watermarks w",  # noqa: S608
+            f"select w.consumer, {ABOVE.format(mark='w')} as lag from watermarks w",  # noqa: S608 - constants
             COUNTED,
         )
         return {row["consumer"]: row["lag"] for row in rows}
@@ -116,7 +116,7 @@ class Platform:
         lags = await self._pool.fetch("select consumers, records from bus_lag order by consumers")
         skips = await self._pool.fetch("select reason, count from bus_skips order by reason")
         relay = await self._pool.fetchrow(
-            "select extract(epoch from clock_timestamp() - r.seen_at)::float8 as seen_s,"  # noqa: S608
+            "select extract(epoch from clock_timestamp() - r.seen_at)::float8 as seen_s,"  # noqa: S608 - constants
             f" {ABOVE.format(mark='r')} as behind from relay r",
             COUNTED,
         )

@@ -82,7 +82,7 @@ class Registry:
     async def datasets(self, page: Page) -> tuple[list[DatasetJson], int]:
         """The newest first, uploads that are not datasets yet included."""
         rows = await self._pool.fetch(
-            f"select * from ({DATASET} union all {UPLOAD}) d order by created_at desc, id"  # noqa: S608
+            f"select * from ({DATASET} union all {UPLOAD}) d order by created_at desc, id"  # noqa: S608 - constants
             " limit $1 offset $2",
             page.limit,
             page.offset,
@@ -96,7 +96,7 @@ class Registry:
     async def dataset(self, ref: str) -> DatasetJson | None:
         """A dataset or upload by id or name."""
         row = await self._pool.fetchrow(
-            f"select * from ({DATASET} union all {UPLOAD}) d where id = $1 or name = $1"  # noqa: S608
+            f"select * from ({DATASET} union all {UPLOAD}) d where id = $1 or name = $1"  # noqa: S608 - constants
             " order by (id = $1) desc, (status = 'uploaded') desc limit 1",
             ref,
         )

@@ -117,7 +117,7 @@ class Runs:
         condition = " and ".join(where)
         pattern = f"%{_escaped(search)}%" if search else None
         rows = await self._pool.fetch(
-            f"select {SUMMARY} from runs r where {condition}"  # noqa: S608
+            f"select {SUMMARY} from runs r where {condition}"  # noqa: S608 - constants
             " order by r.created_at desc, r.run limit $3 offset $4",
             status,
             pattern,
@@ -125,7 +125,7 @@ class Runs:
             page.offset,
         )
         total = await self._pool.fetchval(
-            f"select count(*) from runs r where {condition}",  # noqa: S608
+            f"select count(*) from runs r where {condition}",  # noqa: S608 - constants
             status,
             pattern,
         )
@@ -134,7 +134,7 @@ class Runs:
     async def get(self, ref: str) -> tuple[RunJson, str] | None:
         """A run by id or name, and its config as JSON text."""
         row = await self._pool.fetchrow(
-            f"select {SUMMARY}, r.config from runs r where r.run = $1 or r.name = $1"  # noqa: S608
+            f"select {SUMMARY}, r.config from runs r where r.run = $1 or r.name = $1"  # noqa: S608 - constants
             " order by (r.run = $1) desc, r.created_at desc limit 1",
             ref,
         )
@@ -212,7 +212,7 @@ class Runs:
         at, line = _log_cursor(cursor, older=older)
         compare, order = ("<", "desc") if older else (">", "asc")
         rows = await self._pool.fetch(
-            "select xid, position, line, at as timestamp, level, step, message from log_lines"  # noqa: S608
+            "select xid, position, line, at as timestamp, level, step, message from log_lines"  # noqa: S608 - constants
             f" where run = $1 and (xid, position, line) {compare} ($2, $3, $4)"
             f" order by xid {order}, position {order}, line {order} limit $5",
             run,

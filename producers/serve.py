@@ -83,7 +83,7 @@ def _server(app: Starlette, settings: Settings) -> uvicorn.Server:
     )
     server = uvicorn.Server(config)
     # Our own handlers stop all jobs of this process; uvicorn's would stop only its own.
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]  # has its shape
     return server
 
 

@@ -259,7 +259,7 @@ def _rows(config: EvalConfig, dataset: DatasetRef) -> tuple[int, ...]:
     if config.evaluation.limit is not None:
         return tuple(range(min(config.evaluation.limit, dataset.num_rows)))
     count = max(1, round(SAMPLED_SHARE * dataset.num_rows))
-    drawn = random.Random(config.advanced.seed).sample(range(dataset.num_rows), count)  # noqa: S311
+    drawn = random.Random(config.advanced.seed).sample(range(dataset.num_rows), count)  # noqa: S311 - the same rows for a seed
     return tuple(sorted(drawn))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from trainer.base import Base
 from trainer.forward import DIRECT, Forward, Steps

@@ -36,7 +36,7 @@ class Device:
     def _prepare(self) -> None:
         torch.set_num_threads(self.threads)
         torch.use_deterministic_algorithms(mode=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # not in its stubs
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` on the device thread and wait for it. A cancelled caller leaves at once; work

@@ -13,6 +13,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch.func import functional_call
 from transformers import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from trainer.adapters import Tensors, adapter_pairs
 from trainer.base import Base
@@ -51,7 +52,7 @@ class Fallback:
         )
         return output.logits[0, -1], output.past_key_values
 
-    def _call(self, trained: Tensors, alpha: float, **inputs: object):  # type: ignore[no-untyped-def]
+    def _call(self, trained: Tensors, alpha: float, **inputs: object) -> CausalLMOutputWithPast:
         """What the model answers, and what its output head read. The head answers in fp32 at least:
         what the architecture does to logits after it (a soft cap) is done to these."""
         read: list[torch.Tensor] = []
@@ -68,7 +69,9 @@ class Fallback:
         finally:
             hook.remove()
 
-    def _answer(self, trained: Tensors, alpha: float, inputs: dict[str, object]):  # type: ignore[no-untyped-def]
+    def _answer(
+        self, trained: Tensors, alpha: float, inputs: dict[str, object]
+    ) -> CausalLMOutputWithPast:
         pairs = adapter_pairs(trained)
         model = self.base.model
         if not pairs:
@@ -101,7 +104,7 @@ class Fallback:
             name = f"shape{len(self.injected)}"
             config = LoraConfig(
                 r=rank,
-                lora_alpha=alpha,  # type: ignore[arg-type]
+                lora_alpha=alpha,  # type: ignore[arg-type]  # peft says int and divides
                 lora_dropout=0.0,
                 target_modules=list(modules),
             )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from trainer.norm import rms_norm

@@ -8,7 +8,7 @@ stay fp32; in the backward pass the gradient of the logits is rounded once, as e
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 WIDE = (torch.float32, torch.float64)
 

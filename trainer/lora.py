@@ -69,7 +69,7 @@ def adapter_config(base: Base, modules: Sequence[str], *, rank: int, alpha: floa
     folder beside the adapter in which it lies."""
     config = LoraConfig(
         r=rank,
-        lora_alpha=alpha,  # type: ignore[arg-type]
+        lora_alpha=alpha,  # type: ignore[arg-type]  # peft says int and divides
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from trainer.adapted import Adapted, project
 from trainer.adapters import PEFT_PREFIX, Tensors, adapter_pairs

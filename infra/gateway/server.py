@@ -84,7 +84,7 @@ class HttpGateway:
         )
         self._server = server = uvicorn.Server(config)
         # The worker has its own signal handlers; uvicorn's would take them over.
-        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]  # has its shape
         self._task = asyncio.ensure_future(server.serve())
         while not server.started:
             if self._task.done():

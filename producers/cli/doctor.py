@@ -114,11 +114,12 @@ def _sandbox() -> Check:
     from infra.confined import interpreter
     from schemas.errors import InvalidConfig
 
+    name = "sandbox interpreter"
     try:
         found = interpreter()
     except InvalidConfig as error:
-        return Check("sandbox interpreter", False, str(error), "install python3 system-wide")  # noqa: FBT003
-    return Check("sandbox interpreter", True, str(found))  # noqa: FBT003
+        return Check(name, ok=False, detail=str(error), fix="install python3 system-wide")
+    return Check(name, ok=True, detail=str(found))
 
 
 def _postgres(settings: "Settings") -> Check:
@@ -141,7 +142,8 @@ def _kafka(settings: "Settings") -> Check:
         return Check(name, None, "not used: the bus tails the event log")
     version = _version("aiokafka")
     if version is None:
-        return Check(name, False, "its client is not installed", "pip install 'headrace[kafka]'")  # noqa: FBT003
+        fix = "pip install 'headrace[kafka]'"
+        return Check(name, ok=False, detail="its client is not installed", fix=fix)
     import asyncio
 
     from infra.kafka.probe import probe
@@ -149,16 +151,17 @@ def _kafka(settings: "Settings") -> Check:
     try:
         asyncio.run(probe(settings.kafka))
     except InvalidConfig as error:
-        return Check(name, False, error.message, "correct HEADRACE_KAFKA")  # noqa: FBT003
+        return Check(name, ok=False, detail=error.message, fix="correct HEADRACE_KAFKA")
     except TransientError as error:
-        return Check(name, False, str(error), "start it; until then runs go on, slower")  # noqa: FBT003
-    return Check(name, True, f"{settings.kafka.named}, client {version}")  # noqa: FBT003
+        fix = "start it; until then runs go on, slower"
+        return Check(name, ok=False, detail=str(error), fix=fix)
+    return Check(name, ok=True, detail=f"{settings.kafka.named}, client {version}")
 
 
 def _home(settings: "Settings") -> Check:
     home = settings.home
     if not home.exists():
-        return Check("home", True, f"{home} (made by `headrace up`)")  # noqa: FBT003
+        return Check("home", ok=True, detail=f"{home} (made by `headrace up`)")
     private = home.stat().st_mode & 0o077 == 0
     return Check("home", private, str(home), f"chmod 700 {home}")
 
@@ -180,7 +183,7 @@ def _server(settings: "Settings") -> Check:
         try:
             age = float(client.get("/status").get("horizon_age_s") or 0.0)
         except Failure as failure:
-            return Check(name, False, failure.message, "set HEADRACE_TOKEN")  # noqa: FBT003
+            return Check(name, ok=False, detail=failure.message, fix="set HEADRACE_TOKEN")
     fix = "end the idle transaction that holds it: select * from pg_stat_activity"
     return Check(name, age < OLD_HORIZON_S, f"{settings.url}, horizon {age:.1f} s old", fix)
 

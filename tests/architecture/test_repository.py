@@ -80,6 +80,40 @@ def test_every_dependency_is_pinned_exactly_and_the_pins_agree() -> None:
         assert locked[normal(name)] == version
 
 
+REASONED = (
+    re.compile(r"# noqa: [A-Z0-9, ]+ - \w"),
+    re.compile(r"# type: ignore\[[a-z-]+(, [a-z-]+)*\]  # \w"),
+)
+SILENT = re.compile("# *(noqa" + "|type: *ignore" + "|pragma: *no cover)")
+
+
+@pytest.mark.parametrize(
+    ("line", "well"),
+    [
+        ("x = 1  # noqa" + ": S311 - jitter", True),
+        ("x = 1  # type" + ": ignore[assignment]  # has its shape", True),
+        ("x = 1  # noqa" + ": S311", False),
+        ("x = 1  # noqa", False),
+        ("x = 1  # type" + ": ignore[assignment]", False),
+        ("x = 1  # pragma" + ": no cover", False),
+    ],
+)
+def test_what_a_reason_is(line: str, well: bool) -> None:
+    assert SILENT.search(line)
+    assert any(form.search(line) for form in REASONED) == well
+
+
+def test_what_silences_a_check_says_why() -> None:
+    silent = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in tracked()
+        if path.suffix == ".py" and path != Path(__file__)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if SILENT.search(line) and not any(form.search(line) for form in REASONED)
+    ]
+    assert not silent
+
+
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile"])
 def test_the_pages_of_a_newcomer_are_there(name: str) -> None:
     assert (ROOT / name).read_text().strip()

@@ -102,7 +102,7 @@ def driven(dead: MessageDeadLettered) -> MessageRedriven:
 
 async def claim(
     bound: Bound, who: WorkerId, *, lane: Lane = Lane.CONTROL, limit: int = 1000
-) -> list:  # type: ignore[type-arg]
+) -> list:
     return list(await bound.effects.claim(who, lanes=[lane], consumers=[SYNC], limit=limit))
 
 

@@ -30,7 +30,7 @@ def new(event: Event, version: int) -> NewEvent:
 
 def one(event: Event, version: int, **more: object) -> Commit:
     """A commit of one event at a version."""
-    return Commit(expected={event.stream: version - 1}, events=(new(event, version),), **more)  # type: ignore[arg-type]
+    return Commit(expected={event.stream: version - 1}, events=(new(event, version),), **more)
 
 
 class EventLogSuite:
@@ -234,7 +234,7 @@ class EventLogSuite:
         broken = warned(uuid4().hex, 1).model_copy(update={"message": "\ud800"})
         with pytest.raises(Refused, match="cannot be written") as refused:
             await log.commit(one(broken, 1))
-        assert refused.value.event is broken  # type: ignore[attr-defined]
+        assert refused.value.event is broken
 
     async def test_an_event_that_is_too_large_is_refused(self, log: EventLog) -> None:
         run = uuid4().hex

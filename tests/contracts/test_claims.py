@@ -47,7 +47,7 @@ def rows(lane: str, consumer: str, worker: str, due: str) -> str:
         requester="run-r",
     ).model_dump_json()
     return (
-        "insert into effects (id, consumer, stream, lane, run_id, type, data, correlation, worker,"  # noqa: S608
+        "insert into effects (id, consumer, stream, lane, run_id, type, data, correlation, worker,"
         f" due_at) select gen_random_uuid(), '{consumer}', 'workspace-w', '{lane}', 'r' || n % 100,"
         f" 'FetchCommit', '{effect}', gen_random_uuid(), {worker}, {due}"
         f" from generate_series(1, {EACH}) n;"

@@ -30,7 +30,7 @@ from generate_series(0, {EVENTS - 1}) n;
 insert into streams select stream, max(version) from events group by stream;
 insert into inbox (consumer, event_id) select 'reader', id from events order by position limit 1000;
 analyze events; analyze inbox; analyze streams;
-"""  # noqa: S608
+"""
 
 
 class Asked:
@@ -54,7 +54,7 @@ async def filled(database: Database) -> AsyncIterator[tuple[PostgresLog, Asked]]
     async with Notifier(database) as notifier:
         log = PostgresLog(database, notifier)
         asked = Asked(database.durable)
-        log._pool = asked  # type: ignore[assignment]
+        log._pool = asked
         yield log, asked
 
 

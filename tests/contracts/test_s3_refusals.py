@@ -142,9 +142,9 @@ class NotAStore(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body if self.command != "HEAD" else b"")
 
-    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = answer  # noqa: N815
+    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = answer  # noqa: N815 - http.server's names
 
-    def log_message(self, *_: object) -> None:  # type: ignore[override]
+    def log_message(self, *_: object) -> None:
         pass
 
 

@@ -57,7 +57,7 @@ class Writer:
     rolled_back: int = 0
 
     async def write(self, url: str, until: float) -> None:
-        draw = random.Random(self.number)  # noqa: S311
+        draw = random.Random(self.number)
         connection = await asyncpg.connect(url)
         version = 0
         while time.monotonic() < until:

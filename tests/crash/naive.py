@@ -13,25 +13,18 @@ from pathlib import Path
 from uuid import UUID
 
 from infra import failpoints
-from infra.artifacts import ArtifactStore
-from infra.blobs import LocalBlobs
-from infra.bus import EmbeddedBus
-from infra.clock import SystemClock
 from infra.consumer import Consumer, Decision, Meta
 from infra.database import connect
-from infra.datasets import DatasetCache
-from infra.effects import PostgresEffects
 from infra.hosting import Hosting
 from infra.lease import LeaseKeeper
-from infra.log import PostgresLog
 from infra.notify import Notifier
 from infra.ports import Ports
-from infra.runtime import Runtime
 from infra.settings import Settings
 from schemas.events import CheckpointFailed, Event, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
 from schemas.messages import FetchCommit, Lane, Outcome
 from schemas.specs import CommitSpec
+from tests.kit.runtimes import runtime_on
 
 PUSH = UUID(int=7)
 
@@ -95,25 +88,7 @@ async def main(url: str, home: Path) -> None:
     failpoints.arm(settings.failpoint or "", home)
     hosting = Hosting(WorkerId(f"naive-{os.getpid()}"), (CONSUMER,), (Lane.CONTROL,))
     async with connect(url, size=2) as database, Notifier(database) as notifier:
-        log = PostgresLog(database, notifier)
-        blobs = LocalBlobs(home / "blobs")
-        artifacts = ArtifactStore(log, blobs)
-        runtime = Runtime(
-            hosting,
-            log=log,
-            effects=PostgresEffects(database),
-            bus=EmbeddedBus(log, notifier),
-            ports=Ports(
-                log=log,
-                blobs=blobs,
-                artifacts=artifacts,
-                datasets=DatasetCache(artifacts),
-                clock=SystemClock(),
-                settings=settings,
-            ),
-            artifacts=artifacts,
-            wakeup=notifier.subscribe(),
-        )
+        runtime = runtime_on(database, notifier, hosting, home=home, settings=settings)
         keeper = LeaseKeeper(url, hosting.worker, on_beat=lambda: None, on_lost=lambda: None)
         await keeper.start()
         await runtime.run()

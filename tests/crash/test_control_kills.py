@@ -49,7 +49,7 @@ def until(running: Platform, run: str, what: str, holds: Callable[[Any], bool]) 
 
 def killed(running: Platform, target: str) -> None:
     """One of these dies now; when it is being restarted, once it is there."""
-    draw = random.Random(0)  # noqa: S311
+    draw = random.Random(0)
     eventually(lambda: kill(running, target, draw), within_s=30, what=f"a {target} to kill")
 
 

@@ -44,7 +44,7 @@ def test_a_run_goes_on_after_the_network_healed(own_server: PostgresServer, tmp_
             try:
                 for step, forget in ((2, True), (5, False)):
                     eventually(
-                        lambda step=step: watcher.furthest >= step or None,  # type: ignore[misc]
+                        lambda step=step: watcher.furthest >= step or None,
                         within_s=120,
                         what=f"step {step}; {watcher.wrong[:3]}",
                     )

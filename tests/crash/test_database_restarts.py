@@ -95,7 +95,7 @@ def test_a_run_through_crashes_of_the_database_ends_with_the_same_bits(
         try:
             for number in range(RESTARTS):
                 eventually(
-                    lambda number=number: watcher.furthest >= 2 * number or None,  # type: ignore[misc]
+                    lambda number=number: watcher.furthest >= 2 * number or None,
                     within_s=120,
                     what=f"step {2 * number} after {number} crashes ({watcher.wrong[:3]})",
                 )

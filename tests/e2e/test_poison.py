@@ -11,23 +11,17 @@ from uuid import uuid4
 
 import pytest
 
-from infra.artifacts import ArtifactStore
-from infra.blobs import LocalBlobs
-from infra.bus import EmbeddedBus
-from infra.clock import SystemClock
 from infra.database import Database
-from infra.datasets import DatasetCache
 from infra.effects import PostgresEffects
 from infra.hosting import Hosting
 from infra.log import PostgresLog
 from infra.notify import Notifier
-from infra.ports import Commit, Cursor, NewEvent, Ports, Recorded
-from infra.runtime import Runtime
-from infra.settings import Settings
+from infra.ports import Commit, Cursor, NewEvent, Recorded
 from schemas.events import CheckpointFailed, MessageDeadLettered, MessageRedriven, RunWarned
 from schemas.ids import EventId, StreamName, WorkerId, run_stream
 from schemas.messages import Lane
 from tests.kit.hosting import Script, consumer
+from tests.kit.runtimes import runtime_on
 
 pytestmark = pytest.mark.postgres
 
@@ -43,26 +37,9 @@ WORKER = WorkerId("w")
 async def working(
     database: Database, log: PostgresLog, notifier: Notifier, script: Script, home: Path
 ) -> AsyncIterator[None]:
-    effects = PostgresEffects(database)
-    await effects.register(WORKER, host="h", pid=1, lease_s=600)
-    blobs = LocalBlobs(home)
-    artifacts = ArtifactStore(log, blobs)
-    runtime = Runtime(
-        Hosting(WORKER, (consumer(script),), (Lane.CONTROL,)),
-        log=log,
-        effects=effects,
-        bus=EmbeddedBus(log, notifier),
-        ports=Ports(
-            log=log,
-            blobs=blobs,
-            artifacts=artifacts,
-            datasets=DatasetCache(artifacts),
-            clock=SystemClock(),
-            settings=Settings.load({"HEADRACE_HOME": str(home)}),
-        ),
-        artifacts=artifacts,
-        wakeup=notifier.subscribe(),
-    )
+    await PostgresEffects(database).register(WORKER, host="h", pid=1, lease_s=600)
+    hosting = Hosting(WORKER, (consumer(script),), (Lane.CONTROL,))
+    runtime = runtime_on(database, notifier, hosting, home=home, log=log)
     task = asyncio.ensure_future(runtime.run())
     yield
     runtime.stop()
@@ -125,7 +102,7 @@ def letters(events: list[Recorded]) -> list[tuple[EventId, MessageDeadLettered]]
 async def test_neighbours_are_unharmed_and_what_was_put_aside_is_not_lost(
     database: Database, tmp_path: Path
 ) -> None:
-    draw = random.Random(11)  # noqa: S311
+    draw = random.Random(11)
     everything = {(f"r{n}", step) for n in range(RUNS) for step in range(1, EACH + 1)}
     poison = set(draw.sample(sorted(everything), RAISING))
     script = Script()

@@ -71,7 +71,7 @@ def first(*faults: Fault, method: str | None = None) -> Plan:
 
 def chance(seed: int, *, rate: float, faults: tuple[Fault, ...]) -> Plan:
     """Any of these faults, on this part of the requests."""
-    draw = random.Random(seed)  # noqa: S311
+    draw = random.Random(seed)
 
     def plan(request: Request) -> Fault | None:
         return draw.choice(faults) if draw.random() < rate else None

@@ -26,7 +26,7 @@ class Parrot:
     def __init__(self, kafka: KafkaSettings, *, times: int, seed: int) -> None:
         self._kafka = kafka
         self._times = times
-        self._draw = random.Random(seed)  # noqa: S311
+        self._draw = random.Random(seed)
         self._to_say: list[ConsumerRecord] = []
         self._stop = threading.Event()
         self.listens = threading.Event()

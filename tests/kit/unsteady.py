@@ -17,7 +17,7 @@ class UnsteadySampler:
 
     def __init__(self, inner: Sampler, seed: int) -> None:
         self._inner = inner
-        self._draw = random.Random(f"sampler/{seed}")  # noqa: S311
+        self._draw = random.Random(f"sampler/{seed}")
 
     async def sample(self, request: SampleRequest) -> Turn:
         await asyncio.sleep(self._draw.uniform(0, LONGEST_S))
@@ -31,7 +31,7 @@ class UnsteadyLearner:
 
     def __init__(self, inner: Learner, seed: int) -> None:
         self._inner = inner
-        self._draw = random.Random(f"learner/{seed}")  # noqa: S311
+        self._draw = random.Random(f"learner/{seed}")
 
     async def initialize(self, job: LearnerJob) -> StepResult:
         return await self._inner.initialize(job)

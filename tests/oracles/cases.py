@@ -137,9 +137,9 @@ def ours(case: Case, objective: Objective, settings: Settings) -> Answer:
     """Our loss, through the whole of `trainer/update.py`: pi_prox surveys, pi_theta trains."""
     policy = TablePolicy(case)
     settings = replace(settings, micro_batch_tokens=case.micro_batch_tokens)
-    batch = prepare(policy, graded(case), objective, settings)  # type: ignore[arg-type]
+    batch = prepare(policy, graded(case), objective, settings)
     policy.before = False
-    metrics, _ = accumulate(policy, batch)  # type: ignore[arg-type]
+    metrics, _ = accumulate(policy, batch)
     gradient = policy.leaf.grad
     assert gradient is not None
     return Answer(metrics["train/loss"], gradient, policy.value_leaf.grad)

@@ -34,9 +34,9 @@ def advantage_of(case: Case, objective: Objective) -> torch.Tensor:
 
 
 def settings_for(name: str, **changes: object) -> tuple[Objective, Settings]:
-    objective = OBJECTIVES[name]  # type: ignore[index]
+    objective = OBJECTIVES[name]
     settings = replace(objective.defaults, max_response_length=LONGEST)
-    return objective, replace(settings, **changes)  # type: ignore[arg-type]
+    return objective, replace(settings, **changes)
 
 
 def clips(settings: Settings) -> dict[str, float]:

@@ -37,11 +37,11 @@ def worst(name: str, examples: int) -> dict[str, tuple[float, float]]:
 
 def main() -> None:
     examples = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    print(f"| | {' | '.join(ORACLES)} |\n|{'---|' * (len(ORACLES) + 1)}")  # noqa: T201
+    print(f"| | {' | '.join(ORACLES)} |\n|{'---|' * (len(ORACLES) + 1)}")
     for name in COMPARISONS:
         found = worst(name, examples)
         cells = [f"{max(found[o]):.0e}" if o in found else "-" for o in ORACLES]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)  # noqa: T201
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 ORACLES = ("TRL", "Liger", "verl")

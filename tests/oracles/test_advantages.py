@@ -21,7 +21,7 @@ def advantages(case: Case, of: object) -> torch.Tensor:
         reward_S=[usable(reward) for reward in case.rewards],
         sample_E=torch.arange(case.num_rows),
     )
-    return by_group(of)(outcome, Settings()).advantage_E  # type: ignore[arg-type]
+    return by_group(of)(outcome, Settings()).advantage_E
 
 
 def alone(case: Case) -> torch.Tensor:

@@ -76,7 +76,7 @@ def test_the_reference_is_a_whole_run(mode: str) -> None:
 @settings(max_examples=40)
 @given(MODE, st.integers(0, 2**32), st.booleans())
 def test_any_order_of_delivery_ends_in_the_same_streams(mode: str, seed: int, apart: bool) -> None:
-    draw = random.Random(seed)  # noqa: S311
+    draw = random.Random(seed)
 
     async def tell() -> Simulation:
         simulation = await Simulation.begin(events(mode), apart=apart)
@@ -94,7 +94,7 @@ COPIES = 10
 def test_ten_copies_of_each_record_in_any_order_end_in_the_same_streams(
     mode: str, seed: int, apart: bool
 ) -> None:
-    draw = random.Random(seed)  # noqa: S311
+    draw = random.Random(seed)
 
     async def tell() -> Simulation:
         simulation = await Simulation.begin(events(mode), apart=apart)
@@ -109,7 +109,7 @@ def test_ten_copies_of_each_record_in_any_order_end_in_the_same_streams(
 @settings(max_examples=5)
 @given(MODE, st.integers(0, 2**32))
 def test_delivering_everything_again_changes_nothing(mode: str, seed: int) -> None:
-    draw = random.Random(seed)  # noqa: S311
+    draw = random.Random(seed)
 
     async def tell() -> tuple[list[str], list[str]]:
         simulation = await Simulation.begin(events(mode), apart=True)

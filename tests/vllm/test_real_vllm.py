@@ -53,7 +53,7 @@ class TestReal(VllmSuite):
                 distances += [abs(a - b) for a, b in zip(turn.logprobs, learner, strict=True)]
         mean = sum(distances) / len(distances)
         with capsys.disabled():
-            print(f"\n{len(distances)} tokens: mean {mean:.2e}, max {max(distances):.2e}")  # noqa: T201
+            print(f"\n{len(distances)} tokens: mean {mean:.2e}, max {max(distances):.2e}")  # noqa: T201 - who runs this wants the figure
         assert mean <= 1e-6
 
 
@@ -64,7 +64,7 @@ def test_a_run_samples_on_real_vllm_and_is_rebuilt_from_its_log(
     steps = [e for e in found.events if isinstance(e, StepSettled) and e.step]
     with capsys.disabled():
         for step in steps:
-            print(f"\nstep {step.step}: mismatch {step.metrics['train/sampler_mismatch']:.2e}")  # noqa: T201
+            print(f"\nstep {step.step}: mismatch {step.metrics['train/sampler_mismatch']:.2e}")  # noqa: T201 - who runs this wants the figure
     check(found, mismatch=1e-6)
 
 

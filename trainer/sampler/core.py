@@ -121,7 +121,7 @@ class Core:
         if held is not None:
             return held
         decoder, base = version.loaded.decoder, version.loaded.base
-        assert decoder is not None  # noqa: S101
+        assert decoder is not None  # noqa: S101 - rows without one never get here
         view = trainable(base.tensors, version.trained, alpha=version.alpha)
         num_bytes, copies = base.num_bytes, not self._limits.graphs
         made = model_of(decoder, view, num_bytes=num_bytes, copies=copies)

@@ -10,7 +10,7 @@ Legend: R rows, V vocabulary, B blocks, W tokens of a block.
 """
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 WIDTH = 512
 

@@ -188,15 +188,19 @@ def _shapes(view: Trainable) -> dict[str, tuple[torch.Size, ...]]:
     return {module: tuple(part.shape for part in pair) for module, pair in view.pairs.items()}
 
 
-def _pairs(model: Model) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def _apart(model: Model) -> Apart:
     if not isinstance(model, Apart):
         raise ValueError("a recorded step reads base and adapter apart")
-    return dict(model.view.pairs)
+    return model
+
+
+def _pairs(model: Model) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    return dict(_apart(model).view.pairs)
 
 
 def _with_own_adapter(model: Model) -> Apart:
     """The same version with a copy of its adapter, which `adopt` writes over."""
     pairs = {module: (a.clone(), b.clone()) for module, (a, b) in _pairs(model).items()}
-    assert isinstance(model, Apart)  # noqa: S101
-    view: Trainable = replace(model.view, pairs=pairs)
-    return replace(model, view=view)
+    apart = _apart(model)
+    view: Trainable = replace(apart.view, pairs=pairs)
+    return replace(apart, view=view)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from trainer.adapters import merged_weight
 from trainer.decoder import Attend, Decoder

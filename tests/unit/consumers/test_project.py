@@ -138,7 +138,7 @@ async def test_an_event_that_cannot_be_shown_does_not_hide_its_neighbours(
     broken = replace(told[3], payload=told[3].event.model_copy(update={"plan": None}))
     tables = ReadModel(database)
     log = Breaking([*told[:3], broken, *told[4:]])
-    await Projector(log, tables).step()  # type: ignore[arg-type]
+    await Projector(log, tables).step()
     found = await tables.runs.get("r1")
     assert found is not None
     assert found[0]["phase"] == "train"
@@ -166,7 +166,7 @@ async def everything(database: Database) -> dict[str, list[tuple[object, ...]]]:
     return {
         table: [
             tuple(row)
-            for row in await database.durable.fetch(f"select * from {table} order by 1, 2, 3, 4")  # noqa: S608
+            for row in await database.durable.fetch(f"select * from {table} order by 1, 2, 3, 4")
         ]
         for table in tables
     }
@@ -177,7 +177,7 @@ async def test_what_postgres_cannot_hold_is_replaced(database: Database) -> None
     told = [*beginning("r1", "a-run", steps=3), RunFailed(run="r1", kind="error", message="a\0b")]
     tables = ReadModel(database)
     log = Breaking([recorded(event, n) for n, event in enumerate(told, 1)])
-    await Projector(log, tables).step()  # type: ignore[arg-type]
+    await Projector(log, tables).step()
     found = await tables.runs.get("r1")
     assert found is not None
     assert found[0]["error"] == "a\ufffdb"

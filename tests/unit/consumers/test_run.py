@@ -191,7 +191,7 @@ class Story:
         return self.tell(updated(request.step, durable=durable))
 
 
-def only(said: When, kind: type) -> list:  # type: ignore[type-arg]
+def only(said: When, kind: type) -> list:
     return [event for event in said.events if isinstance(event, kind)]
 
 

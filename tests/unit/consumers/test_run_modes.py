@@ -102,7 +102,7 @@ def test_whatever_finishes_first_every_group_is_trained_once_within_the_bound(
     pace: Pace, steps: int, seed: int, replaces: bool
 ) -> None:
     """Groups are graded, steps taken, checkpoints put and the run paused in any order."""
-    draw = random.Random(seed)  # noqa: S311
+    draw = random.Random(seed)
     more = {"algorithm": "dapo", "max_replacements": 1} if replaces else {}
     story = Story(requested(steps=steps, advanced={**said(pace), **more}))
     todo = _answers(story.begin().events)
@@ -127,7 +127,7 @@ def test_whatever_finishes_first_every_group_is_trained_once_within_the_bound(
     _trained_once(story, pace, steps)
 
 
-def _answers(events: list) -> list:  # type: ignore[type-arg]
+def _answers(events: list) -> list:
     """What the other consumers would say to these."""
     found: list[object] = []
     for event in events:
@@ -147,7 +147,7 @@ def _flat_or_not(message: object) -> object:
     """The grade of a group is a function of its place alone, like everything that is a fact."""
     if not isinstance(message, GroupSpec):
         return message
-    flat = random.Random(message.group).random() < 0.3  # noqa: S311
+    flat = random.Random(message.group).random() < 0.3
     return graded(message, *((1.0, 1.0) if flat else (0.0, 1.0)))
 
 

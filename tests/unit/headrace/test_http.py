@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from headrace import http
 from headrace.http import post_json
 
 ANSWER = b'HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n{"count": 1}'
@@ -97,3 +98,17 @@ async def test_a_server_that_answers_nothing_is_an_error_and_is_not_asked_twice(
         await ask(f"http://127.0.0.1:{port}/v1/chat")
     listening.close()
     assert asked == 1
+
+
+def test_a_loop_that_ends_leaves_no_connection_open() -> None:
+    kept: list[asyncio.StreamWriter] = []
+
+    async def once() -> None:
+        async with serving(Server(stay)) as url:
+            await ask(url)
+            kept.extend(w for pool in (await http._idle()).values() for _, w in pool)
+
+    before = set(http._kept)
+    asyncio.run(once())
+    assert [writer.is_closing() for writer in kept] == [True]
+    assert set(http._kept) == before

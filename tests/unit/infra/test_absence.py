@@ -117,6 +117,6 @@ async def test_a_database_that_flickers_everywhere_changes_nothing(tmp_path: Pat
                     port.after[name] = 1
             seen = len(bench.seen("r"))
             await bench.warn("r", 100 + seen)
-            await bench.until(lambda seen=seen: len(bench.seen("r")) > seen, within_s=30)  # type: ignore[misc]
+            await bench.until(lambda seen=seen: len(bench.seen("r")) > seen, within_s=30)
         await bench.until(lambda: len(bench.seen("r")) == 25, within_s=30)
     assert bench.world.effects == {}

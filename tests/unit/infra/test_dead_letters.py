@@ -146,7 +146,7 @@ async def test_who_raises_in_the_cascade_is_left_to_the_bus_and_the_cause_is_kep
 
 
 def _seen(script: Script, message: CheckpointFailed) -> Decision:
-    script.on_event(message)  # type: ignore[arg-type]
+    script.on_event(message)
     return NOTHING
 
 

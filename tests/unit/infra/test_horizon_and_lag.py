@@ -97,7 +97,7 @@ async def test_lag_is_exact_when_small_and_by_positions_when_large(database: Dat
         assert (await platform.lag())["near"] == 0
         await execute(
             database.url,
-            "insert into relay (name, cluster, ends, xid, position)"  # noqa: S608
+            "insert into relay (name, cluster, ends, xid, position)"
             f" values ('kafka', 'c', '{{}}', '{held[1].cursor.xid}', {held[1].cursor.position})",
         )
         assert (await platform.bus("kafka"))["relay_behind"] == events - 2

@@ -42,7 +42,7 @@ async def lived(bench: Bench, count: int) -> None:
     async with bench.running():
         for n in range(1, count + 1):
             await bench.warn("r", n)
-            await bench.until(lambda n=n: len(bench.seen("r")) == n)  # type: ignore[misc]
+            await bench.until(lambda n=n: len(bench.seen("r")) == n)
 
 
 async def test_a_process_that_lives_long_saves_snapshots_on_its_way(tmp_path: Path) -> None:

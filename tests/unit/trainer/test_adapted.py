@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from trainer.adapted import Adapted, project
 
@@ -59,6 +59,6 @@ def test_an_output_that_nobody_uses_changes_nothing() -> None:
 def test_an_input_without_a_gradient_costs_none() -> None:
     """The first layer reads frozen embeddings."""
     x, chosen = drawn(TOKENS, INPUTS, seed=0), modules()
-    sum(y.sum() for y in project(x, chosen, scale=SCALE)).backward()  # type: ignore[union-attr]
+    sum(y.sum() for y in project(x, chosen, scale=SCALE)).backward()
     assert x.grad is None
     assert all(module.a.grad is not None and module.b.grad is not None for module in chosen)

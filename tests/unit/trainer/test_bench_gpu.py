@@ -4,12 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[3] / "bench" / "gpu.py"
+ROOT = Path(__file__).parents[3]
 
 
 def run(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
-    what = ["-c", code] if code else [str(SCRIPT), *arguments]
-    return subprocess.run([sys.executable, *what], capture_output=True, text=True, check=False)
+    what = ["-c", code] if code else ["-m", "bench.gpu", *arguments]
+    return subprocess.run(
+        [sys.executable, *what], capture_output=True, text=True, check=False, cwd=ROOT
+    )
 
 
 def test_tiny_prints_both_tables() -> None:
@@ -25,9 +27,11 @@ def test_tiny_prints_both_tables() -> None:
 
 
 def test_it_imports_no_platform() -> None:
-    code = f"""
-import importlib, runpy
-runpy.run_path({str(SCRIPT)!r})
+    code = """
+import importlib, sys
+from bench import gpu
+sys.meta_path.insert(0, gpu.Guard())
+import bench.gpu_tables
 for name in ("asyncpg", "aiokafka", "infra.settings", "consumers", "producers"):
     try:
         importlib.import_module(name)

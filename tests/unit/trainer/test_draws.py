@@ -64,7 +64,7 @@ def test_prompts_are_told_apart_by_their_ids() -> None:
     assert prompt_hash([1, 23]) == prompt_hash((1, 23))
 
 
-def pick(logits: list[float], uniform: float, *, temperature: float = 1.0, top_p: float = 1.0):  # type: ignore[no-untyped-def]
+def pick(logits: list[float], uniform: float, *, temperature: float = 1.0, top_p: float = 1.0):
     tokens, logprobs = choose(
         torch.tensor([logits]), temperatures=[temperature], top_ps=[top_p], uniforms=[uniform]
     )

@@ -9,18 +9,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BertConfig, MambaConfig, PreTrainedModel, T5Config
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    MambaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    T5Config,
+)
 
 from schemas.errors import Refused
 from schemas.learning import GradedGroup, StepBatch
-from schemas.models import scratch_shape
 from schemas.sampling import ModelRef, SampleRecord, SampleRequest, Turn
 from schemas.sampling import Sequence as Row
-from tests.unit.trainer.families import FAMILIES, Family, written
+from tests.kit.families import FAMILIES, Family, written
 from tests.unit.trainer.support import Shelf, job, request
 from trainer.base import build_base
 from trainer.batch import Example, pack
-from trainer.characters import character_tokenizer
 from trainer.decoder import decoder_of
 from trainer.engine import Engine
 from trainer.fallback import Fallback
@@ -45,7 +50,7 @@ class Known:
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
 def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:
     folder = tmp_path_factory.mktemp(request.param.name)
-    plain = written(request.param, folder)
+    plain = written(request.param.config(), folder)
     return Known(request.param, plain, ModelRef(kind="directory", name=str(folder)))
 
 
@@ -193,10 +198,8 @@ async def test_a_grpo_step_moves_every_adapter(known: Known, engine: Engine, she
     assert all(torch.equal(before[name], tensor) for name, tensor in held.base.tensors.items())
 
 
-def directory(config: object, folder: Path) -> ModelRef:
-    model = AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(folder)
-    character_tokenizer(scratch_shape("qwen3-tiny")).save_pretrained(folder)
+def directory(config: PreTrainedConfig, folder: Path) -> ModelRef:
+    written(config, folder)
     return ModelRef(kind="directory", name=str(folder))
 
 

@@ -59,7 +59,7 @@ def peak_bytes(policy: Policy, micro: MicroBatch) -> int:
     there before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         policy.logprobs(micro, temperature=1.0)[0].sum().backward()
-    results = recorded.profiler.kineto_results  # type: ignore[union-attr]
+    results = recorded.profiler.kineto_results
     changes = [e for e in results.events() if e.name() == "[memory]"]
     held = most = 0
     for change in sorted(changes, key=lambda e: e.start_ns()):

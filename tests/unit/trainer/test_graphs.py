@@ -25,7 +25,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     recorded: list[int] = []
     plain = GraphLane._record
 
-    def seen(lane: GraphLane, num: int):  # type: ignore[no-untyped-def]
+    def seen(lane: GraphLane, num: int):
         recorded.append(num)
         return plain(lane, num)
 

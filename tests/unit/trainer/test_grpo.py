@@ -82,14 +82,14 @@ def test_weights_are_global_over_the_step(aggregation: str, expected: list[float
         Example(1, Row(tokens=(1, 2), loss_mask=(0, 1), logprobs=(0, 0))),
         Example(2, Row(tokens=(1, 2), loss_mask=(0, 0), logprobs=(0, 0))),
     ]
-    settings = replace(SETTINGS, aggregation=aggregation)  # type: ignore[arg-type]
+    settings = replace(SETTINGS, aggregation=aggregation)
     assert token_weights(rows, settings) == pytest.approx(dict(enumerate(expected)))
 
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
 def test_micro_batches_do_not_change_loss_or_gradient(aggregation: str) -> None:
     policy = policy64()
-    settings = replace(SETTINGS, aggregation=aggregation)  # type: ignore[arg-type]
+    settings = replace(SETTINGS, aggregation=aggregation)
     whole, loss = gradients(policy, settings)
     for tokens in (1, 16, 40):
         split, split_loss = gradients(policy, replace(settings, micro_batch_tokens=tokens))

@@ -64,7 +64,7 @@ CASES = {
 }
 
 
-async def undisturbed(engine: Engine, asked: LearnerJob, batches) -> list[StepResult]:  # type: ignore[no-untyped-def]
+async def undisturbed(engine: Engine, asked: LearnerJob, batches) -> list[StepResult]:
     results = [await engine.learner.initialize(asked)]
     for step in range(1, NUM_STEPS + 1):
         results.append(await engine.learner.step(asked, batches(step), export_state=True))

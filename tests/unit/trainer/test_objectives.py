@@ -62,7 +62,7 @@ def trained(
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Gradients and metrics of the second update, with what was known before the first."""
     objective, settings = chosen(variant)
-    batch = prepare(policy, groups, objective, replace(settings, **changes))  # type: ignore[arg-type]
+    batch = prepare(policy, groups, objective, replace(settings, **changes))
     return gradients(moved(policy), batch)
 
 

@@ -48,7 +48,7 @@ async def test_bits_do_not_depend_on_company_order_or_timing(engine: Engine) -> 
     assert await together(engine, requests) == alone
 
     order = list(range(len(requests)))
-    random.Random(5).shuffle(order)  # noqa: S311
+    random.Random(5).shuffle(order)
     shuffled = await together(engine, [requests[i] for i in order])
     assert [shuffled[order.index(i)] for i in range(len(requests))] == alone
 

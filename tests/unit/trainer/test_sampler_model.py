@@ -1,19 +1,13 @@
 """The sampler's own copy of a version against the learner's pass over the same tensors, in float64."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import LlamaConfig, PreTrainedConfig
 
+from tests.kit.families import SHAPE, drawn, family
 from tests.unit.trainer.support import TINY
 from trainer.base import Base, build_base
 from trainer.decoder import Decoder, causal_attend, decoder_of
@@ -22,38 +16,15 @@ from trainer.sampler import model as models
 from trainer.sampler.model import Apart, Fused, model_of
 from trainer.weights import Trainable, trainable
 
-SHAPE = {
-    "vocab_size": 103,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
+QWEN3 = family("qwen3").config
 
 
-def _llama() -> PreTrainedModel:
-    return LlamaForCausalLM(
-        LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True, tie_word_embeddings=False)
-    )
+def _llama() -> PreTrainedConfig:
+    return LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True, tie_word_embeddings=False)
 
 
-def _qwen2() -> PreTrainedModel:
-    return Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True))
-
-
-def _qwen3() -> PreTrainedModel:
-    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True))
-
-
-def drawn(make) -> Base:  # type: ignore[no-untyped-def]
-    """A base with nothing at 0 or 1, biases and norms included."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = make().eval()
-        for parameter in model.parameters():
-            parameter.data += 0.1 * torch.randn_like(parameter)
+def base_of(config: Callable[[], PreTrainedConfig]) -> Base:
+    model = drawn(config(), spread=0.1)
     tokenizer = build_base(TINY, {}, device=torch.device("cpu")).tokenizer
     return Base(model, tokenizer, dict(model.state_dict()), frozenset(), None)
 
@@ -86,9 +57,9 @@ def decoder(base: Base) -> Decoder:
     return found
 
 
-@pytest.mark.parametrize("make", [_llama, _qwen2, _qwen3])
-def test_fused_logits_are_the_learner_s(make) -> None:  # type: ignore[no-untyped-def]
-    base = drawn(make)
+@pytest.mark.parametrize("config", [_llama, family("qwen2.5").config, QWEN3])
+def test_fused_logits_are_the_learner_s(config: Callable[[], PreTrainedConfig]) -> None:
+    base = base_of(config)
     shape = decoder(base)
     tokens, positions = torch.arange(20) * 5 % 103, torch.arange(20)
     attend = causal_attend(torch.ones(20, 20, dtype=torch.bool).tril(), kv_heads=shape.kv_heads)
@@ -101,7 +72,7 @@ def test_fused_logits_are_the_learner_s(make) -> None:  # type: ignore[no-untype
 
 
 def test_fusing_leaves_the_version_as_it_is() -> None:
-    base = drawn(_qwen3)
+    base = base_of(QWEN3)
     for view in views(base).values():
         before = {name: tensor.clone() for name, tensor in view.base.items()}
         fused = model_of(decoder(base), view, num_bytes=base.num_bytes)
@@ -115,7 +86,7 @@ def test_fusing_leaves_the_version_as_it_is() -> None:
 def test_what_cannot_be_copied_or_has_no_complex_twin_is_read_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    base = drawn(_qwen3)
+    base = base_of(QWEN3)
     view, shape = views(base)["nothing"], decoder(base)
     half = replace(view, dtype=torch.bfloat16)
     assert isinstance(model_of(shape, half, num_bytes=base.num_bytes), Apart)

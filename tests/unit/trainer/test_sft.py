@@ -62,7 +62,7 @@ def single(policy: Policy) -> Policy:
     ("made", "near"), [(policy64, 1e-12), (lambda: single(policy64()), 1e-6)], ids=["64", "32"]
 )
 @pytest.mark.parametrize("turns", ["assistant", "last", "all"])
-def test_packed_is_unpacked(made, near: float, turns: LossTurns) -> None:  # type: ignore[no-untyped-def]
+def test_packed_is_unpacked(made, near: float, turns: LossTurns) -> None:
     policy = made()
     advanced = Advanced(algorithm="sft", loss_turns=turns)
     loss, gradients, packed = taken(policy, tokens=4096, advanced=advanced)

@@ -82,7 +82,7 @@ def test_the_ratio_is_taken_against_one_of_three_policies_and_says_which() -> No
         _, settings = chosen("grpo", kl_coef=0.0, correction=correction)
         seen: list[torch.Tensor] = []
 
-        def spy(actions, settings, seen=seen):  # type: ignore[no-untyped-def]
+        def spy(actions, settings, seen=seen):
             seen.append(actions.log_ratio_M.detach())
             return grpo.loss(actions, settings)
 
@@ -123,7 +123,7 @@ def divergences(estimator: KlEstimator) -> tuple[torch.Tensor, torch.Tensor, tor
     logits, reference = torch.randn(2, 7, generator=generator, dtype=torch.float64)
     reference = reference.log_softmax(-1)
 
-    def gradient(of) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    def gradient(of) -> torch.Tensor:
         leaf = logits.clone().requires_grad_()
         of(leaf.log_softmax(-1)).backward()
         assert leaf.grad is not None
@@ -153,7 +153,7 @@ def test_a_window_on_sequences_empties_as_answers_grow_and_the_figure_shows_it()
         noise = 0.05 * torch.randn(length * 32, generator=generator, dtype=torch.float64)
         rows = Rows(torch.arange(32).repeat_interleave(length), 32)
         for level in ("token", "sequence", "geometric"):
-            settings = Settings(correction="masked", correction_level=level)  # type: ignore[arg-type]
+            settings = Settings(correction="masked", correction_level=level)
             masked[length, level] = float(importance(noise, rows, settings)[1].double().mean())
     assert masked[8, "token"] == masked[4096, "token"] == masked[4096, "geometric"] == 0.0
     assert masked[8, "sequence"] == 0.0

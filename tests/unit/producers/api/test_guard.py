@@ -85,7 +85,7 @@ async def test_a_database_that_is_away_is_a_503(app: Application) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ConnectionRefusedError("no")
 
-    app.services.readmodel.platform.alive = broken  # type: ignore[method-assign,assignment]
+    app.services.readmodel.platform.alive = broken
     answer = await app.api.get("/readyz")
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"

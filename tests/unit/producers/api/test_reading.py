@@ -259,12 +259,12 @@ async def test_a_run_without_progress_or_workers_is_unknown(app: Application) ->
     )
     assert (await app.get("/runs/r1"))["run"]["status"] == "unknown"
     assert (await app.get("/runs", status="unknown"))["total_count"] == 1
-    await app.services.effects.register("w", host="h", pid=1, lease_s=60)  # type: ignore[arg-type]
+    await app.services.effects.register("w", host="h", pid=1, lease_s=60)
     assert (await app.get("/runs/r1"))["run"]["status"] == "running"
 
 
 async def test_the_platform_tells_about_itself(told: Application) -> None:
-    await told.services.effects.register("w", host="h", pid=1, lease_s=60)  # type: ignore[arg-type]
+    await told.services.effects.register("w", host="h", pid=1, lease_s=60)
     said = await told.get("/status")
     assert said["runs"] == {"finished": 1}
     assert [worker["id"] for worker in said["workers"]] == ["w"]

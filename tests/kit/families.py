@@ -107,14 +107,24 @@ FAMILIES = (
 )
 
 
-def written(family: Family, folder: Path) -> PreTrainedModel:
-    """A model of the family with weights that matter, in `folder` with our tokenizer."""
+def family(name: str) -> Family:
+    return next(family for family in FAMILIES if family.name == name)
+
+
+def drawn(config: PreTrainedConfig, *, spread: float = 0.05) -> PreTrainedModel:
+    """A model with weights that matter: nothing at 0 or 1, biases and norms included."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(family.config()).eval()
+        model = AutoModelForCausalLM.from_config(config).eval()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter += 0.05 * torch.randn_like(parameter)
+                parameter += spread * torch.randn_like(parameter)
+    return model
+
+
+def written(config: PreTrainedConfig, folder: Path) -> PreTrainedModel:
+    """The drawn model, in `folder` with our tokenizer."""
+    model = drawn(config)
     model.save_pretrained(folder)
     character_tokenizer(scratch_shape("qwen3-tiny")).save_pretrained(folder)
     return model

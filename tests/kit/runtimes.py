@@ -1,0 +1,52 @@
+"""A runtime on a real database for consumers that need no engine, sandbox or gateway.
+
+What a worker process composes (`consumers/worker.py`) belongs to an installation and holds what its
+lanes may need; here are only log, effects and bus of the database, and blobs under a directory."""
+
+from pathlib import Path
+
+from infra.artifacts import ArtifactStore
+from infra.blobs import LocalBlobs
+from infra.bus import EmbeddedBus
+from infra.clock import SystemClock
+from infra.database import Database
+from infra.datasets import DatasetCache
+from infra.effects import PostgresEffects
+from infra.hosting import Hosting
+from infra.log import PostgresLog
+from infra.notify import Notifier
+from infra.ports import Ports
+from infra.runtime import Runtime
+from infra.settings import Settings
+
+
+def runtime_on(
+    database: Database,
+    notifier: Notifier,
+    hosting: Hosting,
+    *,
+    home: Path,
+    log: PostgresLog | None = None,
+    settings: Settings | None = None,
+) -> Runtime:
+    """`log`: one that watches what is committed; `settings`: else those of `home` alone."""
+    log = log or PostgresLog(database, notifier)
+    blobs = LocalBlobs(home / "blobs")
+    artifacts = ArtifactStore(log, blobs)
+    ports = Ports(
+        log=log,
+        blobs=blobs,
+        artifacts=artifacts,
+        datasets=DatasetCache(artifacts),
+        clock=SystemClock(),
+        settings=settings or Settings.load({"HEADRACE_HOME": str(home)}),
+    )
+    return Runtime(
+        hosting,
+        log=log,
+        effects=PostgresEffects(database),
+        bus=EmbeddedBus(log, notifier),
+        ports=ports,
+        artifacts=artifacts,
+        wakeup=notifier.subscribe(),
+    )
