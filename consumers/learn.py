@@ -7,7 +7,8 @@ Safe to repeat because: one TrainStep per step of a run; a version that is known
 A run assembles the batch of step s only once step s - 1 is settled, so the version to step from is
 always the newest one here. Its hash always enters the log. Its bytes are stored where something needs
 them: samplers (weights, RL), checkpoints and validations (`pinned`), and recovery (every `interval`
-steps, of which the two newest are kept). `consumers/replay.py` rebuilds all others.
+steps, of which the two newest are kept), and discarded once nothing does. `consumers/replay.py` rebuilds
+all others.
 """
 
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from schemas.learning import Conversation, Learner, LearnerState
 from schemas.messages import Failed, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.sampling import ArtifactRef
 from schemas.specs import StateRef, TrainSpec
+from trainer import schedule
 
 SMALL_STATE_BYTES = 64 << 20
 """Below this, every version is stored whole: writing it costs less than replaying a step."""
@@ -48,7 +50,8 @@ PolicyEvent = PolicyInitialized | PolicyUpdated | PolicyFailed
 class PolicyState:
     """The newest version, how many steps led to it, and what may be discarded after it.
 
-    `loose` are versions stored for recovery alone, oldest first. `failed`: the learner gave up.
+    Of versions that no checkpoint or validation needs, oldest first: `loose` are stored whole for
+    recovery, `lent` have their weights stored, for samplers or recovery. `failed`: the learner gave up.
     """
 
     spec: TrainSpec | None = None
@@ -56,6 +59,7 @@ class PolicyState:
     taken: int = 0
     interval: int = 1
     loose: tuple[StateRef, ...] = ()
+    lent: tuple[StateRef, ...] = ()
     failed: bool = False
 
 
@@ -65,10 +69,11 @@ def evolve(state: PolicyState, event: PolicyEvent) -> PolicyState:
         case PolicyInitialized(spec=spec, state=base):
             return PolicyState(spec=spec, base=base, interval=_interval(spec, base))
         case PolicyUpdated(state=base):
-            loose = _loose(state, event.step)
-            if base.durable and not event.pinned:
-                loose = (*loose, base)
-            return replace(state, base=base, taken=state.taken + 1, loose=loose)
+            loose, lent = _loose(state, event.step), _lent(state, event.step)
+            if not event.pinned:
+                loose = (*loose, base) if base.durable else loose
+                lent = (*lent, base) if base.weights else lent
+            return replace(state, base=base, taken=state.taken + 1, loose=loose, lent=lent)
         case PolicyFailed():
             return replace(state, failed=True)
         case _:
@@ -76,11 +81,36 @@ def evolve(state: PolicyState, event: PolicyEvent) -> PolicyState:
 
 
 def _loose(state: PolicyState, step: int) -> tuple[StateRef, ...]:
-    """What stays loose once `step` is taken. A version that skipped steps are aliases of may be in the
-    checkpoint of one of them, so it stays for good."""
+    """What stays loose once `step` is taken."""
     kept = state.loose[-LOOSE_KEPT:]
-    skipped = state.base is not None and state.base.step < step - 1
-    return tuple(version for version in kept if not (skipped and version == state.base))
+    return tuple(version for version in kept if not _has_aliases(state, version, step))
+
+
+def _lent(state: PolicyState, step: int) -> tuple[StateRef, ...]:
+    """What stays lent once `step` is taken."""
+    gone = _returned(state, step)
+    kept = [version for version in state.lent if version not in gone]
+    return tuple(version for version in kept if not _has_aliases(state, version, step))
+
+
+def _has_aliases(state: PolicyState, version: StateRef, step: int) -> bool:
+    """Whether skipped steps before `step` are aliases of this version: it may be in the checkpoint or
+    the validation of one of them, so it stays for good."""
+    return version == state.base and version.step < step - 1
+
+
+def _returned(state: PolicyState, step: int) -> tuple[StateRef, ...]:
+    """Lent versions whose weights nobody needs once the batch of `step` is complete: no recovery, and no
+    group that is not settled yet, for the oldest version that one of those pins is newer."""
+    if state.spec is None or state.base is None:
+        return ()
+    pinned = state.base.step
+    if not _is_sft(state.spec):
+        pinned = schedule.pace(state.spec.config).pinned(step + 1)
+    at_hand = [version.step for version in (*state.lent, state.base) if version.step <= pinned]
+    oldest = max(at_hand, default=0)
+    recovery = state.loose[-LOOSE_KEPT:]
+    return tuple(v for v in state.lent if v.step < oldest and v not in recovery)
 
 
 def _interval(spec: TrainSpec, base: StateRef) -> int:
@@ -142,7 +172,7 @@ def _step(state: PolicyState, message: BatchAssembled, meta: Meta) -> Decision:
         rows=message.rows,
         durable=pinned or number % state.interval == 0,
         pinned=pinned,
-        retired=_retired(spec, state.loose[:-LOOSE_KEPT]),
+        retired=_retired(state, number),
     )
     return Decision(effects=(step,))
 
@@ -153,11 +183,11 @@ def _is_validated(spec: TrainSpec, step: int) -> bool:
     return every is not None and step % every == 0
 
 
-def _retired(spec: TrainSpec, loose: tuple[StateRef, ...]) -> tuple[ArtifactRef, ...]:
-    """What can be discarded of versions that recovery needs no more. Samplers may still need the
-    weights of RL steps; in SFT nobody samples."""
-    states = [version.state for version in loose]
-    weights = [version.weights for version in loose] if _is_sft(spec) else []
+def _retired(state: PolicyState, step: int) -> tuple[ArtifactRef, ...]:
+    """What can be discarded of earlier versions while `step` is taken: of recovery's the state, of those
+    that nobody samples with any more the weights."""
+    states = [version.state for version in state.loose[:-LOOSE_KEPT]]
+    weights = [version.weights for version in _returned(state, step)]
     return tuple(ref for ref in (*states, *weights) if ref is not None)
 
 
@@ -290,5 +320,5 @@ CONSUMER = Consumer(
     routes=routes,
     perform=perform,
     snapshots=PolicyState,
-    fold_version=2,
+    fold_version=3,
 )

@@ -153,8 +153,8 @@ class TrainStep(Effect):
 
     `base` is the version to step from and `taken` how many optimizer steps led to it (skipped steps
     make no version of their own). `groups` or `rows` are those of the BatchAssembled event `batch`.
-    `durable`: the new version is stored whole; `pinned`: a checkpoint needs it. `retired` are
-    optimizer states that nothing needs any more; they are discarded on the way.
+    `durable`: the new version is stored whole; `pinned`: a checkpoint needs it. `retired` is
+    what nothing needs any more of earlier versions; it is discarded on the way.
     """
 
     type: ClassVar[str] = "TrainStep"

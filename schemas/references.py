@@ -1,11 +1,14 @@
 """Which artifacts a payload names, wherever they stand in it."""
 
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 from pydantic import BaseModel
 
 from schemas.events import Event, PolicyUpdated, StepSettled
-from schemas.sampling import ArtifactRef
+from schemas.sampling import ArtifactRef, PolicyRef
+
+T = TypeVar("T")
 
 NOWHERE = ("row:", "none:")
 """Uris of references that stand for no bytes at all."""
@@ -13,26 +16,33 @@ NOWHERE = ("row:", "none:")
 
 def references(value: object) -> Iterator[ArtifactRef]:
     """Every reference in a model (an event, a manifest), in the order of its fields."""
-    if isinstance(value, ArtifactRef):
-        if value.uri not in NOWHERE:
-            yield value
-    elif isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from references(getattr(value, name))
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from references(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from references(item)
+    return (ref for ref in _within(value, ArtifactRef) if ref.uri not in NOWHERE)
 
 
 def collectable(event: Event) -> frozenset[str]:
     """The uris in an event whose bytes may be gone, unless another event needs them: the learner
-    collects versions that are stored for recovery alone once newer ones are, and StepSettled only says
-    again which version a step made."""
+    collects versions that no checkpoint or validation needs once newer ones are there. StepSettled only
+    says again which version a step made, and a request which one it sampled with."""
+    sampled = [policy.weights for policy in _within(event, PolicyRef)]
     match event:
         case PolicyUpdated(pinned=False, state=state) | StepSettled(state=state):
-            return frozenset(ref.uri for ref in (state.state, state.weights) if ref)
+            spare = [state.state, state.weights, *sampled]
         case _:
-            return frozenset()
+            spare = [*sampled]
+    return frozenset(ref.uri for ref in spare if ref)
+
+
+def _within(value: object, kind: type[T]) -> Iterator[T]:
+    """Every value of this kind in a model, in the order of its fields; what it holds itself is not
+    looked into."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _within(getattr(value, name), kind)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _within(item, kind)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _within(item, kind)

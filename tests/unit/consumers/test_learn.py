@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 from pydantic import TypeAdapter
 
-from consumers.learn import CONSUMER, SMALL_STATE_BYTES, PolicyState, evolve
+from consumers.learn import CONSUMER, LOOSE_KEPT, SMALL_STATE_BYTES, PolicyState, evolve
 from schemas.errors import FailureCategory
 from schemas.events import (
     BatchAssembled,
@@ -20,6 +20,7 @@ from schemas.messages import Failed, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.specs import BatchGroup, Plan, TrainSpec
 from tests.kit.decider import Given, given
 from tests.kit.specs import ref, train_spec, version
+from trainer.schedule import Pace
 
 STREAM = StreamName("policy-r1")
 SPEC = train_spec()
@@ -192,19 +193,54 @@ def collected(*updates: PolicyUpdated, spec: TrainSpec = SPEC) -> list[str]:
     return found
 
 
-def test_the_two_newest_loose_states_are_kept() -> None:
+def test_of_loose_versions_the_two_newest_are_kept() -> None:
     updates = [updated(step) for step in range(1, 7)]
-    assert collected(*updates) == [ref(f"s{step}").uri for step in (1, 2, 3)]
+    assert collected(*updates) == [ref(n).uri for n in ("s1", "w1", "s2", "w2", "s3", "w3")]
 
 
-def test_pinned_states_stay() -> None:
+def test_pinned_versions_stay() -> None:
     updates = [updated(step, pinned=step in (2, 3)) for step in range(1, 7)]
-    assert collected(*updates) == [ref("s1").uri]
+    assert collected(*updates) == [ref("s1").uri, ref("w1").uri]
 
 
 def test_a_version_that_skipped_steps_are_aliases_of_stays() -> None:
     updates = [updated(step) for step in (1, 2, 4, 5, 6, 7)]
-    assert collected(*updates) == [ref(f"s{step}").uri for step in (1, 4)]
+    assert collected(*updates) == [ref(n).uri for n in ("s1", "w1", "s4", "w4")]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 4])
+@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize("state_interval", [1, 2, 100])
+@pytest.mark.parametrize("skipped", [(), (3, 4, 9)])
+def test_what_groups_may_still_pin_and_checkpoints_name_is_never_collected(
+    depth: int, interval: int, state_interval: int, skipped: tuple[int, ...]
+) -> None:
+    """The weights that groups of any later step sample with are there, whatever the pace; and not many
+    more."""
+    pace, last = Pace(depth, interval), 24
+    spec = train_spec(
+        advanced={
+            "execution_mode": "fully_async",
+            "max_steps_off_policy": depth,
+            "weight_sync_interval": interval,
+        }
+    )
+    taken = [step for step in range(1, last) if step not in skipped]
+    pinned = {step for step in taken if step % 7 == 0}
+    events: list[PolicyUpdated] = []
+    gone: set[str] = set()
+    for step in taken:
+        [asked] = steps(given(CONSUMER, initialized(spec), *events), step)
+        gone |= {artifact.uri for artifact in asked.retired}
+        whole = step in pinned or step % state_interval == 0
+        weights = updated(step).state.model_copy(update={} if whole else {"state": None})
+        events.append(updated(step, pinned=step in pinned).model_copy(update={"state": weights}))
+        made = [0, *(event.step for event in events)]
+        wanted = {max(v for v in made if v <= pace.pinned(s)) for s in range(step + 1, last)}
+        wanted |= {v for v in made if v in pinned or v + 1 in skipped}
+        assert not gone & {ref(f"w{version}").uri for version in wanted}
+    kept = len(events) - len({uri for uri in gone if uri in {ref(f"w{v}").uri for v in taken}})
+    assert kept <= len(pinned) + depth + interval + 2 * LOOSE_KEPT + len(skipped)
 
 
 def test_in_sft_nobody_needs_the_weights_of_a_loose_version() -> None:
@@ -216,6 +252,6 @@ def test_the_state_survives_a_snapshot_and_stays_small() -> None:
     state = evolve(PolicyState(), initialized())
     for step in range(1, 50):
         state = evolve(state, updated(step))
-    assert len(state.loose) == 3
+    assert len(state.loose) == len(state.lent) == 3
     adapter = TypeAdapter(PolicyState)
     assert adapter.validate_json(adapter.dump_json(state)) == state

@@ -5,194 +5,38 @@ from uuid import UUID
 import pytest
 
 from consumers.run import CONSUMER
-from infra.consumer import Message
 from schemas.events import (
     BatchAssembled,
     CheckpointFailed,
     CheckpointRequested,
-    CheckpointSaved,
     CheckpointSettled,
     EvaluationCompleted,
-    EvaluationRequested,
-    EvaluationSettled,
-    Event,
-    GroupGraded,
     GroupsRequested,
     GroupsSettled,
     PolicyFailed,
-    PolicyInitialized,
-    PolicyUpdated,
     RunFailed,
     RunFinished,
-    RunPaused,
-    RunPauseRequested,
     RunRejected,
-    RunRequested,
-    RunResumed,
-    RunResumeRequested,
     RunStarted,
-    RunStopped,
-    RunStopRequested,
-    RunWarned,
     StepSettled,
     StepSkipped,
     WorkspaceRejected,
-    WorkspaceSynced,
 )
-from schemas.ids import run_stream
-from schemas.sampling import Grade, SampleFailure
-from schemas.specs import DiscoveredRollout, Entrypoint, GroupSpec, SampleEntry
-from tests.kit.decider import Given, When, given
-from tests.kit.specs import DATASET, MODEL, config, ref, version
-
-STREAM = run_stream("r1")
-RL = {
-    "training": {"n_samples_per_prompt": 2, "rollout_batch_size": 2},
-    "checkpoints": {"checkpoint_save_freq": 2},
-}
-
-
-def requested(
-    *, steps: int = 3, validate: bool = False, **sections: dict[str, object]
-) -> RunRequested:
-    merged = {**RL, **sections}
-    merged["advanced"] = {"max_steps": steps, **sections.get("advanced", {})}
-    if validate:
-        merged["checkpoints"] = {"checkpoint_save_freq": 100, "eval_interval": 2}
-    return RunRequested(
-        run="r1",
-        run_name="first",
-        config=config(**merged),
-        model=MODEL,
-        dataset=DATASET,
-        validation=DATASET if validate else None,
-        workspace="w1",
-    )
-
-
-def taught(*, steps: int = 3) -> RunRequested:
-    sft = {"algorithm": "sft", "max_steps": steps, "batch_size": 4}
-    return RunRequested(
-        run="r1",
-        run_name="sft",
-        config=config(advanced=sft, checkpoints={"checkpoint_save_freq": 2}),
-        model=MODEL,
-        dataset=DATASET,
-    )
-
-
-def test_a_supervised_run_without_user_code_is_validated_by_its_learner() -> None:
-    request = taught().model_copy(update={"validation": DATASET})
-    [started] = given(CONSUMER, request).when(request).events
-    assert isinstance(started, RunStarted)
-    assert started.validation is None
-    assert started.spec.validation == DATASET
-    first = PolicyInitialized(
-        run="r1",
-        spec=started.spec,
-        state=version(0),
-        versions={},
-        metrics={"eval/validation/loss": 3.0},
-    )
-    settled = given(CONSUMER, request, started).when(first).events[0]
-    assert isinstance(settled, StepSettled)
-    assert (settled.step, settled.metrics) == (0, {"eval/validation/loss": 3.0})
-
-
-def synced(**changes: object) -> WorkspaceSynced:
-    found = {"entrypoint": Entrypoint(rollout="say"), "workflow": "Say", "grader": "Count"}
-    return WorkspaceSynced(
-        workspace="w1",
-        push=UUID(int=1),
-        commit="c" * 40,
-        snapshot=ref("tree"),
-        rollouts=(DiscoveredRollout.model_validate({**found, **changes}),),
-        requester=STREAM,
-    )
-
-
-def initialized() -> PolicyInitialized:
-    spec = given(CONSUMER, requested()).when(synced()).events[0]
-    assert isinstance(spec, RunStarted)
-    return PolicyInitialized(
-        run="r1", spec=spec.spec, state=version(0), versions={"torch": "2"}, files={"f": ref("f")}
-    )
-
-
-def graded(
-    spec: GroupSpec,
-    *rewards: float | None,
-    failure: str | None = None,
-    message: str | None = None,
-) -> GroupGraded:
-    rewards = rewards or (0.0, 1.0)
-    entries = tuple(
-        SampleEntry(index=n, failure=failure, message=message, completion_tokens=3)
-        for n in range(len(rewards))
-    )
-    return GroupGraded(
-        spec=spec,
-        artifact=ref(f"group {spec.group}"),
-        entries=entries,
-        grades=tuple(Grade(index=n, reward=reward) for n, reward in enumerate(rewards)),
-    )
-
-
-def updated(step: int, *, durable: bool = True) -> PolicyUpdated:
-    return PolicyUpdated(
-        run="r1",
-        step=step,
-        state=version(step, durable=durable),
-        batch=UUID(int=step),
-        metrics={"train/loss": 0.5},
-        plan=(12,),
-        versions={"torch": "2"},
-    )
-
-
-def saved(request: CheckpointRequested) -> CheckpointSaved:
-    return CheckpointSaved(spec=request.spec, manifest=ref(f"manifest {request.spec.step}"))
-
-
-def validated(request: EvaluationRequested, reward: float = 0.5) -> EvaluationCompleted:
-    return EvaluationCompleted(
-        evaluation=request.evaluation,
-        status="finished",
-        reward=reward,
-        run="r1",
-        step=request.step,
-    )
-
-
-class Story:
-    """A run told message by message; answers what the run asks for, like the other consumers would."""
-
-    def __init__(self, request: RunRequested) -> None:
-        self.world: Given = given(CONSUMER, request)
-        self.told: list[Event] = []
-
-    def tell(self, message: Message) -> When:
-        if isinstance(message, (RunPauseRequested, RunResumeRequested, RunStopRequested)):
-            self.world = Given(CONSUMER, (*self.world.events, message))
-        said = self.world.when(message)
-        self.world = said.after()
-        self.told += said.events
-        assert self.world.when(message).events == [], "a duplicate decides nothing"
-        return said
-
-    def begin(self) -> When:
-        self.tell(synced())
-        return self.tell(initialized())
-
-    def step(self, request: GroupsRequested, *, durable: bool = True) -> When:
-        """Grade all groups of a request, take the step."""
-        for spec in request.group_specs():
-            self.tell(graded(spec))
-        return self.tell(updated(request.step, durable=durable))
-
-
-def only(said: When, kind: type) -> list:
-    return [event for event in said.events if isinstance(event, kind)]
+from schemas.sampling import SampleFailure
+from schemas.specs import Entrypoint
+from tests.kit.decider import given
+from tests.kit.specs import ref, version
+from tests.unit.consumers.runs import (
+    STREAM,
+    Story,
+    graded,
+    initialized,
+    requested,
+    saved,
+    synced,
+    taught,
+    updated,
+)
 
 
 def test_a_run_waits_for_its_workspace_and_starts_with_all_that_others_need() -> None:
@@ -354,69 +198,6 @@ def test_a_checkpoint_that_cannot_be_put_ends_the_run() -> None:
     assert "last good one: none" in event.message
 
 
-def test_pause_rests_at_the_boundary_and_resume_goes_on_as_if_nothing_was() -> None:
-    calm, paused = Story(requested()), Story(requested())
-    first = calm.begin().events[1]
-    paused.begin()
-    assert isinstance(first, GroupsRequested)
-    paused.tell(RunPauseRequested(run="r1")).then_nothing()
-    following = calm.step(first).events[1]
-    paused.step(first).then_types(StepSettled, RunPaused)
-    resumed = paused.tell(RunResumeRequested(run="r1"))
-    resumed.then_types(RunResumed, GroupsRequested)
-    assert resumed.events[1] == following
-
-
-def test_a_pause_that_is_taken_back_in_time_never_happens() -> None:
-    story = Story(requested())
-    first = story.begin().events[1]
-    assert isinstance(first, GroupsRequested)
-    story.tell(RunPauseRequested(run="r1"))
-    story.tell(RunResumeRequested(run="r1")).then_nothing()
-    story.step(first).then_types(StepSettled, GroupsRequested)
-
-
-def test_stop_ends_at_the_boundary_with_a_checkpoint() -> None:
-    story = Story(requested(steps=9, checkpoints={"checkpoint_save_freq": 100}))
-    first = story.begin().events[1]
-    assert isinstance(first, GroupsRequested)
-    story.tell(RunStopRequested(run="r1")).then_nothing()
-    checkpoint = story.step(first).then_types(StepSettled, CheckpointRequested).events[1]
-    assert isinstance(checkpoint, CheckpointRequested)
-    story.tell(saved(checkpoint)).then(
-        events=[
-            CheckpointSettled(run="r1", step=1, manifest_sha256=ref("manifest 1").sha256),
-            RunStopped(run="r1", step=1),
-        ]
-    )
-
-
-def test_stop_takes_one_more_step_when_the_last_version_is_not_durable() -> None:
-    story = Story(taught(steps=9))
-    story.tell(taught(steps=9)).then_types(RunStarted)
-    batch = story.tell(initialized()).then_types(StepSettled, BatchAssembled).events[1]
-    assert isinstance(batch, BatchAssembled)
-    assert not batch.durable
-    story.tell(RunStopRequested(run="r1")).then_nothing()
-    more = story.tell(updated(1, durable=False)).then_types(StepSettled, BatchAssembled).events[1]
-    assert isinstance(more, BatchAssembled)
-    assert more.durable
-    story.tell(updated(2)).then_types(StepSettled, CheckpointRequested)
-
-
-def test_stop_before_the_start_and_while_paused() -> None:
-    early = Story(requested())
-    early.tell(RunStopRequested(run="r1")).then(events=[RunStopped(run="r1", step=0)])
-    paused = Story(requested())
-    first = paused.begin().events[1]
-    assert isinstance(first, GroupsRequested)
-    paused.tell(RunPauseRequested(run="r1"))
-    paused.step(first).then_types(StepSettled, RunPaused)
-    said = paused.tell(RunStopRequested(run="r1"))
-    assert only(said, CheckpointRequested), said.events
-    assert only(said, RunResumed), "its checkpoint must be claimable"
-
-
 def test_sft_goes_through_its_rows_once_an_epoch() -> None:
     story = Story(taught(steps=2))
     story.tell(taught(steps=2))
@@ -425,49 +206,6 @@ def test_sft_goes_through_its_rows_once_an_epoch() -> None:
     assert isinstance(one, BatchAssembled)
     assert isinstance(two, BatchAssembled)
     assert sorted([*one.rows, *two.rows]) == list(range(8))
-
-
-def test_validation_before_on_cadence_and_after_the_last() -> None:
-    story = Story(requested(steps=3, validate=True))
-    said = story.begin()
-    (zero,) = only(said, EvaluationRequested)
-    assert (zero.step, zero.template.policy.version, len(zero.rows)) == (0, 0, 8)
-    requests = only(said, GroupsRequested)
-    wanted = []
-    while requests:
-        said = story.step(requests[0])
-        wanted += only(said, EvaluationRequested)
-        for checkpoint in only(said, CheckpointRequested):
-            said_then = story.tell(saved(checkpoint))
-            assert not only(said_then, RunFinished), "a validation is still open"
-        requests = only(said, GroupsRequested)
-    assert [request.step for request in wanted] == [2, 3]
-    for request in [zero, *wanted[:-1]]:
-        story.tell(validated(request)).then_types(EvaluationSettled)
-    story.tell(validated(wanted[-1])).then_types(EvaluationSettled, RunFinished)
-
-
-def test_a_validation_that_fails_warns_and_the_run_goes_on() -> None:
-    story = Story(requested(validate=True))
-    (zero,) = only(story.begin(), EvaluationRequested)
-    failed = validated(zero).model_copy(update={"status": "failed", "message": "no reward"})
-    _, warning = story.tell(failed).then_types(EvaluationSettled, RunWarned).events
-    assert isinstance(warning, RunWarned)
-    assert "no reward" in warning.message
-
-
-def test_a_version_whose_weights_are_not_kept_is_never_validated_as_the_base_model() -> None:
-    story = Story(requested(validate=True, steps=4))
-    first = only(story.begin(), GroupsRequested)[0]
-    second = only(story.step(first), GroupsRequested)[0]
-    for spec in second.group_specs():
-        said = story.tell(graded(spec))
-    (batch,) = only(said, BatchAssembled)
-    assert batch.durable, "step 2 will be validated, so its weights are kept"
-    bare = updated(2).model_copy(
-        update={"state": version(2).model_copy(update={"weights": None, "state": None})}
-    )
-    assert not only(story.tell(bare), EvaluationRequested)
 
 
 def test_an_ungraded_sample_stays_out_of_the_baseline() -> None:

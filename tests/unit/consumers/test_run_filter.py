@@ -12,7 +12,7 @@ from schemas.events import (
     StepSkipped,
 )
 from schemas.specs import GroupSpec
-from tests.unit.consumers.test_run import Story, graded, only, requested
+from tests.unit.consumers.runs import Story, graded, only, requested
 
 
 def begun(**advanced: object) -> tuple[Story, GroupsRequested]:

@@ -16,7 +16,7 @@ from schemas.events import (
     StepSkipped,
 )
 from tests.kit.decider import When
-from tests.unit.consumers.test_run import (
+from tests.unit.consumers.runs import (
     Story,
     graded,
     initialized,

@@ -28,7 +28,7 @@ from schemas.events import (
 )
 from schemas.specs import GroupSpec
 from tests.kit.decider import NOW
-from tests.unit.consumers.test_run import (
+from tests.unit.consumers.runs import (
     STREAM,
     Story,
     graded,

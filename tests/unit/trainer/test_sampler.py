@@ -13,9 +13,8 @@ from schemas.sampling import Message, PolicyRef, SampleRequest, Turn
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.base import build_base
 from trainer.engine import Engine
-from trainer.sampler import lane as lanes
 from trainer.sampler.core import Core
-from trainer.sampler.lane import Lane, capacity_for, independent
+from trainer.sampler.lane import Lane
 from trainer.sampler.limits import CPU
 from trainer.sampler.rows import Row
 
@@ -291,91 +290,6 @@ async def test_rows_wait_for_memory_and_all_end(
     few = replace(CPU, rows_bytes=3 * 8 * 2 * 64 * 16)
     monkeypatch.setattr("trainer.sampler.core.limits_of", lambda device: few)
     assert await together(engine, asked) == expected
-
-
-@pytest.mark.parametrize(("fixed", "seen"), [(True, 64), (False, 48)])
-def test_a_lane_of_free_shape_looks_no_further_than_its_longest_row(fixed: bool, seen: int) -> None:
-    core, row = Core(), _row()
-    model = core._model(row.version)
-    lane = Lane(model, capacity=64, size=8, fixed=fixed)
-    assert lane._seen() == 64, "an empty lane is asked by the check of its shapes"
-    for prompt in ((1, 2, 3), tuple(range(33))):
-        lane.add(replace(row, prompt_ids=prompt), *[torch.zeros(2, 1, len(prompt), 16)] * 2)
-    assert lane._seen() == seen
-
-
-@pytest.mark.parametrize(("narrow", "expected"), [(32, 1), (31, 2)])
-def test_narrow_models_decode_with_one_thread(
-    monkeypatch: pytest.MonkeyPatch, narrow: int, expected: int
-) -> None:
-    """And give the others back for the learner."""
-    seen: list[int] = []
-
-    def heard(*_: object) -> torch.Tensor:
-        seen.append(torch.get_num_threads())
-        return torch.zeros(8, 32)
-
-    model = Core()._model(_row().version)
-    lane = Lane(model, capacity=32, size=8, fixed=True)
-    monkeypatch.setattr(type(model), "hidden", heard)
-    monkeypatch.setattr(lanes, "NARROW", narrow)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        lane.logits(torch.zeros(8, dtype=torch.long), torch.zeros(8, dtype=torch.long))
-        assert (seen, torch.get_num_threads()) == ([expected], 2)
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_capacity_is_a_function_of_the_length() -> None:
-    assert [capacity_for(n) for n in (1, 32, 33, 700, 769, 1025)] == [32, 32, 64, 768, 1024, 1536]
-
-
-def test_lanes_are_checked_before_they_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    core, sizes = Core(), []
-    monkeypatch.setattr("trainer.sampler.core.independent", lambda lane: False)
-    monkeypatch.setattr(Lane, "add", lambda lane, *_: sizes.append(lane.size))
-    row = _row()
-    core._enter(row, *[torch.zeros(2, 1, 3, 16)] * 2)
-    assert sizes == [1]
-
-
-def test_a_lane_whose_rows_depend_on_their_slot_is_found_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    core = Core()
-    model = core._model(_row().version)
-    lane = Lane(model, capacity=64, size=8, fixed=True)
-    assert independent(lane)
-    honest = Lane.logits
-
-    def slotted(self: Lane, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return honest(self, tokens, positions) * (1 + 1e-6 * torch.arange(8.0))[:, None]
-
-    monkeypatch.setattr(Lane, "logits", slotted)
-    assert not independent(lane)
-
-
-def _row() -> "lanes.Row":
-    from trainer.chat import Chat
-    from trainer.decoder import decoder_of
-    from trainer.fallback import Fallback
-    from trainer.policy import Loaded
-    from trainer.sampler.draws import Draws
-    from trainer.sampler.rows import Row, Version
-
-    base = build_base(TINY, {}, device=torch.device("cpu"))
-    asked = request(deterministic=True)
-    return Row(
-        version=Version("tiny|", Loaded(base, decoder_of(base), Fallback(base)), {}, 1.0),
-        chat=Chat(base.tokenizer, base.stop_ids),
-        stop_ids=base.stop_ids,
-        params=asked.params,
-        prompt_ids=(1, 2, 3),
-        max_new_tokens=4,
-        draws=Draws(asked.key, seed=0, prompt="p", occurrence=0),
-    )
 
 
 async def test_other_architectures_are_sampled_through_transformers(

@@ -1,0 +1,40 @@
+"""What an event names, and what of it may be gone."""
+
+import pytest
+
+from schemas.events import GroupsRequested, PolicyUpdated
+from schemas.ids import Purpose
+from schemas.references import collectable, references
+from schemas.sampling import PolicyRef
+from schemas.specs import Slot
+from tests.kit.specs import DATASET, ref, template, version
+
+
+def test_a_request_needs_its_dataset_and_only_says_what_it_samples_with() -> None:
+    policy = PolicyRef(version=3, weights=ref("w3"))
+    asked = GroupsRequested(
+        owner="r1",
+        purpose=Purpose.TRAIN,
+        step=4,
+        slots=(Slot(slot=0, row=0),),
+        template=template().model_copy(update={"policy": policy}),
+    )
+    assert {found.uri for found in references(asked)} >= {DATASET.content.uri, ref("w3").uri}
+    assert collectable(asked) == {ref("w3").uri}
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_version_may_be_gone_unless_something_needs_it(pinned: bool) -> None:
+    made = PolicyUpdated(
+        run="r1",
+        step=3,
+        state=version(3),
+        batch="00000000-0000-0000-0000-000000000009",
+        metrics={},
+        plan=(),
+        versions={},
+        pinned=pinned,
+    )
+    named = {found.uri for found in references(made)}
+    assert named == {ref("w3").uri, ref("s3").uri}
+    assert collectable(made) == (frozenset() if pinned else named)
