@@ -37,9 +37,9 @@ from schemas.events import Event, RunWarned
 from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, checkpoint_stream
 
 ROOT = Path(__file__).resolve().parents[1]
-WARM_S = 4.0
-"""Of the higher load, before anything counts: a broker that has just started runs uncompiled code, and
-took nearly twice as long for a record."""
+WARM_S = 10.0
+"""Of many small appends, before anything counts: a broker that has just started runs uncompiled code,
+and takes nearly twice as long for a record; it compiles after some thousand requests."""
 
 SETTLE_S = 5.0
 """After it even the reconciler has brought what there is."""
@@ -169,7 +169,7 @@ async def measure(
             stack.enter_context(process(environment, "-m", "consumers", "relay"))
         stack.enter_context(process(environment, __file__, "--listen", str(out)))
         async with open_backend(settings) as backend:
-            await append(backend.log, Load("warm", int(WARM_S * 100), 10, 100))
+            await append(backend.log, Load("warm", int(WARM_S * 300), 3, 300))
             appended = {load.name: await append(backend.log, load) for load in loads}
             await asyncio.sleep(SETTLE_S)
     return appended, json.loads(out.read_text())

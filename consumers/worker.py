@@ -22,6 +22,7 @@ from infra.gateway.server import HttpGateway
 from infra.git import GitRepositories
 from infra.hosting import Hosting
 from infra.lease import LeaseKeeper
+from infra.notify import News
 from infra.ports import Ports
 from infra.readmodel import announce_door
 from infra.runtime import Runtime
@@ -111,7 +112,7 @@ async def hosted(hosting: Hosting, backend: Backend, settings: Settings) -> Asyn
             bus=backend.bus(),
             ports=ports,
             artifacts=backend.artifacts,
-            wakeup=backend.notifier.subscribe(),
+            wakeup=backend.notifier.subscribe(News.WORK),
         )
         yield runtime
 

@@ -7,7 +7,7 @@ of transactions that commit late (tests/contracts/test_postgres.py shows it).
 
 import asyncio
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +15,7 @@ import asyncpg
 from pydantic_core import PydanticSerializationError
 
 from infra.database import Database
-from infra.notify import Notifier
+from infra.notify import News, Notifier
 from infra.ports import Commit, CommitMiss, Cursor, Encoded, NewEvent, Recorded, Snapshot
 from schemas.errors import Refused
 from schemas.events import EVENT_TYPES, MAX_EVENT_BYTES, Event
@@ -31,6 +31,14 @@ BELOW_HORIZON = "xid < pg_snapshot_xmin(pg_current_snapshot())"
 KNOWN = "id = any ($1) and causation = correlation"
 """Events of edges, and of nobody else: what an edge appends begins a correlation of its own. An index
 holds just these, so that the log itself remembers what was appended, for good and without a copy."""
+
+UNCONSUMED = (
+    "not exists (select from inbox i where i.consumer = {name} and i.event_id = {e}.id)"
+    " and not exists (select from watermarks m where m.consumer = {name}"
+    " and (m.xid, m.position) >= ({e}.xid, {e}.position))"
+)
+"""Whether a consumer has not consumed an event. One statement, so one snapshot: who no longer sees a
+purged inbox row sees the watermark."""
 
 COMMIT = f"select * from commit_decision({', '.join(f'${n}' for n in range(1, 33))})"  # noqa: S608 - constants
 
@@ -79,8 +87,7 @@ class PostgresLog:
             if error.sqlstate in ("40P01", "40001"):
                 raise CommitMiss("stale", "a lock") from error
             raise
-        if commit.events or commit.effects:
-            self._notifier.ping()
+        self._notifier.ping([News.LOG] * bool(commit.events) + [News.WORK] * commit.asks)
         return [_written(new, row) for new, row in zip(commit.events, rows, strict=True)]
 
     async def append(
@@ -158,6 +165,20 @@ class PostgresLog:
         )
         return _known(rows)
 
+    async def awaited(
+        self, places: Mapping[tuple[StreamName, int], Collection[ConsumerName]]
+    ) -> Sequence[tuple[Recorded, frozenset[ConsumerName]]]:
+        rows = await self._pool.fetch(
+            f"select {COLUMNS}, array(select n from unnest(string_to_array(w.names, ' ')) n"  # noqa: S608 - constants
+            f" where {UNCONSUMED.format(name='n', e='e')}) as awaiting"
+            " from unnest($1::text[], $2::integer[], $3::text[]) as w (held, at, names)"
+            " join events e on e.stream = w.held and e.version = w.at",
+            [stream for stream, _ in places],
+            [version for _, version in places],
+            [" ".join(names) for names in places.values()],
+        )
+        return [(_recorded(r), frozenset(r["awaiting"])) for r in rows if r["type"] in EVENT_TYPES]
+
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
     ) -> Sequence[Recorded]:
@@ -198,13 +219,10 @@ class PostgresLog:
     ) -> Sequence[tuple[ConsumerName, Recorded]]:
         if not messages:
             return []
-        # One statement, so one snapshot: who no longer sees a purged inbox row sees the watermark.
         rows = await self._pool.fetch(
-            "select n from unnest($1::text[], $2::uuid[], $3::xid8[], $4::bigint[])"
-            " with ordinality as w (name, id, xid, position, n) where not exists"
-            " (select from inbox where consumer = w.name and event_id = w.id) and not exists"
-            " (select from watermarks m where m.consumer = w.name"
-            " and (m.xid, m.position) >= (w.xid, w.position)) order by n",
+            "select n from unnest($1::text[], $2::uuid[], $3::xid8[], $4::bigint[])"  # noqa: S608 - constants
+            " with ordinality as w (name, id, xid, position, n)"
+            f" where {UNCONSUMED.format(name='w.name', e='w')} order by n",
             [name for name, _ in messages],
             [recorded.id for _, recorded in messages],
             [recorded.cursor.xid for _, recorded in messages],
@@ -286,7 +304,7 @@ def _arguments(commit: Commit) -> tuple[Any, ...]:
     events, effects = commit.events, commit.effects
     heads = sorted((commit.expected or {}).items())
     written = {new.stream: new.version for new in events}
-    gates = _gates(events)
+    gates = commit.gates
     return (
         commit.worker,
         [name for name, _ in commit.consumed],
@@ -321,13 +339,6 @@ def _arguments(commit: Commit) -> tuple[Any, ...]:
         [run for run, _ in gates],
         [state for _, state in gates],
     )
-
-
-def _gates(events: Sequence[NewEvent]) -> list[tuple[str, str]]:
-    """How these events move the gates of their runs: the last word of each run, and every hold."""
-    states = {new.event.run_id: new.event.gate for new in events if new.event.gate}
-    holds = [(new.event.run_id, new.event.hold) for new in events if new.event.hold]
-    return [*states.items(), *holds]
 
 
 class Unwritable(Refused):

@@ -5,7 +5,7 @@ They are shipped, and bound by the same contract suites as the real ones (tests/
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -206,6 +206,16 @@ class MemoryLog:
     async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
         wanted = set(places)
         return [r for r in self._world.events if (r.stream, r.version) in wanted]
+
+    async def awaited(
+        self, places: Mapping[tuple[StreamName, int], Collection[ConsumerName]]
+    ) -> Sequence[tuple[Recorded, frozenset[ConsumerName]]]:
+        found = []
+        for recorded in await self.held(list(places)):
+            names = places[recorded.stream, recorded.version]
+            due = await self.due([(name, recorded) for name in names])
+            found.append((recorded, frozenset(name for name, _ in due)))
+        return found
 
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None

@@ -5,13 +5,14 @@ A lost wake-up costs one slow poll, never work: whoever waits looks again by its
 
 import asyncio
 import contextlib
+import itertools
+from collections.abc import Iterable
+from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
 
 from infra.away import AWAY
 from infra.database import CONNECT_S, Database, open_session
-
-CHANNEL = "headrace"
 
 COALESCE_S = 0.005
 """At most one NOTIFY per process in this time."""
@@ -19,6 +20,17 @@ COALESCE_S = 0.005
 PROBE_S = 15.0
 """How often the listener's connection is asked whether it still lives: one that a network swallowed
 would stay silent for ever."""
+
+
+class News(StrEnum):
+    """What is told, each over a channel of its own: who performs effects need not look for some every
+    time that somebody appends an event."""
+
+    LOG = "headrace"
+    """The log has grown."""
+
+    WORK = "headrace_work"
+    """There may be effects to claim: new ones, or those of a run whose gate moved."""
 
 
 class Wakeup:
@@ -43,10 +55,10 @@ class Notifier:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiting: list[Wakeup] = []
+        self._waiting: dict[News, list[Wakeup]] = {news: [] for news in News}
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
-        self._again = False
+        self._told: set[News] = set()
 
     async def __aenter__(self) -> Self:
         self._listener = asyncio.ensure_future(self._listen())
@@ -63,35 +75,36 @@ class Notifier:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def subscribe(self) -> Wakeup:
-        """A wake-up that is set by every notification from now on."""
+    def subscribe(self, news: News = News.LOG) -> Wakeup:
+        """A wake-up that is set by every notification of these news from now on."""
         wakeup = Wakeup()
-        self._waiting.append(wakeup)
+        self._waiting[news].append(wakeup)
         return wakeup
 
-    def ping(self) -> None:
+    def ping(self, news: Iterable[News]) -> None:
         """Wake the others, soon: many pings in a short time are one NOTIFY."""
-        self.wake()
-        self._again = True
-        if self._sender is None or self._sender.done():
+        for one in news:
+            self.wake(one)
+            self._told.add(one)
+        if self._told and (self._sender is None or self._sender.done()):
             self._sender = asyncio.ensure_future(self._send())
 
-    def wake(self) -> None:
-        """Wake who waits in this process."""
-        for wakeup in self._waiting:
+    def wake(self, news: News) -> None:
+        """Wake who waits for it in this process."""
+        for wakeup in self._waiting[news]:
             wakeup.set()
 
     def _back(self) -> None:
         """We listen (again): nobody knows what was said meanwhile."""
-        for wakeup in self._waiting:
+        for wakeup in itertools.chain(*self._waiting.values()):
             wakeup.absences += 1
             wakeup.set()
 
     async def _send(self) -> None:
-        while self._again:
-            self._again = False
+        while self._told:
+            told, self._told = self._told, set()
             with contextlib.suppress(*AWAY):
-                await self._database.lazy.execute(f"notify {CHANNEL}")
+                await self._database.lazy.execute(";".join(f"notify {news}" for news in told))
             await asyncio.sleep(COALESCE_S)
 
     async def _listen(self) -> None:
@@ -106,12 +119,13 @@ class Notifier:
         connection.add_termination_listener(lambda _: lost.set())
         own = connection.get_server_pid()
 
-        def notified(_: Any, pid: int, __: str, ___: object) -> None:
+        def notified(_: Any, pid: int, channel: str, __: object) -> None:
             if pid != own:
-                self.wake()
+                self.wake(News(channel))
 
         try:
-            await connection.add_listener(CHANNEL, notified)
+            for news in News:
+                await connection.add_listener(news, notified)
             self._back()
             while not await _within(lost, PROBE_S):
                 await connection.execute("select", timeout=CONNECT_S)

@@ -4,7 +4,7 @@ Every adapter of a port passes the same contract suite (tests/contracts). Engine
 are protocols of `schemas`, because trainer implements them.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -169,6 +169,19 @@ class Commit:
     effects: tuple[NewEffect, ...] = ()
     artifacts: tuple["SmallArtifact", ...] = ()
 
+    @property
+    def gates(self) -> Sequence[tuple[str, str]]:
+        """How these events move the gates of their runs: the last word of each run, and every hold."""
+        states = {new.event.run_id: new.event.gate for new in self.events if new.event.gate}
+        holds = [(new.event.run_id, new.event.hold) for new in self.events if new.event.hold]
+        return [*states.items(), *holds]
+
+    @property
+    def asks(self) -> bool:
+        """Whether there may now be something to claim: an effect that nobody holds yet, or those of a
+        run whose gate moved."""
+        return bool(self.gates) or not all(new.claimed for new in self.effects)
+
 
 @dataclass(frozen=True, slots=True)
 class SmallArtifact:
@@ -248,6 +261,13 @@ class EventLog(Protocol):
 
     async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
         """The events at these versions of these streams, as far as there are any."""
+        ...
+
+    async def awaited(
+        self, places: Mapping[tuple[StreamName, int], Collection[ConsumerName]]
+    ) -> Sequence[tuple[Recorded, frozenset[ConsumerName]]]:
+        """`held`, each event with those of the consumers named for its place that have not consumed it
+        (as `due` says): both at the price of one."""
         ...
 
     async def read(

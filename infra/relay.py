@@ -181,17 +181,18 @@ class Relay:
     async def _send(
         self, publisher: Publisher, pages: "asyncio.Queue[Page]", cursor: Cursor
     ) -> None:
-        """Hand the log over, page by page, a few pages ahead of what is acknowledged."""
+        """Hand the log over, page by page, a few pages ahead of what is acknowledged. Behind a page
+        that was not full there is nothing below the horizon; whether there is above, patience asks."""
         while True:
             events, after = await self._log.tail(cursor, limit=PAGE)
-            if after == cursor:
-                await self._patience.wait(after)
-                continue
-            failpoints.hit("relay.before_send")
-            sent = await publisher.send(events)
-            failpoints.hit("relay.after_send")
-            await pages.put(Page(sent, after))
-            cursor = after
+            if after != cursor:
+                failpoints.hit("relay.before_send")
+                sent = await publisher.send(events)
+                failpoints.hit("relay.after_send")
+                await pages.put(Page(sent, after))
+                cursor = after
+            if len(events) < PAGE:
+                await self._patience.wait(cursor)
 
     async def _move(self, seat: Seat, publisher: Publisher, pages: "asyncio.Queue[Page]") -> None:
         """Move the position behind each page once the broker holds it."""

@@ -32,6 +32,7 @@ from infra.performing import Performing, perform_once
 from infra.ports import (
     Bus,
     Claimed,
+    Commit,
     CommitMiss,
     Effects,
     EventLog,
@@ -45,8 +46,9 @@ from schemas.messages import Effect
 
 logger = logging.getLogger(__name__)
 
-SLOW_POLL_S = 5.0
-"""How long the perform loop sleeps when nothing wakes it; a lost wake-up costs this much."""
+SLOW_POLL_S = 1.0
+"""How long the perform loop sleeps when nothing wakes it; a lost wake-up costs this much. Nobody tells
+when a lease runs out, or when somebody gives an effect back."""
 
 AWAY_S = 0.2
 """The pause before a database that was away is asked again."""
@@ -184,15 +186,16 @@ class Runtime:
         draft = await self._drafter.draft(works, without=apart)
         self._pass(draft, "decided")
         self._pass(draft, "tx_before_commit")
+        commit = draft.commit(self._hosting.worker)
         try:
-            await self._log.commit(draft.commit(self._hosting.worker))
+            await self._log.commit(commit)
         except Unwritable as error:
             raise DecisionError(draft.author(error.event), str(error)) from error
         except (CommitMiss, Away):
             self._states.forget(draft.states)
             raise
         self._pass(draft, "tx_after_commit")
-        self._committed(draft)
+        self._committed(draft, commit)
         await self._states.keep(draft.owners)
 
     async def _solved(
@@ -207,13 +210,14 @@ class Runtime:
             return works, apart | {(culprit.consumer.name, culprit.id)}
         return await self._isolation.without(works, problem), apart
 
-    def _committed(self, draft: Draft) -> None:
+    def _committed(self, draft: Draft, commit: Commit) -> None:
         self.commits += 1
         self._states.remember(draft.states)
         for new in draft.effects:
             if new.claimed:
                 self._start(Claimed.born(new))
-        self._wake.set()
+        if commit.asks or commit.finished:
+            self._wake.set()
 
     async def _still_due(self, works: Sequence[Work], miss: CommitMiss) -> list[Work]:
         """The works that a miss did not settle: not consumed elsewhere, not fenced."""

@@ -1,8 +1,8 @@
 """From fetched records to what is due: whose records they are, which events they name, what is done.
 
-Two reads answer a whole batch: the events the records name, and which of them their consumers have
-consumed. What the log holds is delivered, as the log holds it, whatever the record's body says; so a
-damaged copy loses nothing, and a record that names nothing in the log decides nothing.
+One read answers a whole batch: the events the records name, and who has not consumed them. What the
+log holds is delivered, as the log holds it, whatever the record's body says; so a damaged copy loses
+nothing, and a record that names nothing in the log decides nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from infra.reconcile import Delivered
 from infra.skips import Skips
 from schemas.envelope import BadEvent, decode_event
 from schemas.events import EVENT_TYPES
-from schemas.ids import ConsumerName
+from schemas.ids import ConsumerName, EventId, StreamName
 
 FOREIGN_TYPE = "foreign type"
 NOT_IN_THE_LOG = "not in the log"
@@ -55,18 +55,21 @@ class Intake:
     async def due(self, records: Sequence[ConsumerRecord]) -> Delivered:
         """What these records ask of the consumers and is not consumed; each message once."""
         named = [found for record in records if (found := await self._read(record))]
-        places = {(found.address.stream, found.address.version) for found in named}
-        held = await self._log.held(list(places)) if places else ()
-        events = {event.id: event for event in held}
-        messages: dict[tuple[ConsumerName, object], tuple[ConsumerName, Recorded]] = {}
+        if not named:
+            return ()
+        readers: dict[tuple[StreamName, int], set[ConsumerName]] = {}
         for found in named:
-            event = events.get(found.address.id)
+            readers.setdefault(found.address.place, set()).update(found.readers)
+        events = {event.id: (event, due) for event, due in await self._log.awaited(readers)}
+        messages: dict[tuple[ConsumerName, EventId], Recorded] = {}
+        for found in named:
+            event, due = events.get(found.address.id, (None, ()))
             if event is None:
                 await self._stray(found)
                 continue
             await self._compare(found, event)
-            messages |= {(name, event.id): (name, event) for name in found.readers}
-        return await self._log.due(list(messages.values()))
+            messages |= {(name, event.id): event for name in found.readers if name in due}
+        return [(name, event) for (name, _), event in messages.items()]
 
     async def _read(self, record: ConsumerRecord) -> Named | None:
         """Whom a record is for; None when it is for nobody here."""

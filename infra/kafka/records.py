@@ -41,6 +41,11 @@ class Address:
     version: int
     cursor: Cursor | None
 
+    @property
+    def place(self) -> tuple[StreamName, int]:
+        """Where in the log it lies."""
+        return self.stream, self.version
+
 
 def record(recorded: Recorded, settings: KafkaSettings) -> Record:
     """An event of the log as a record."""

@@ -169,6 +169,22 @@ class EventLogSuite:
         found = await log.held([(stream, 3), (stream, 1), (stream, 9), (StreamName("run-x"), 1)])
         assert sorted(found, key=lambda r: r.version) == [written[0], written[2]]
 
+    async def test_awaited_is_what_is_held_with_who_has_not_consumed_it(
+        self, log: EventLog
+    ) -> None:
+        name, other, run = ConsumerName(uuid4().hex), ConsumerName(uuid4().hex), uuid4().hex
+        written = [(await log.commit(one(warned(run, n), n)))[0] for n in (1, 2, 3, 4)]
+        await log.commit(Commit(consumed=((name, EventId(written[2].id)),)))
+        await log.advance(name, written[0].cursor)
+        stream = written[0].stream
+        places = {(stream, n): (name, other) for n in (1, 2, 3, 9)} | {(stream, 4): (name,)}
+        found = {event.version: (event, who) for event, who in await log.awaited(places)}
+        assert {version: event for version, (event, _) in found.items()} == {
+            recorded.version: recorded for recorded in written
+        }
+        awaiting = {version: who for version, (_, who) in found.items()}
+        assert awaiting == {1: {other}, 2: {name, other}, 3: {other}, 4: {name}}
+
     async def test_due_is_what_lies_above_the_watermark_without_an_inbox_row(
         self, log: EventLog
     ) -> None:

@@ -14,7 +14,7 @@ from infra.datasets import DatasetCache
 from infra.effects import PostgresEffects
 from infra.hosting import Hosting
 from infra.log import PostgresLog
-from infra.notify import Notifier
+from infra.notify import News, Notifier
 from infra.ports import Ports
 from infra.runtime import Runtime
 from infra.settings import Settings
@@ -48,5 +48,5 @@ def runtime_on(
         bus=EmbeddedBus(log, notifier),
         ports=ports,
         artifacts=artifacts,
-        wakeup=notifier.subscribe(),
+        wakeup=notifier.subscribe(News.WORK),
     )

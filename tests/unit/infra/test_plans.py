@@ -149,6 +149,8 @@ async def test_hot_queries_use_their_indexes(large_url: str) -> None:
         by_index(plans, "events_stream")
         await log.held([(run_stream("r7"), 3)])
         by_index(plans, "events_stream")
+        await log.awaited({(run_stream("r7"), 3): [READER]})
+        by_index(plans, "events_stream", "inbox_pkey")
         await log.read("r7", after=after, limit=100)
         by_index(plans, "events_run")
         await log.versions([run_stream("r7")])

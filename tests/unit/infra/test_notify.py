@@ -1,0 +1,99 @@
+"""Who is woken by what: performers when there may be something to claim, readers of a log that grew."""
+
+from collections.abc import AsyncIterator
+from uuid import uuid4
+
+import pytest
+
+from infra.database import Database
+from infra.log import PostgresLog
+from infra.notify import News, Notifier, Wakeup
+from infra.ports import Commit, NewEffect, NewEvent
+from schemas.events import Event, RunPaused, RunWarned
+from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, run_stream
+from tests.kit.hosting import effect
+
+pytestmark = pytest.mark.postgres
+
+HERE = WorkerId("here")
+
+
+class Elsewhere:
+    """Another process that waits for both kinds of news."""
+
+    def __init__(self, notifier: Notifier) -> None:
+        self._log = notifier.subscribe(News.LOG)
+        self._work = notifier.subscribe(News.WORK)
+
+    async def hears(self, news: News) -> bool:
+        """Wait for these news; whether they came alone."""
+        kinds = {News.LOG: self._log, News.WORK: self._work}
+        await kinds.pop(news).wait(60)
+        [other] = kinds.values()
+        return not _set(other)
+
+    async def begin(self) -> None:
+        """It listens; what it was told by that is forgotten."""
+        for wakeup in (self._log, self._work):
+            await wakeup.wait(60)
+
+
+def _set(wakeup: Wakeup) -> bool:
+    return wakeup._event.is_set()
+
+
+@pytest.fixture
+async def elsewhere(database: Database) -> AsyncIterator[Elsewhere]:
+    async with Notifier(database) as notifier:
+        found = Elsewhere(notifier)
+        await found.begin()
+        yield found
+
+
+def appended(*events: Event) -> Commit:
+    new = [
+        NewEvent(
+            id=EventId(uuid4()),
+            stream=event.stream,
+            version=1,
+            event=event,
+            causation=None,
+            correlation=uuid4(),
+        )
+        for event in events
+    ]
+    return Commit(expected={event.stream: 0 for event in events}, events=tuple(new))
+
+
+def asked(*, claimed: bool) -> NewEffect:
+    return NewEffect(
+        effect=effect(uuid4().hex, 1),
+        consumer=ConsumerName("bench"),
+        stream=StreamName("checkpoint-r"),
+        correlation=uuid4(),
+        claimed=claimed,
+    )
+
+
+async def test_performers_sleep_through_what_leaves_nothing_to_claim(
+    database: Database, elsewhere: Elsewhere
+) -> None:
+    async with Notifier(database) as notifier:
+        log = PostgresLog(database, notifier)
+        event = RunWarned(run="r", step=1, message="look")
+        born = Commit(worker=HERE, effects=(asked(claimed=True),))
+        await log.commit(born)
+        await log.commit(appended(event))
+        assert await elsewhere.hears(News.LOG)
+        waiting = Commit(effects=(asked(claimed=True), asked(claimed=False)), worker=HERE)
+        await log.commit(waiting)
+        assert await elsewhere.hears(News.WORK)
+
+
+async def test_a_gate_that_moves_wakes_both(database: Database, elsewhere: Elsewhere) -> None:
+    async with Notifier(database) as notifier:
+        log = PostgresLog(database, notifier)
+        assert run_stream("r") == RunPaused(run="r", step=1).stream
+        await log.commit(appended(RunPaused(run="r", step=1)))
+        await elsewhere.hears(News.LOG)
+        assert await elsewhere.hears(News.WORK), "the news of the log were heard already"
