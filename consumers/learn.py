@@ -70,9 +70,16 @@ def evolve(state: PolicyState, event: PolicyEvent) -> PolicyState:
             return PolicyState(spec=spec, base=base, interval=_interval(spec, base))
         case PolicyUpdated(state=base):
             loose, lent = _loose(state, event.step), _lent(state, event.step)
-            if not event.pinned:
-                loose = (*loose, base) if base.durable else loose
-                lent = (*lent, base) if base.weights else lent
+            spare = not event.pinned
+            if base.durable and spare:
+                loose = (*loose, base)
+            if state.base is not None and _same_weights(state.base, base):
+                # One blob for both: from now on the newer version says how long it stays, unless it
+                # stays for good.
+                spare = spare and state.base in lent
+                lent = tuple(version for version in lent if version != state.base)
+            if base.weights and spare:
+                lent = (*lent, base)
             return replace(state, base=base, taken=state.taken + 1, loose=loose, lent=lent)
         case PolicyFailed():
             return replace(state, failed=True)
@@ -99,6 +106,12 @@ def _has_aliases(state: PolicyState, version: StateRef, step: int) -> bool:
     return version == state.base and version.step < step - 1
 
 
+def _same_weights(a: StateRef, b: StateRef) -> bool:
+    """Whether two versions' weights are the same bytes, and so the same artifact: a step without a
+    gradient, or at a learning rate of zero, changes nothing."""
+    return a.weights is not None and b.weights is not None and a.weights.uri == b.weights.uri
+
+
 def _returned(state: PolicyState, step: int) -> tuple[StateRef, ...]:
     """Lent versions whose weights nobody needs once the batch of `step` is complete: no recovery, and no
     group that is not settled yet, for the oldest version that one of those pins is newer."""
@@ -110,7 +123,11 @@ def _returned(state: PolicyState, step: int) -> tuple[StateRef, ...]:
     at_hand = [version.step for version in (*state.lent, state.base) if version.step <= pinned]
     oldest = max(at_hand, default=0)
     recovery = state.loose[-LOOSE_KEPT:]
-    return tuple(v for v in state.lent if v.step < oldest and v not in recovery)
+    return tuple(
+        version
+        for version in state.lent
+        if version.step < oldest and not any(_same_weights(version, kept) for kept in recovery)
+    )
 
 
 def _interval(spec: TrainSpec, base: StateRef) -> int:

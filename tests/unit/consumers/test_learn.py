@@ -208,6 +208,40 @@ def test_a_version_that_skipped_steps_are_aliases_of_stays() -> None:
     assert collected(*updates) == [ref(n).uri for n in ("s1", "w1", "s4", "w4")]
 
 
+def alike(*, like: int, step: int, pinned: bool = False) -> PolicyUpdated:
+    """A step that changed no weight."""
+    changed = updated(step, pinned=pinned)
+    same = updated(like).state.weights
+    return changed.model_copy(update={"state": changed.state.model_copy(update={"weights": same})})
+
+
+@pytest.mark.parametrize(
+    "updates",
+    [
+        (alike(like=0, step=1), alike(like=0, step=2)),
+        (updated(1, pinned=True), alike(like=1, step=2), alike(like=1, step=3)),
+        (updated(1), alike(like=1, step=2, pinned=True)),
+        (updated(1), updated(2), alike(like=2, step=4)),  # step 3 is an alias of 2
+    ],
+    ids=["as the first", "as a pinned one before", "as a pinned one after", "as one with an alias"],
+)
+def test_weights_that_a_kept_version_shares_are_never_collected(
+    updates: tuple[PolicyUpdated, ...],
+) -> None:
+    later = [updated(step) for step in range(updates[-1].step + 1, updates[-1].step + 8)]
+    shared = updates[-1].state.weights
+    assert shared is not None
+    gone = collected(*updates, *later)
+    assert shared.uri not in gone
+    assert ref(f"w{later[0].step}").uri in gone
+
+
+def test_weights_that_versions_share_are_collected_with_the_last_of_them() -> None:
+    updates = [updated(1), updated(2), alike(like=2, step=3), *(updated(n) for n in range(4, 9))]
+    weights = [uri for uri in collected(*updates) if uri in {ref(f"w{n}").uri for n in range(9)}]
+    assert weights == [ref(n).uri for n in ("w1", "w2", "w4", "w5")]
+
+
 @pytest.mark.parametrize("depth", [0, 1, 4])
 @pytest.mark.parametrize("interval", [1, 3])
 @pytest.mark.parametrize("state_interval", [1, 2, 100])
