@@ -34,7 +34,7 @@ def asked(row: dict[str, str]) -> list[dict[str, str]]:
     return [{"role": "user", "content": row["user_prompt"]}]
 
 
-class Measure(TrainerCallback):  # type: ignore[misc]
+class Measure(TrainerCallback):  # type: ignore[misc]  # it has no types
     """The held-out reward before the first step, every so many, and after the last; the seconds."""
 
     def __init__(self, tokenizer: Any, rows: list[dict[str, str]], *, every: int, tokens: int):
