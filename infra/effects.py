@@ -142,7 +142,7 @@ class PostgresEffects:
             "select extract(epoch from min(head.due_at) - clock_timestamp())"
             " from unnest($1::text[]) l (lane) cross join unnest($2::text[]) n (consumer)"
             " cross join lateral (select e.due_at from effects e where e.worker is null"
-            " and e.lane = l.lane and e.consumer = n.consumer"
+            " and not e.shut and e.lane = l.lane and e.consumer = n.consumer"
             " and e.due_at > (select clock_timestamp()) order by e.due_at limit 1) head",
             [str(lane) for lane in lanes],
             list(consumers),

@@ -94,10 +94,10 @@ class Platform:
         }
 
     async def oldest_waiting_s(self) -> float:
-        """The age of the oldest effect that is due and that nobody holds."""
+        """The age of the oldest effect that is due, whose run does not rest, and that nobody holds."""
         age = await self._pool.fetchval(
             "select extract(epoch from clock_timestamp() - min(e.due_at))::float8 from effects e"
-            " where e.due_at <= clock_timestamp() and not exists (select from workers w"
+            " where e.due_at <= clock_timestamp() and not e.shut and not exists (select from workers w"
             " where w.id = e.worker and w.expires_at > clock_timestamp())"
         )
         return float(age or 0.0)

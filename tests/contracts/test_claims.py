@@ -1,17 +1,22 @@
-"""A claim costs as much as it takes, however many effects wait elsewhere, later, or in other hands: the
-server counts the rows that it read for it."""
+"""A claim costs as much as it takes, however many effects wait elsewhere, later, in other hands, or for
+runs that rest: the server counts the rows that it read for it."""
 
+import asyncio
 from collections.abc import Sequence
-from uuid import UUID
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
 from infra.database import Database
 from infra.effects import PostgresEffects
-from infra.ports import Claimed
-from schemas.ids import ConsumerName, WorkerId
+from infra.log import PostgresLog
+from infra.notify import Notifier
+from infra.ports import Claimed, Commit, NewEffect
+from schemas.ids import ConsumerName, StreamName, WorkerId
 from schemas.messages import FetchCommit, Lane
 from schemas.specs import CommitSpec
+from tests.kit.hosting import effect
 from tests.kit.postgres import execute
 
 pytestmark = pytest.mark.postgres
@@ -37,7 +42,7 @@ select (select sum(pg_stat_get_xact_tuples_returned(indexrelid)) from pg_index
 """Entries of the indexes and rows of the table that this transaction has read."""
 
 
-def rows(lane: str, consumer: str, worker: str, due: str) -> str:
+def rows(lane: str, consumer: str, worker: str, due: str, run: str = "'r' || n % 100") -> str:
     """Effects of one kind, of a hundred runs."""
     effect = FetchCommit(
         workspace="w",
@@ -48,7 +53,7 @@ def rows(lane: str, consumer: str, worker: str, due: str) -> str:
     ).model_dump_json()
     return (
         "insert into effects (id, consumer, stream, lane, run_id, type, data, correlation, worker,"
-        f" due_at) select gen_random_uuid(), '{consumer}', 'workspace-w', '{lane}', 'r' || n % 100,"
+        f" due_at) select gen_random_uuid(), '{consumer}', 'workspace-w', '{lane}', {run},"
         f" 'FetchCommit', '{effect}', gen_random_uuid(), {worker}, {due}"
         f" from generate_series(1, {EACH}) n;"
     )
@@ -118,6 +123,114 @@ async def test_who_died_is_found_without_looking_at_what_the_living_hold(
     assert read < 500 + len(claimed) * 6
     _, claimed = await read_for(crowded, 1, worker=HEIR)
     assert [c.crashes for c in claimed] == [0]
+
+
+PAUSED = "insert into run_gates select 'p' || n, 'paused' from generate_series(0, 9) n"
+
+
+@pytest.fixture
+async def resting(crowded: Database) -> Database:
+    """Ten more runs had asked before all the others, and were paused then."""
+    await execute(crowded.url, rows(*WAITS[:3], "now() - interval '1 hour'", run="'p' || n % 10"))
+    await execute(crowded.url, PAUSED)
+    await execute(crowded.url, "vacuum effects")
+    return crowded
+
+
+async def test_what_waits_for_paused_runs_costs_others_nothing(resting: Database) -> None:
+    read, claimed = await read_for(resting, 100)
+    assert len(claimed) == 100
+    mine = "select count(*) from effects where worker = 'me' and run_id like 'p%'"
+    assert await resting.durable.fetchval(mine) == 0
+    assert read < 500 + 100 * 6
+
+
+async def test_twin_without_the_mark_each_claim_walks_through_it(resting: Database) -> None:
+    await execute(resting.url, "update effects set shut = false")
+    read, claimed = await read_for(resting, 100)
+    assert len(claimed) == 100
+    assert read > EACH
+
+
+async def test_what_the_dead_held_of_paused_runs_is_met_once(resting: Database) -> None:
+    await execute(resting.url, "update effects set worker = 'busy7' where run_id = 'p3'")
+    await execute(resting.url, "update workers set expires_at = now() where id = 'busy7'")
+    read, claimed = await read_for(resting, EACH // 50, worker=HEIR)
+    assert len(claimed) == EACH // 50, "what it held of other runs"
+    await execute(resting.url, "vacuum effects")
+    read, claimed = await read_for(resting, 10, worker=HEIR)
+    assert len(claimed) == 10
+    assert read < 500 + 10 * 6
+    await execute(resting.url, "update run_gates set state = 'open' where run_id = 'p3'")
+    _, claimed = await read_for(resting, EACH, worker=HEIR)
+    assert [c.crashes for c in claimed[: EACH // 10]] == [1] * (EACH // 10), (
+        "those of p3 are due first"
+    )
+
+
+async def test_a_run_that_goes_on_has_its_effects_back(resting: Database) -> None:
+    hold = "update run_gates set holds = {} where run_id = 'p3'"
+    await execute(resting.url, hold.format(1))
+    await execute(resting.url, "update run_gates set state = 'open' where run_id in ('p3', 'p4')")
+    await read_for(resting, EACH // 10 + 1)
+    open_ = "select count(*) from effects where run_id = 'p4' and worker = 'me'"
+    assert await resting.durable.fetchval(open_) == EACH // 10
+    await execute(resting.url, hold.format(0))
+    await read_for(resting, EACH // 10, worker=HEIR)
+    freed = "select count(*) from effects where run_id = 'p3' and worker = 'heir'"
+    assert await resting.durable.fetchval(freed) == EACH // 10
+
+
+@pytest.mark.parametrize("first", ["the effect", "the gate"])
+async def test_an_effect_asked_for_while_its_run_is_resumed_is_claimed(
+    database: Database, first: str
+) -> None:
+    """Whoever comes second waits for the first, and sees what it wrote."""
+    await execute(database.url, "insert into run_gates values ('r', 'paused')")
+    await execute(database.url, LEASE.format(who="'me'"))
+    async with (
+        Notifier(database) as notifier,
+        database.durable.acquire() as one,
+        database.durable.acquire() as two,
+    ):
+        log = PostgresLog(database, notifier)
+        log._pool = one if first == "the effect" else two
+
+        async def ask() -> None:
+            await log.commit(Commit(effects=(asked("r"),)))
+
+        async def resume() -> None:
+            connection = two if first == "the effect" else one
+            await connection.execute("update run_gates set state = 'open' where run_id = 'r'")
+
+        begins, follows = (ask, resume) if first == "the effect" else (resume, ask)
+        transaction = one.transaction()
+        await transaction.start()
+        await begins()
+        second = asyncio.ensure_future(follows())
+        await until_it_waits(database, two.get_server_pid())
+        assert not second.done()
+        await transaction.commit()
+        await second
+    _, claimed = await read_for(database, 10)
+    assert len(claimed) == 1
+
+
+def asked(run: str) -> NewEffect:
+    return NewEffect(
+        effect=effect(run, 1),
+        consumer=MINE,
+        stream=StreamName("workspace-w"),
+        correlation=uuid4(),
+    )
+
+
+async def until_it_waits(database: Database, pid: Any) -> None:
+    """Until a session waits for another's lock."""
+    waits = "select cardinality(pg_blocking_pids($1)) > 0"
+    async with asyncio.timeout(60):
+        while not await database.lazy.fetchval(waits, pid):
+            await asyncio.sleep(0.01)
 
 
 async def test_twin_without_the_indexes_a_claim_reads_everything(crowded: Database) -> None:

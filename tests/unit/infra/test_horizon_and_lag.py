@@ -1,7 +1,7 @@
 """What holds the log back, and how far consumers are behind: true, and cheap enough to ask often."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
@@ -14,9 +14,10 @@ from infra.log import PostgresLog
 from infra.notify import Notifier
 from infra.ports import Cursor
 from infra.readmodel_platform import COUNTED, Platform
+from infra.stack.postgres import postgres_server
 from schemas.events import RunWarned
 from schemas.ids import ConsumerName, StreamName
-from tests.kit.postgres import execute
+from tests.kit.postgres import connected, execute, fresh_database, need_programs
 
 pytestmark = pytest.mark.postgres
 
@@ -101,6 +102,40 @@ async def test_lag_is_exact_when_small_and_by_positions_when_large(database: Dat
             f" values ('kafka', 'c', '{{}}', '{held[1].cursor.xid}', {held[1].cursor.position})",
         )
         assert (await platform.bus("kafka"))["relay_behind"] == events - 2
+
+
+@pytest.fixture
+def preparing() -> Iterator[str]:
+    """A database of a server that lets transactions be prepared."""
+    need_programs()
+    with (
+        postgres_server(settings={"max_prepared_transactions": "2"}) as server,
+        fresh_database(server.url) as url,
+    ):
+        yield url
+
+
+async def test_a_prepared_transaction_holds_the_log_back_until_somebody_ends_it(
+    preparing: str,
+) -> None:
+    """It belongs to no session: whoever prepared it is gone, no time limit ends it, and its event is
+    older than what was appended meanwhile."""
+    await execute(preparing, f"begin;{FILL.format(events=1)};prepare transaction 'left'")
+    async with connected(preparing) as database, Notifier(database) as notifier:
+        log, platform = PostgresLog(database, notifier), Platform(database)
+        cursor = await appended(log)
+        assert await log.tail(Cursor(), limit=100) == ([], Cursor())
+        assert await log.ahead(Cursor())
+        assert await platform.horizon_age_s() > 0
+        await execute(preparing, "commit prepared 'left'")
+        async with asyncio.timeout(60):
+            while not await seen(log, cursor):
+                await asyncio.sleep(0.01)
+        events, after = await log.tail(Cursor(), limit=100)
+        assert [event.cursor for event in events][1:] == [cursor] == [after]
+        async with asyncio.timeout(60):
+            while await platform.horizon_age_s() > 0:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_long_log_is_not_walked_for_its_lag(database: Database) -> None:
