@@ -3,9 +3,11 @@
 The base model is made once, by the demo's supervised run on the platform; both sides and all seeds
 begin with its files. A seed is the order of the questions, the adapter's first values and the draws of
 the sampling; at a step both sides train on the same questions. Ours is the whole platform, from the
-run's request to its end: Postgres, control process, worker, the user's workflow and grader in processes
-of their own. TRL's (from `make oracles`) is one process, from the first step's begin to the last one's
-end: imports and loading are not charged. Both answer the held-out questions greedily within that time.
+run's request to its end: Postgres, control process, worker, the user's grader in a process of its own.
+The platform takes the one turn itself, as TRL does (the demo's user code asks for it: one more request
+for each sample). TRL's (from `make oracles`) is one process, from the first step's begin to the last
+one's end: imports and loading are not charged. Both answer the held-out questions greedily within that
+time.
 
 Each seed of each side is a line of --directory/b11.jsonl, and the same command goes on where it was.
 --plot draws the curves (it needs headrace[bench]). Exits with 1 unless the curves are the same within
@@ -21,6 +23,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -32,7 +35,7 @@ from bench.b1_trl import cpu_seconds
 from bench.matrix import Config, finished, known, uploaded
 from producers.cli.configs import read_config
 from producers.cli.scaffold import scaffold
-from tests.kit.platform import Platform, platform
+from tests.kit.platform import Platform, git, platform
 from trainer.schedule import step_rows
 
 SIDES = {"headrace": "Headrace", "trl": "TRL GRPOTrainer"}
@@ -85,6 +88,9 @@ class Bench:
         self._data = root / "workspace" / "data"
         if not self._data.exists():
             scaffold(root / "workspace", seed=0)
+            main = root / "workspace" / "rollouts" / "arithmetic" / "main.py"
+            main.write_text(main.read_text().replace("class Solve(AgentWorkflow)", "class Solve"))
+            git(root / "workspace", "commit", "-qam", "The platform takes the turn")
         known(up, root / "workspace")
         for name in ("sft", "rl", "heldout"):
             uploaded(up, f"arithmetic-{name}", (self._data / f"{name}.jsonl").read_text())
@@ -109,7 +115,8 @@ class Bench:
         load, before = os.getloadavg()[0], cpu_seconds(self._up)
         name = f"b11-{seed}-{uuid4().hex[:6]}"
         run = self._up.submit(config, workspace="matrix", name=name)
-        info = self._up.wait(run, within_s=1200)
+        while (info := self._up.info(run))["run"]["status"] in ("pending", "running"):
+            time.sleep(2)  # answering often would be charged to the platform
         used = cpu_seconds(self._up) - before
         assert info["run"]["status"] == "finished", info["run"]
         times = [datetime.fromisoformat(event["time"]) for event in self._up.events(run)]
@@ -239,14 +246,16 @@ def report(found: Sequence[Curve]) -> bool:
     row("wall seconds", lambda curve: curve.wall_s, 1)
     row("CPU seconds", lambda curve: curve.cpu_s, 1)
     ours, theirs = sides["headrace"], sides["trl"]
-    alike = all(
+    seeds = min(len(ours), len(theirs))
+    alike = seeds > 1 and all(
         same([of(c) for c in ours], [of(c) for c in theirs])
         for of in (lambda c: c.mean, lambda c: c.last)
     )
     faster = statistics.mean(c.wall_s for c in theirs) / statistics.mean(c.wall_s for c in ours)
     less = statistics.mean(c.cpu_s for c in theirs) / statistics.mean(c.cpu_s for c in ours)
     print(f"wall time {faster:.2f}x less, CPU {less:.2f}x less")
-    print(f"the same curve within noise: {'yes' if alike else 'NO'}")
+    verdict = "one seed has no noise" if seeds == 1 else "yes" if alike else "NO"
+    print(f"the same curve within noise: {verdict}")
     return alike and faster > 1
 
 
