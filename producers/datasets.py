@@ -61,7 +61,9 @@ def file_kind(file_name: str) -> str:
     suffix = Path(file_name).suffix.lower()
     if suffix in FORMATS:
         return FORMATS[suffix]
-    hint = "convert it to JSON Lines" if suffix == ".parquet" else "use .jsonl or .csv"
+    hint = "use .jsonl or .csv"
+    if suffix == ".parquet":
+        hint = "convert it to JSON Lines, as `headrace dataset upload` does"
     message = f"{file_name}: {suffix or 'a file without an ending'} is not read here; {hint}"
     raise InvalidConfig(message, issues=(Issue("file_name", message),))
 

@@ -21,6 +21,7 @@ from producers.cli.output import (
     table,
     when,
 )
+from producers.cli.parquet import as_text
 
 dataset = group("dataset", "Datasets: JSON Lines and the like, validated as they come in.")
 
@@ -42,9 +43,10 @@ def default_name(file: Path) -> str:
 @click.argument("file", metavar="FILE", type=FILE)
 @click.option("--name", help="Default: from the file's name.")
 def upload(file: Path, *, name: str | None, as_json: bool) -> None:
-    """Upload a dataset. It is validated first: what is wrong is named by row and column."""
-    with Client() as client:
-        made = send(client, _readable(file), name or default_name(file), quiet=as_json)
+    """Upload a dataset: JSON Lines, CSV, or Parquet (with pyarrow). It is validated first: what is
+    wrong is named by row and column."""
+    with Client() as client, as_text(_readable(file)) as text:
+        made = send(client, text, name or default_name(file), quiet=as_json)
     if as_json:
         print_json({"dataset": made})
     else:
@@ -80,8 +82,8 @@ def _opened(file: Path, *, quiet: bool) -> Iterator[BinaryIO]:
 @click.argument("file", metavar="FILE", type=FILE)
 def validate(file: Path, *, as_json: bool) -> None:
     """Ask the server whether it would take a file, without keeping it. Exit 1 when it would not."""
-    with Client() as client:
-        answer = client.post_file("/datasets/validate", _readable(file), file_name=file.name)
+    with Client() as client, as_text(_readable(file)) as text:
+        answer = client.post_file("/datasets/validate", text, file_name=text.name)
     if not answer.get("valid"):
         from schemas.errors import Issue
 

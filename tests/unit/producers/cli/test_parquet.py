@@ -1,0 +1,80 @@
+"""Parquet becomes JSON Lines where the file lies; the server never reads it."""
+
+import importlib.util
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from producers.dataset_rules import check_file
+from tests.unit.producers.cli.conftest import FakeServer, Run
+
+MADE = {"dataset": {"id": "d1"}, "upload": {"path": "/api/v1/datasets/d1/content"}}
+
+
+def written(path: Path, **columns: list[object]) -> Path:
+    parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"user_prompt": [f"{n}?" for n in range(2000)], "ground_truth": ["ü"] * 2000},
+        {
+            "messages": [[{"role": "user", "content": "1?"}, {"role": "assistant", "content": "1"}]]
+            * 5
+        },
+        {"metadata": [{"level": 1, "tags": ["a"]}] * 4},
+    ],
+    ids=("prompts", "messages", "metadata"),
+)
+def test_it_is_sent_as_lines_that_the_server_takes(
+    columns: dict[str, list[object]], server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    num = len(next(iter(columns.values())))
+    file = written(tmp_path / "My Rows.parquet", **columns, picture=[b"\xff\x00"] * num)
+    server.answer("POST", "/datasets", MADE, status=201)
+    server.answer("PUT", "/datasets/d1/content", {"dataset": {"name": "my-rows", "num_rows": num}})
+    assert headrace("dataset", "upload", str(file), "--json").code == 0
+    assert server.asked[0].document == {"name": "my-rows", "file_name": "My Rows.jsonl"}
+    sent = tmp_path / "sent.jsonl"
+    sent.write_bytes(server.asked[1].body)
+    report = check_file(sent, "jsonl", lambda row: None)
+    assert (report.issues, report.num_rows, report.columns) == ([], num, tuple(columns))
+
+
+def test_it_is_validated_the_same_way(server: FakeServer, headrace: Run, tmp_path: Path) -> None:
+    file = written(tmp_path / "rows.parquet", user_prompt=["1?"], ground_truth=["1"])
+    valid = {"valid": True, "num_rows": 1, "columns": ["user_prompt", "ground_truth"]}
+    server.answer("POST", "/datasets/validate", valid)
+    assert headrace("dataset", "validate", str(file)).code == 0
+    [asked] = server.asked
+    assert asked.query == "file_name=rows.jsonl"
+    assert asked.body == b'{"user_prompt": "1?", "ground_truth": "1"}\n'
+
+
+def test_a_file_that_is_none_ends_before_anything_is_sent(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.parquet"
+    file.write_bytes(b"PAR1 and no more")
+    ran = headrace("dataset", "upload", str(file), "--json")
+    assert ran.code == 1
+    assert "cannot be read as Parquet" in ran.error["message"]
+    assert server.asked == []
+
+
+def test_without_pyarrow_it_says_what_to_install(
+    server: FakeServer, headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path / "rows.parquet", user_prompt=["1?"], ground_truth=["1"])
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "pyarrow" else find(name)
+    )
+    ran = headrace("dataset", "upload", str(file), "--json")
+    assert ran.code == 1
+    assert "pip install 'headrace[parquet]'" in ran.error["message"]
+    assert server.asked == []
