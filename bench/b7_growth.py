@@ -33,10 +33,11 @@ from infra.clock import SystemClock
 from infra.database import Database, connect
 from infra.effects import PostgresEffects
 from infra.git import GitRepositories
-from infra.log import PostgresLog, encode
+from infra.log import PostgresLog
 from infra.migrate import migrate
 from infra.notify import Notifier
 from infra.readmodel import ReadModel
+from infra.rows import encode
 from infra.settings import Settings
 from infra.states import SNAPSHOT_EVERY, States
 from producers.api.app import create_app

@@ -4,6 +4,8 @@ import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 
+from infra.ports import Clock
+
 
 class SystemClock:
     """Now is now."""
@@ -36,3 +38,20 @@ class ManualClock:
     async def sleep(self, seconds: float) -> None:
         self.advance(seconds)
         await asyncio.sleep(0)
+
+
+class LogTime:
+    """The time by the clock that stamps events: what the log `told` last, and how long ago that was by a
+    clock that only grows. A wall clock that jumps, or two that differ, change nothing in it."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Until something is told, it is what `clock` shows."""
+        self._clock = clock
+        self.told(clock.now())
+
+    def told(self, now: datetime) -> None:
+        """It is `now` there."""
+        self._told, self._at_s = now, self._clock.elapsed_s()
+
+    def now(self) -> datetime:
+        return self._told + timedelta(seconds=self._clock.elapsed_s() - self._at_s)

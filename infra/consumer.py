@@ -26,8 +26,8 @@ Message = Event | Outcome
 @dataclass(frozen=True, slots=True)
 class Meta:
     """About a message: its id (the event's, or the effect's for an outcome), the stream that is
-    decided for, and the time. `now` is for display; it never steers a decision, and neither does
-    `seconds`: how long the effect took whose outcome the message is."""
+    decided for, and the time. `now`, by the clock that stamps events, is for display; it never steers a
+    decision, and neither does `seconds`: how long the effect took whose outcome the message is."""
 
     event_id: UUID
     stream: StreamName

@@ -8,9 +8,9 @@ from typing import Any
 from infra.away import Away
 from infra.consumer import Consumer
 from infra.draft import DecisionError, Drafter, Work
-from infra.log import Unwritable, encode
 from infra.poison import dead_letter, dead_outcome, redriven
 from infra.ports import Effects, EventLog, Recorded
+from infra.rows import Unwritable, encode
 from infra.states import States
 from schemas.envelope import BadEvent
 from schemas.events import MessageRedriven

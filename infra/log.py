@@ -8,23 +8,17 @@ of transactions that commit late (tests/contracts/test_postgres.py shows it).
 import asyncio
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from datetime import datetime
 from uuid import UUID
 
 import asyncpg
-from pydantic_core import PydanticSerializationError
 
 from infra.database import Database
 from infra.notify import News, Notifier
-from infra.ports import Commit, CommitMiss, Cursor, Encoded, NewEvent, Recorded, Snapshot
-from schemas.errors import Refused
-from schemas.events import EVENT_TYPES, MAX_EVENT_BYTES, Event
-from schemas.ids import ConsumerName, EventId, StreamName, derive_id
-
-COLUMNS = (
-    "position, xid, id, stream, version, type, schema_version, data, run_id, causation,"
-    " correlation, traceparent, time"
-)
+from infra.ports import Commit, CommitMiss, Cursor, NewEvent, Recorded, Snapshot
+from infra.rows import COLUMNS, arguments_of, edge_ids, known_in, recorded_in, written_as
+from schemas.events import EVENT_TYPES, Event
+from schemas.ids import ConsumerName, EventId, StreamName
 
 BELOW_HORIZON = "xid < pg_snapshot_xmin(pg_current_snapshot())"
 
@@ -63,7 +57,7 @@ class PostgresLog:
         )
         found: dict[StreamName, list[Recorded]] = {stream: [] for stream in streams}
         for row in rows:
-            found[row["stream"]].append(_recorded(row))
+            found[row["stream"]].append(recorded_in(row))
         return found
 
     async def versions(self, streams: Iterable[StreamName]) -> Mapping[StreamName, int]:
@@ -74,7 +68,7 @@ class PostgresLog:
         return {**dict.fromkeys(names, 0), **{row["stream"]: row["version"] for row in rows}}
 
     async def commit(self, commit: Commit) -> Sequence[Recorded]:
-        arguments = _arguments(commit)
+        arguments = arguments_of(commit)
         try:
             rows = await self._pool.fetch(COMMIT, *arguments)
         except asyncpg.UniqueViolationError as error:
@@ -88,7 +82,7 @@ class PostgresLog:
                 raise CommitMiss("stale", "a lock") from error
             raise
         self._notifier.ping([News.LOG] * bool(commit.events) + [News.WORK] * commit.asks)
-        return [_written(new, row) for new, row in zip(commit.events, rows, strict=True)]
+        return [written_as(new, row) for new, row in zip(commit.events, rows, strict=True)]
 
     async def append(
         self,
@@ -99,10 +93,9 @@ class PostgresLog:
     ) -> Sequence[Recorded]:
         ids = edge_ids(events, cause)
         while True:
-            # In this order: who finds the streams unmoved in the commit has seen all that is known.
-            expected = await self.versions({event.stream for event in events})
-            if known := await self._appended(ids):
-                return known
+            expected, appended = await self._before({event.stream for event in events}, ids)
+            if appended:
+                return await self._appended(ids)
             versions = dict(expected)
             new = []
             for event_id, event in zip(ids, events, strict=True):
@@ -137,7 +130,7 @@ class PostgresLog:
             return [], after
         wanted = [row for row in rows if types is None or row["type"] in types]
         last = rows[-1]
-        return _known(wanted), Cursor(last["xid"], last["position"])
+        return known_in(wanted), Cursor(last["xid"], last["position"])
 
     async def ahead(self, after: Cursor) -> bool:
         # Without the order the planner walks through the whole log when nothing is ahead.
@@ -156,6 +149,10 @@ class PostgresLog:
         )
         return Cursor(row["xid"], row["position"]) if row else Cursor()
 
+    async def now(self) -> datetime:
+        told: datetime = await self._pool.fetchval("select clock_timestamp()")
+        return told
+
     async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
         rows = await self._pool.fetch(
             f"select {COLUMNS} from unnest($1::text[], $2::integer[]) as w (name, at)"  # noqa: S608 - constants
@@ -163,7 +160,7 @@ class PostgresLog:
             [stream for stream, _ in places],
             [version for _, version in places],
         )
-        return _known(rows)
+        return known_in(rows)
 
     async def awaited(
         self, places: Mapping[tuple[StreamName, int], Collection[ConsumerName]]
@@ -177,7 +174,9 @@ class PostgresLog:
             [version for _, version in places],
             [" ".join(names) for names in places.values()],
         )
-        return [(_recorded(r), frozenset(r["awaiting"])) for r in rows if r["type"] in EVENT_TYPES]
+        return [
+            (recorded_in(r), frozenset(r["awaiting"])) for r in rows if r["type"] in EVENT_TYPES
+        ]
 
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
@@ -192,7 +191,7 @@ class PostgresLog:
             limit,
             list(types) if types is not None else None,
         )
-        return _known(rows)
+        return known_in(rows)
 
     async def find(self, event_id: UUID, *, stream: StreamName) -> Recorded | None:
         """One event of a stream by its id."""
@@ -201,7 +200,7 @@ class PostgresLog:
             stream,
             event_id,
         )
-        return _recorded(row) if row else None
+        return recorded_in(row) if row else None
 
     async def consumed(
         self, keys: Sequence[tuple[ConsumerName, EventId]]
@@ -277,123 +276,25 @@ class PostgresLog:
         )
         return data
 
+    async def _before(
+        self, streams: Iterable[StreamName], ids: Sequence[EventId]
+    ) -> tuple[Mapping[StreamName, int], bool]:
+        """The versions of these streams, and whether events with these ids were appended. One snapshot:
+        who finds the streams unmoved in the commit has seen all that was appended to them."""
+        rows = await self._pool.fetch(
+            "select w.stream, coalesce(s.version, 0) as version,"  # noqa: S608 - constants
+            f" exists (select from events where {KNOWN}) as appended"
+            " from unnest($2::text[]) as w (stream) left join streams s using (stream)",
+            list(ids),
+            sorted(streams),
+        )
+        versions = {StreamName(row["stream"]): row["version"] for row in rows}
+        return versions, any(row["appended"] for row in rows)
+
     async def _appended(self, ids: Sequence[EventId]) -> list[Recorded]:
         """What an edge appended before under these ids, in order."""
         rows = await self._pool.fetch(
             f"select {COLUMNS} from events where {KNOWN} order by position",  # noqa: S608 - constants
             list(ids),
         )
-        return [_recorded(row) for row in rows]
-
-
-def edge_ids(events: Sequence[Event], cause: UUID) -> list[EventId]:
-    """The ids of what an edge appends. Raises ValueError when they would not differ."""
-    ids: dict[EventId, None] = {}
-    for event in events:
-        event_id = EventId(derive_id(cause, f"edge|{event.stream}|{event.name}"))
-        if event_id in ids:
-            raise ValueError(
-                f"two events {event.name} on stream {event.stream} cannot be appended under one cause: "
-                "give each a cause of its own"
-            )
-        ids[event_id] = None
-    return list(ids)
-
-
-def _arguments(commit: Commit) -> tuple[Any, ...]:
-    events, effects = commit.events, commit.effects
-    heads = sorted((commit.expected or {}).items())
-    written = {new.stream: new.version for new in events}
-    gates = commit.gates
-    return (
-        commit.worker,
-        [name for name, _ in commit.consumed],
-        [event_id for _, event_id in commit.consumed],
-        [effect_id for effect_id, _ in commit.finished],
-        [epoch for _, epoch in commit.finished],
-        [stream for stream, _ in heads],
-        [version for _, version in heads],
-        [written[stream] for stream, _ in heads],
-        [new.id for new in events],
-        [new.stream for new in events],
-        [new.version for new in events],
-        [new.event.type for new in events],
-        [new.event.version for new in events],
-        [encode(new.event) for new in events],
-        [new.event.run_id for new in events],
-        [new.causation for new in events],
-        [new.correlation for new in events],
-        [new.traceparent for new in events],
-        [new.effect.id for new in effects],
-        [new.consumer for new in effects],
-        [new.stream for new in effects],
-        [str(new.effect.lane) for new in effects],
-        [new.effect.run_id for new in effects],
-        [new.effect.type for new in effects],
-        [new.effect.model_dump_json() for new in effects],
-        [new.correlation for new in effects],
-        [new.traceparent for new in effects],
-        [new.claimed for new in effects],
-        [artifact.sha256 for artifact in commit.artifacts],
-        [artifact.data for artifact in commit.artifacts],
-        [run for run, _ in gates],
-        [state for _, state in gates],
-    )
-
-
-class Unwritable(Refused):
-    """An event that the log does not take: `event` says which."""
-
-    def __init__(self, event: Event, why: str) -> None:
-        super().__init__(f"{event.type} of {event.run_id} {why}")
-        self.event = event
-
-
-def encode(event: Event) -> str:
-    """The payload as JSON. Raises Unwritable when it is larger than an event may be, or no text."""
-    try:
-        data = event.model_dump_json()
-    except PydanticSerializationError as error:
-        raise Unwritable(event, f"cannot be written as JSON: {error}") from error
-    if len(data) > MAX_EVENT_BYTES:
-        raise Unwritable(
-            event,
-            f"has {len(data)} bytes; an event may have {MAX_EVENT_BYTES}. Make the step smaller "
-            "(rollout_batch_size, n_samples_per_prompt)",
-        )
-    return data
-
-
-def _written(new: NewEvent, row: Any) -> Recorded:
-    return Recorded(
-        id=new.id,
-        stream=new.stream,
-        version=new.version,
-        cursor=Cursor(row["r_xid"], row["r_position"]),
-        time=row["r_time"],
-        causation=new.causation,
-        correlation=new.correlation,
-        traceparent=new.traceparent,
-        run=new.event.run_id,
-        payload=new.event,
-    )
-
-
-def _recorded(row: Any) -> Recorded:
-    return Recorded(
-        id=EventId(row["id"]),
-        stream=StreamName(row["stream"]),
-        version=row["version"],
-        cursor=Cursor(row["xid"], row["position"]),
-        time=row["time"],
-        causation=row["causation"],
-        correlation=row["correlation"],
-        traceparent=row["traceparent"],
-        run=row["run_id"],
-        payload=Encoded(row["type"], row["schema_version"], row["data"]),
-    )
-
-
-def _known(rows: Sequence[Any]) -> list[Recorded]:
-    """The rows whose type this version knows; the others are skipped."""
-    return [_recorded(row) for row in rows if row["type"] in EVENT_TYPES]
+        return [recorded_in(row) for row in rows]

@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from infra.effects import CRASH_LIMIT
-from infra.log import edge_ids, encode
 from infra.ports import (
     Claimed,
     Commit,
@@ -23,6 +22,7 @@ from infra.ports import (
     Recorded,
     Snapshot,
 )
+from infra.rows import edge_ids, encode
 from schemas.events import Event
 from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId
 from schemas.messages import Lane
@@ -202,6 +202,9 @@ class MemoryLog:
 
     async def head(self) -> Cursor:
         return max((recorded.cursor for recorded in self._world.events), default=Cursor())
+
+    async def now(self) -> datetime:
+        return self._world.now
 
     async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
         wanted = set(places)

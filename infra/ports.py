@@ -259,6 +259,10 @@ class EventLog(Protocol):
         """The cursor of the last event below the horizon."""
         ...
 
+    async def now(self) -> datetime:
+        """The time by the clock that stamps its events."""
+        ...
+
     async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
         """The events at these versions of these streams, as far as there are any."""
         ...

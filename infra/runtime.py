@@ -23,10 +23,10 @@ from uuid import UUID
 from infra import failpoints, telemetry
 from infra.artifacts import ArtifactStore
 from infra.away import Away, through
+from infra.clock import LogTime
 from infra.draft import DecisionError, Draft, Drafter, Work
 from infra.hosting import Hosting
 from infra.isolate import Isolation
-from infra.log import Unwritable
 from infra.notify import Wakeup
 from infra.performing import Performing, perform_once
 from infra.ports import (
@@ -39,6 +39,7 @@ from infra.ports import (
     Ports,
     Recorded,
 )
+from infra.rows import Unwritable
 from infra.states import States
 from schemas.events import MessageRedriven
 from schemas.ids import ConsumerName, EffectId
@@ -78,8 +79,9 @@ class Runtime:
         self._ports = ports
         self._artifacts = artifacts
         self._states = States(log)
+        self._time = LogTime(ports.clock)
         self._drafter = Drafter(
-            hosting.consumers, self._states, now=ports.clock.now, claims=self._claims
+            hosting.consumers, self._states, now=self._time.now, claims=self._claims
         )
         self._isolation = Isolation(log, effects, self._states, self._drafter)
         self._by_name = {consumer.name: consumer for consumer in hosting.consumers}
@@ -130,6 +132,7 @@ class Runtime:
             c.name: [*(event.type for event in c.reads), MessageRedriven.type]
             for c in self._hosting.consumers
         }
+        self._time.told(await self._log.now())
         async with aclosing(self._bus.subscribe(reads)) as batches:
             async for batch in batches:
                 await self._take(batch)
@@ -188,13 +191,15 @@ class Runtime:
         self._pass(draft, "tx_before_commit")
         commit = draft.commit(self._hosting.worker)
         try:
-            await self._log.commit(commit)
+            recorded = await self._log.commit(commit)
         except Unwritable as error:
             raise DecisionError(draft.author(error.event), str(error)) from error
         except (CommitMiss, Away):
             self._states.forget(draft.states)
             raise
         self._pass(draft, "tx_after_commit")
+        if recorded:
+            self._time.told(recorded[-1].time)
         self._committed(draft, commit)
         await self._states.keep(draft.owners)
 

@@ -153,6 +153,11 @@ class EventLogSuite:
         assert [r.version for r in paused] == [4]
         assert after == end
 
+    async def test_its_time_is_by_the_clock_that_stamps_events(self, log: EventLog) -> None:
+        before = await log.now()
+        (event,) = await log.commit(one(warned(uuid4().hex, 1), 1))
+        assert before <= event.time <= await log.now()
+
     async def test_the_head_is_where_the_tail_ends(self, log: EventLog) -> None:
         run = uuid4().hex
         (first,) = await log.commit(one(warned(run, 1), 1))
