@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 from consumers.excerpt import excerpt
 from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
+from infra.externals import BlobExists
 from infra.failpoints import hit
-from infra.ports import BlobExists, Ports
+from infra.ports import Ports
 from schemas.errors import CorruptData
 from schemas.events import CheckpointFailed, CheckpointRequested, CheckpointSaved
 from schemas.ids import ConsumerName, StreamName, checkpoint_stream

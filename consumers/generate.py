@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from consumers.excerpt import excerpt
 from consumers.needs import need
-from infra.ports import Ports, Session
+from infra.externals import Session
+from infra.ports import Ports
 from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.ids import sample_id
 from schemas.messages import GenerateGroup, GenerateSample, GroupSampled, SampleFinished

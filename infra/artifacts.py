@@ -7,7 +7,8 @@ read lately stays in memory, so that a neighbour in the same process need not as
 import hashlib
 from collections import OrderedDict
 
-from infra.ports import Blobs, EventLog, SmallArtifact
+from infra.externals import Blobs
+from infra.ports import EventLog, SmallArtifact
 from schemas.errors import CorruptData, NotFound
 from schemas.sampling import ArtifactRef
 
@@ -27,7 +28,7 @@ def verified(ref: ArtifactRef, data: bytes | None) -> bytes:
 
 
 class ArtifactStore:
-    """`infra.ports.Artifacts` over the log's rows and a Blobs; `stage` for what one effect writes."""
+    """`infra.externals.Artifacts` over rows of the log and Blobs; `stage` for what one effect writes."""
 
     def __init__(self, log: EventLog, blobs: Blobs, *, cache_bytes: int = 64 << 20) -> None:
         self._log = log

@@ -20,6 +20,7 @@ from infra.clock import SystemClock
 from infra.database import Database, connect
 from infra.datasets import DatasetCache
 from infra.effects import PostgresEffects
+from infra.externals import Blobs
 from infra.installation import belong
 from infra.installed import InstalledBlobs, install
 from infra.kafka.probe import probe
@@ -27,7 +28,7 @@ from infra.kafka.settings import KafkaSettings
 from infra.log import PostgresLog
 from infra.migrate import check
 from infra.notify import Notifier
-from infra.ports import Blobs, Bus, Clock
+from infra.ports import Bus, Clock
 from infra.reconcile import Reconciler
 from infra.settings import Settings
 from schemas.errors import InvalidConfig, TransientError

@@ -16,11 +16,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from infra.database import administering, connect
+from infra.externals import Blobs
 from infra.installation import belong
 from infra.installed import KEEPING, InstalledBlobs, install
 from infra.migrate import due
 from infra.named import Named, named
-from infra.ports import Blobs
 from infra.settings import Settings
 from schemas.errors import Conflict, InvalidConfig, NotFound
 

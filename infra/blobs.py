@@ -15,14 +15,14 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from infra.blob_names import check_key, check_prefix, is_key
-from infra.ports import BlobExists, BlobInfo
+from infra.externals import BlobExists, BlobInfo
 from schemas.errors import InvalidConfig, NotFound, StoreAway, TransientError
 
 CHUNK_BYTES = 1 << 20
 
 
 class LocalBlobs:
-    """`infra.ports.Blobs` below one directory. Raises InvalidConfig when it cannot be made."""
+    """`infra.externals.Blobs` below one directory. Raises InvalidConfig when it cannot be made."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

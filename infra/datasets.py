@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from infra.ports import Artifacts
+from infra.externals import Artifacts
 from schemas.datasets import Row, parse_rows
 from schemas.specs import DatasetRef
 
@@ -12,7 +12,7 @@ KEPT = 4
 
 
 class DatasetCache:
-    """`infra.ports.Datasets` over artifacts."""
+    """`infra.externals.Datasets` over artifacts."""
 
     def __init__(self, artifacts: Artifacts) -> None:
         self._artifacts = artifacts

@@ -41,7 +41,7 @@ CONFIG = (
 
 
 class GitRepositories:
-    """`infra.ports.Repositories`: one bare mirror per workspace below `root`."""
+    """`infra.externals.Repositories`: one bare mirror per workspace below `root`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -14,10 +14,10 @@ from typing import Any
 
 from infra.artifacts import ROW
 from infra.database import administering, connect
+from infra.externals import Blobs
 from infra.installation import belong
 from infra.installed import InstalledBlobs, install
 from infra.named import PAGE, Named, named_by
-from infra.ports import Blobs
 from infra.settings import Settings
 from schemas.envelope import decode_event
 from schemas.errors import CorruptData, HeadraceError, NotFound

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
 from infra.database import Database
-from infra.ports import BlobExists, Blobs
+from infra.externals import BlobExists, Blobs
 from infra.settings import Settings
 from schemas.errors import Conflict, CorruptData
 

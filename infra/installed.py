@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from infra.database import Database
+from infra.externals import BlobInfo, Blobs
 from infra.installation import KEY, identity
-from infra.ports import BlobInfo, Blobs
 from schemas.errors import CorruptData
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ async def install(blobs: Blobs, database: Database) -> "InstalledBlobs":
 
 
 class InstalledBlobs:
-    """`infra.ports.Blobs` over those of one place, `here`."""
+    """`infra.externals.Blobs` over those of one place, `here`."""
 
     def __init__(self, inner: Blobs, database: Database, *, here: str) -> None:
         self._inner = inner

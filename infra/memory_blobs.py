@@ -8,7 +8,7 @@ from pathlib import Path
 
 from infra.blob_names import check_key, check_prefix
 from infra.blobs import CHUNK_BYTES
-from infra.ports import BlobExists, BlobInfo
+from infra.externals import BlobExists, BlobInfo
 from schemas.errors import NotFound
 
 
@@ -19,7 +19,7 @@ class _Blob:
 
 
 class MemoryBlobs:
-    """`infra.ports.Blobs` in memory."""
+    """`infra.externals.Blobs` in memory."""
 
     def __init__(self) -> None:
         self._held: dict[str, _Blob] = {}

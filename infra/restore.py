@@ -11,9 +11,9 @@ from typing import Any
 
 from infra.backup import BLOBS, TABLES, Blob, Contents, Table, contents_of, sha256_of
 from infra.database import administering
+from infra.externals import Blobs
 from infra.installation import adopt, whereabouts
 from infra.migrate import LOCK, TABLE, apply, due, migrate, migrations
-from infra.ports import Blobs
 from infra.settings import Settings
 from schemas.errors import Conflict, CorruptData, InvalidConfig
 

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from infra.blob_names import check_prefix, is_key
-from infra.ports import BlobExists, BlobInfo
+from infra.externals import BlobExists, BlobInfo
 from infra.s3_answers import StoreRefuses, whole
 from infra.s3_parts import WHOLE_BYTES, Source, upload
 from infra.s3_place import S3Place
@@ -31,7 +31,7 @@ PROBE_PATIENCE_S = 10.0
 
 
 class S3Blobs:
-    """`infra.ports.Blobs` in one bucket, below one prefix."""
+    """`infra.externals.Blobs` in one bucket, below one prefix."""
 
     def __init__(self, store: S3Store) -> None:
         self._store = store

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from infra.ports import BlobExists
+from infra.externals import BlobExists
 from infra.s3_answers import whole
 from infra.s3_store import S3Store
 from schemas.errors import NotFound, TransientError

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import boto3
 from botocore.config import Config
 
-from infra.ports import BlobExists
+from infra.externals import BlobExists
 from infra.s3_answers import (
     TAKEN,
     S3Error,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import headrace
 from infra.confined import ConfinedProcess, Ended, Json, describe_user
-from infra.ports import WorkflowResult
+from infra.externals import WorkflowResult
 from infra.settings import Settings
 from schemas.errors import CorruptData, FailureCategory, TransientError, UserCodeError
 from schemas.sampling import ArtifactRef, Grade, Message, SampleFailure, SampleRecord
@@ -38,7 +38,7 @@ ALONE = 4
 
 
 class ProcessSandbox:
-    """`infra.ports.UserCode` at level `process`."""
+    """`infra.externals.UserCode` at level `process`."""
 
     def __init__(self, settings: Settings, *, fetch: Fetch) -> None:
         self._fetch = fetch

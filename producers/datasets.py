@@ -18,8 +18,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.externals import Blobs
 from infra.names import Names
-from infra.ports import Blobs, EventLog, Recorded
+from infra.ports import EventLog, Recorded
 from producers.dataset_rules import FORMATS, SHOWN_ISSUES, Report, check_file
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import DatasetRegistered

@@ -5,7 +5,8 @@ from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
-from infra.ports import Artifacts, EventLog, Recorded
+from infra.externals import Artifacts
+from infra.ports import EventLog, Recorded
 from infra.readmodel_letters import SHORTEST, LetterJson
 from schemas.errors import Conflict, InvalidConfig, NotFound
 from schemas.events import MessageDeadLettered, MessageRedriven

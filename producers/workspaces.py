@@ -8,8 +8,9 @@ import re
 from dataclasses import dataclass
 from uuid import uuid4
 
+from infra.externals import Repositories
 from infra.names import Names
-from infra.ports import Cursor, EventLog, Recorded, Repositories
+from infra.ports import Cursor, EventLog, Recorded
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import RepositoryPushed
 from schemas.ids import HEADRACE, WorkspaceId, derive_id, short_id

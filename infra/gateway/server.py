@@ -39,7 +39,7 @@ STATUS = {
 
 
 class HttpGateway:
-    """`infra.ports.Gateway` on 127.0.0.1, on a port of its own."""
+    """`infra.externals.Gateway` on 127.0.0.1, on a port of its own."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler

@@ -38,7 +38,7 @@ class Asked:
 
 @dataclass(slots=True)
 class GatewaySession:
-    """`infra.ports.Session`: usable until closed, past its deadline, or out of budget."""
+    """`infra.externals.Session`: usable until closed, past its deadline, or out of budget."""
 
     spec: GroupSpec
     index: int

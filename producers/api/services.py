@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from infra.ports import Artifacts, Blobs, Clock, Effects, EventLog, Repositories
+from infra.externals import Artifacts, Blobs, Repositories
+from infra.ports import Clock, Effects, EventLog
 from infra.readmodel import ReadModel
 from infra.settings import Settings
 from producers.control import Control

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.ports import BlobExists, Blobs
+from infra.externals import BlobExists, Blobs
 from schemas.errors import NotFound
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from consumers.checkpoint import Manifest, manifest_json, perform
 from infra.artifacts import ArtifactStore, verified
-from infra.ports import BlobExists, Ports
+from infra.externals import BlobExists
+from infra.ports import Ports
 from infra.s3 import S3Blobs
 from infra.s3_parts import PART_BYTES, WHOLE_BYTES
 from schemas.errors import CorruptData, NotFound, TransientError

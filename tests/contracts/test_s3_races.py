@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from infra.ports import BlobExists
+from infra.externals import BlobExists
 from infra.s3 import S3Blobs
 from schemas.errors import NotFound
 from tests.kit.s3 import Bucket

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from infra.backend import open_blobs
-from infra.ports import BlobExists
+from infra.externals import BlobExists
 from infra.s3 import S3Blobs
 from infra.s3_place import S3Place
 from infra.s3_store import Keys, S3Store

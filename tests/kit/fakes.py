@@ -14,8 +14,9 @@ from infra.artifacts import ArtifactStore
 from infra.blobs import LocalBlobs
 from infra.clock import ManualClock
 from infra.datasets import DatasetCache
+from infra.externals import WorkflowResult
 from infra.memory import MemoryLog, World
-from infra.ports import Ports, WorkflowResult
+from infra.ports import Ports
 from infra.settings import Settings
 from schemas.datasets import Row
 from schemas.errors import TransientError

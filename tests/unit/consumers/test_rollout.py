@@ -8,7 +8,7 @@ from hypothesis import given as holds_for
 from hypothesis import strategies as st
 
 from consumers.rollout import CONSUMER, perform
-from infra.ports import WorkflowResult
+from infra.externals import WorkflowResult
 from schemas.datasets import Row
 from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.events import Event, GroupGenerated, GroupsRequested, SampleGenerated
