@@ -264,29 +264,27 @@ def _point(curve: Curve, *, number: int) -> float:
 
 
 def plot(found: Sequence[Curve], path: Path) -> None:
-    """Held-out reward over steps, and over seconds: every seed, and the mean of each side."""
+    """Held-out reward over steps: every seed, and the mean of each side."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
-    figure, (by_step, by_time) = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True)
+    figure, axes = pyplot.subplots(figsize=(6, 3.6))
     for color, (side, name) in zip(("tab:blue", "tab:orange"), SIDES.items(), strict=True):
         curves = [curve for curve in found if curve.side == side]
         if not curves:
             continue
         steps = [step for step, _ in curves[0].held_out]
+        for curve in curves:
+            rewards = [reward for _, reward in curve.held_out]
+            axes.plot(steps, rewards, color=color, alpha=0.25, linewidth=1)
         means = [statistics.mean(c.held_out[n][1] for c in curves) for n in range(len(steps))]
-        pace = statistics.mean(c.wall_s / c.steps for c in curves)
-        for axes, scale in ((by_step, 1.0), (by_time, pace)):
-            xs = [step * scale for step in steps]
-            for curve in curves:
-                rewards = [reward for _, reward in curve.held_out]
-                axes.plot(xs, rewards, color=color, alpha=0.25, linewidth=1)
-            axes.plot(xs, means, color=color, label=f"{name}, {len(curves)} seeds")
-    by_step.set(xlabel="step", ylabel="held-out reward (greedy)")
-    by_time.set(xlabel="seconds (at each side's mean pace)")
-    by_step.legend()
+        axes.plot(steps, means, color=color, label=f"{name}, mean of {len(curves)} seeds")
+    axes.set(xlabel="step", ylabel="held-out reward (greedy)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
