@@ -11,7 +11,7 @@ Legend: N tokens, H hidden, A query heads, K key heads, D head size, O outputs.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -19,10 +19,15 @@ import torch.nn.functional as F  # noqa: N812
 
 from trainer.decoder import Attend, Decoder
 from trainer.fused import EXACT, Layer, layer_of, pad, turns, unit
+from trainer.sampler.native import Native, native_of
 from trainer.weights import Trainable
 
 COPY_BYTES = 2 << 30
 """Larger bases are not copied."""
+NARROW = 512
+"""Up to this hidden size `decode.c` decodes, or one thread of torch where that cannot be compiled: a
+step is hundreds of products of some 30 us, and to wake a second thread for each costs more than it takes
+off. A function of the model, not of a trial run: another number of threads can give other bits."""
 
 
 class Model(Protocol):
@@ -32,6 +37,10 @@ class Model(Protocol):
     def decoder(self) -> Decoder: ...
     @property
     def embedding(self) -> torch.Tensor: ...
+    @property
+    def narrow(self) -> bool: ...
+    @property
+    def native(self) -> Native | None: ...
     def hidden(
         self, tokens_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
     ) -> torch.Tensor: ...
@@ -53,10 +62,15 @@ class Apart:
 
     decoder: Decoder
     view: Trainable
+    native: None = None
 
     @property
     def embedding(self) -> torch.Tensor:
         return self.view.base["model.embed_tokens.weight"]
+
+    @property
+    def narrow(self) -> bool:
+        return self.embedding.shape[1] <= NARROW
 
     def hidden(
         self, tokens_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
@@ -78,6 +92,12 @@ class Fused:
     """of the last hidden states, times sqrt(H)"""
     head: torch.Tensor
     """(H, vocabulary)"""
+    native: Native | None
+    """the same for `decode.c`, where decoding steps are taken there"""
+
+    @property
+    def narrow(self) -> bool:
+        return self.embedding.shape[1] <= NARROW
 
     def hidden(
         self, tokens_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
@@ -124,12 +144,11 @@ def _added(
 def fuse(apart: Apart) -> Fused:
     """The same policy, fused: a copy of the linear layers."""
     decoder, view = apart.decoder, apart.view
-    norm = view.base["model.norm.weight"]
-    head = view.base.get("lm_head.weight", apart.embedding)
-    return Fused(
-        decoder=decoder,
-        embedding=apart.embedding,
-        layers=tuple(layer_of(decoder, view, layer) for layer in range(decoder.num_layers)),
-        norm=norm * math.sqrt(len(norm)),
-        head=head.t(),
-    )
+    layers = tuple(layer_of(decoder, view, layer) for layer in range(decoder.num_layers))
+    norm = view.base["model.norm.weight"] * math.sqrt(apart.embedding.shape[1])
+    head = view.base.get("lm_head.weight", apart.embedding).t()
+    made = Fused(decoder, apart.embedding, layers, norm, head, native=None)
+    if not made.narrow:
+        return made
+    parts = {"embedding": made.embedding, "norm": norm, "head": head}
+    return replace(made, native=native_of(decoder, layers, **parts))

@@ -14,6 +14,7 @@ from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.base import build_base
 from trainer.engine import Engine
 from trainer.sampler import lane as lanes
+from trainer.sampler import model as models
 from trainer.sampler.core import Core
 from trainer.sampler.lane import Lane, capacity_for, independent
 from trainer.sampler.limits import CPU
@@ -316,9 +317,9 @@ def test_narrow_models_decode_with_one_thread(
         return torch.zeros(8, 32)
 
     model = Core()._model(_row().version)
-    lane = Lane(model, capacity=32, size=8, fixed=True)
+    lane = Lane(replace(model, native=None), capacity=32, size=8, fixed=True)
     monkeypatch.setattr(type(model), "hidden", heard)
-    monkeypatch.setattr(lanes, "NARROW", narrow)
+    monkeypatch.setattr(models, "NARROW", narrow)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
