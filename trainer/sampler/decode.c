@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { WIDE = 16, LANES = 2 * WIDE, ROWS = 8 };
+enum { WIDE = 16, LANES = 2 * WIDE, ROWS = 8, AHEAD = 16 * LANES };
 
 typedef float vec __attribute__((vector_size(4 * WIDE), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * WIDE)));
@@ -57,21 +57,26 @@ static inline vec vexp(vec x) {
     return p * (vec)((__builtin_convertvector(n, ivec) + 127) << 23);
 }
 
-/* out[r, o] = bias[o] + sum_i x[r, i] w[i, o] (+ what is there, with `add`), for up to ROWS rows. */
+/* out[r, o] = bias[o] + sum_i x[r, i] w[i, o] (+ what is there, with `add`). A panel is read once from
+   far away and stays near for all rows. */
 static void product(const float *x, int64_t rows, int64_t inputs, const float *w, const float *bias,
                     int64_t outputs, float *out, int add) {
-    for (int64_t first = 0; first < rows; first += ROWS) {
-        const int64_t count = rows - first < ROWS ? rows - first : ROWS;
-        const float *at[ROWS];
-        for (int r = 0; r < ROWS; r++) at[r] = x + (first + (r < count ? r : 0)) * inputs;
-        for (int64_t panel = 0; panel * LANES < outputs; panel++) {
-            const float *p = w + panel * LANES * inputs;
+    for (int64_t start = 0; start < outputs; start += LANES, w += LANES * inputs) {
+        const int64_t width = outputs - start < LANES ? outputs - start : LANES;
+        for (int64_t first = 0; first < rows; first += ROWS) {
+            const int64_t count = rows - first < ROWS ? rows - first : ROWS;
+            const float *p = w, *at[ROWS];
             vec a[ROWS], b[ROWS];
             float found[ROWS][LANES];
 #pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) a[r] = b[r] = splat(0);
+            for (int r = 0; r < ROWS; r++) {
+                at[r] = x + (first + (r < count ? r : 0)) * inputs;
+                a[r] = b[r] = splat(0);
+            }
             for (int64_t i = 0; i < inputs; i++, p += LANES) {
                 const vec left = *(const vec *)p, right = *(const vec *)(p + WIDE);
+                __builtin_prefetch(p + AHEAD);
+                __builtin_prefetch(p + AHEAD + WIDE);
 #pragma GCC unroll 8
                 for (int r = 0; r < ROWS; r++) {
                     const float value = at[r][i];
@@ -79,8 +84,6 @@ static void product(const float *x, int64_t rows, int64_t inputs, const float *w
                     b[r] += value * right;
                 }
             }
-            const int64_t start = panel * LANES;
-            const int64_t width = outputs - start < LANES ? outputs - start : LANES;
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
                 *(vec *)found[r] = a[r];
