@@ -49,6 +49,9 @@ PYTHON = (sys.executable, "-P", "-m")
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})
 WATCHED = STOP | {signal.SIGCHLD}
 VLLM_STOP_S = 30.0
+SPIN = "2000"
+"""How often a thread of numerical code looks for its next share before it sleeps: some 100 us, longer
+than it takes from one matrix product to the next. To be woken costs as much as a small product."""
 READY_POLL_S = 0.05
 READY_S = 120.0
 REVIVE_S = 3.0
@@ -113,7 +116,7 @@ def specs(
     one that samples and one that learns, or a worker for each consumer, as on a cluster; and a vLLM
     server, where one is to be started, which stops after those who ask it. Threads of
     numerical code are set on purpose: all cores for a device worker (half of them where two work at
-    once), and waiting threads sleep instead of spinning, for others need the cores too."""
+    once), and waiting threads spin for a moment only, then sleep, for others need the cores too."""
     shared = {
         **environ,
         "HEADRACE_HOME": str(settings.home),
@@ -121,6 +124,7 @@ def specs(
         "HEADRACE_DATABASE_URL": database_url,
         "PYTHONUNBUFFERED": "1",
         "OMP_WAIT_POLICY": environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+        "GOMP_SPINCOUNT": environ.get("GOMP_SPINCOUNT", SPIN),
     }
     cores = len(os.sched_getaffinity(0))
     threads = max(1, cores // 2) if settings.workers == "two" else cores

@@ -8,6 +8,7 @@ them down. Bytes are deterministic: safetensors orders tensors by name, and the 
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from trainer.critic import Critic, fresh_critic
 from trainer.decoder import Decoder
 from trainer.fallback import Fallback
 from trainer.forward import DIRECT, Forward
+from trainer.fused_pass import fits, fused_hidden
 from trainer.head import logits_of
 from trainer.logprobs import chosen_logprobs
 from trainer.lora import adapter_config, fresh_adapter, target_modules
@@ -85,9 +87,9 @@ class Policy:
             attend = packed_attend(micro, kv_heads=decoder.kv_heads)
         else:
             attend = varlen_attend(spans_of(micro.segments, device=micro.tokens_N.device))
-        hidden_N_H = decoder.hidden(
-            weights, micro.tokens_N, micro.positions_N, attend, self.forward
-        )
+        fused = fits(weights, num_bytes=self.loaded.base.num_bytes)
+        run = partial(fused_hidden, decoder) if fused else decoder.hidden
+        hidden_N_H = run(weights, micro.tokens_N, micro.positions_N, attend, self.forward)
         return hidden_N_H.index_select(0, micro.predictor_M), decoder.head(weights)
 
     def logits(self, micro: MicroBatch, *, reference: bool = False) -> torch.Tensor:

@@ -5,7 +5,7 @@ sampler has a copy of its own with all of it added up: `trainer/sampler/model.py
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,8 @@ class Trainable:
     scale: float
     dtype: torch.dtype
     """what is computed in: the base's. Trained tensors are fp32 masters, rounded as they are used."""
+    frozen: bool = True
+    """whether adapters are all that is trained"""
 
     def tensor(self, name: str) -> torch.Tensor | None:
         """A tensor that no adapter touches: norms and embeddings."""
@@ -45,7 +47,7 @@ class Trainable:
         """The same, rounded once for many passes that need no gradients."""
         base = {name: tensor.to(self.dtype) for name, tensor in self.base.items()}
         pairs = {m: (a.to(self.dtype), b.to(self.dtype)) for m, (a, b) in self.pairs.items()}
-        return Trainable(base, pairs, self.scale, self.dtype)
+        return replace(self, base=base, pairs=pairs)
 
     def project(self, x_N_H: torch.Tensor, layer: int, what: str) -> tuple[torch.Tensor, ...]:
         """The outputs of the modules that `what` names, in their order."""
@@ -76,7 +78,7 @@ def trainable(base: Tensors, trained: Tensors, *, alpha: float) -> Trainable:
     full = {name: t for name, t in trained.items() if not name.startswith(PEFT_PREFIX)}
     rank = next((a.shape[0] for a, _ in pairs.values()), 1)
     dtype = next((t.dtype for t in base.values() if t.is_floating_point()), torch.float32)
-    return Trainable({**base, **_tied(base, full)}, pairs, alpha / rank, dtype)
+    return Trainable({**base, **_tied(base, full)}, pairs, alpha / rank, dtype, frozen=not full)
 
 
 def _tied(base: Tensors, full: Tensors) -> Tensors:

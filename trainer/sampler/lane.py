@@ -2,10 +2,14 @@
 
 With `fixed` the shapes of a step never change: the same number of rows (dummies fill up), the same
 capacity, whatever company a row has. A row's bits are then its own, which `independent` checks on
-the machine at hand before a lane is trusted. Without it the step computes the rows that are there.
+the machine at hand before a lane is trusted, and no compiler's: torch decodes, for a worker that cannot
+compile `decode.c` just now (a full disk) must go on with the same bits. Without it the step computes the
+rows that are there.
 
 Legend: R rows, A query heads, K key heads, G query heads per key head, C capacity, D head size.
 """
+
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -18,10 +22,6 @@ from trainer.sampler.rows import Row, parameters
 STEPS_OF_CAPACITY = (32, 64, 128, 192, 256, 384, 512, 768)
 ROUND_ROWS = 8
 ROUND_PLACES = 16
-NARROW = 512
-"""Up to this hidden size one thread decodes: a step is hundreds of products of some 30 us, and to wake
-a second thread for each costs more than it takes off. A function of the model, not of a trial run:
-another number of threads can give other bits."""
 
 
 def capacity_for(length: int) -> int:
@@ -105,17 +105,23 @@ class Lane:
         logits_R_V = self.logits(
             torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device)
         )
-        drawn = choose(logits_R_V, **parameters(self.rows, num))
+        with self._threads():
+            drawn = choose(logits_R_V, **parameters(self.rows, num))
         for row, token, logprob in zip(self.rows, *drawn, strict=False):
             row.take(token, logprob)
 
     @torch.inference_mode()
     def logits(self, tokens_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
         """Read one token per row into the cache; the logits (R, vocabulary) after it."""
-        narrow = self.model.embedding.shape[1] <= NARROW
-        with threads(1 if narrow else torch.get_num_threads()):
+        native = self.model.native
+        if native is not None and not self.fixed:
+            return native.logits(tokens_R, positions_R, self.keys, self.values)
+        with self._threads():
             attend = self._attend(positions_R, self._seen())
             return self.model.logits(self.model.hidden(tokens_R, positions_R, attend))
+
+    def _threads(self) -> AbstractContextManager[None]:
+        return threads(1 if self.model.narrow else torch.get_num_threads())
 
     def _seen(self) -> int:
         """How many places a step looks at: all of them where shapes are fixed, else as many as the

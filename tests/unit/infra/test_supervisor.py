@@ -219,9 +219,11 @@ def test_threads_are_set_on_purpose_and_a_user_may_choose(tmp_path: Path) -> Non
     control, worker = specs(settings, {}, database_url="postgresql:///x")
     assert worker.environment["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
     assert worker.environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert 0 < int(worker.environment["GOMP_SPINCOUNT"]) < 10_000, "a moment, not milliseconds"
     assert control.environment["HEADRACE_DATABASE_URL"] == "postgresql:///x"
-    _, chosen = specs(settings, {"OMP_NUM_THREADS": "3"}, database_url="postgresql:///x")
-    assert chosen.environment["OMP_NUM_THREADS"] == "3"
+    own = {"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "7"}
+    _, chosen = specs(settings, own, database_url="postgresql:///x")
+    assert own.items() <= chosen.environment.items()
 
 
 def test_the_end_of_a_log_is_bounded(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from trainer.chat import Chat
 from trainer.decoder import decoder_of
 from trainer.fallback import Fallback
 from trainer.policy import Loaded
-from trainer.sampler import lane as lanes
+from trainer.sampler import model as models
 from trainer.sampler.core import Core
 from trainer.sampler.draws import Draws
 from trainer.sampler.lane import Lane, capacity_for, independent
@@ -41,9 +41,9 @@ def test_narrow_models_decode_with_one_thread(
         return torch.zeros(8, 32)
 
     model = Core()._model(_row().version)
-    lane = Lane(model, capacity=32, size=8, fixed=True)
+    lane = Lane(replace(model, native=None), capacity=32, size=8, fixed=True)
     monkeypatch.setattr(type(model), "hidden", heard)
-    monkeypatch.setattr(lanes, "NARROW", narrow)
+    monkeypatch.setattr(models, "NARROW", narrow)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -17,6 +17,7 @@ from trainer.sampler.model import Apart, Fused, model_of
 from trainer.weights import Trainable, trainable
 
 QWEN3 = family("qwen3").config
+QWEN2 = family("qwen2.5").config
 
 
 def _llama() -> PreTrainedConfig:
@@ -57,7 +58,7 @@ def decoder(base: Base) -> Decoder:
     return found
 
 
-@pytest.mark.parametrize("config", [_llama, family("qwen2.5").config, QWEN3])
+@pytest.mark.parametrize("config", [_llama, QWEN2, QWEN3])
 def test_fused_logits_are_the_learner_s(config: Callable[[], PreTrainedConfig]) -> None:
     base = base_of(config)
     shape = decoder(base)
