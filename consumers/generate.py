@@ -7,13 +7,15 @@ The row's label is never passed on: workflows see the prompt and the metadata on
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
 from consumers.excerpt import excerpt
 from consumers.needs import need
 from infra.externals import Session
 from infra.ports import Ports
-from schemas.errors import FailureCategory, TransientError, UserCodeError
+from schemas.datasets import Row
+from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
 from schemas.messages import GenerateGroup, GenerateSample, GroupSampled, SampleFinished
 from schemas.sampling import (
@@ -87,11 +89,13 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
     """Run the workflow once against a session of its own. Raises TransientError when the engine or
     the sandbox is gone."""
     rollout = need(effect.spec.template.rollout, "rollout")
+    row = (await ports.datasets.rows(effect.spec.template.dataset))[effect.spec.row]
+    await _at_hand(need(ports.sampler, "sampler"), _request(effect.spec, effect.index, row.prompt))
     session = need(ports.gateway, "gateway").open(
         effect.spec, effect.index, deadline_s=rollout.workflow_timeout_s
     )
     try:
-        returned = await _run_workflow(effect, rollout, ports, session)
+        returned = await _run_workflow(effect, rollout, row, ports, session)
     finally:
         turns, conversation = session.close()
     if session.interrupted:
@@ -107,12 +111,18 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
     return SampleFinished(effect=effect, artifact=artifact, entry=entry_of(record))
 
 
+async def _at_hand(sampler: Sampler, request: SampleRequest) -> None:
+    """A workflow's time is its own: it does not begin before its policy can be sampled from. What is
+    refused, its first request is told."""
+    with contextlib.suppress(Refused, CorruptData):
+        await sampler.prepare(request)
+
+
 async def _run_workflow(
-    effect: GenerateSample, rollout: RolloutRef, ports: Ports, session: Session
+    effect: GenerateSample, rollout: RolloutRef, row: Row, ports: Ports, session: Session
 ) -> tuple[Message, ...] | SampleFailure | None:
     """What the workflow returned (None: nothing), or how it failed."""
     spec = effect.spec
-    row = (await ports.datasets.rows(spec.template.dataset))[spec.row]
     try:
         result = await need(ports.user, "sandbox").run_workflow(
             rollout,

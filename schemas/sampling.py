@@ -135,6 +135,11 @@ class Sampler(Protocol):
         TransientError when the engine is gone."""
         ...
 
+    async def prepare(self, request: SampleRequest) -> None:
+        """Get all that this request is sampled from (base model, weights, a server that has them),
+        however long it takes. Raises TransientError; what else is wrong, `sample` may say."""
+        ...
+
 
 class Sequence(Value):
     """One training row: ids, which of them are actions, and the behaviour logprobs."""

@@ -194,6 +194,24 @@ async def test_with_every_server_away_a_request_waits_for_one(
             assert (await task).completion_ids
 
 
+async def test_to_prepare_is_to_wait_for_a_server_that_has_the_version(
+    base: Fallback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "BACK_S", 0.01)
+    fake = FakeVllm(base)
+    async with fake_vllms(fake) as urls, sampling_on(urls, tmp_path) as world:
+        await fake.die()
+        asked = request(policy=await world.policy(1))
+        task = asyncio.create_task(world.sampler.prepare(asked))
+        await eventually(lambda: world.sampler.fleet.replicas[0].away is not None)
+        assert not task.done()
+        await fake.start()
+        await task
+        assert (len(fake.loads), sampled(fake)) == (1, 0)
+        await world.sampler.sample(asked)
+        assert (len(fake.loads), sampled(fake)) == (1, 1)
+
+
 async def test_a_server_that_ignores_its_adapter_is_fenced_and_the_other_goes_on(
     world: World, fakes: tuple[FakeVllm, FakeVllm]
 ) -> None:

@@ -52,6 +52,10 @@ class FakeSampler:
     def __init__(self, answer: Callable[[SampleRequest], Turn]) -> None:
         self._answer = answer
         self.requests: list[SampleRequest] = []
+        self.prepared: list[SampleRequest] = []
+
+    async def prepare(self, request: SampleRequest) -> None:
+        self.prepared.append(request)
 
     async def sample(self, request: SampleRequest) -> Turn:
         self.requests.append(request)

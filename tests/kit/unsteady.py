@@ -19,6 +19,9 @@ class UnsteadySampler:
         self._inner = inner
         self._draw = random.Random(f"sampler/{seed}")
 
+    async def prepare(self, request: SampleRequest) -> None:
+        await self._inner.prepare(request)
+
     async def sample(self, request: SampleRequest) -> Turn:
         await asyncio.sleep(self._draw.uniform(0, LONGEST_S))
         turn = await self._inner.sample(request)

@@ -47,6 +47,11 @@ class TorchSampler:
         row = row_of(request, version, self._chat(request, loaded), context=loaded.base.context)
         return await self._sampled(row)
 
+    async def prepare(self, request: SampleRequest) -> None:
+        """Load base model and weights. Raises what `sample` raises."""
+        await self._store.loaded(request.model)
+        await self._store.trained(request.policy)
+
     def _chat(self, request: SampleRequest, loaded: Loaded) -> Chat:
         key = request.model.model_dump_json()
         chat = self._chats.get(key)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from consumers.rollout import CONSUMER, perform
 from infra.externals import WorkflowResult
 from schemas.datasets import Row
-from schemas.errors import FailureCategory, TransientError, UserCodeError
+from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
 from schemas.events import Event, GroupGenerated, GroupsRequested, SampleGenerated
 from schemas.ids import Purpose, group_stream
 from schemas.messages import (
@@ -217,17 +217,21 @@ async def test_an_engine_that_is_gone_is_no_fact_about_a_sample(tmp_path: Path) 
         await perform(GenerateGroup(spec=spec), world.ports)
 
 
-async def worked(directory: Path, workflow: Workflow) -> tuple[SampleRecord, SampleEntry, object]:
+async def worked(
+    directory: Path, workflow: Workflow, *, sampler: FakeSampler | None = None
+) -> tuple[SampleRecord, SampleEntry, object]:
     """One sample of a workflow: its record, its entry, and what the workflow was given."""
+    sampler = sampler or FakeSampler(lambda request: turn("unheard"))
     gateway = FakeGateway()
     user = FakeUserCode(gateway=gateway, workflow=workflow)
-    world = bench(directory, gateway=gateway, user=user)
+    world = bench(directory, sampler=sampler, gateway=gateway, user=user)
     of = template(workflow="Say", num_samples=1, dataset=await world.dataset(ROW))
     outcome = await perform(GenerateSample(spec=group_spec(of, row=0), index=0), world.ports)
     assert isinstance(outcome, SampleFinished)
     [session] = gateway.sessions.values()
     assert session.closed
     assert session.deadline_s == 450
+    assert len(sampler.prepared) == 1
     [record] = (await batch_of(world, outcome.artifact)).samples
     return record, outcome.entry, user.seen_by_workflow
 
@@ -281,3 +285,38 @@ async def test_a_fault_of_the_platform_is_no_fact_about_a_sample(tmp_path: Path)
 
     with pytest.raises(TransientError):
         await worked(tmp_path, interrupted)
+
+
+class Unprepared(FakeSampler):
+    """Cannot be sampled from for this reason."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(lambda request: turn("unheard"))
+        self.reason = reason
+
+    async def prepare(self, request: SampleRequest) -> None:
+        await super().prepare(request)
+        raise self.reason
+
+
+async def test_a_workflow_s_time_begins_once_its_policy_can_be_sampled_from(tmp_path: Path) -> None:
+    """Twin: with nothing to wait for the same workflow runs."""
+    begun: list[bool] = []
+
+    def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
+        begun.append(True)
+        return WorkflowResult((*prompt, session.ask(prompt, "5")))
+
+    with pytest.raises(TransientError, match="no server is there"):
+        await worked(tmp_path, workflow, sampler=Unprepared(TransientError("no server is there")))
+    assert not begun
+    await worked(tmp_path, workflow)
+    assert begun
+
+
+async def test_what_the_sampler_refuses_the_workflow_s_request_is_told(tmp_path: Path) -> None:
+    def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:
+        raise UserCodeError(FailureCategory.AGENT, "the policy endpoint answered 400: too large")
+
+    _, written, _ = await worked(tmp_path, workflow, sampler=Unprepared(Refused("too large")))
+    assert written.message == "the policy endpoint answered 400: too large"

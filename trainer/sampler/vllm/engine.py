@@ -32,6 +32,17 @@ class VllmSampler:
         """Sample one completion. Raises UserCodeError(PROMPT_TOO_LONG) when the prompt does not fit,
         Refused for what vLLM cannot do, TransientError when no server is there."""
         _refuse(request)
+        return await self._sampled(request, await self._asked(request))
+
+    async def prepare(self, request: SampleRequest) -> None:
+        """Wait for a server, and load the version into all of them. Raises what `sample` raises."""
+        _refuse(request)
+        asked = await self._asked(request)
+        async with self.fleet.serving(asked, affinity=affinity_of(request.key)):
+            pass
+
+    async def _asked(self, request: SampleRequest) -> Asked:
+        """What the servers are asked for. Raises TransientError when this engine has closed."""
         if self._closed:
             raise TransientError("the sampling engine has closed; another worker will sample this")
         loaded = await self._store.loaded(request.model)
@@ -41,9 +52,7 @@ class VllmSampler:
             key, Chat(loaded.base.tokenizer, loaded.base.stop_ids)
         )
         version = Version(key, loaded, trained, request.lora_alpha)
-        return await self._sampled(
-            request, Asked(version, chat, weights.sha256 if weights else None)
-        )
+        return Asked(version, chat, weights.sha256 if weights else None)
 
     async def _sampled(self, request: SampleRequest, asked: Asked) -> Turn:
         """Ask until a server answers; those that break off are left out of the next try."""
