@@ -49,6 +49,18 @@ def test_every_promise_has_a_test_and_says_what_it_does_not_promise() -> None:
             assert "**How.**" in section, name
 
 
+def test_the_index_leads_to_every_page_and_nowhere_else() -> None:
+    index = ROOT / "docs" / "README.md"
+    links = [
+        (index.parent / link).resolve()
+        for link in re.findall(r"\]\(([^)#]+)\)", index.read_text())
+        if "://" not in link
+    ]
+    assert [link for link in links if not link.exists()] == []
+    pages = {path.resolve() for path in (ROOT / "docs").rglob("*.md")} - {index.resolve()}
+    assert pages - set(links) == set()
+
+
 def commands() -> Iterator[tuple[str, str]]:
     """(page, command) of each `headrace ...` in code: between backticks, or a line of a block."""
     for path in PAGES:
