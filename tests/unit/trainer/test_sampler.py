@@ -16,9 +16,11 @@ from trainer.engine import Engine
 from trainer.sampler import lane as lanes
 from trainer.sampler import model as models
 from trainer.sampler.core import Core
-from trainer.sampler.lane import Lane, capacity_for, independent
+from trainer.sampler.lane import Lane, capacity_for, independent, row_bytes
 from trainer.sampler.limits import CPU
+from trainer.sampler.model import model_of
 from trainer.sampler.rows import Row
+from trainer.weights import trainable
 
 PROMPTS = ("hi", "What is 47 + 38?", "a somewhat longer prompt, to be sure")
 
@@ -258,6 +260,30 @@ async def test_an_engine_failure_reaches_every_caller_and_passes(
         await together(engine, [request(sample=i, max_new_tokens=5) for i in range(3)])
     monkeypatch.undo()
     await engine.sampler.sample(request())
+
+
+async def test_rows_that_do_not_fit_into_memory_name_the_knobs(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Lane) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(Lane, "step", full)
+    with pytest.raises(Refused, match=r"training\.max_response_length \(it is 5\)"):
+        await together(engine, [request(sample=i, max_new_tokens=5) for i in range(3)])
+    monkeypatch.undo()
+    await engine.sampler.sample(request())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_row_counts_the_bytes_that_its_cache_takes(dtype: torch.dtype) -> None:
+    version = _row().version
+    view = replace(trainable(version.loaded.base.tensors, {}, alpha=1.0), dtype=dtype)
+    decoder = version.loaded.decoder
+    assert decoder is not None
+    lane = Lane(model_of(decoder, view, num_bytes=1), capacity=64, size=4, fixed=False)
+    assert lane.row_bytes == (lane.keys.nbytes + lane.values.nbytes) // 4
+    assert row_bytes(decoder, 64, dtype) == lane.row_bytes
 
 
 async def test_logits_that_are_not_finite_fail_the_sample(engine: Engine, shelf: Shelf) -> None:
