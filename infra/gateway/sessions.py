@@ -39,7 +39,7 @@ class Asked:
 @dataclass(slots=True)
 class GatewaySession:
     """`infra.externals.Session`: usable until closed, past its deadline, or out of budget. Its time
-    begins with its first request: a process for the workflow may have had to start, or to wait, before."""
+    begins with its first request: before, a process for the workflow may have had to start."""
 
     spec: GroupSpec
     index: int

@@ -84,7 +84,8 @@ class Core:
                 if not row.cancelled:
                     sample_plainly(row)
             else:
-                room -= row_bytes(decoder, capacity_for(row.length + 1))
+                dtype = row.version.loaded.base.model.dtype
+                room -= row_bytes(decoder, capacity_for(row.length + 1), dtype)
                 if room < 0 and (lean or active):
                     break
                 lean.append(row)
@@ -139,7 +140,8 @@ class Core:
     def _new_lane(self, version: Version, capacity: int, *, fixed: bool) -> Lane:
         model = self._model(version)
         decoder = model.decoder
-        room = max(1, self._limits.lane_bytes // row_bytes(decoder, capacity))
+        num_bytes = row_bytes(decoder, capacity, model.embedding.dtype)
+        room = max(1, self._limits.lane_bytes // num_bytes)
         size = min(FIXED_ROWS if fixed else self._limits.most_rows, room)
         known = (decoder, capacity)
         if fixed and known not in self._sizes:

@@ -6,9 +6,12 @@ at a time, so that newcomers join and learner jobs get their turn.
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
+
+import torch
 
 from schemas.errors import Refused, TransientError
-from schemas.sampling import SampleRequest, Turn
+from schemas.sampling import SampleRequest, SamplingParams, Turn
 from trainer.chat import Chat
 from trainer.policy import Loaded
 from trainer.sampler.core import Core
@@ -102,6 +105,13 @@ class TorchSampler:
             over = await self._store.device.run(
                 self._core.advance, rows, lambda: bool(self._arrivals)
             )
+        except torch.OutOfMemoryError as error:
+            self._core = Core()
+            params = [row.params for row, _ in waiting.values()]
+            refused = Refused(out_of_memory(params))
+            refused.__cause__ = error
+            _fail(waiting, refused)
+            return
         except Exception as error:  # whatever went wrong in there, callers must hear of it
             self._core = Core()
             _fail(waiting, TransientError(f"sampling failed: {error!r}; it will be tried again"))
@@ -125,7 +135,18 @@ Waiting = dict[int, tuple[Row, asyncio.Future[None]]]
 """Rows on the device thread by their identity, and who waits for them."""
 
 
-def _fail(waiting: Waiting, error: TransientError) -> None:
+def out_of_memory(params: Sequence[SamplingParams]) -> str:
+    """Which knobs there are when rows do not fit: a row's cache grows with its prompt and answer."""
+    prompt = max((p.max_prompt_tokens for p in params), default=0)
+    answer = max((p.max_new_tokens for p in params), default=0)
+    return (
+        f"the sampler's device ran out of memory: lower training.max_response_length (it is {answer}) "
+        f"or training.max_prompt_length ({prompt}), or let the learner leave more of it: lower "
+        "advanced.micro_batch_tokens, or HEADRACE_WORKERS=one, whose sampler and learner take turns"
+    )
+
+
+def _fail(waiting: Waiting, error: Exception) -> None:
     for _, future in waiting.values():
         if not future.done():
             future.set_exception(error)

@@ -32,9 +32,10 @@ def capacity_for(length: int) -> int:
     return -(-length // 512) * 512
 
 
-def row_bytes(decoder: Decoder, capacity: int) -> int:
-    """The cache of one row: keys and values in fp32."""
-    return 8 * decoder.num_layers * decoder.kv_heads * capacity * decoder.head_dim
+def row_bytes(decoder: Decoder, capacity: int, dtype: torch.dtype) -> int:
+    """The cache of one row: keys and values, in the type that is computed in."""
+    places = decoder.num_layers * decoder.kv_heads * capacity
+    return 2 * dtype.itemsize * places * decoder.head_dim
 
 
 class Lane:
@@ -59,7 +60,7 @@ class Lane:
 
     @property
     def row_bytes(self) -> int:
-        return row_bytes(self.decoder, self.capacity)
+        return row_bytes(self.decoder, self.capacity, self.keys.dtype)
 
     def fits(self, model: Model) -> bool:
         """Whether an empty lane can serve this version next."""

@@ -14,8 +14,10 @@ from trainer.policy import Loaded
 from trainer.sampler import model as models
 from trainer.sampler.core import Core
 from trainer.sampler.draws import Draws
-from trainer.sampler.lane import Lane, capacity_for, independent
+from trainer.sampler.lane import Lane, capacity_for, independent, row_bytes
+from trainer.sampler.model import model_of
 from trainer.sampler.rows import Row, Version
+from trainer.weights import trainable
 
 
 @pytest.mark.parametrize(("fixed", "seen"), [(True, 64), (False, 48)])
@@ -94,3 +96,14 @@ def _row() -> Row:
         max_new_tokens=4,
         draws=Draws(asked.key, seed=0, prompt="p", occurrence=0),
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_row_counts_the_bytes_that_its_cache_takes(dtype: torch.dtype) -> None:
+    version = _row().version
+    view = replace(trainable(version.loaded.base.tensors, {}, alpha=1.0), dtype=dtype)
+    decoder = version.loaded.decoder
+    assert decoder is not None
+    lane = Lane(model_of(decoder, view, num_bytes=1), capacity=64, size=4, fixed=False)
+    assert lane.row_bytes == (lane.keys.nbytes + lane.values.nbytes) // 4
+    assert row_bytes(decoder, 64, dtype) == lane.row_bytes

@@ -258,6 +258,19 @@ async def test_an_engine_failure_reaches_every_caller_and_passes(
     await engine.sampler.sample(request())
 
 
+async def test_rows_that_do_not_fit_into_memory_name_the_knobs(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Lane) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(Lane, "step", full)
+    with pytest.raises(Refused, match=r"training\.max_response_length \(it is 5\)"):
+        await together(engine, [request(sample=i, max_new_tokens=5) for i in range(3)])
+    monkeypatch.undo()
+    await engine.sampler.sample(request())
+
+
 async def test_logits_that_are_not_finite_fail_the_sample(engine: Engine, shelf: Shelf) -> None:
     first = await engine.learner.initialize(job(seed=1))
     version = await engine.sampler._store.trained(shelf.policy(first.state))
