@@ -53,7 +53,7 @@ class ProcessSandbox:
         self._warm: OrderedDict[tuple[str, str], ConfinedProcess] = OrderedDict()
         self._starting: dict[tuple[str, str], asyncio.Lock] = {}
         self._trees: dict[str, Path] = {}
-        self._suspects: set[str] = set()
+        self._deaths: dict[str, int] = {}
         self._alone = asyncio.Semaphore(ALONE)
         logger.warning(
             "sandbox level 'process': user code runs as %s with limits, but sees this machine's files "
@@ -137,33 +137,31 @@ class ProcessSandbox:
     async def _call(
         self, rollout: RolloutRef, role: str, name: str, message: Json, *, deadline_s: float
     ) -> Json:
-        if name in self._suspects:
-            return await self._call_alone(rollout, role, name, message, deadline_s)
-        process = await self._process(rollout, role)
+        """One attempt. Raises TransientError when its process ended under it: what the attempt has asked
+        the policy by then must not be part of the next one, which begins anew."""
+        deaths = self._deaths.pop(name, 0)
         try:
+            if deaths:
+                return await self._call_alone(rollout, role, name, message, deadline_s)
+            process = await self._process(rollout, role)
             return await process.call(name, message, deadline_s=deadline_s)
         except Ended as error:
-            self._suspects.add(name)
-            raise TransientError(f"{error}; {name} runs again, alone") from error
+            if deaths < TRIES:
+                self._deaths[name] = deaths + 1
+                raise TransientError(f"{error}; {name} runs again, alone") from error
+            raise UserCodeError(
+                FailureCategory.PROCESS, f"its process ended whenever {name} ran alone in it"
+            ) from error
 
     async def _call_alone(
         self, rollout: RolloutRef, role: str, name: str, message: Json, deadline_s: float
     ) -> Json:
-        try:
-            async with self._alone:
-                for _ in range(TRIES):
-                    process = await self._start(rollout, role)
-                    try:
-                        return await process.call(name, message, deadline_s=deadline_s)
-                    except Ended:
-                        continue
-                    finally:
-                        await process.aclose()
-        finally:
-            self._suspects.discard(name)
-        raise UserCodeError(
-            FailureCategory.PROCESS, f"its process ended whenever {name} ran alone in it"
-        )
+        async with self._alone:
+            process = await self._start(rollout, role)
+            try:
+                return await process.call(name, message, deadline_s=deadline_s)
+            finally:
+                await process.aclose()
 
     async def _process(self, rollout: RolloutRef, role: str) -> ConfinedProcess:
         """The warm process of a rollout and role; started once, whoever asks first."""

@@ -7,7 +7,6 @@ POST /internal/sample                          the API's checkpoint chat, with t
 import asyncio
 import contextlib
 import hmac
-import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -60,7 +59,7 @@ class HttpGateway:
             index=index,
             base_url=f"{self._url}{PREFIX}{sample}",
             api_key=new_key(),
-            ends_at=time.monotonic() + deadline_s,
+            deadline_s=deadline_s,
         )
         if len(self._sessions) > KEPT_SESSIONS:
             self._sessions = {k: s for k, s in self._sessions.items() if not s.closed}
@@ -118,7 +117,7 @@ class HttpGateway:
         messages = tuple(message.plain() for message in request.messages)
         noted, wanted = session.ask(messages, max_tokens=request.limit)
         try:
-            async with asyncio.timeout(max(0.0, session.ends_at - time.monotonic())):
+            async with asyncio.timeout(max(0.0, session.left_s())):
                 turn = await self._sample(wanted)
         except TimeoutError as error:
             raise GatewayError(408, "deadline_exceeded", "this sample's time is over") from error

@@ -38,13 +38,15 @@ class Asked:
 
 @dataclass(slots=True)
 class GatewaySession:
-    """`infra.externals.Session`: usable until closed, past its deadline, or out of budget."""
+    """`infra.externals.Session`: usable until closed, past its deadline, or out of budget. Its time
+    begins with its first request: before it a process may have had to start, or to wait."""
 
     spec: GroupSpec
     index: int
     base_url: str
     api_key: str
-    ends_at: float
+    deadline_s: float
+    began: float | None = None
     closed: bool = False
     interrupted: bool = False
     asked: list[Asked] = field(default_factory=list)
@@ -55,11 +57,18 @@ class GatewaySession:
         turns = tuple(one.turn for one in answered if one.turn is not None)
         return turns, answered[-1].whole if answered else ()
 
+    def left_s(self) -> float:
+        """Seconds until its time is over."""
+        spent = 0.0 if self.began is None else time.monotonic() - self.began
+        return self.deadline_s - spent
+
     def authorize(self, key: str) -> None:
         """Raises GatewayError unless this key may still ask."""
         if not hmac.compare_digest(key.encode(), self.api_key.encode()):
             raise GatewayError(401, "invalid_api_key", "this key is not this sample's key")
-        if self.closed or time.monotonic() > self.ends_at:
+        if self.began is None:
+            self.began = time.monotonic()
+        if self.closed or self.left_s() < 0:
             raise GatewayError(408, "deadline_exceeded", "this sample's time is over")
         if len(self.asked) >= MOST_TURNS:
             raise GatewayError(

@@ -159,6 +159,8 @@ async def test_time_and_budget_are_limited(
             await ai.chat.completions.create(model="m", messages=[HELLO])
     sampler.slow_s = 5
     short = gateway.open(group_spec(template()), 2, deadline_s=0.05)
+    await asyncio.sleep(0.1)
+    assert short.left_s() == 0.05, "its time begins with its first request"
     async with client(short) as ai:
         with pytest.raises(openai.APIStatusError, match="time is over"):
             await ai.chat.completions.create(model="m", messages=[HELLO])

@@ -137,7 +137,7 @@ async def run(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
 
 async def failure(user: ProcessSandbox, rollout: RolloutRef, what: str) -> UserCodeError:
     """How a sample fails, run again (as its effect would be) when the fault may be another's."""
-    for _ in range(3):
+    for _ in range(module.TRIES + 1):
         try:
             await run(user, rollout, what)
         except TransientError:
@@ -168,7 +168,7 @@ async def test_a_sample_fails_alone_and_says_how(
 
 async def until_known(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
     """What a sample answers, or how it fails; run again, as its effect would be."""
-    for _ in range(3):
+    for _ in range(module.TRIES + 1):
         try:
             return await run(user, rollout, what)
         except TransientError:
@@ -207,6 +207,23 @@ async def test_a_process_that_is_killed_is_not_the_samples_fault(
         mortal = rollout.model_copy(update={"env": {"DEATHS": deaths}})
         assert await until_known(user, mortal, "fine") == ends
         assert file.read_text() == "0"
+
+
+async def test_an_attempt_whose_process_was_killed_is_never_gone_on_with(
+    user: ProcessSandbox, rollout: RolloutRef
+) -> None:
+    """Each call runs the sample once: what a killed attempt has asked the policy stays its own."""
+    with tempfile.TemporaryDirectory() as deaths:
+        Path(deaths).chmod(0o755)
+        file = Path(deaths, "running")
+        file.write_text("2")
+        file.chmod(0o666)
+        mortal = rollout.model_copy(update={"env": {"DEATHS": deaths}})
+        for left in ("1", "0"):
+            with pytest.raises(TransientError, match="runs again, alone"):
+                await run(user, mortal, "fine")
+            assert file.read_text() == left
+        assert await run(user, mortal, "fine") == "done"
 
 
 async def test_discovery_begins_again_when_its_process_was_killed(
