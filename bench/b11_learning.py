@@ -23,7 +23,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -115,8 +114,7 @@ class Bench:
         load, before = os.getloadavg()[0], cpu_seconds(self._up)
         name = f"b11-{seed}-{uuid4().hex[:6]}"
         run = self._up.submit(config, workspace="matrix", name=name)
-        while (info := self._up.info(run))["run"]["status"] in ("pending", "running"):
-            time.sleep(2)  # answering often would be charged to the platform
+        info = self._up.wait(run, within_s=1200, every_s=2.0)
         used = cpu_seconds(self._up) - before
         assert info["run"]["status"] == "finished", info["run"]
         times = [datetime.fromisoformat(event["time"]) for event in self._up.events(run)]

@@ -79,7 +79,7 @@ def ours(up: Platform, model: Path, rollout: str, *, tokens: int, steps: int) ->
     first step starts the user's processes and is left out of the times, not of the CPU seconds."""
     before = cpu_seconds(up)
     run = up.submit(config(model, rollout, tokens=tokens, steps=steps + 1), workspace="w")
-    info = up.wait(run, within_s=600)
+    info = up.wait(run, within_s=600, every_s=1.0)
     used = cpu_seconds(up) - before
     assert info["run"]["status"] == "finished", info["run"]
     settled = [e for e in up.events(run) if e["type"] == "rl.step.settled"]

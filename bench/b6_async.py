@@ -110,7 +110,7 @@ def measured(running: Platform, mode: str, given: argparse.Namespace) -> Measure
     """Submit, wait, and read the log."""
     said = config(mode, given)
     run = running.submit(said, workspace="w")
-    info = running.wait(run, "finished", within_s=900)
+    info = running.wait(run, "finished", within_s=900, every_s=1.0)
     events = running.events(run)
     settled = list(_of(events, "rl.step.settled"))
     seconds = settled[-1]["at"] - settled[0]["at"]

@@ -58,13 +58,15 @@ HOMES: set[Path] = set()
 """The homes that tests started a platform on."""
 
 
-def eventually(get: Callable[[], T | None], *, within_s: float, what: str) -> T:
+def eventually(
+    get: Callable[[], T | None], *, within_s: float, what: str, every_s: float = 0.05
+) -> T:
     """Poll until `get` returns something that is not None. Raises AssertionError at the deadline,
     which is later than `within_s`, for the machine may be slow."""
     deadline = time.monotonic() + PATIENCE * within_s
     while (value := get()) is None:
         assert time.monotonic() < deadline, f"not within {PATIENCE * within_s:.0f} s: {what}"
-        time.sleep(0.05)
+        time.sleep(every_s)
     return value
 
 
@@ -207,15 +209,17 @@ class Platform:
     def info(self, run: str) -> Any:
         return self.get(f"/runs/{run}")
 
-    def wait(self, run: str, *statuses: str, within_s: float = 120) -> Any:
-        """Until the run has one of these statuses (default: any final one); returns its info."""
+    def wait(self, run: str, *statuses: str, within_s: float = 120, every_s: float = 0.05) -> Any:
+        """Until the run has one of these statuses (default: any final one); returns its info. To be
+        asked costs the platform CPU time: what is measured is asked now and then (`every_s`)."""
         wanted = statuses or ("finished", "failed", "stopped", "killed", "crashed")
 
         def look() -> Any:
             info = self.info(run)
             return info if info["run"]["status"] in wanted else None
 
-        return eventually(look, within_s=within_s, what=f"run {run} {'/'.join(wanted)}")
+        what = f"run {run} {'/'.join(wanted)}"
+        return eventually(look, within_s=within_s, what=what, every_s=every_s)
 
     def events(self, run: str) -> list[Any]:
         """All events of a run, in log order."""
