@@ -47,7 +47,7 @@ from schemas.messages import Effect
 
 logger = logging.getLogger(__name__)
 
-SLOW_POLL_S = 1.0
+SLOW_POLL_S = 5.0
 """How long the perform loop sleeps when nothing wakes it; a lost wake-up costs this much. Nobody tells
 when a lease runs out, or when somebody gives an effect back."""
 
