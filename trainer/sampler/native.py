@@ -1,35 +1,24 @@
-"""Decoding narrow models in one call a step (`decode.c`), where the machine has a C compiler.
+"""Decoding narrow models in one call a step (`trainer/native/decode.c`), where there is a C compiler.
 
-A step of a narrow model is two hundred operations of a few microseconds, and to start one costs as much
-again. The same step as one function of C has nothing to start, and since its rows do not meet, they
-are split over the device's threads: the number of threads changes no bit. It is compiled at the first
-use, for this processor, and kept in the user's cache. Without a compiler, or for a model it does not
-fit, the sampler decodes through torch (`trainer/sampler/model.py`), with other roundings.
+Rows do not meet, so they are split over the device's threads, and the number of threads changes no
+bit. Without a compiler, or for a model it does not fit, the sampler decodes through torch
+(`trainer/sampler/model.py`), with other roundings.
 """
 
 import ctypes
-import hashlib
-import logging
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from trainer.decoder import Decoder
 from trainer.fused import Layer
+from trainer.native.library import library
 
-SOURCE = Path(__file__).with_name("decode.c")
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared")
-COMPILE_S = 120.0
 WIDE, LANES, ROWS = 16, 32, 8
-"""Floats of a vector, outputs of a panel, and rows that are computed together, as in `decode.c`."""
+"""Floats of a vector, outputs of a panel, and rows that are computed together, as in `vectors.h`."""
 
 LAYER = (
     "qkv",
@@ -55,42 +44,6 @@ class _Model(ctypes.Structure):
         ("eps", ctypes.c_float),
         *((name, ctypes.c_void_p) for name in ("embedding", "norm", "head", "layer")),
     ]
-
-
-@cache
-def library() -> ctypes.CDLL | None:
-    """The compiled step, or None where it cannot be had."""
-    compiler = shutil.which(os.environ.get("CC") or "cc")
-    try:
-        processor = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return None
-    if compiler is None:
-        return None
-    kind = sorted(
-        {line for line in processor.splitlines() if line.startswith(("flags", "Features"))}
-    )
-    parts = [SOURCE.read_text(), *FLAGS, os.path.realpath(compiler), *kind]
-    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    try:
-        return ctypes.CDLL(str(_compiled(compiler, f"decode-{name}.so")))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        logging.getLogger(__name__).warning("sampling decodes through torch: %s", error)
-        return None
-
-
-def _compiled(compiler: str, name: str) -> Path:
-    """The library's file in the user's cache; made under another name first, for others look too."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / name
-    if not target.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as directory:
-            made = Path(directory) / name
-            command = [compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"]
-            subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_S)
-            made.replace(target)
-    return target
 
 
 class Native:
@@ -199,7 +152,7 @@ def native_of(
         and embedding.dtype == torch.float32
         and all(size % WIDE == 0 for size in sizes)
     )
-    step = library() if fits else None
+    step = library("decode") if fits else None
     return None if step is None else Native(step, decoder, layers, embedding, norm, head)
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 from tests.kit.postgres import missing
 from tests.unit.trainer.test_sampler_model import QWEN2, QWEN3, _llama, base_of, decoder
 from trainer.lora import fresh_adapter, target_modules
+from trainer.native.library import library
 from trainer.sampler import native
 from trainer.sampler.lane import Lane, independent
 from trainer.sampler.model import Fused, model_of
@@ -22,7 +23,7 @@ ROWS, CAPACITY = 13, 48
 
 @pytest.fixture(autouse=True)
 def compiler() -> None:
-    if native.library() is None:
+    if library("decode") is None:
         missing("no C compiler (apt-get install gcc libc6-dev): the sampler decodes through torch")
 
 
@@ -124,7 +125,7 @@ def test_threads_take_whole_blocks_of_rows(
 
 
 def test_without_a_compiler_torch_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(native, "library", lambda _: None)
     assert fused(QWEN3).native is None
 
 
@@ -133,30 +134,30 @@ def test_a_compiler_that_fails_is_told_and_torch_decodes(
 ) -> None:
     monkeypatch.setenv("CC", "false")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    native.library.cache_clear()
+    library.cache_clear()
     try:
-        assert native.library() is None
+        assert library("decode") is None
     finally:
-        native.library.cache_clear()
-    assert "sampling decodes through torch" in caplog.text
+        library.cache_clear()
+    assert "decode runs through torch" in caplog.text
     assert not list((tmp_path / "headrace").iterdir())
 
 
 def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    native.library.cache_clear()
-    assert native.library() is not None
+    library.cache_clear()
+    assert library("decode") is not None
     (made,) = (tmp_path / "headrace").iterdir()
-    native.library.cache_clear()
+    library.cache_clear()
 
     def refused(*_: object, **__: object) -> None:
         raise subprocess.SubprocessError("compiled again")
 
     monkeypatch.setattr(subprocess, "run", refused)
     try:
-        assert native.library() is not None, made
+        assert library("decode") is not None, made
     finally:
-        native.library.cache_clear()
+        library.cache_clear()
 
 
 def test_sizes_that_are_no_whole_vectors_are_left_to_torch() -> None:

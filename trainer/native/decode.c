@@ -2,19 +2,9 @@
 
    Rows do not meet: whatever a row's number comes from is summed in an order that depends on the
    model's sizes and the row's own position alone. So rows may be split over threads, and a row has the
-   same bits in any company.
+   same bits in any company. */
 
-   Weights are packed in panels of LANES outputs: (outputs / LANES, inputs, LANES), zeros after the last.
-   Vectors are GCC's (and Clang's) own; the compiler maps them to what the processor has. */
-
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-enum { WIDE = 16, LANES = 2 * WIDE, ROWS = 8, AHEAD = 16 * LANES };
-
-typedef float vec __attribute__((vector_size(4 * WIDE), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(4 * WIDE)));
+#include "vectors.h"
 
 typedef struct {
     const float *qkv, *qkv_bias, *qk_norm, *out, *out_bias, *gate_up, *gate_up_bias, *down, *down_bias;
@@ -26,89 +16,6 @@ typedef struct {
     const float *embedding, *norm, *head;
     const Layer *layer;
 } Model;
-
-static inline vec splat(float x) { return x - (vec){0}; }
-
-static inline float sum(vec x) {
-    float total = 0;
-    for (int step = WIDE / 2; step; step /= 2)
-        for (int i = 0; i < step; i++) x[i] += x[i + step];
-    return total + x[0];
-}
-
-static inline vec chosen(ivec where, vec yes, vec no) {
-    return (vec)((where & (ivec)yes) | (~where & (ivec)no));
-}
-
-/* exp to about 1e-7: 2^n e^r with |r| <= ln 2 / 2, and a polynomial for e^r. */
-static inline vec vexp(vec x) {
-    x = chosen(x < -87.3f, splat(-87.3f), x);
-    x = chosen(x > 88.3f, splat(88.3f), x);
-    vec n = x * 1.44269504f + 12582912.0f;
-    n -= 12582912.0f;
-    const vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    vec p = splat(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return p * (vec)((__builtin_convertvector(n, ivec) + 127) << 23);
-}
-
-/* out[r, o] = bias[o] + sum_i x[r, i] w[i, o] (+ what is there, with `add`). A panel is read once from
-   far away and stays near for all rows. */
-static void product(const float *x, int64_t rows, int64_t inputs, const float *w, const float *bias,
-                    int64_t outputs, float *out, int add) {
-    for (int64_t start = 0; start < outputs; start += LANES, w += LANES * inputs) {
-        const int64_t width = outputs - start < LANES ? outputs - start : LANES;
-        for (int64_t first = 0; first < rows; first += ROWS) {
-            const int64_t count = rows - first < ROWS ? rows - first : ROWS;
-            const float *p = w, *at[ROWS];
-            vec a[ROWS], b[ROWS];
-            float found[ROWS][LANES];
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) {
-                at[r] = x + (first + (r < count ? r : 0)) * inputs;
-                a[r] = b[r] = splat(0);
-            }
-            for (int64_t i = 0; i < inputs; i++, p += LANES) {
-                const vec left = *(const vec *)p, right = *(const vec *)(p + WIDE);
-                __builtin_prefetch(p + AHEAD);
-                __builtin_prefetch(p + AHEAD + WIDE);
-#pragma GCC unroll 8
-                for (int r = 0; r < ROWS; r++) {
-                    const float value = at[r][i];
-                    a[r] += value * left;
-                    b[r] += value * right;
-                }
-            }
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) {
-                *(vec *)found[r] = a[r];
-                *(vec *)(found[r] + WIDE) = b[r];
-            }
-            for (int64_t r = 0; r < count; r++) {
-                float *to = out + (first + r) * outputs + start;
-                for (int64_t o = 0; o < width; o++)
-                    to[o] = found[r][o] + (bias ? bias[start + o] : 0) + (add ? to[o] : 0);
-            }
-        }
-    }
-}
-
-static float dot(const float *x, const float *y, int64_t size) {
-    vec total = splat(0);
-    for (int64_t i = 0; i < size; i += WIDE) total += *(const vec *)(x + i) * *(const vec *)(y + i);
-    return sum(total);
-}
-
-/* x over the length of (x, sqrt(size eps)), times `by` where there is one. */
-static void unit(const float *x, const float *by, int64_t size, float eps, float *out) {
-    const float scale = 1.0f / sqrtf(dot(x, x, size) + size * eps);
-    for (int64_t i = 0; i < size; i++) out[i] = x[i] * scale * (by ? by[i] : 1.0f);
-}
 
 /* What one key head's query heads attend to: keys and values (places, size) up to `seen`. */
 static void attend(const float *q, const float *keys, const float *values, int64_t groups, int64_t size,
