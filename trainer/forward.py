@@ -60,6 +60,8 @@ class Forward:
 
     recompute: bool = False
     fuse: bool = False
+    native: bool = True
+    """whether narrow models may take their passes in C"""
 
     def steps(self, device: torch.device) -> Steps:
         """What runs between the matrix products on this device."""

@@ -99,10 +99,11 @@ def layer_of(decoder: Decoder, view: Trainable, layer: int) -> Layer:
     out, out_bias = read("out", None)
     gate_up, gate_up_bias = read("gate_up", None)
     down, down_bias = read("down", None)
+    norms = qk_norm(decoder, view, layer)
     return Layer(
         qkv=qkv,
         qkv_bias=qkv_bias,
-        qk_norm=_qk_norm(decoder, view, layer, order),
+        qk_norm=None if norms is None else norms[:, order[: decoder.head_dim]],
         out=out,
         out_bias=out_bias,
         gate_up=gate_up,
@@ -112,9 +113,8 @@ def layer_of(decoder: Decoder, view: Trainable, layer: int) -> Layer:
     )
 
 
-def _qk_norm(
-    decoder: Decoder, view: Trainable, layer: int, order: torch.Tensor
-) -> torch.Tensor | None:
+def qk_norm(decoder: Decoder, view: Trainable, layer: int) -> torch.Tensor | None:
+    """What each query and key head is multiplied with once its length is 1, (A + K, D)."""
     q_norm, k_norm = (
         view.base.get(layer_module(layer, f"self_attn.{name}.weight"))
         for name in ("q_norm", "k_norm")
@@ -122,7 +122,7 @@ def _qk_norm(
     if q_norm is None or k_norm is None:
         return None
     rows = torch.stack([q_norm] * decoder.heads + [k_norm] * decoder.kv_heads)
-    return rows[:, order[: decoder.head_dim]] * math.sqrt(decoder.head_dim)
+    return rows * math.sqrt(decoder.head_dim)
 
 
 def _merged(view: Trainable, module: str) -> torch.Tensor:

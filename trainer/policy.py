@@ -30,8 +30,9 @@ from trainer.fused_pass import fits, fused_hidden
 from trainer.head import logits_of
 from trainer.logprobs import chosen_logprobs
 from trainer.lora import adapter_config, fresh_adapter, target_modules
+from trainer.native_pass import native_hidden, native_library
 from trainer.varlen import spans_of, varlen_attend
-from trainer.weights import trainable
+from trainer.weights import Trainable, trainable
 
 METADATA = {"format": "pt"}
 MODEL_NAME = "model.safetensors"
@@ -83,14 +84,26 @@ class Policy:
         """The hidden states (M, H), and the head (vocabulary, H) that reads them."""
         trained: Tensors = {} if reference else self.tensors
         weights = trainable(self.loaded.base.tensors, trained, alpha=self.alpha)
+        hidden_N_H = self._all_hidden(decoder, weights, micro)
+        return hidden_N_H.index_select(0, micro.predictor_M), decoder.head(weights)
+
+    def _all_hidden(
+        self, decoder: Decoder, weights: Trainable, micro: MicroBatch
+    ) -> torch.Tensor:
+        """The hidden states (N, H)."""
+        tokens = (micro.tokens_N, micro.positions_N)
+        native = None
+        if self.forward.native and not self.forward.recompute:
+            native = native_library(decoder, weights)
+        if native is not None:
+            return native_hidden(native, decoder, weights, *tokens, micro.segments)
         if micro.blocks:
             attend = packed_attend(micro, kv_heads=decoder.kv_heads)
         else:
             attend = varlen_attend(spans_of(micro.segments, device=micro.tokens_N.device))
         fused = fits(weights, num_bytes=self.loaded.base.num_bytes)
         run = partial(fused_hidden, decoder) if fused else decoder.hidden
-        hidden_N_H = run(weights, micro.tokens_N, micro.positions_N, attend, self.forward)
-        return hidden_N_H.index_select(0, micro.predictor_M), decoder.head(weights)
+        return run(weights, *tokens, attend, self.forward)
 
     def logits(self, micro: MicroBatch, *, reference: bool = False) -> torch.Tensor:
         """The logits (M, vocabulary) that predict each action."""
@@ -164,7 +177,9 @@ def forward_of(loaded: Loaded, advanced: Advanced) -> Forward:
             f"{loaded.base.model.config.model_type!r} runs through Transformers. Leave it out, and "
             "lower advanced.micro_batch_tokens instead"
         )
-    return Forward(recompute=advanced.recompute, fuse=advanced.compile)
+    return Forward(
+        recompute=advanced.recompute, fuse=advanced.compile, native=not advanced.deterministic
+    )
 
 
 def export(tensors: Tensors) -> bytes:

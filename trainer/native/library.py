@@ -16,8 +16,11 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared")
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 COMPILE_S = 120.0
+NARROW = 512
+"""Up to this hidden size a model runs in C. A function of the model, not of a trial run: another way
+gives other bits."""
 
 
 @cache

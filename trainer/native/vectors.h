@@ -2,7 +2,7 @@
 
    Vectors are GCC's (and Clang's) own; the compiler maps them to what the processor has. Every number is
    summed in an order that depends on the sizes and on its own row alone: a row has the same bits in any
-   company.
+   company. Numbers are floats, or doubles with -DDOUBLE, which the tests compare in.
 
    Weights are packed in panels of LANES outputs: (outputs / LANES, inputs, LANES), zeros after the last. */
 
@@ -10,20 +10,34 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { WIDE = 16, LANES = 2 * WIDE, ROWS = 8, AHEAD = 16 * LANES };
+#ifdef DOUBLE
+typedef double real;
+typedef int64_t whole;
+#else
+typedef float real;
+typedef int32_t whole;
+#endif
 
-typedef float vec __attribute__((vector_size(4 * WIDE), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(4 * WIDE)));
+enum { WIDE = 64 / sizeof(real), LANES = 2 * WIDE, ROWS = 8, AHEAD = 16 * LANES };
 
-static inline vec splat(float x) { return x - (vec){0}; }
+typedef real vec __attribute__((vector_size(64), aligned(sizeof(real)), may_alias));
+typedef whole ivec __attribute__((vector_size(64)));
 
-static inline float sum(vec x) {
-    float total = 0;
+static inline vec splat(real x) { return x - (vec){0}; }
+
+static inline real sum(vec x) {
+    real total = 0;
     for (int step = WIDE / 2; step; step /= 2)
         for (int i = 0; i < step; i++) x[i] += x[i + step];
     return total + x[0];
 }
 
+#ifdef DOUBLE
+static inline vec vexp(vec x) {
+    for (int i = 0; i < WIDE; i++) x[i] = exp(x[i]);
+    return x;
+}
+#else
 static inline vec chosen(ivec where, vec yes, vec no) {
     return (vec)((where & (ivec)yes) | (~where & (ivec)no));
 }
@@ -44,18 +58,19 @@ static inline vec vexp(vec x) {
     p = p * r * r + r + 1.0f;
     return p * (vec)((__builtin_convertvector(n, ivec) + 127) << 23);
 }
+#endif
 
 /* out[r, o] = bias[o] + sum_i x[r, i] w[i, o] (+ what is there, with `add`). A panel is read once from
    far away and stays near for all rows. */
-static void product(const float *x, int64_t rows, int64_t inputs, const float *w, const float *bias,
-                    int64_t outputs, float *out, int add) {
+static void product(const real *x, int64_t rows, int64_t inputs, const real *w, const real *bias,
+                    int64_t outputs, real *out, int add) {
     for (int64_t start = 0; start < outputs; start += LANES, w += LANES * inputs) {
         const int64_t width = outputs - start < LANES ? outputs - start : LANES;
         for (int64_t first = 0; first < rows; first += ROWS) {
             const int64_t count = rows - first < ROWS ? rows - first : ROWS;
-            const float *p = w, *at[ROWS];
+            const real *p = w, *at[ROWS];
             vec a[ROWS], b[ROWS];
-            float found[ROWS][LANES];
+            real found[ROWS][LANES];
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
                 at[r] = x + (first + (r < count ? r : 0)) * inputs;
@@ -67,7 +82,7 @@ static void product(const float *x, int64_t rows, int64_t inputs, const float *w
                 __builtin_prefetch(p + AHEAD + WIDE);
 #pragma GCC unroll 8
                 for (int r = 0; r < ROWS; r++) {
-                    const float value = at[r][i];
+                    const real value = at[r][i];
                     a[r] += value * left;
                     b[r] += value * right;
                 }
@@ -78,7 +93,7 @@ static void product(const float *x, int64_t rows, int64_t inputs, const float *w
                 *(vec *)(found[r] + WIDE) = b[r];
             }
             for (int64_t r = 0; r < count; r++) {
-                float *to = out + (first + r) * outputs + start;
+                real *to = out + (first + r) * outputs + start;
                 for (int64_t o = 0; o < width; o++)
                     to[o] = found[r][o] + (bias ? bias[start + o] : 0) + (add ? to[o] : 0);
             }
@@ -86,14 +101,14 @@ static void product(const float *x, int64_t rows, int64_t inputs, const float *w
     }
 }
 
-static float dot(const float *x, const float *y, int64_t size) {
+static real dot(const real *x, const real *y, int64_t size) {
     vec total = splat(0);
     for (int64_t i = 0; i < size; i += WIDE) total += *(const vec *)(x + i) * *(const vec *)(y + i);
     return sum(total);
 }
 
 /* x over the length of (x, sqrt(size eps)), times `by` where there is one. */
-static void unit(const float *x, const float *by, int64_t size, float eps, float *out) {
-    const float scale = 1.0f / sqrtf(dot(x, x, size) + size * eps);
-    for (int64_t i = 0; i < size; i++) out[i] = x[i] * scale * (by ? by[i] : 1.0f);
+static void unit(const real *x, const real *by, int64_t size, real eps, real *out) {
+    const real scale = 1 / sqrt(dot(x, x, size) + size * eps);
+    for (int64_t i = 0; i < size; i++) out[i] = x[i] * scale * (by ? by[i] : 1);
 }
