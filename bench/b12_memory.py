@@ -24,7 +24,7 @@ from schemas.config import RunConfig
 from schemas.learning import GradedGroup, LearnerJob
 from schemas.sampling import ModelRef, SampleRecord
 from schemas.sampling import Sequence as TokenSequence
-from trainer import grpo
+from trainer import grpo, native_pass
 from trainer.base import build_base
 from trainer.decoder import decoder_of
 from trainer.fallback import Fallback
@@ -116,6 +116,7 @@ def peak(
     vocabulary = len(policy.loaded.base.tensors["model.embed_tokens.weight"])
     groups = graded(num_groups, answer=answer, vocabulary=vocabulary)
     settings = settings_of(config, micro_batch_tokens=micro_batch_tokens)
+    native_pass.forget()
     with living() as seen:
         _, plan = grpo.step(policy, groups, settings)
     return seen.peak, sum(plan), max(plan)

@@ -1,9 +1,8 @@
-# ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
 """The learner's pass over a narrow model with adapters, in C (`trainer/native/learn.c`).
 
-What `trainer/fused_pass.py` is in some hundred operations of torch a layer is two calls here, one forward
-and one back: nothing to start, nothing that passes through memory between two operations on the same
-rows, and attention without padding. It is taken where that is, where a compiler is there, and where the
+What `trainer/fused_pass.py` does in hundreds of operations of torch is two calls here, one forward and
+one back: nothing to start, little that passes through memory between two operations on the same rows,
+and attention without padding. It is taken where that is, where there is a compiler, and where the
 model's sizes are whole vectors. In float64 values and gradients are those of the plain pass to rounding;
 the number of threads changes no bit.
 
@@ -29,9 +28,8 @@ VECTOR_BYTES = 64
 PHASES = 1024
 MOST_LAYERS = 128
 """A layer takes seven phases."""
-KEPT_BYTES = 512 << 20
-"""Memory of passes that is kept for the next one: its pages are there already, and to be given fresh ones
-costs as much as half of the arithmetic."""
+KEPT_BYTES = 256 << 20
+"""Most memory that a pass leaves to the next: fresh pages from the kernel cost a part of a pass."""
 
 
 class _Module(ctypes.Structure):
@@ -203,7 +201,8 @@ class _Work:
         fused = (self._fused(view, layer, what) for what in FUSED)
         norms = qk_norm(decoder, view, layer)
         return _Layer(
-            fused=(_Fused * len(FUSED))(*fused), qk_norm=None if norms is None else self._hold(norms)
+            fused=(_Fused * len(FUSED))(*fused),
+            qk_norm=None if norms is None else self._hold(norms),
         )
 
     def _fused(self, view: Trainable, layer: int, what: str) -> _Fused:
@@ -233,10 +232,15 @@ class _Work:
         return self._held[-1].data_ptr()
 
 
+def forget() -> None:
+    """Give back the memory that passes left behind."""
+    _Memory.left.clear()
+
+
 class _Memory:
     """Memory of a pass, from what earlier ones left behind."""
 
-    left: list[torch.Tensor] = []  # noqa: RUF012 - of the process, on purpose
+    left: list[torch.Tensor] = []
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
         while self.left:

@@ -87,9 +87,7 @@ class Policy:
         hidden_N_H = self._all_hidden(decoder, weights, micro)
         return hidden_N_H.index_select(0, micro.predictor_M), decoder.head(weights)
 
-    def _all_hidden(
-        self, decoder: Decoder, weights: Trainable, micro: MicroBatch
-    ) -> torch.Tensor:
+    def _all_hidden(self, decoder: Decoder, weights: Trainable, micro: MicroBatch) -> torch.Tensor:
         """The hidden states (N, H)."""
         tokens = (micro.tokens_N, micro.positions_N)
         native = None

@@ -15,327 +15,23 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
-#include <stdatomic.h>
-#include <stdlib.h>
 
-#include "vectors.h"
-
-enum { TILE = 64, QUERIES = 32, STRETCHES = 8, THREADS = 64, PHASES = 1024, PATIENCE = 20000 };
-enum { QKV, OUT, GATE_UP, DOWN, FUSED };
-
-typedef struct {
-    int64_t outputs, rank;
-    const real *weight, *a, *b; /* (outputs, inputs), (rank, inputs), (outputs, rank) */
-    real *grad_a, *grad_b;      /* like a and b */
-} Module;
-
-/* Modules that share an input, as one matrix. The rest is filled in here: its panels, those of its
-   transpose, those of the adapters, and where gradients lie in a stretch's share. */
-typedef struct {
-    int64_t inputs, outputs, count;
-    const real *bias, *fold; /* (outputs), and (inputs): what the norm before multiplies the inputs with */
-    const Module *module;
-    int64_t ranks, width, share;
-    real *forward, *backward, *low, *high;
-} Fused;
-
-typedef struct {
-    Fused fused[FUSED];
-    const real *qk_norm; /* (A + K, D) */
-} Layer;
-
-typedef struct {
-    int64_t start, end, context, num_context;
-} Segment;
-
-typedef struct {
-    int64_t layers, hidden, heads, kv_heads, head_dim, inner, tokens, segments, trees, threads, keeps;
-    double eps, scale; /* of the norms; of the adapters */
-    const real *cos, *sin;  /* (N, D / 2) */
-    const Segment *segment; /* in the order of N */
-    const int64_t *tree;    /* (trees + 1): each tree's first segment; a tree's segments share a context */
-    Layer *layer;
-    real *x;    /* (N, H): embeddings in, hidden states out; then the gradient of these, changed in place */
-    real *kept; /* kept_size(): what the way back needs */
-    real *work; /* work_size(): panels, scratch */
-    atomic_long team, arrived, next[PHASES];
-} Pass;
-
-/* What one layer keeps. */
-typedef struct {
-    real *u, *length, *qkv, *normed, *lengths, *seen, *mass, *v, *v_length, *gate_up;
-} Kept;
-
-static int64_t up(int64_t size, int64_t to) { return (size + to - 1) / to * to; }
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-/* ---- products ------------------------------------------------------------------------------------- */
-
-/* One panel's columns (one vector of them or two) of out = x w. */
-static inline __attribute__((always_inline)) void panel(
-    const real *x, int64_t x_stride, int64_t rows, int64_t inputs, const real *w, int lanes, int two,
-    const real *bias, real *out, int64_t stride, int add) {
-    for (int64_t first = 0; first < rows; first += ROWS) {
-        const int64_t count = least(rows - first, ROWS);
-        const real *p = w, *at[ROWS];
-        vec a[ROWS], b[ROWS];
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            at[r] = x + (first + (r < count ? r : 0)) * x_stride;
-            a[r] = b[r] = splat(0);
-        }
-        for (int64_t i = 0; i < inputs; i++, p += lanes) {
-            const vec left = *(const vec *)p, right = two ? *(const vec *)(p + WIDE) : left;
-            __builtin_prefetch(p + AHEAD);
-            if (two) __builtin_prefetch(p + AHEAD + WIDE);
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) {
-                a[r] += at[r][i] * left;
-                if (two) b[r] += at[r][i] * right;
-            }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            if (r >= count) break;
-            real *to = out + (first + r) * stride;
-            if (bias) a[r] += *(const vec *)bias;
-            if (add) a[r] += *(const vec *)to;
-            *(vec *)to = a[r];
-            if (!two) continue;
-            if (bias) b[r] += *(const vec *)(bias + WIDE);
-            if (add) b[r] += *(const vec *)(to + WIDE);
-            *(vec *)(to + WIDE) = b[r];
-        }
-    }
-}
-
-/* Lanes of the panels of that many outputs. */
-static int64_t lanes_of(int64_t outputs) { return outputs <= WIDE ? WIDE : LANES; }
-
-/* out[r, o] = bias[o] + sum_i x[r, i] w[i, o] (+ what is there, with `add`). Whole vectors are written:
-   the rows of `out` are that much apart. Panels are `depth` inputs long, of which the first are used. */
-static void multiply(const real *x, int64_t x_stride, int64_t rows, int64_t inputs, const real *w,
-                     int64_t depth, const real *bias, int64_t outputs, real *out, int64_t stride, int add) {
-    if (outputs <= WIDE) {
-        panel(x, x_stride, rows, inputs, w, WIDE, 0, bias, out, stride, add);
-        return;
-    }
-    for (int64_t o = 0; o < outputs; o += LANES, w += LANES * depth) {
-        const real *here = bias ? bias + o : 0;
-        if (outputs - o > WIDE) panel(x, x_stride, rows, inputs, w, LANES, 1, here, out + o, stride, add);
-        else panel(x, x_stride, rows, inputs, w, LANES, 0, here, out + o, stride, add);
-    }
-}
-
-static inline __attribute__((always_inline)) void strip(const real *x, int64_t x_stride, int64_t inner,
-                                                        const real *y, int64_t y_stride, int64_t rows,
-                                                        real *out, int64_t stride, int two) {
-    for (int64_t first = 0; first < inner; first += ROWS) {
-        const int64_t count = least(inner - first, ROWS);
-        vec a[ROWS], b[ROWS];
-        int64_t at[ROWS];
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            at[r] = first + (r < count ? r : 0);
-            a[r] = *(vec *)(out + at[r] * stride);
-            if (two) b[r] = *(vec *)(out + at[r] * stride + WIDE);
-        }
-        for (int64_t n = 0; n < rows; n++) {
-            const vec left = *(const vec *)(y + n * y_stride);
-            const vec right = two ? *(const vec *)(y + n * y_stride + WIDE) : left;
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) {
-                const real value = x[n * x_stride + at[r]];
-                a[r] += value * left;
-                if (two) b[r] += value * right;
-            }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            if (r >= count) break;
-            *(vec *)(out + at[r] * stride) = a[r];
-            if (two) *(vec *)(out + at[r] * stride + WIDE) = b[r];
-        }
-    }
-}
-
-/* out[i, o] += sum_n x[n, i] y[n, o], for `inner` i and `outputs` o, a multiple of WIDE. */
-static void gather(const real *x, int64_t x_stride, int64_t inner, const real *y, int64_t y_stride,
-                   int64_t outputs, int64_t rows, real *out, int64_t stride) {
-    for (int64_t o = 0; o < outputs; o += LANES) {
-        if (outputs - o > WIDE) strip(x, x_stride, inner, y + o, y_stride, rows, out + o, stride, 1);
-        else strip(x, x_stride, inner, y + o, y_stride, rows, out + o, stride, 0);
-    }
-}
-
-/* ---- norms ---------------------------------------------------------------------------------------- */
-
-/* x over the length of (x, sqrt(size eps)), which is returned. */
-static real unit_of(const real *x, int64_t size, double eps, real *out) {
-    const real length = sqrt(dot(x, x, size) + size * eps), over = 1 / length;
-    for (int64_t i = 0; i < size; i++) out[i] = x[i] * over;
-    return length;
-}
-
-/* The gradient of x from that of u = unit_of(x), in its place. */
-static void through_unit(real *grad, const real *u, real length, int64_t size) {
-    const real along = dot(grad, u, size), over = 1 / length;
-    for (int64_t i = 0; i < size; i++) grad[i] = (grad[i] - u[i] * along) * over;
-}
-
-/* ---- jobs ----------------------------------------------------------------------------------------- */
-
-static int64_t take(Pass *p, int64_t phase) { return atomic_fetch_add(&p->next[phase], 1); }
-
-/* Waits until all threads have come here. */
-static void meet(Pass *p) {
-    const int64_t team = atomic_load(&p->team), before = atomic_fetch_add(&p->arrived, 1);
-    for (int64_t spins = 0; atomic_load(&p->arrived) < (before / team + 1) * team; spins++)
-        if (spins > PATIENCE) sched_yield();
-}
-
-static Kept kept_of(const Pass *p, int64_t layer, real **end) {
-    const int64_t N = p->tokens, H = p->hidden, D = p->head_dim, turned = p->heads + p->kv_heads;
-    const int64_t sizes[] = {H, 1, (turned + p->kv_heads) * D, turned * D, turned, p->heads * D, p->heads,
-                             H, 1, 2 * p->inner};
-    int64_t total = 0;
-    for (int i = 0; i < 10; i++) total += up(N * sizes[i], WIDE);
-    real *at = p->kept + (p->keeps ? layer * total : 0), *found[10];
-    for (int i = 0; i < 10; i++) {
-        found[i] = at;
-        at += up(N * sizes[i], WIDE);
-    }
-    if (end) *end = at;
-    return (Kept){found[0], found[1], found[2], found[3], found[4],
-                  found[5], found[6], found[7], found[8], found[9]};
-}
-
-/* ---- attention ------------------------------------------------------------------------------------ */
-
-static int64_t key_row(const Segment *s, int64_t u) {
-    return u < s->num_context ? s->context + u : s->start + u - s->num_context;
-}
-
-/* Rows of head `at` as panels of keys: what queries are multiplied with. */
-static void by_key(const Pass *p, const Segment *s, const real *qkv, int64_t at, int64_t num_keys, real *to) {
-    const int64_t D = p->head_dim, O = (p->heads + 2 * p->kv_heads) * D, lanes = lanes_of(num_keys);
-    for (int64_t u = 0; u < up(num_keys, lanes); u++) {
-        real *column = to + u / lanes * lanes * D + u % lanes;
-        const real *from = u < num_keys ? qkv + key_row(s, u) * O + at * D : 0;
-        for (int64_t d = 0; d < D; d++) column[d * lanes] = from ? from[d] : 0;
-    }
-}
-
-/* The same as panels of the head's columns: what weights are multiplied with. */
-static void by_column(const Pass *p, const Segment *s, const real *qkv, int64_t at, int64_t num_keys,
-                      real *to) {
-    const int64_t D = p->head_dim, O = (p->heads + 2 * p->kv_heads) * D, lanes = lanes_of(D);
-    for (int64_t u = 0; u < num_keys; u++) {
-        const real *from = qkv + key_row(s, u) * O + at * D;
-        for (int64_t d = 0; d < D; d += WIDE)
-            *(vec *)(to + d / lanes * lanes * num_keys + u * lanes + d % lanes) = *(const vec *)(from + d);
-    }
-}
-
-/* exp(score - mass) for what may be seen, 0 for the rest up to `width`. */
-static void weigh(real *scores, int64_t seen, int64_t width, real mass) {
-    for (int64_t u = 0; u < width; u += WIDE) {
-        vec e = vexp(*(vec *)(scores + u) - mass);
-        if (u + WIDE > seen)
-            for (int i = 0; i < WIDE; i++) if (u + i >= seen) e[i] = 0;
-        *(vec *)(scores + u) = e;
-    }
-}
-
-static real highest(const real *scores, int64_t seen) {
-    real found = scores[0];
-    for (int64_t u = 1; u < seen; u++) found = scores[u] > found ? scores[u] : found;
-    return found;
-}
-
-/* One segment's queries of one key head. */
-static void attend(const Pass *p, const Kept *k, const Segment *s, int64_t head, real *work) {
-    const int64_t D = p->head_dim, A = p->heads, K = p->kv_heads, O = (A + 2 * K) * D, groups = A / K;
-    const int64_t length = s->end - s->start, num_keys = s->num_context + length, U = up(num_keys, LANES);
-    const real scale = 1 / sqrt((double)D);
-    real *keys = work, *values = keys + U * D, *scores = values + num_keys * up(D, LANES);
-    by_key(p, s, k->qkv, A + head, num_keys, keys);
-    by_column(p, s, k->qkv, A + K + head, num_keys, values);
-    for (int64_t t = 0; t < length; t += QUERIES) {
-        const int64_t count = least(length - t, QUERIES), limit = s->num_context + t + count;
-        const int64_t row = s->start + t, width = up(limit, WIDE);
-        for (int64_t h = head * groups; h < (head + 1) * groups; h++) {
-            multiply(k->qkv + row * O + h * D, O, count, D, keys, D, 0, width, scores, U, 0);
-            for (int64_t r = 0; r < count; r++) {
-                real *own = scores + r * U;
-                const int64_t seen = s->num_context + t + r + 1;
-                for (int64_t u = 0; u < width; u++) own[u] *= scale;
-                const real top = highest(own, seen);
-                weigh(own, seen, width, top);
-                vec total = splat(0);
-                for (int64_t u = 0; u < width; u += WIDE) total += *(vec *)(own + u);
-                const real mass = sum(total), over = 1 / mass;
-                for (int64_t u = 0; u < width; u++) own[u] *= over;
-                k->mass[(row + r) * A + h] = top + log(mass);
-            }
-            multiply(scores, U, count, limit, values, num_keys, 0, D, k->seen + row * A * D + h * D, A * D, 0);
-        }
-    }
-}
-
-/* The way back through one tree's queries of one key head: from the gradient of `seen` (N, A D) to that of
-   the heads (N, O). A context comes before what continues it, and is assigned; what continues it adds. */
-static void unattend(const Pass *p, const Kept *k, int64_t tree, int64_t head, const real *grad_seen,
-                     real *grad_qkv, real *work) {
-    const int64_t D = p->head_dim, A = p->heads, K = p->kv_heads, O = (A + 2 * K) * D, groups = A / K;
-    const real scale = 1 / sqrt((double)D);
-    for (int64_t number = p->tree[tree]; number < p->tree[tree + 1]; number++) {
-        const Segment *s = p->segment + number;
-        const int64_t length = s->end - s->start, num_keys = s->num_context + length;
-        const int64_t U = up(num_keys, LANES);
-        real *keys = work, *values = keys + U * D, *columns = values + U * D;
-        real *grad_keys = columns + num_keys * up(D, LANES), *grad_values = grad_keys + num_keys * D;
-        real *weights = grad_values + num_keys * D, *grads = weights + QUERIES * U;
-        by_key(p, s, k->qkv, A + head, num_keys, keys);
-        by_key(p, s, k->qkv, A + K + head, num_keys, values);
-        by_column(p, s, k->qkv, A + head, num_keys, columns);
-        memset(grad_keys, 0, 2 * num_keys * D * sizeof(real));
-        for (int64_t t = 0; t < length; t += QUERIES) {
-            const int64_t count = least(length - t, QUERIES), limit = s->num_context + t + count;
-            const int64_t row = s->start + t, width = up(limit, WIDE);
-            for (int64_t h = head * groups; h < (head + 1) * groups; h++) {
-                const real *query = k->qkv + row * O + h * D, *grad = grad_seen + row * A * D + h * D;
-                multiply(query, O, count, D, keys, D, 0, width, weights, U, 0);
-                multiply(grad, A * D, count, D, values, D, 0, width, grads, U, 0);
-                for (int64_t r = 0; r < count; r++) {
-                    real *own = weights + r * U, *to = grads + r * U;
-                    const real *seen = k->seen + (row + r) * A * D + h * D;
-                    const real along = dot(grad + r * A * D, seen, D);
-                    for (int64_t u = 0; u < width; u++) own[u] *= scale;
-                    weigh(own, s->num_context + t + r + 1, width, k->mass[(row + r) * A + h]);
-                    for (int64_t u = 0; u < width; u++) to[u] = own[u] * (to[u] - along) * scale;
-                }
-                multiply(grads, U, count, limit, columns, num_keys, 0, D, grad_qkv + row * O + h * D, O, 0);
-                gather(grads, U, limit, query, O, D, count, grad_keys, D);
-                gather(weights, U, limit, grad, A * D, D, count, grad_values, D);
-            }
-        }
-        for (int64_t u = 0; u < num_keys; u++) {
-            real *key = grad_qkv + key_row(s, u) * O + (A + head) * D, *value = key + K * D;
-            const int adds = u < s->num_context;
-            for (int64_t d = 0; d < D; d++) {
-                key[d] = (adds ? key[d] : 0) + grad_keys[u * D + d];
-                value[d] = (adds ? value[d] : 0) + grad_values[u * D + d];
-            }
-        }
-    }
-}
+#include "attention.h"
 
 /* ---- the rest of a layer, for some rows ----------------------------------------------------------- */
 
+/* The rotary embedding of one head, or with `way` -1 what undoes it. */
+static inline void turn(real *restrict head, const real *restrict cos_, const real *restrict sin_,
+                        int64_t half, real way) {
+    for (int64_t d = 0; d < half; d++) {
+        const real a = head[d], b = head[d + half];
+        head[d] = a * cos_[d] - b * sin_[d] * way;
+        head[d + half] = b * cos_[d] + a * sin_[d] * way;
+    }
+}
+
 /* x -> heads, normed and turned. */
-static void into_heads(const Pass *p, int64_t layer, int64_t first, int64_t rows) {
+static void into_heads(const Pass *p, int64_t layer, int64_t first, int64_t rows, real *work) {
     const Layer *w = p->layer + layer;
     const Kept k = kept_of(p, layer, 0);
     const int64_t H = p->hidden, D = p->head_dim, turned = p->heads + p->kv_heads;
@@ -343,8 +39,9 @@ static void into_heads(const Pass *p, int64_t layer, int64_t first, int64_t rows
     const Fused *f = w->fused + QKV;
     for (int64_t n = first; n < first + rows; n++)
         k.length[n] = unit_of(p->x + n * H, H, p->eps, k.u + n * H);
-    multiply(k.u + first * H, H, rows, H, f->forward, H, f->bias, O, k.qkv + first * O, O, 0);
-    for (int64_t n = first; n < first + rows; n++)
+    multiply(k.u + first * H, H, rows, H, f->forward, H, f->bias, O, work, O, 0);
+    for (int64_t n = first; n < first + rows; n++) {
+        memcpy(k.qkv + n * O, work + (n - first) * O, O * sizeof(real));
         for (int64_t h = 0; h < turned; h++) {
             real *head = k.qkv + n * O + h * D, *normed = k.normed + (n * turned + h) * D;
             const real *cos_ = p->cos + n * D / 2, *sin_ = p->sin + n * D / 2;
@@ -352,33 +49,29 @@ static void into_heads(const Pass *p, int64_t layer, int64_t first, int64_t rows
                 k.lengths[n * turned + h] = unit_of(head, D, p->eps, normed);
                 for (int64_t d = 0; d < D; d++) head[d] = normed[d] * w->qk_norm[h * D + d];
             }
-            for (int64_t d = 0; d < D / 2; d++) {
-                const real a = head[d], b = head[d + D / 2];
-                head[d] = a * cos_[d] - b * sin_[d];
-                head[d + D / 2] = b * cos_[d] + a * sin_[d];
-            }
+            turn(head, cos_, sin_, D / 2, 1);
         }
-}
-
-/* silu(gate) up, of one row. */
-static void gated(const real *gate_up, int64_t size, real *out) {
-    for (int64_t i = 0; i < size; i += WIDE) {
-        const vec gate = *(const vec *)(gate_up + i), up_ = *(const vec *)(gate_up + size + i);
-        *(vec *)(out + i) = gate / (1 + vexp(-gate)) * up_;
     }
 }
 
 /* What was attended to -> x. */
-static void out_of_heads(const Pass *p, int64_t layer, int64_t first, int64_t rows, real *inner) {
+static void out_of_heads(const Pass *p, int64_t layer, int64_t first, int64_t rows, real *work) {
     const Fused *f = p->layer[layer].fused;
     const Kept k = kept_of(p, layer, 0);
     const int64_t H = p->hidden, AD = p->heads * p->head_dim, I = p->inner;
-    real *x = p->x + first * H, *gate_up = k.gate_up + first * 2 * I;
+    real *x = p->x + first * H, *gate_up = work, *inner = gate_up + TILE * 2 * I;
     multiply(k.seen + first * AD, AD, rows, AD, f[OUT].forward, AD, f[OUT].bias, H, x, H, 1);
     for (int64_t n = 0; n < rows; n++)
         k.v_length[first + n] = unit_of(x + n * H, H, p->eps, k.v + (first + n) * H);
     multiply(k.v + first * H, H, rows, H, f[GATE_UP].forward, H, f[GATE_UP].bias, 2 * I, gate_up, 2 * I, 0);
-    for (int64_t n = 0; n < rows; n++) gated(gate_up + n * 2 * I, I, inner + n * I);
+    for (int64_t n = 0; n < rows; n++)
+        for (int64_t i = 0; i < I; i += WIDE) {
+            const vec gate = *(vec *)(gate_up + n * 2 * I + i), up_ = *(vec *)(gate_up + n * 2 * I + I + i);
+            real *keep = k.gate_up + (first + n) * 2 * I + i;
+            *(vec *)(inner + n * I + i) = gate / (1 + vexp(-gate)) * up_;
+            *(vec *)keep = gate;
+            *(vec *)(keep + I) = up_;
+        }
     multiply(inner, I, rows, I, f[DOWN].forward, I, f[DOWN].bias, H, x, H, 1);
 }
 
@@ -415,16 +108,23 @@ static void back_to_seen(const Pass *p, int64_t layer, int64_t first, int64_t ro
     const int64_t H = p->hidden, AD = p->heads * p->head_dim, I = p->inner;
     real *grad = p->x + first * H, *inner = work, *grad_inner = inner + TILE * I;
     real *grad_gate_up = grad_inner + TILE * I, *grad_v = grad_gate_up + TILE * 2 * I, *low = grad_v + TILE * H;
-    for (int64_t n = 0; n < rows; n++) gated(k.gate_up + (first + n) * 2 * I, I, inner + n * I);
+    for (int64_t n = 0; n < rows; n++)
+        for (int64_t i = 0; i < I; i += WIDE) {
+            const real *from = k.gate_up + (first + n) * 2 * I + i;
+            const vec gate = *(const vec *)from, sigmoid = 1 / (1 + vexp(-gate));
+            *(vec *)(inner + n * I + i) = gate * sigmoid * *(const vec *)(from + I);
+            *(vec *)(grad_gate_up + n * 2 * I + i) = sigmoid;
+        }
     adapt(f + DOWN, inner, grad, rows, share, low);
     multiply(grad, H, rows, H, f[DOWN].backward, H, 0, I, grad_inner, I, 0);
     for (int64_t n = 0; n < rows; n++)
         for (int64_t i = 0; i < I; i += WIDE) {
             const real *from = k.gate_up + (first + n) * 2 * I + i;
             const vec gate = *(const vec *)from, up_ = *(const vec *)(from + I);
-            const vec g = *(vec *)(grad_inner + n * I + i), sigmoid = 1 / (1 + vexp(-gate));
-            *(vec *)(grad_gate_up + n * 2 * I + i) = g * up_ * sigmoid * (1 + gate * (1 - sigmoid));
-            *(vec *)(grad_gate_up + n * 2 * I + I + i) = g * gate * sigmoid;
+            real *to = grad_gate_up + n * 2 * I + i;
+            const vec g = *(vec *)(grad_inner + n * I + i), sigmoid = *(vec *)to;
+            *(vec *)to = g * up_ * sigmoid * (1 + gate * (1 - sigmoid));
+            *(vec *)(to + I) = g * gate * sigmoid;
         }
     adapt(f + GATE_UP, k.v + first * H, grad_gate_up, rows, share, low);
     multiply(grad_gate_up, 2 * I, rows, 2 * I, f[GATE_UP].backward, 2 * I, 0, H, grad_v, H, 0);
@@ -449,11 +149,7 @@ static void back_to_input(const Pass *p, int64_t layer, int64_t first, int64_t r
         for (int64_t h = 0; h < turned; h++) {
             real *head = grad_qkv + n * O + h * D;
             const real *cos_ = p->cos + n * D / 2, *sin_ = p->sin + n * D / 2;
-            for (int64_t d = 0; d < D / 2; d++) {
-                const real a = head[d], b = head[d + D / 2];
-                head[d] = a * cos_[d] + b * sin_[d];
-                head[d + D / 2] = b * cos_[d] - a * sin_[d];
-            }
+            turn(head, cos_, sin_, D / 2, -1);
             if (!w->qk_norm) continue;
             for (int64_t d = 0; d < D; d++) head[d] *= w->qk_norm[h * D + d];
             through_unit(head, k.normed + (n * turned + h) * D, k.lengths[n * turned + h], D);
@@ -493,28 +189,34 @@ static void pack_adapters(const Fused *f, real scale) {
 }
 
 /* A panel of outputs of the matrix, adapters added in, and the rows of its transpose that they are. */
-static void pack(const Fused *f, int64_t number, real scale, real *row) {
-    const int64_t lanes = lanes_of(f->outputs), back = lanes_of(f->inputs);
-    for (int64_t o = number * lanes; o < (number + 1) * lanes; o++) {
-        real *column = f->forward + number * lanes * f->inputs + o % lanes;
-        int64_t start = 0;
+static void pack(const Fused *f, int64_t number, real scale, real *work) {
+    const int64_t lanes = lanes_of(f->outputs), back = lanes_of(f->inputs), inputs = f->inputs;
+    const int64_t first = number * lanes;
+    real *panel_ = f->forward + first * inputs;
+    for (int64_t row = 0; row < lanes; row++) {
+        int64_t start = 0, o = first + row;
         const Module *m = f->module;
         while (m < f->module + f->count && o >= start + m->outputs) start += m++->outputs;
         if (m == f->module + f->count) {
-            for (int64_t i = 0; i < f->inputs; i++) column[i * lanes] = 0;
+            memset(work + row * inputs, 0, inputs * sizeof(real));
             continue;
         }
-        memcpy(row, m->weight + (o - start) * f->inputs, f->inputs * sizeof(real));
-        for (int64_t r = 0; r < m->rank; r++) {
-            const real by = m->b[(o - start) * m->rank + r] * scale, *a = m->a + r * f->inputs;
-            for (int64_t i = 0; i < f->inputs; i++) row[i] += by * a[i];
-        }
-        if (f->fold) for (int64_t i = 0; i < f->inputs; i++) row[i] *= f->fold[i];
-        for (int64_t i = 0; i < f->inputs; i++) {
-            column[i * lanes] = row[i];
-            f->backward[i / back * back * f->outputs + o * back + i % back] = row[i];
+        const real *weight_ = m->weight + (o - start) * inputs, *b = m->b + (o - start) * m->rank;
+        for (int64_t i = 0; i < inputs; i += WIDE) {
+            vec total = *(const vec *)(weight_ + i);
+            for (int64_t r = 0; r < m->rank; r++) total += b[r] * scale * *(const vec *)(m->a + r * inputs + i);
+            if (f->fold) total *= *(const vec *)(f->fold + i);
+            *(vec *)(work + row * inputs + i) = total;
+            *(vec *)(f->backward + i / back * back * f->outputs + o * back + i % back) = total;
         }
     }
+    for (int64_t row = 0; row < lanes; row += WIDE)
+        for (int64_t i = 0; i < inputs; i += WIDE) {
+            vec block[WIDE];
+            for (int r = 0; r < WIDE; r++) block[r] = *(vec *)(work + (row + r) * inputs + i);
+            transpose(block);
+            for (int r = 0; r < WIDE; r++) *(vec *)(panel_ + (i + r) * lanes + row) = block[r];
+        }
 }
 
 static real summed(const real *first, int64_t size) {
@@ -535,6 +237,17 @@ static void finish(const Fused *f, const real *shares, int64_t size, real scale)
                 m->grad_b[o * m->rank + r] = summed(shares + at, size) * scale;
 }
 
+/* ---- jobs ----------------------------------------------------------------------------------------- */
+
+static int64_t take(Pass *p, int64_t phase) { return atomic_fetch_add(&p->next[phase], 1); }
+
+/* Waits until all threads have come here. */
+static void meet(Pass *p) {
+    const int64_t team = atomic_load(&p->team), before = atomic_fetch_add(&p->arrived, 1);
+    for (int64_t spins = 0; atomic_load(&p->arrived) < (before / team + 1) * team; spins++)
+        if (spins > PATIENCE) sched_yield();
+}
+
 /* ---- passes --------------------------------------------------------------------------------------- */
 
 static int64_t scratch_size(const Pass *p) {
@@ -550,8 +263,9 @@ static int64_t scratch_size(const Pass *p) {
             inputs = most(inputs, fused->inputs);
         }
     const int64_t U = up(keys, LANES), D = up(p->head_dim, LANES);
-    const int64_t rows = TILE * (4 * p->inner + p->hidden + 2 * ranks);
-    return up(most(most(rows, inputs), 5 * U * D + 2 * QUERIES * U), WIDE) + 4 * WIDE;
+    const int64_t heads = (p->heads + 2 * p->kv_heads) * p->head_dim;
+    const int64_t rows = TILE * most(heads, 4 * p->inner + p->hidden + 2 * ranks);
+    return up(most(most(rows, LANES * inputs), 5 * U * D + 2 * QUERIES * U), WIDE) + 4 * WIDE;
 }
 
 /* Gives every matrix its place in `work`; then come the shares of the gradients, the gradients of `seen` and
@@ -615,7 +329,7 @@ static void forward(Pass *p, real *scratch) {
         for (phase++; (job = take(p, phase)) < tiles;) {
             const int64_t first = job * TILE, rows = least(p->tokens - first, TILE);
             if (l) out_of_heads(p, l - 1, first, rows, scratch);
-            if (l < p->layers) into_heads(p, l, first, rows);
+            if (l < p->layers) into_heads(p, l, first, rows, scratch);
         }
         meet(p);
         if (l == p->layers) break;

@@ -37,7 +37,7 @@ def library(name: str, *defines: str) -> ctypes.CDLL | None:
         {line for line in processor.splitlines() if line.startswith(("flags", "Features"))}
     )
     flags = (*FLAGS, *(f"-D{define}" for define in defines))
-    sources = [(FOLDER / "vectors.h").read_text(), (FOLDER / f"{name}.c").read_text()]
+    sources = [path.read_text() for path in (*sorted(FOLDER.glob("*.h")), FOLDER / f"{name}.c")]
     parts = [*sources, *flags, os.path.realpath(compiler), *kind]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     command = [compiler, *flags, str(FOLDER / f"{name}.c"), "-lm"]

@@ -6,6 +6,8 @@
 
    Weights are packed in panels of LANES outputs: (outputs / LANES, inputs, LANES), zeros after the last. */
 
+#pragma once
+
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -32,16 +34,35 @@ static inline real sum(vec x) {
     return total + x[0];
 }
 
+static inline vec chosen(ivec where, vec yes, vec no) {
+    return (vec)((where & (ivec)yes) | (~where & (ivec)no));
+}
+
+/* A square block of WIDE rows: its rows become its columns. */
+static inline void transpose(vec *row) {
+    const ivec place = {0, 1, 2, 3, 4, 5, 6, 7
+#ifndef DOUBLE
+                        , 8, 9, 10, 11, 12, 13, 14, 15
+#endif
+    };
+    for (int step = 1; step < WIDE; step *= 2) {
+        const ivec odd = (place & step) != 0;
+        const ivec low = place + (odd & (WIDE - step)), high = place + (odd & WIDE) + (~odd & step);
+        for (int i = 0; i < WIDE; i++)
+            if (!(i & step)) {
+                const vec a = row[i], b = row[i + step];
+                row[i] = __builtin_shuffle(a, b, low);
+                row[i + step] = __builtin_shuffle(a, b, high);
+            }
+    }
+}
+
 #ifdef DOUBLE
 static inline vec vexp(vec x) {
     for (int i = 0; i < WIDE; i++) x[i] = exp(x[i]);
     return x;
 }
 #else
-static inline vec chosen(ivec where, vec yes, vec no) {
-    return (vec)((where & (ivec)yes) | (~where & (ivec)no));
-}
-
 /* exp to about 1e-7: 2^n e^r with |r| <= ln 2 / 2, and a polynomial for e^r. */
 static inline vec vexp(vec x) {
     x = chosen(x < -87.3f, splat(-87.3f), x);

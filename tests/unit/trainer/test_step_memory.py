@@ -34,4 +34,4 @@ def test_memory_grows_with_the_micro_batch_and_not_with_the_batch() -> None:
 
     small = bytes_of(2, 1)
     assert bytes_of(8, 1) == pytest.approx(small, rel=0.05), "what a batch adds is a few numbers"
-    assert bytes_of(8, 4) > 3.5 * small, "twin: in one micro-batch the growth is seen"
+    assert bytes_of(8, 4) > 2.5 * small, "twin: in one micro-batch the growth is seen"

@@ -1,0 +1,69 @@
+/* What a pass is handed (trainer/native_pass.py), and what it keeps. */
+
+#pragma once
+
+#include <stdatomic.h>
+
+#include "matrix.h"
+
+enum { TILE = 48, QUERIES = 32, STRETCHES = 8, THREADS = 64, PHASES = 1024, PATIENCE = 20000 };
+enum { QKV, OUT, GATE_UP, DOWN, FUSED };
+
+typedef struct {
+    int64_t outputs, rank;
+    const real *weight, *a, *b; /* (outputs, inputs), (rank, inputs), (outputs, rank) */
+    real *grad_a, *grad_b;      /* like a and b */
+} Module;
+
+/* Modules that share an input, as one matrix. The rest is filled in here: its panels, those of its
+   transpose, those of the adapters, and where gradients lie in a stretch's share. */
+typedef struct {
+    int64_t inputs, outputs, count;
+    const real *bias, *fold; /* (outputs), and (inputs): what the norm before multiplies the inputs with */
+    const Module *module;
+    int64_t ranks, width, share;
+    real *forward, *backward, *low, *high;
+} Fused;
+
+typedef struct {
+    Fused fused[FUSED];
+    const real *qk_norm; /* (A + K, D) */
+} Layer;
+
+typedef struct {
+    int64_t start, end, context, num_context;
+} Segment;
+
+typedef struct {
+    int64_t layers, hidden, heads, kv_heads, head_dim, inner, tokens, segments, trees, threads, keeps;
+    double eps, scale; /* of the norms; of the adapters */
+    const real *cos, *sin;  /* (N, D / 2) */
+    const Segment *segment; /* in the order of N */
+    const int64_t *tree;    /* (trees + 1): each tree's first segment; a tree's segments share a context */
+    Layer *layer;
+    real *x;    /* (N, H): embeddings in, hidden states out; then the gradient of these, changed in place */
+    real *kept; /* kept_size(): what the way back needs */
+    real *work; /* work_size(): panels, scratch */
+    atomic_long team, arrived, next[PHASES];
+} Pass;
+
+/* What one layer keeps. */
+typedef struct {
+    real *u, *length, *qkv, *normed, *lengths, *seen, *mass, *v, *v_length, *gate_up;
+} Kept;
+
+static Kept kept_of(const Pass *p, int64_t layer, real **end) {
+    const int64_t N = p->tokens, H = p->hidden, D = p->head_dim, turned = p->heads + p->kv_heads;
+    const int64_t sizes[] = {H, 1, (turned + p->kv_heads) * D, turned * D, turned, p->heads * D, p->heads,
+                             H, 1, 2 * p->inner};
+    int64_t total = 0;
+    for (int i = 0; i < 10; i++) total += up(N * sizes[i], WIDE);
+    real *at = p->kept + (p->keeps ? layer * total : 0), *found[10];
+    for (int i = 0; i < 10; i++) {
+        found[i] = at;
+        at += up(N * sizes[i], WIDE);
+    }
+    if (end) *end = at;
+    return (Kept){found[0], found[1], found[2], found[3], found[4],
+                  found[5], found[6], found[7], found[8], found[9]};
+}
