@@ -65,6 +65,7 @@ EXHIBITS = (
         old="masked_fill(~block.visible_B_T_U,",
         new="masked_fill(~block.visible_B_T_U & False,",
         test=f"{UNIT}/test_grpo.py::test_sharing_a_prompt_changes_neither_loss_nor_gradient",
+        given={"native": False},
     ),
     Exhibit(
         bug="sampled text is tokenised again for the next turn",

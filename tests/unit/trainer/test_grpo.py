@@ -10,6 +10,7 @@ from schemas.sampling import Sequence as Row
 from tests.unit.trainer.batches import GROUPS, group, policy64
 from trainer import grpo
 from trainer.batch import Example, pack
+from trainer.forward import Forward
 from trainer.losses.aggregate import token_weights
 from trainer.losses.kl import k3
 from trainer.metrics import Means
@@ -98,8 +99,9 @@ def test_micro_batches_do_not_change_loss_or_gradient(aggregation: str) -> None:
             torch.testing.assert_close(split[name], gradient, atol=1e-9, rtol=0)
 
 
-def test_sharing_a_prompt_changes_neither_loss_nor_gradient() -> None:
-    policy = policy64()
+@pytest.mark.parametrize("native", [True, False])
+def test_sharing_a_prompt_changes_neither_loss_nor_gradient(native: bool) -> None:
+    policy = replace(policy64(), forward=Forward(native=native))
     tree, loss = gradients(policy, SETTINGS)
     plain = Policy(replace(policy.loaded, decoder=None), policy.tensors, policy.alpha)
     assert policy.shares_prompts
