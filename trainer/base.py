@@ -193,6 +193,9 @@ def _pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrainedTok
             f"architecture is one that Transformers knows. {advice()}"
         ) from error
     if not tokenizer.chat_template:
-        raise Refused(f"{what} has no chat template; Headrace talks to models in chat messages")
+        raise Refused(
+            f"{what} has no chat template, and Headrace talks to models in chat messages: name its "
+            "instruction-tuned sibling, or save its tokenizer with a chat_template"
+        )
     check_causal(model.eval(), what=what)
     return model, tokenizer
