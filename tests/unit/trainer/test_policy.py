@@ -217,6 +217,17 @@ def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
         build_base(ModelRef(kind="directory", name=str(tmp_path)), {}, device=CPU)
 
 
+def test_a_model_that_the_device_has_no_room_for_names_the_knobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(torch.nn.Module, "to", full)
+    with pytest.raises(Refused, match=r"GiB: set advanced\.precision = 'bfloat16'"):
+        build_base(TINY, {}, device=CPU)
+
+
 def test_a_checkpoint_cannot_write_outside_itself(tmp_path: Path) -> None:
     ref = ModelRef(kind="checkpoint", name="run@1")
     with pytest.raises(Refused, match="outside"):
