@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from infra.forkserver import die_with
 from infra.free_port import free_port
+from infra.mortal import die_with
 from schemas.errors import InvalidConfig, TransientError
 
 VERSION = "4.3.1"

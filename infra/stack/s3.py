@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.forkserver import die_with
 from infra.free_port import free_port
+from infra.mortal import die_with
 from schemas.errors import InvalidConfig, TransientError
 
 VERSION = "v1.8.0"
