@@ -26,7 +26,6 @@ oracles: $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/oracles \
 		-r requirements-oracles.txt
 
-# STACK=1: on the stack that `make stack` started, instead of a platform of its own.
 # Real vLLM on the CPU (Linux, x86, Python 3.11; 6 GB), in an environment of its own.
 vllm: $(VLLM)/.ready
 
@@ -36,6 +35,7 @@ $(VLLM)/.ready: requirements-vllm.txt
 	$(VLLM)/bin/python -m pip install --quiet --no-deps -r requirements-vllm.txt
 	@touch $@
 
+# STACK=1: on the stack that `make stack` started, instead of a platform of its own.
 demo: $(READY)
 	$(if $(STACK),. $(STACK_DIR)/env && )$(BIN)/headrace demo $(if $(STACK),--here) $(ARGS)
 

@@ -30,11 +30,11 @@ from infra.consumer import NOTHING, Consumer, Decision, Meta
 from infra.hosting import Hosting
 from infra.log import PostgresLog
 from infra.migrate import migrate
-from infra.ports import Commit, NewEvent
 from infra.settings import Settings
 from infra.stack.kafka import kafka_server
 from schemas.events import Event, RunWarned
-from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, checkpoint_stream
+from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
+from tests.kit.commits import firsts
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_S = 10.0
@@ -116,24 +116,9 @@ async def append(log: PostgresLog, load: Load) -> list[Appended]:
 
 async def _one(log: PostgresLog, batch: int) -> list[Appended]:
     began = time.monotonic()
-    recorded = await log.commit(commit(batch))
-    return [Appended(r.run, began, time.monotonic()) for r in recorded]
-
-
-def commit(batch: int) -> Commit:
     events = [RunWarned(run=uuid4().hex, step=1, message="look") for _ in range(batch)]
-    new = [
-        NewEvent(
-            id=EventId(uuid4()),
-            stream=event.stream,
-            version=1,
-            event=event,
-            causation=None,
-            correlation=uuid4(),
-        )
-        for event in events
-    ]
-    return Commit(expected={event.stream: 0 for event in events}, events=tuple(new))
+    recorded = await log.commit(firsts(*events))
+    return [Appended(r.run, began, time.monotonic()) for r in recorded]
 
 
 @contextmanager

@@ -118,13 +118,17 @@ async def inside(files: Mapping[str, str], *, stack: bool = False) -> AsyncItera
 @contextmanager
 def _embedded(root: Path) -> Iterator[Mapping[str, str]]:
     server = embedded.start(root / "home")
-    yield {"HEADRACE_DATABASE_URL": server.url}
-    server.stop()
-    embedded.remove(root / "home")
+    try:
+        yield {"HEADRACE_DATABASE_URL": server.url}
+    finally:
+        server.stop()
+        embedded.remove(root / "home")
 
 
 @contextmanager
 def _stack(root: Path) -> Iterator[Mapping[str, str]]:
-    with components(root) as found:
-        yield found.environment
-    outside.remove(root / "postgres")
+    try:
+        with components(root) as found:
+            yield found.environment
+    finally:
+        outside.remove(root / "postgres")

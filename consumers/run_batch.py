@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from schemas.events import GroupGraded, SettledGroup
@@ -82,6 +83,8 @@ def metrics(groups: Sequence[SettledGroup], *, newest: int) -> dict[str, float]:
     if rewards:
         figures["rollout/raw_reward"] = math.fsum(rewards) / len(rewards)
         figures["rollout/reward_std"] = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
+    for why, count in sorted(Counter(e.failure for e in entries if e.failure).items()):
+        figures[f"failed/{why}"] = count / len(entries)
     for name in sorted({name for group in groups for name in group.parts}):
         figures[f"reward/{name}"] = _mean([g.parts[name] for g in groups if name in g.parts])
     return figures

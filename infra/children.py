@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from infra.forkserver import ForkServer, Process, die_with
+from infra.forkserver import ForkServer, Process
 from infra.home import ChildState
+from infra.mortal import die_with
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0

@@ -91,44 +91,13 @@ class ConfinedProcess:
     async def start(self) -> Json:
         """Start it; returns its first message. Raises UserCodeError when the entry point does not
         load or says nothing in time, Ended when the process ended (the reason may be another's)."""
-        inward, outward = os.pipe(), os.pipe()
-        confined = os.geteuid() == 0
-        self._process = await asyncio.create_subprocess_exec(
-            interpreter(),
-            "-I",
-            str(self._sdk / "headrace" / "host.py"),
-            self._role,
-            str(inward[0]),
-            str(outward[1]),
-            str(self._entrypoint),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            pass_fds=(inward[0], outward[1]),
-            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", **self._env},  # noqa: S108 - not ours
-            cwd=self._entrypoint.parent,
-            start_new_session=True,
-            user=UNPRIVILEGED if confined else None,
-            group=UNPRIVILEGED if confined else None,
-            extra_groups=() if confined else None,
-        )
-        os.close(inward[0])
-        os.close(outward[1])
-        reader = await self._connect(inward[1], outward[0])
-        self._tasks.append(asyncio.ensure_future(self._drain()))
         try:
-            async with asyncio.timeout(START_S):
-                first = await _receive(reader)
-        except asyncio.IncompleteReadError as error:
-            raise Ended(
-                f"the entry point's process ended while loading: {await self._said()}"
-            ) from error
-        except (TimeoutError, ValueError) as error:
-            why = f"the entry point did not load within {START_S:g} s: {await self._said()}"
-            raise UserCodeError(FailureCategory.PROCESS, why) from error
-        if "unusable" in first:
+            reader = await self._connect(*await self._spawn())
+            self._tasks.append(asyncio.ensure_future(self._drain()))
+            first = await self._first(reader)
+        except BaseException:  # who was cancelled as well: nobody else knows of this process
             await self.aclose()
-            raise UserCodeError(FailureCategory.VALIDATION, str(first["unusable"]))
+            raise
         self._tasks.append(asyncio.ensure_future(self._listen(reader)))
         return first
 
@@ -159,6 +128,58 @@ class ConfinedProcess:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
+
+    async def _spawn(self) -> tuple[int, int]:
+        """Start the process; the pipes' ends to write to it, and to read from it."""
+        python, confined = interpreter(), os.geteuid() == 0
+        inward, outward = os.pipe(), os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                python,
+                "-I",
+                str(self._sdk / "headrace" / "host.py"),
+                self._role,
+                str(inward[0]),
+                str(outward[1]),
+                str(self._entrypoint),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=(inward[0], outward[1]),
+                env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", **self._env},  # noqa: S108 - not ours
+                cwd=self._entrypoint.parent,
+                start_new_session=True,
+                user=UNPRIVILEGED if confined else None,
+                group=UNPRIVILEGED if confined else None,
+                extra_groups=() if confined else None,
+            )
+        except BaseException:
+            os.close(inward[1])
+            os.close(outward[0])
+            raise
+        finally:
+            os.close(inward[0])
+            os.close(outward[1])
+        return inward[1], outward[0]
+
+    async def _first(self, reader: asyncio.StreamReader) -> Json:
+        """What it says once it has loaded. Raises what `start` raises."""
+        try:
+            async with asyncio.timeout(START_S):
+                first = await _receive(reader)
+        except asyncio.IncompleteReadError as error:
+            raise Ended(
+                f"the entry point's process ended while loading: {await self._said()}"
+            ) from error
+        except TimeoutError as error:
+            why = f"the entry point did not load within {START_S:g} s: {await self._said()}"
+            raise UserCodeError(FailureCategory.PROCESS, why) from error
+        except ValueError as error:
+            why = f"the entry point's process wrote into what is ours alone: {error}"
+            raise UserCodeError(FailureCategory.PROCESS, why) from error
+        if "unusable" in first:
+            raise UserCodeError(FailureCategory.VALIDATION, str(first["unusable"]))
+        return first
 
     async def _said(self) -> str:
         """End the process; the end of what it printed."""

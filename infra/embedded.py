@@ -6,7 +6,6 @@ runs as the system user `headrace` (`infra/outside.py` says where).
 """
 
 import asyncio
-import ctypes
 import importlib.util
 import os
 import pwd
@@ -21,6 +20,7 @@ from typing import BinaryIO
 import asyncpg
 
 from infra import outside
+from infra.mortal import die_with
 from infra.outside import SYSTEM_ROOT
 from schemas.errors import InvalidConfig, TransientError
 from schemas.ids import short_id
@@ -32,7 +32,6 @@ START_S = 120.0
 """Recovery after a crash takes its time, on a slow disk too; a server that ends is noticed at once."""
 FORMER_S = 15.0
 SOCKET_PATH_LIMIT = 80
-PR_SET_PDEATHSIG = 1
 
 SETTINGS = {
     "listen_addresses": "",
@@ -156,7 +155,7 @@ def _spawn(place: Place, binaries: Path) -> subprocess.Popen[bytes]:
             extra_groups=() if place.user else None,
             cwd=place.data,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with(os.getpid(), by=signal.SIGINT),  # a fast shutdown
         )
 
 
@@ -286,8 +285,3 @@ async def _answers(url: str) -> bool:
         return False
     await connection.close()
     return True
-
-
-def _die_with_parent() -> None:
-    """In the child: a fast shutdown when the supervisor is gone, however it went."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)

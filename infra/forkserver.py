@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from infra.mortal import die_with
+
 PR_SET_CHILD_SUBREAPER = 36
-PR_SET_PDEATHSIG = 1
 START_S = 60.0
 """So long a first worker waits for it, rather than importing everything beside it."""
 FORK_S = 10.0
@@ -195,18 +196,6 @@ def _line(channel: socket.socket) -> bytes:
             raise ConnectionResetError("the fork server is gone")
         said += piece
     return said
-
-
-def die_with(parent: int) -> Callable[[], None]:
-    """What runs in a child before its program: die with `parent`, take all signals again."""
-
-    def prepare() -> None:
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-    return prepare
 
 
 def reap_strangers(known: set[int]) -> None:

@@ -304,7 +304,9 @@ class EventLog(Protocol):
 class Effects(Protocol):
     """Claims and leases over the effect rows."""
 
-    async def register(self, worker: WorkerId, *, host: str, pid: int, lease_s: float) -> None: ...
+    async def register(
+        self, worker: WorkerId, *, host: str, pid: int, lease_s: float, lanes: Sequence[Lane] = ()
+    ) -> None: ...
     async def renew(self, worker: WorkerId, *, lease_s: float) -> bool:
         """Extend the worker's lease. False when it has expired or was taken: stop performing."""
         ...

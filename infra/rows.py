@@ -32,6 +32,7 @@ def edge_ids(events: Sequence[Event], cause: UUID) -> list[EventId]:
 
 
 def arguments_of(commit: Commit) -> tuple[Any, ...]:
+    """What `commit_decision` is called with, in its order. Raises Unwritable."""
     events, effects = commit.events, commit.effects
     heads = sorted((commit.expected or {}).items())
     written = {new.stream: new.version for new in events}
@@ -96,6 +97,7 @@ def encode(event: Event) -> str:
 
 
 def written_as(new: NewEvent, row: Any) -> Recorded:
+    """An event as it was written: `row` is what `commit_decision` returned for it."""
     return Recorded(
         id=new.id,
         stream=new.stream,
@@ -111,6 +113,7 @@ def written_as(new: NewEvent, row: Any) -> Recorded:
 
 
 def recorded_in(row: Any) -> Recorded:
+    """The event in a row of `COLUMNS`; its payload is not decoded yet."""
     return Recorded(
         id=EventId(row["id"]),
         stream=StreamName(row["stream"]),

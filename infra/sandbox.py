@@ -192,14 +192,13 @@ class ProcessSandbox:
         self, role: str, path: Path, env: Mapping[str, str]
     ) -> tuple[ConfinedProcess, Json]:
         """A process that has loaded an entry point, and its first message."""
-        for tried in range(1, TRIES + 1):
+        for _ in range(TRIES):
             process = ConfinedProcess(role, self._sdk, path, env)
             try:
                 return process, await process.start()
             except Ended as error:
-                if tried == TRIES:
-                    raise UserCodeError(FailureCategory.PROCESS, str(error)) from error
-        raise AssertionError
+                last = error
+        raise UserCodeError(FailureCategory.PROCESS, str(last)) from last
 
     async def _tree(self, snapshot: ArtifactRef) -> Path:
         """The snapshot, unpacked once per content."""

@@ -169,6 +169,16 @@ class _RunEvent(Event):
         return self.run
 
 
+class _StepEvent(_RunEvent):
+    """One of a kind for each step."""
+
+    step: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.step}"
+
+
 class RunRequested(_RunEvent):
     """A validated, admitted request for a run. `workspace` is None when no user code is needed."""
 
@@ -236,17 +246,13 @@ class PolicyFailed(_PolicyEvent):
     message: str
 
 
-class GroupsRequested(Event):
-    """Groups of a step are due. Carries (dataset, row) pairs, never rows. `owner` is the run, or the
-    evaluation."""
+class _OwnerEvent(Event):
+    """About groups of a step; `owner` is the run, or the evaluation, and has it in its stream."""
 
-    type: ClassVar[str] = "rl.groups.requested"
     topic: ClassVar[str] = RUN_TOPIC
     owner: str
     purpose: Purpose
     step: int
-    slots: tuple[Slot, ...]
-    template: GroupTemplate
 
     @property
     def stream(self) -> StreamName:
@@ -255,6 +261,15 @@ class GroupsRequested(Event):
     @property
     def run_id(self) -> str:
         return self.owner
+
+
+class GroupsRequested(_OwnerEvent):
+    """Groups of a step are due. Carries (dataset, row) pairs, never rows. `owner` is the run, or the
+    evaluation."""
+
+    type: ClassVar[str] = "rl.groups.requested"
+    slots: tuple[Slot, ...]
+    template: GroupTemplate
 
     @property
     def name(self) -> str:
@@ -350,39 +365,22 @@ class SettledGroup(BaseModel):
     grade_s: float = 0.0
 
 
-class GroupsSettled(Event):
+class GroupsSettled(_OwnerEvent):
     """The owner took note of graded groups: kept, or dropped with the reason."""
 
     type: ClassVar[str] = "rl.groups.settled"
-    topic: ClassVar[str] = RUN_TOPIC
-    owner: str
-    purpose: Purpose
-    step: int
     groups: tuple[SettledGroup, ...]
 
-    @property
-    def stream(self) -> StreamName:
-        return run_stream(self.owner) if self.purpose == Purpose.TRAIN else eval_stream(self.owner)
 
-    @property
-    def run_id(self) -> str:
-        return self.owner
-
-
-class BatchAssembled(_RunEvent):
+class BatchAssembled(_StepEvent):
     """The batch of a step is fixed: groups in slot order (RL), or positions of the shuffled dataset
     (SFT, `rows`). `durable`: the version this step makes must be stored whole."""
 
     type: ClassVar[str] = "rl.batch.assembled"
-    step: int
     groups: tuple[BatchGroup, ...] = ()
     rows: tuple[int, ...] = ()
     metrics: dict[str, float] = {}
     durable: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.type}/{self.step}"
 
 
 class PolicyUpdated(_PolicyEvent):
@@ -399,28 +397,22 @@ class PolicyUpdated(_PolicyEvent):
     pinned: bool = False
 
 
-class StepSkipped(_RunEvent):
+class StepSkipped(_StepEvent):
     """A step left the weights as they were: no group could be used, and version `step` is an alias of
     the one before; or the numbers of its `batch` (the BatchAssembled, kept for inspection) were not
     finite."""
 
     type: ClassVar[str] = "rl.step.skipped"
-    step: int
     reason: str
     batch: UUID | None = None
 
-    @property
-    def name(self) -> str:
-        return f"{self.type}/{self.step}"
 
-
-class StepSettled(_RunEvent):
+class StepSettled(_StepEvent):
     """The run took note of a step: its version, its reward, all its metrics, and what the manifest of
     its checkpoint needs. Step 0 is the start: version 0, and the run's fixed checkpoint files. `at`:
     when, in Unix seconds; for the time split of the next step."""
 
     type: ClassVar[str] = "rl.step.settled"
-    step: int
     state: StateRef
     metrics: dict[str, float]
     skipped: bool = False
@@ -431,23 +423,14 @@ class StepSettled(_RunEvent):
     weights_name: str | None = None
     at: float | None = None
 
-    @property
-    def name(self) -> str:
-        return f"{self.type}/{self.step}"
 
-
-class RunWarned(_RunEvent):
+class RunWarned(_StepEvent):
     """Something a user should look at; the run goes on. `about` sampler: servers that were fenced,
     said once for each message."""
 
     type: ClassVar[str] = "rl.run.warned"
-    step: int
     message: str
     about: Literal["run", "sampler"] = "run"
-
-    @property
-    def name(self) -> str:
-        return f"{self.type}/{self.step}"
 
 
 class CheckpointRequested(_RunEvent):
@@ -498,25 +481,31 @@ class CheckpointFailed(Event):
         return self.run
 
 
-class CheckpointSettled(_RunEvent):
+class CheckpointSettled(_StepEvent):
     """The run took note of a checkpoint."""
 
     type: ClassVar[str] = "rl.checkpoint.settled"
-    step: int
     manifest_sha256: Sha256
 
+
+class _EvaluationEvent(Event):
+    topic: ClassVar[str] = RUN_TOPIC
+    evaluation: str
+
     @property
-    def name(self) -> str:
-        return f"{self.type}/{self.step}"
+    def stream(self) -> StreamName:
+        return eval_stream(self.evaluation)
+
+    @property
+    def run_id(self) -> str:
+        return self.evaluation
 
 
-class EvaluationRequested(Event):
+class EvaluationRequested(_EvaluationEvent):
     """An evaluation is wanted: by a user (`config`), or by a run at a step (`run`, `step`), which
     appends it to its own stream. `rows` are the dataset rows, in order."""
 
     type: ClassVar[str] = "rl.evaluation.requested"
-    topic: ClassVar[str] = RUN_TOPIC
-    evaluation: str
     eval_name: str
     template: GroupTemplate
     rows: tuple[int, ...]
@@ -540,12 +529,10 @@ class EvaluationRequested(Event):
         return f"{self.type}/{self.evaluation}"
 
 
-class EvaluationStarted(Event):
+class EvaluationStarted(_EvaluationEvent):
     """The evaluation's owner took it up; `template` is complete."""
 
     type: ClassVar[str] = "rl.evaluation.started"
-    topic: ClassVar[str] = RUN_TOPIC
-    evaluation: str
     template: GroupTemplate
     rows: tuple[int, ...]
     batch_size: int
@@ -553,22 +540,12 @@ class EvaluationStarted(Event):
     run: str | None = None
     step: int | None = None
 
-    @property
-    def stream(self) -> StreamName:
-        return eval_stream(self.evaluation)
 
-    @property
-    def run_id(self) -> str:
-        return self.evaluation
-
-
-class EvaluationCompleted(Event):
+class EvaluationCompleted(_EvaluationEvent):
     """An evaluation ended. `reward` is the mean over all graded samples."""
 
     type: ClassVar[str] = "rl.evaluation.completed"
-    topic: ClassVar[str] = RUN_TOPIC
     gate: ClassVar[Gate | None] = "closed"
-    evaluation: str
     status: Literal["finished", "failed", "stopped"]
     reward: float | None = None
     metrics: dict[str, float] = {}
@@ -577,45 +554,22 @@ class EvaluationCompleted(Event):
     step: int | None = None
 
     @property
-    def stream(self) -> StreamName:
-        return eval_stream(self.evaluation)
-
-    @property
-    def run_id(self) -> str:
-        return self.evaluation
-
-    @property
     def key(self) -> str:
         return self.run or self.evaluation
 
 
-class EvaluationStopRequested(Event):
+class EvaluationStopRequested(_EvaluationEvent):
     """A user asked an evaluation to stop."""
 
     type: ClassVar[str] = "rl.evaluation.stop-requested"
-    topic: ClassVar[str] = RUN_TOPIC
-    evaluation: str
-
-    @property
-    def stream(self) -> StreamName:
-        return eval_stream(self.evaluation)
-
-    @property
-    def run_id(self) -> str:
-        return self.evaluation
 
 
-class EvaluationSettled(_RunEvent):
+class EvaluationSettled(_StepEvent):
     """The run took note of its validation at a step."""
 
     type: ClassVar[str] = "rl.evaluation.settled"
-    step: int
     reward: float | None
     metrics: dict[str, float] = {}
-
-    @property
-    def name(self) -> str:
-        return f"{self.type}/{self.step}"
 
 
 class _VerificationEvent(Event):

@@ -95,7 +95,7 @@ def _base(
         # and another path gives other bits. Buffers stay as they are: rotary frequencies rounded to
         # 16 bits would move far positions.
         parameter.data = parameter.data.to(dtype, copy=True)
-    nn.Module.to(model, device)
+    _move(model, device)
     model.eval().requires_grad_(requires_grad=False)
     model.config.dtype = dtype
     return Base(
@@ -105,6 +105,18 @@ def _base(
         stop_ids=_stop_ids(model, tokenizer),
         public_name=public_name,
     )
+
+
+def _move(model: PreTrainedModel, device: torch.device) -> None:
+    try:
+        nn.Module.to(model, device)
+    except torch.OutOfMemoryError as error:
+        needed = sum(p.numel() * p.element_size() for p in model.parameters()) / (1 << 30)
+        raise Refused(
+            f"the device has no room for the base model's {needed:.1f} GiB: set advanced.precision = "
+            "'bfloat16', name a smaller model, or, if vLLM shares the GPU, lower "
+            "HEADRACE_VLLM_GPU_PERCENT"
+        ) from error
 
 
 def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -193,6 +205,9 @@ def _pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrainedTok
             f"architecture is one that Transformers knows. {advice()}"
         ) from error
     if not tokenizer.chat_template:
-        raise Refused(f"{what} has no chat template; Headrace talks to models in chat messages")
+        raise Refused(
+            f"{what} has no chat template, and Headrace talks to models in chat messages: name its "
+            "instruction-tuned sibling, or save its tokenizer with a chat_template"
+        )
     check_causal(model.eval(), what=what)
     return model, tokenizer

@@ -185,7 +185,7 @@ def _restore_critic(session: Session, held: dict[str, torch.Tensor]) -> None:
         check_fit(held, {})
         return
     values = {name: tensor for name, tensor in held.items() if name in critic.tensors}
-    check_fit(values, critic.tensors)
+    check_fit(values, critic.tensors, what="critic's weights")
     with torch.no_grad():
         for name, tensor in critic.tensors.items():
             tensor.copy_(values[name])

@@ -105,7 +105,7 @@ class Optimizer:
         shapes = {FIRST + n: t for n, t in self.tensors.items()}
         shapes |= {SECOND + n: t for n, t in self.tensors.items()}
         shapes |= {f"{STEP}.{n}": torch.tensor(0.0) for n in self.tensors}
-        check_fit(moments, shapes)
+        check_fit(moments, shapes, what="optimizer's moments")
         self.step = int(state[STEP])
         for name, tensor in self.tensors.items():
             self.adam.state[tensor] = {

@@ -197,16 +197,17 @@ def parse(data: bytes, *, device: torch.device) -> dict[str, torch.Tensor]:
     return {name: tensor.clone().to(device) for name, tensor in tensors.items()}
 
 
-def check_fit(tensors: Tensors, expected: Tensors) -> None:
-    """Raises CorruptData unless names and shapes are those the run trains."""
+def check_fit(tensors: Tensors, expected: Tensors, *, what: str = "weights") -> None:
+    """Raises CorruptData unless names and shapes are those the run trains. `what` they are."""
     found = {name: tuple(t.shape) for name, t in tensors.items()}
     wanted = {name: tuple(t.shape) for name, t in expected.items()}
     if found == wanted:
         return
     wrong = sorted(n for n in {*found, *wanted} if found.get(n) != wanted.get(n))
     raise CorruptData(
-        f"the weights do not fit the model: {wrong[0]} has shape {found.get(wrong[0])}, the run "
-        f"trains {wanted.get(wrong[0])} ({len(wrong)} tensors differ)"
+        f"the {what} do not fit the model: {wrong[0]} has shape {found.get(wrong[0])}, the run "
+        f"trains {wanted.get(wrong[0])} ({len(wrong)} tensors differ). If the model that "
+        "experiment.model_path names was changed since the run began, put it back or submit again"
     )
 
 

@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 
 from infra import home
+from infra.free_port import free_port
 from infra.settings import BadSetting, Settings
-from infra.stack.components import components, free_port
+from infra.stack.components import components
 from infra.supervisor import supervise
 from schemas.errors import HeadraceError
 

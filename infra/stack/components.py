@@ -2,7 +2,6 @@
 each of them started from what the machine has, on free ports, below one directory."""
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -72,10 +71,3 @@ def make_bucket(server: S3Server) -> None:
     )
     if BUCKET not in {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}:
         client.create_bucket(Bucket=BUCKET)
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from infra.forkserver import die_with
+from infra.free_port import free_port
+from infra.mortal import die_with
 from schemas.errors import InvalidConfig, TransientError
 
 VERSION = "4.3.1"
@@ -251,12 +252,6 @@ def kafka_server(
         yield server
     finally:
         server.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def answers(port: int) -> bool:

@@ -9,7 +9,6 @@ import os
 import pwd
 import secrets
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from infra.embedded import SYSTEM_USER, ensure_user
+from infra.free_port import free_port
 from schemas.errors import InvalidConfig, TransientError
 
 StopMode = Literal["smart", "fast", "immediate"]
@@ -76,7 +76,7 @@ class PostgresServer:
         self.binaries = found
         self.directory = directory
         self.data = data or directory / "data"
-        self.port = port or _free_port()
+        self.port = port or free_port()
         self._settings = {**SETTINGS, **(settings or {})}
         self._user = SYSTEM_USER if os.geteuid() == 0 else None
 
@@ -173,12 +173,6 @@ def _as_user(
         )
         errors.seek(0)
         return subprocess.CompletedProcess(command, done.returncode, b"", errors.read())
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import http.client
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,7 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.forkserver import die_with
+from infra.free_port import free_port
+from infra.mortal import die_with
 from schemas.errors import InvalidConfig, TransientError
 
 VERSION = "v1.8.0"
@@ -89,7 +89,7 @@ def s3_server(directory: Path, *, users: bool = False) -> Iterator[S3Server]:
     process = None
     program = binary()
     access, secret = f"headrace{secrets.token_hex(6)}", secrets.token_hex(24)
-    port = _free_port()
+    port = free_port()
     for name in ("buckets", "metadata", "users"):
         (directory / name).mkdir(parents=True, exist_ok=True)
     arguments = [program, "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive"]
@@ -150,9 +150,3 @@ def _healthy(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

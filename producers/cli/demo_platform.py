@@ -1,11 +1,11 @@
 """The demo's own platform: a home below one directory, a free port, one supervisor."""
 
 import os
-import socket
 import subprocess
 from pathlib import Path
 from typing import Protocol
 
+from infra.free_port import free_port
 from infra.settings import Settings
 from producers.cli.client import Address, Client
 from producers.cli.launch import launch
@@ -29,7 +29,7 @@ class DemoPlatform:
 
     def __init__(self, root: Path) -> None:
         self.home = root / "home"
-        self.url = f"http://127.0.0.1:{_free_port()}"
+        self.url = f"http://127.0.0.1:{free_port()}"
         self.prefix = f"HEADRACE_HOME={self.home} HEADRACE_URL={self.url}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -79,9 +79,3 @@ class RunningPlatform:
 
     def remove_database(self) -> None:
         return
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -80,7 +80,7 @@ def _failpoints(*, as_json: bool) -> None:
 
 def examine(settings: "Settings") -> tuple[Check, ...]:
     """All checks, in the order in which a newcomer meets what they are about."""
-    here: tuple[Callable[[], Check], ...] = (_python, _git, _torch, _sandbox)
+    here: tuple[Callable[[], Check], ...] = (_python, _git, _torch, _compiler, _sandbox)
     about: tuple[Callable[[Settings], Check], ...] = (_postgres, _kafka, _home, _disk, _server)
     return (*(check() for check in here), *(check(settings) for check in about))
 
@@ -107,6 +107,13 @@ def _torch() -> Check:
     version = _version("torch")
     fix = "pip install 'headrace[train]' (only a machine that trains needs it)"
     return Check("torch", version is not None, version or "not installed", fix)
+
+
+def _compiler() -> Check:
+    """What `trainer/native` is compiled with; a machine without works as well, more slowly."""
+    path = shutil.which(os.environ.get("CC") or "cc")
+    without = "none: narrow models run through torch, more slowly (apt install gcc libc6-dev)"
+    return Check("C compiler", True if path else None, path or without)
 
 
 def _sandbox() -> Check:

@@ -1,21 +1,20 @@
 """Starting a supervisor (`headrace up`) in the background, and waiting until it is ready."""
 
-import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from infra.home import prepare, read_state
+from infra.mortal import die_with
 from infra.supervisor import tail
 from producers.cli.failures import Failure
 
 READY_S = 300.0
-PR_SET_PDEATHSIG = 1
 
 
 def launch(home: Path, environ: Mapping[str, str], *, tied: bool) -> subprocess.Popen[bytes]:
@@ -31,7 +30,7 @@ def launch(home: Path, environ: Mapping[str, str], *, tied: bool) -> subprocess.
             stdout=subprocess.DEVNULL,
             stderr=output,
             start_new_session=True,
-            preexec_fn=_stop_with(os.getpid()) if tied else None,
+            preexec_fn=die_with(os.getpid(), by=signal.SIGTERM) if tied else None,
         )
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
@@ -52,14 +51,3 @@ def _why(said: str) -> Failure:
         return Failure("FAILED", said or "the supervisor ended without a word")
     error = json.loads(last)["error"]
     return Failure(str(error["code"]), str(error["message"]))
-
-
-def _stop_with(parent: int) -> Callable[[], None]:
-    libc = ctypes.CDLL(None)
-
-    def prepare_child() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return prepare_child

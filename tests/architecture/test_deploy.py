@@ -19,6 +19,7 @@ import yaml
 from consumers.__main__ import REGISTRY, RELAY, lanes_of, load
 from infra.settings import Settings
 from infra.stack import kafka, s3
+from infra.supervisor import SPIN
 from producers.api.guard import OPEN_PATHS
 from producers.api.platform import ROOT_ROUTES
 from schemas.messages import Lane
@@ -207,6 +208,28 @@ def test_images_install_by_the_constraints_as_another_user_and_copy_every_root(n
         assert f"!{root}\n" in (ROOT / ".dockerignore").read_text()
     (wanted,) = re.findall(r'"\$wheel\[([a-z0-9,]+)\]"', text)
     assert set(wanted.split(",")) <= set(document["project"]["optional-dependencies"])
+
+
+def environment_of(name: str) -> dict[str, str]:
+    """What an image sets."""
+    text = DOCKERFILES[name].read_text().replace("\\\n", " ")
+    pairs = [pair for line in re.findall(r"^ENV (.*)", text, re.M) for pair in line.split()]
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def test_workers_can_compile_and_keep_what_they_compiled_or_narrow_models_are_slow() -> None:
+    (installed,) = re.findall(r"apt-get install [^&]*", DOCKERFILES["worker"].read_text())
+    assert {"gcc", "libc6-dev"} <= set(installed.split())
+    cache = environment_of("worker")["XDG_CACHE_HOME"]
+    for name, service in ours().items():
+        if service["build"]["dockerfile"].endswith(".worker"):
+            mounted = {volume.split(":")[1] for volume in service["volumes"]}
+            assert cache in mounted, f"{name}: it is lost, or on a disk that runs no programs"
+
+
+def test_workers_wait_for_their_threads_as_under_headrace_up() -> None:
+    given = environment_of("worker")
+    assert (given["OMP_WAIT_POLICY"], given["GOMP_SPINCOUNT"]) == ("PASSIVE", SPIN)
 
 
 def test_control_images_never_install_torch_for_they_hold_no_model() -> None:

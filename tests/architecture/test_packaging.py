@@ -1,4 +1,4 @@
-"""The wheel carries every root, the SQL, and the example that `workspace init` scaffolds."""
+"""The wheel carries every root, SQL, C sources, and the example that `workspace init` scaffolds."""
 
 import subprocess
 import sys
@@ -39,7 +39,9 @@ def test_the_wheel_lists_all_roots(wheel: Path) -> None:
     for root in ("schemas", "trainer", "infra", "consumers", "producers", "headrace"):
         for path in (ROOT / root).rglob("*.py"):
             assert str(path.relative_to(ROOT)) in names
-    for path in (ROOT / "infra" / "sql").rglob("*.sql"):
+    others = [*(ROOT / "infra" / "sql").rglob("*.sql"), *(ROOT / "trainer").rglob("*.[ch]")]
+    assert len({path.suffix for path in others}) == 3
+    for path in others:
         assert str(path.relative_to(ROOT)) in names
     for name in ("rollouts/arithmetic/main.py", "configs/training/grpo.toml", "data/make.py"):
         assert f"producers/scaffold/arithmetic/{name}" in names

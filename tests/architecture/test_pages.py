@@ -1,4 +1,4 @@
-"""The pages that people act on agree with the code: promises, commands, messages, metrics."""
+"""The pages that people act on agree with the code: promises, files, commands, messages, metrics."""
 
 import ast
 import re
@@ -14,7 +14,11 @@ from producers.cli.main import cli
 ROOT = Path(__file__).resolve().parents[2]
 PROMISES = ROOT / "docs" / "guarantees.md"
 RUNBOOK = ROOT / "docs" / "runbook.md"
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.md")),
+)
 SAID_BY = ("infra", "consumers", "producers", "schemas", "trainer")
 SHORTEST = 8
 """Shorter pieces of a message (between what varies) prove nothing."""
@@ -61,17 +65,54 @@ def test_the_index_leads_to_every_page_and_nowhere_else() -> None:
     assert pages - set(links) == set()
 
 
+def page_id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def code_of(path: Path) -> list[str]:
+    """What a page shows as code: what stands between backticks, and the lines of its blocks."""
+    text = path.read_text()
+    spans = re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+    blocks = re.findall(r"^```[a-z]*\n(.*?)^```", text, re.M | re.S)
+    lines = [line.split("#")[0] for block in blocks for line in block.splitlines()]
+    return [" ".join(said.split()) for said in (*spans, *lines)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_files_that_a_page_names_exist_or_people_look_for_them(page: Path) -> None:
+    places = {path.name for path in ROOT.iterdir() if path.is_dir()}
+    words = {word.split("::")[0] for said in code_of(page) for word in said.split()}
+    named = {w for w in words if re.fullmatch(r"[a-z.]+/[\w./-]+", w) and "NAME" not in w}
+    ours = {word for word in named if word.split("/")[0] in places and "NNNN" not in word}
+    assert not {w for w in ours if not (ROOT / w).exists() and not (page.parent / w).exists()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+    ours = [link for link in links if "://" not in link]
+    assert not [link for link in ours if not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_targets_of_make_and_programs_that_a_page_names_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for said in code_of(page):
+        if target := re.match(r"make ([a-z-]+)", said):
+            assert target.group(1) in targets, said
+        module = re.search(r"python3? -m ([a-z_0-9.]+)", said)
+        if module and (ROOT / module.group(1).split(".")[0]).is_dir():
+            path = ROOT / module.group(1).replace(".", "/")
+            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), said
+
+
 def commands() -> Iterator[tuple[str, str]]:
-    """(page, command) of each `headrace ...` in code: between backticks, or a line of a block."""
+    """(page, command) of each `headrace ...` in code."""
     for path in PAGES:
-        text = path.read_text()
-        blocks = "\n".join(re.findall(r"^```[a-z]*\n(.*?)^```", text, re.M | re.S))
-        spans = re.findall(
-            r"`(headrace [^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
-        )
-        lines = re.findall(r"^(headrace [^#&\n]+)", blocks, re.M)
-        for said in dict.fromkeys(" ".join(command.split()) for command in (*spans, *lines)):
-            yield path.name, said
+        for said in dict.fromkeys(code_of(path)):
+            found = re.match(r"headrace [^&]+", said)
+            if found:
+                yield page_id(path), found.group()
 
 
 @pytest.mark.parametrize(("page", "said"), list(commands()))

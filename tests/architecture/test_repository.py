@@ -122,12 +122,3 @@ def test_the_pages_of_a_newcomer_are_there(name: str) -> None:
 def test_ci_calls_the_test_command_of_the_readme() -> None:
     assert "make test" in (ROOT / "README.md").read_text()
     assert "make test" in (ROOT / ".ci" / "run").read_text()
-
-
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
-def test_files_that_pages_name_exist(name: str) -> None:
-    text = (ROOT / name).read_text()
-    words = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|sql|md|toml))`", text)
-    assert words
-    missing = [word for word in words if not (ROOT / word).exists()]
-    assert not missing

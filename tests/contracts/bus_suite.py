@@ -9,7 +9,8 @@ from uuid import uuid4
 from infra.ports import Bus, Commit, EventLog
 from infra.reconcile import Delivered
 from schemas.ids import ConsumerName, EventId
-from tests.contracts.event_log_suite import one, warned
+from tests.contracts.event_log_suite import warned
+from tests.kit.commits import one
 
 WARNED = ["rl.run.warned"]
 

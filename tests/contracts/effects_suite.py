@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from infra.ports import Commit, CommitMiss, Effects, EventLog, NewEffect, NewEvent
+from infra.ports import Commit, CommitMiss, Effects, EventLog, NewEffect
 from schemas.events import (
     Event,
     MessageDeadLettered,
@@ -15,9 +15,10 @@ from schemas.events import (
     RunResumed,
     RunStopped,
 )
-from schemas.ids import ConsumerName, EventId, WorkerId, workspace_stream
+from schemas.ids import ConsumerName, WorkerId, workspace_stream
 from schemas.messages import FetchCommit, Lane
 from schemas.specs import CommitSpec
+from tests.kit.commits import one
 
 SYNC = ConsumerName("sync")
 LEASE_S = 5.0
@@ -59,15 +60,7 @@ async def worker(bound: Bound) -> WorkerId:
 
 
 async def gate(bound: Bound, event: Event, version: int) -> None:
-    new = NewEvent(
-        id=EventId(uuid4()),
-        stream=event.stream,
-        version=version,
-        event=event,
-        causation=None,
-        correlation=uuid4(),
-    )
-    await bound.log.commit(Commit(expected={event.stream: version - 1}, events=(new,)))
+    await bound.log.commit(one(event, version))
 
 
 async def append(bound: Bound, event: Event) -> None:

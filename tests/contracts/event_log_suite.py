@@ -5,32 +5,17 @@ from uuid import uuid4
 
 import pytest
 
-from infra.ports import Commit, CommitMiss, Cursor, EventLog, NewEvent, SmallArtifact, Snapshot
+from infra.ports import Commit, CommitMiss, Cursor, EventLog, SmallArtifact, Snapshot
 from schemas.errors import Refused
-from schemas.events import Event, RunPaused, RunWarned
+from schemas.events import RunPaused, RunWarned
 from schemas.ids import ConsumerName, EventId, StreamName
+from tests.kit.commits import new, one
 
 CONSUMER = ConsumerName("tests")
 
 
 def warned(run: str, step: int) -> RunWarned:
     return RunWarned(run=run, step=step, message="look")
-
-
-def new(event: Event, version: int) -> NewEvent:
-    return NewEvent(
-        id=EventId(uuid4()),
-        stream=event.stream,
-        version=version,
-        event=event,
-        causation=None,
-        correlation=uuid4(),
-    )
-
-
-def one(event: Event, version: int, **more: object) -> Commit:
-    """A commit of one event at a version."""
-    return Commit(expected={event.stream: version - 1}, events=(new(event, version),), **more)
 
 
 class EventLogSuite:

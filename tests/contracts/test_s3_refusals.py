@@ -14,6 +14,7 @@ import pytest
 
 from infra.backend import open_blobs
 from infra.externals import BlobExists
+from infra.free_port import free_port
 from infra.s3 import S3Blobs
 from infra.s3_place import S3Place
 from infra.s3_store import Keys, S3Store
@@ -21,7 +22,6 @@ from infra.settings import Settings
 from infra.stack.s3 import S3Server, binary, s3_server
 from schemas.errors import InvalidConfig, TransientError
 from tests.kit.faulty import Fault, faulty
-from tests.kit.platform import free_port
 from tests.kit.s3 import Bucket, needed
 
 pytestmark = pytest.mark.s3

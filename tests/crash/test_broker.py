@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from infra.free_port import free_port
 from infra.kafka.connect import REQUEST_MS
 from infra.kafka.settings import KafkaSettings
-from infra.stack.kafka import KafkaServer, free_port, kafka_server
+from infra.stack.kafka import KafkaServer, kafka_server
 from tests.kit.cutoff import Cutoff, cutoff
 from tests.kit.kafka import environment, need_kafka
 from tests.kit.ledger import check

@@ -16,10 +16,11 @@ from infra.effects import PostgresEffects
 from infra.hosting import Hosting
 from infra.log import PostgresLog
 from infra.notify import Notifier
-from infra.ports import Commit, Cursor, NewEvent, Recorded
+from infra.ports import Cursor, Recorded
 from schemas.events import CheckpointFailed, MessageDeadLettered, MessageRedriven, RunWarned
-from schemas.ids import EventId, StreamName, WorkerId, run_stream
+from schemas.ids import EventId, StreamName, WorkerId
 from schemas.messages import Lane
+from tests.kit.commits import one
 from tests.kit.hosting import Script, consumer
 from tests.kit.runtimes import runtime_on
 
@@ -51,16 +52,7 @@ async def load(log: PostgresLog) -> None:
 
     async def one_run(run: str) -> None:
         for step in range(1, EACH + 1):
-            event = RunWarned(run=run, step=step, message="look")
-            new = NewEvent(
-                id=EventId(uuid4()),
-                stream=run_stream(run),
-                version=step,
-                event=event,
-                causation=None,
-                correlation=uuid4(),
-            )
-            await log.commit(Commit(expected={new.stream: step - 1}, events=(new,)))
+            await log.commit(one(RunWarned(run=run, step=step, message="look"), step))
 
     await asyncio.gather(*(one_run(f"r{n}") for n in range(RUNS)))
 

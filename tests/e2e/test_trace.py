@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from infra.free_port import free_port
 from tests.kit.otlp import Seen, collector
 from tests.kit.platform import (
     Platform,
     eventually,
     final_adapter,
-    free_port,
     make_workspace,
     platform,
 )

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit.platform import eventually, free_port, platform_environment
+from infra.free_port import free_port
+from tests.kit.platform import eventually, platform_environment
 
 pytestmark = [pytest.mark.processes, pytest.mark.postgres]
 

@@ -24,7 +24,8 @@ from infra.reconcile import Delivered, Reconciler
 from infra.relay import Relay
 from infra.skips import Skips
 from schemas.ids import ConsumerName, EventId
-from tests.contracts.event_log_suite import new, one, warned
+from tests.contracts.event_log_suite import warned
+from tests.kit.commits import new, one
 
 WARNED = ("rl.run.warned",)
 

@@ -18,13 +18,14 @@ from infra.memory import MemoryEffects, MemoryLog, World
 from infra.memory_blobs import MemoryBlobs
 from infra.memory_bus import MemoryBus
 from infra.notify import Wakeup
-from infra.ports import Commit, Encoded, NewEvent, Ports, Recorded
+from infra.ports import Encoded, Ports, Recorded
 from infra.runtime import Runtime
 from infra.settings import Settings
 from schemas.events import CheckpointFailed, Event, MessageDeadLettered, RunWarned
-from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, checkpoint_stream
+from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
 from schemas.messages import FetchCommit, Lane, Outcome
 from schemas.specs import CommitSpec
+from tests.kit.commits import one
 
 WORKER = WorkerId("w")
 
@@ -158,17 +159,7 @@ class Bench:
         """Append events as they are, without a cause."""
         for event in events:
             version = self.world.version(event.stream)
-            new = NewEvent(
-                id=EventId(uuid4()),
-                stream=event.stream,
-                version=version + 1,
-                event=event,
-                causation=None,
-                correlation=uuid4(),
-            )
-            await MemoryLog(self.world).commit(
-                Commit(expected={event.stream: version}, events=(new,))
-            )
+            await MemoryLog(self.world).commit(one(event, version + 1))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Runtime]:

@@ -7,7 +7,6 @@ user. Everything lives in a temporary directory and on free ports.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from uuid import uuid4
 import httpx
 
 from infra import embedded
+from infra.free_port import free_port
 from infra.supervisor import tail
 
 T = TypeVar("T")
@@ -68,12 +68,6 @@ def eventually(
         assert time.monotonic() < deadline, f"not within {PATIENCE * within_s:.0f} s: {what}"
         time.sleep(every_s)
     return value
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def git(directory: Path, *arguments: str) -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from infra.free_port import free_port
 from schemas.sampling import ModelRef
-from tests.kit.platform import free_port, make_workspace, platform, run_config
+from tests.kit.platform import make_workspace, platform, run_config
 from tests.kit.real_vllm import ENVIRONMENT, UP_WITHIN_S, python
 from tests.kit.vllm_run import SEED, TALK
 from trainer.base import build_base

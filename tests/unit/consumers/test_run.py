@@ -31,6 +31,7 @@ from tests.unit.consumers.runs import (
     Story,
     graded,
     initialized,
+    only,
     requested,
     saved,
     synced,
@@ -154,6 +155,18 @@ def test_a_step_without_any_usable_group_is_skipped() -> None:
     assert settled.state == version(0)
     assert isinstance(following, GroupsRequested)
     assert following.template.policy.weights == version(0).weights
+
+
+def test_what_failed_is_counted_by_what_was_wrong_with_it() -> None:
+    story = Story(requested())
+    (_, first) = story.begin().events
+    assert isinstance(first, GroupsRequested)
+    one, two = first.group_specs()
+    story.tell(graded(one, None, None, failure="prompt_too_long", message="900 tokens"))
+    batch = only(story.tell(graded(two)), BatchAssembled)[0]
+    assert batch.metrics["rollout/failed_ratio"] == 0.5
+    named = {name: share for name, share in batch.metrics.items() if name.startswith("failed/")}
+    assert named == {"failed/prompt_too_long": 0.5}
 
 
 def test_a_step_in_which_every_sample_failed_ends_the_run_with_the_first_error() -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from infra.backend import open_backend
+from infra.free_port import free_port
 from infra.kafka import probe as probing
 from infra.kafka.probe import CORRELATION, probe
 from infra.kafka.settings import KafkaSettings
 from infra.settings import Settings
 from schemas.errors import InvalidConfig, TransientError
-from tests.kit.platform import free_port
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

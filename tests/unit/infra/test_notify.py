@@ -8,9 +8,10 @@ import pytest
 from infra.database import Database
 from infra.log import PostgresLog
 from infra.notify import News, Notifier, Wakeup
-from infra.ports import Commit, NewEffect, NewEvent
-from schemas.events import Event, RunPaused, RunWarned
-from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, run_stream
+from infra.ports import Commit, NewEffect
+from schemas.events import RunPaused, RunWarned
+from schemas.ids import ConsumerName, StreamName, WorkerId
+from tests.kit.commits import one
 from tests.kit.hosting import effect
 
 pytestmark = pytest.mark.postgres
@@ -50,21 +51,6 @@ async def elsewhere(database: Database) -> AsyncIterator[Elsewhere]:
         yield found
 
 
-def appended(*events: Event) -> Commit:
-    new = [
-        NewEvent(
-            id=EventId(uuid4()),
-            stream=event.stream,
-            version=1,
-            event=event,
-            causation=None,
-            correlation=uuid4(),
-        )
-        for event in events
-    ]
-    return Commit(expected={event.stream: 0 for event in events}, events=tuple(new))
-
-
 def asked(*, claimed: bool) -> NewEffect:
     return NewEffect(
         effect=effect(uuid4().hex, 1),
@@ -80,10 +66,9 @@ async def test_performers_sleep_through_what_leaves_nothing_to_claim(
 ) -> None:
     async with Notifier(database) as notifier:
         log = PostgresLog(database, notifier)
-        event = RunWarned(run="r", step=1, message="look")
         born = Commit(worker=HERE, effects=(asked(claimed=True),))
         await log.commit(born)
-        await log.commit(appended(event))
+        await log.commit(one(RunWarned(run="r", step=1, message="look")))
         assert await elsewhere.hears(News.LOG)
         waiting = Commit(effects=(asked(claimed=True), asked(claimed=False)), worker=HERE)
         await log.commit(waiting)
@@ -93,7 +78,6 @@ async def test_performers_sleep_through_what_leaves_nothing_to_claim(
 async def test_a_gate_that_moves_wakes_both(database: Database, elsewhere: Elsewhere) -> None:
     async with Notifier(database) as notifier:
         log = PostgresLog(database, notifier)
-        assert run_stream("r") == RunPaused(run="r", step=1).stream
-        await log.commit(appended(RunPaused(run="r", step=1)))
+        await log.commit(one(RunPaused(run="r", step=1)))
         await elsewhere.hears(News.LOG)
         assert await elsewhere.hears(News.WORK), "the news of the log were heard already"

@@ -5,7 +5,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -16,11 +15,12 @@ from infra.database import Database, Pool
 from infra.effects import PostgresEffects
 from infra.log import PostgresLog
 from infra.notify import Notifier
-from infra.ports import Commit, Cursor, NewEvent
+from infra.ports import Cursor
 from infra.readmodel import ReadModel
 from schemas.events import CheckpointFailed, RunWarned
-from schemas.ids import ConsumerName, EventId, StreamName, run_stream
+from schemas.ids import ConsumerName, EventId, run_stream
 from schemas.messages import Lane
+from tests.kit.commits import one
 from tests.kit.postgres import execute, fresh_database
 
 pytestmark = pytest.mark.postgres
@@ -163,21 +163,12 @@ async def test_hot_queries_use_their_indexes(large_url: str) -> None:
 
 async def test_writing_and_forgetting_use_their_indexes(large_url: str) -> None:
     async with explained(large_url) as (database, plans), Notifier(database) as notifier:
-        log, stream = PostgresLog(database, notifier), StreamName("checkpoint-r7")
+        log = PostgresLog(database, notifier)
         failed = CheckpointFailed(run="r7", step=1, message="x")
-        new = NewEvent(
-            id=EventId(uuid4()),
-            stream=stream,
-            version=1,
-            event=failed,
-            causation=None,
-            correlation=uuid4(),
-        )
         consumed = ((READER, EventId(uuid4())),)
-        await log.commit(Commit(consumed=consumed, expected={stream: 0}, events=(new,)))
+        await log.commit(one(failed, consumed=consumed))
         by_index(plans)
-        again = replace(new, id=EventId(uuid4()), version=2)
-        await log.commit(Commit(expected={stream: 1}, events=(again,)))
+        await log.commit(one(failed, 2))
         by_index(plans, "streams_pkey")
         await log.advance(ConsumerName("c3"), Cursor(2**40, 0))
         by_index(plans, "inbox_pkey")

@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from infra.database import ROLE, Database, administering, connect
+from infra.free_port import free_port
 from infra.log import PostgresLog
 from infra.migrate import migrate
 from infra.notify import Notifier
@@ -17,7 +18,6 @@ from infra.readmodel import ReadModel
 from infra.settings import DatabaseLimits
 from schemas.errors import InvalidConfig, TransientError
 from schemas.events import RunWarned
-from tests.kit.platform import free_port
 from tests.kit.postgres import database_of, execute
 
 pytestmark = pytest.mark.postgres

@@ -36,6 +36,9 @@ def killed(when):
 
 
 killed("loading")
+if note := os.environ.get("NOTE"):
+    pathlib.Path(note).write_text(str(os.getpid()))
+    time.sleep(3600)
 
 
 class Do(AgentWorkflow):
@@ -224,6 +227,25 @@ async def test_an_attempt_whose_process_was_killed_is_never_gone_on_with(
                 await run(user, mortal, "fine")
             assert file.read_text() == left
         assert await run(user, mortal, "fine") == "done"
+
+
+async def test_a_caller_that_gives_up_while_it_loads_leaves_no_process(
+    user: ProcessSandbox, rollout: RolloutRef
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        note = Path(place, "pid")
+        note.touch()
+        note.chmod(0o666)
+        slow = rollout.model_copy(update={"env": {"NOTE": str(note)}})
+        caller = asyncio.ensure_future(run(user, slow, "fine"))
+        async with asyncio.timeout(60):
+            while not note.read_text():
+                await asyncio.sleep(0.01)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert not Path("/proc", note.read_text()).exists()
 
 
 async def test_discovery_begins_again_when_its_process_was_killed(

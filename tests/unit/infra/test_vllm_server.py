@@ -3,24 +3,22 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
+from infra.free_port import free_port
 from infra.settings import BadSetting, Settings
 from infra.supervisor import specs
 from infra.vllm_server import RESERVE
+from tests.kit.platform import eventually
 
 ROOT = Path(__file__).parents[3]
 ASKED = {"HEADRACE_SAMPLER": "vllm", "HEADRACE_VLLM_MODEL": "qwen3-tiny"}
-T = TypeVar("T")
 
 
 def test_a_server_of_our_own_is_asked_like_any_other() -> None:
@@ -117,20 +115,6 @@ with home.owned(root):
 """
 
 
-def eventually(get: Callable[[], T | None], *, within_s: float = 120) -> T:
-    deadline = time.monotonic() + within_s
-    while not (value := get()):
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)
-    return value
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def child(root: Path) -> Any:
     state = json.loads((root / "supervisor.json").read_text())
     return next(c for c in state["children"] if c["name"] == "vllm")
@@ -164,7 +148,7 @@ def test_it_is_started_restarted_and_stopped_in_order(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        eventually(lambda: answers(port))
+        eventually(lambda: answers(port) or None, within_s=40, what="the server answers")
         told = json.loads(notes.read_text())
         assert told["gpu_memory_utilization"] == "0.3"
         assert told["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
@@ -172,10 +156,12 @@ def test_it_is_started_restarted_and_stopped_in_order(tmp_path: Path) -> None:
         first = child(root)
         os.kill(first["pid"], signal.SIGKILL)
         again = eventually(
-            lambda: c if (c := child(root))["pid"] not in (None, first["pid"]) else None
+            lambda: c if (c := child(root))["pid"] not in (None, first["pid"]) else None,
+            within_s=40,
+            what="the server is started again",
         )
         assert again["starts"] == 2
-        eventually(lambda: answers(port))
+        eventually(lambda: answers(port) or None, within_s=40, what="the server answers")
 
         process.terminate()
         assert process.wait(120) == 0

@@ -196,16 +196,16 @@ async def test_bytes_that_do_not_fit_are_refused(engine: Engine) -> None:
     asked = job()
     zero = (await engine.learner.initialize(asked)).state
     other = (await engine.learner.initialize(job(run="b", lora_rank=2))).state
-    for state in (
-        LearnerState(0, other.weights, "", zero.state, ""),
-        LearnerState(0, zero.weights, "", other.state, ""),
-        LearnerState(0, zero.weights, "", None, ""),
-        LearnerState(3, zero.weights, "", zero.state, ""),
-        LearnerState(0, b"no tensors", "", zero.state, ""),
-        LearnerState(0, zero.weights[:-8], "", zero.state, ""),
+    for weights, optimizer, step, says in (
+        (other.weights, zero.state, 0, "has shape .* tensors differ.* experiment.model_path"),
+        (zero.weights, other.state, 0, "optimizer"),
+        (zero.weights, None, 0, "has no optimizer state"),
+        (zero.weights, zero.state, 3, "of step 0, not 3"),
+        (b"no tensors", zero.state, 0, "not a safetensors file"),
+        (zero.weights[:-8], zero.state, 0, "not a safetensors file"),
     ):
-        with pytest.raises(CorruptData):
-            await engine.learner.load(asked, state)
+        with pytest.raises(CorruptData, match=says):
+            await engine.learner.load(asked, LearnerState(step, weights, "", optimizer, ""))
 
 
 async def test_gradients_that_are_not_finite_change_nothing(

@@ -213,8 +213,19 @@ def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
     base.model.save_pretrained(tmp_path)
     base.tokenizer.chat_template = None
     base.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(Refused, match="has no chat template"):
+    with pytest.raises(Refused, match=r"has no chat template.*sibling"):
         build_base(ModelRef(kind="directory", name=str(tmp_path)), {}, device=CPU)
+
+
+def test_a_model_that_the_device_has_no_room_for_names_the_knobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(torch.nn.Module, "to", full)
+    with pytest.raises(Refused, match=r"GiB: set advanced\.precision = 'bfloat16'"):
+        build_base(TINY, {}, device=CPU)
 
 
 def test_a_checkpoint_cannot_write_outside_itself(tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ def test_what_is_missing_is_named_with_what_to_do(
     assert check(ran, "git")["ok"] is False
     assert "install git" in str(check(ran, "git")["fix"])
     assert "git" in ran.error["message"]
+    assert "compiler" not in ran.error["message"], "it works without one"
+    assert check(ran, "C compiler")["ok"] is None
+    assert "apt install gcc" in str(check(ran, "C compiler")["detail"])
 
 
 def test_an_open_home_is_named(headrace: Run, server: FakeServer, tmp_path: Path) -> None:

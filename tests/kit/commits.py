@@ -1,0 +1,29 @@
+"""Commits of events without a cause, for whatever needs something in a log."""
+
+from uuid import uuid4
+
+from infra.ports import Commit, NewEvent
+from schemas.events import Event
+from schemas.ids import EventId
+
+
+def new(event: Event, version: int = 1) -> NewEvent:
+    """The event as the version of its stream."""
+    return NewEvent(
+        id=EventId(uuid4()),
+        stream=event.stream,
+        version=version,
+        event=event,
+        causation=None,
+        correlation=uuid4(),
+    )
+
+
+def one(event: Event, version: int = 1, **more: object) -> Commit:
+    """A commit of one event at a version."""
+    return Commit(expected={event.stream: version - 1}, events=(new(event, version),), **more)
+
+
+def firsts(*events: Event) -> Commit:
+    """A commit of events that each begin a stream."""
+    return Commit(expected={event.stream: 0 for event in events}, events=tuple(map(new, events)))
