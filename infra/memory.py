@@ -350,16 +350,19 @@ class MemoryEffects:
         return {run: world.gate(run) for run in known}
 
     async def next_due_s(
-        self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
+        self, worker: WorkerId, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
     ) -> float | None:
-        later = [
-            (held.due_at - self._world.now).total_seconds()
-            for held in self._world.effects.values()
+        world = self._world
+        due = [
+            held.due_at
+            for held in world.effects.values()
             if held.worker is None
             and held.new.effect.lane in lanes
             and held.new.consumer in consumers
-            and held.due_at > self._world.now
         ]
+        holders = {held.worker for held in world.effects.values()} - {None, worker}
+        leases = [world.workers[other] for other in holders if other in world.workers]
+        later = [(at - world.now).total_seconds() for at in (*due, *leases) if at > world.now]
         return min(later, default=None)
 
     async def depth(self) -> Mapping[str, int]:

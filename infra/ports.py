@@ -350,9 +350,10 @@ class Effects(Protocol):
         ...
 
     async def next_due_s(
-        self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
+        self, worker: WorkerId, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
     ) -> float | None:
-        """Seconds until the next effect of these lanes and consumers that is not yet due, or None."""
+        """Seconds until there may be something to claim that is not there now: the next effect of these
+        lanes and consumers is due, or the lease of another worker that holds any runs out. Or None."""
         ...
 
     async def depth(self) -> Mapping[str, int]:

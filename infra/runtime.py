@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 SLOW_POLL_S = 5.0
 """How long the perform loop sleeps when nothing wakes it; a lost wake-up costs this much. Nobody tells
-when a lease runs out, or when somebody gives an effect back."""
+when somebody gives an effect back, or ends a lease before its time."""
 
 AWAY_S = 0.2
 """The pause before a database that was away is asked again."""
@@ -283,7 +283,9 @@ class Runtime:
             await self._effects.disown(self._hosting.worker, keep=keep)
 
     async def _rest(self) -> None:
-        due = await self._effects.next_due_s(lanes=self._hosting.lanes, consumers=self._performing)
+        due = await self._effects.next_due_s(
+            self._hosting.worker, lanes=self._hosting.lanes, consumers=self._performing
+        )
         wait = SLOW_POLL_S if due is None else max(0.01, min(due, SLOW_POLL_S))
         await self._wake.wait(wait)
 

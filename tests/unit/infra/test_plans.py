@@ -19,7 +19,7 @@ from infra.notify import Notifier
 from infra.ports import Commit, Cursor, NewEvent
 from infra.readmodel import ReadModel
 from schemas.events import CheckpointFailed, RunWarned
-from schemas.ids import ConsumerName, EventId, StreamName, run_stream
+from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, run_stream
 from schemas.messages import Lane
 from tests.kit.postgres import execute, fresh_database
 
@@ -157,8 +157,8 @@ async def test_hot_queries_use_their_indexes(large_url: str) -> None:
         by_index(plans, "streams_pkey")
         await log.due([(READER, event) for event in events])
         by_index(plans, "inbox_pkey")
-        await effects.next_due_s(lanes=[Lane.TRAIN], consumers=[READER])
-        by_index(plans, "effects_ready")
+        await effects.next_due_s(WorkerId("w"), lanes=[Lane.TRAIN], consumers=[READER])
+        by_index(plans, "effects_ready", "effects_held")
 
 
 async def test_writing_and_forgetting_use_their_indexes(large_url: str) -> None:
