@@ -245,11 +245,13 @@ class MemoryLog:
     async def watermark(self, consumer: ConsumerName) -> Cursor:
         return self._world.marks.get(consumer, Cursor())
 
-    async def advance(self, consumer: ConsumerName, cursor: Cursor) -> None:
+    async def advance(self, consumers: Sequence[ConsumerName], cursor: Cursor) -> None:
         world = self._world
-        world.marks[consumer] = max(cursor, world.marks.get(consumer, Cursor()))
+        world.marks |= {name: max(cursor, world.marks.get(name, Cursor())) for name in consumers}
         world.inbox = {
-            key: xid for key, xid in world.inbox.items() if key[0] != consumer or xid >= cursor.xid
+            key: xid
+            for key, xid in world.inbox.items()
+            if key[0] not in consumers or xid >= cursor.xid
         }
 
     async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None:

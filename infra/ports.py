@@ -287,9 +287,9 @@ class EventLog(Protocol):
 
     async def watermark(self, consumer: ConsumerName) -> Cursor: ...
 
-    async def advance(self, consumer: ConsumerName, cursor: Cursor) -> None:
-        """Everything up to `cursor` is consumed: move the watermark forward (never back) and delete
-        the inbox rows below it."""
+    async def advance(self, consumers: Sequence[ConsumerName], cursor: Cursor) -> None:
+        """These have consumed everything up to `cursor`: move their watermarks forward (never back) and
+        delete their inbox rows below it."""
         ...
 
     async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None: ...

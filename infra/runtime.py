@@ -92,6 +92,7 @@ class Runtime:
         self._runs: dict[EffectId, Claimed] = {}
         self._outcomes: asyncio.Queue[Performing] = asyncio.Queue()
         self._deciding: list[EffectId] = []
+        self._full = False
         self._unsure = False
         self._absences = 0
         self._stopping = asyncio.Event()
@@ -221,7 +222,7 @@ class Runtime:
         for new in draft.effects:
             if new.claimed:
                 self._start(Claimed.born(new))
-        if commit.asks or commit.finished:
+        if commit.asks or (commit.finished and self._full):
             self._wake.set()
 
     async def _still_due(self, works: Sequence[Work], miss: CommitMiss) -> list[Work]:
@@ -267,6 +268,8 @@ class Runtime:
                 if room > 0
                 else ()
             )
+            # Whether more may wait than we have room for: then it is claimed as room comes.
+            self._full = len(claimed) >= room
             for one in claimed:
                 self._start(one)
             if not claimed:

@@ -179,7 +179,7 @@ async def test_writing_and_forgetting_use_their_indexes(large_url: str) -> None:
         again = replace(new, id=EventId(uuid4()), version=2)
         await log.commit(Commit(expected={stream: 1}, events=(again,)))
         by_index(plans, "streams_pkey")
-        await log.advance(ConsumerName("c3"), Cursor(2**40, 0))
+        await log.advance([ConsumerName("c3")], Cursor(2**40, 0))
         by_index(plans, "inbox_pkey")
         warned, cause = RunWarned(run="r8", step=1, message="x"), uuid4()
         await log.append([warned], cause=cause)
