@@ -17,7 +17,6 @@ from infra import embedded, outside
 from infra.backend import Backend, open_backend
 from infra.hosting import Hosting
 from infra.migrate import migrate
-from infra.notify import Wakeup
 from infra.ports import Cursor, Recorded
 from infra.runtime import Runtime
 from infra.settings import Settings
@@ -30,6 +29,9 @@ from schemas.sampling import Message, ModelRef
 from schemas.specs import CommitSpec, DatasetRef, Entrypoint
 from tests.kit.platform import make_workspace
 
+ASK_S = 0.5
+"""How often it is asked whether a run has ended: that is no part of what is measured."""
+
 
 @dataclass
 class Inside:
@@ -38,7 +40,6 @@ class Inside:
     backend: Backend
     runtime: Runtime
     workspace: Path
-    wakeup: Wakeup
 
     async def dataset(self, prompts: Sequence[str]) -> DatasetRef:
         """Register rows without a label."""
@@ -75,11 +76,9 @@ class Inside:
             ],
             cause=uuid4(),
         )
-        while True:
-            events = list(await self.backend.log.read(run, after=Cursor(), limit=1_000_000))
-            if events and events[-1].event.gate == "closed":
-                return events
-            await self.wakeup.wait(0.5)
+        while (await self.backend.effects.gates([run])).get(run) != "closed":
+            await asyncio.sleep(ASK_S)
+        return list(await self.backend.log.read(run, after=Cursor(), limit=1_000_000))
 
 
 @asynccontextmanager
@@ -107,7 +106,7 @@ async def inside(files: Mapping[str, str], *, stack: bool = False) -> AsyncItera
             if settings.kafka is not None:
                 relay = backend.relay(settings.kafka, tuple(REGISTRY))
                 tasks.append(asyncio.ensure_future(relay.run()))
-            yield Inside(backend, runtime, workspace, backend.notifier.subscribe())
+            yield Inside(backend, runtime, workspace)
             runtime.stop()
             await tasks.pop(0)
             for task in tasks:

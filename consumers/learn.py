@@ -17,6 +17,7 @@ from typing import assert_never
 from consumers.excerpt import excerpt
 from consumers.needs import need
 from consumers.replay import conversations, hold, job_of, step_batch
+from consumers.stored import discarding, stored
 from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
 from infra.ports import Ports
 from schemas.errors import FailureCategory
@@ -28,7 +29,7 @@ from schemas.events import (
     RunStarted,
 )
 from schemas.ids import ConsumerName, StreamName, policy_stream
-from schemas.learning import Conversation, Learner, LearnerState
+from schemas.learning import Conversation, Learner
 from schemas.messages import Failed, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.sampling import ArtifactRef
 from schemas.specs import StateRef, TrainSpec
@@ -261,7 +262,7 @@ async def _initialize(effect: InitializePolicy, ports: Ports) -> PolicyBuilt:
     }
     return PolicyBuilt(
         effect=effect,
-        state=await _store(result.state, ports, run, step=0, weights=True),
+        state=await stored(result.state, ports, run, step=0, weights=True),
         metrics=result.metrics | scores,
         versions=result.versions,
         files=files,
@@ -277,13 +278,12 @@ async def _train(effect: TrainStep, ports: Ports) -> PolicyBuilt:
     )
     held_out = await _held_out(ports, spec, effect.step)
     await hold(learner, ports, spec, need(effect.base, "base version"), taken=effect.taken)
-    result = await learner.step(job_of(spec), batch, export_state=effect.durable)
-    scores = await _scored(learner, spec, batch.step, held_out)
-    learned = ports.clock.elapsed_s()
-    weights = effect.durable or not _is_sft(spec)
-    state = await _store(result.state, ports, spec.run, step=effect.step, weights=weights)
-    for ref in effect.retired:
-        await ports.artifacts.discard(ref)
+    async with discarding(effect.retired, ports):
+        result = await learner.step(job_of(spec), batch, export_state=effect.durable)
+        scores = await _scored(learner, spec, batch.step, held_out)
+        learned = ports.clock.elapsed_s()
+        weights = effect.durable or not _is_sft(spec)
+        state = await stored(result.state, ports, spec.run, step=effect.step, weights=weights)
     times = {
         "time/learn_s": learned - began,
         "time/publish_s": ports.clock.elapsed_s() - learned,
@@ -309,20 +309,6 @@ async def _scored(
 ) -> dict[str, float]:
     """The held-out loss of the learner's version, if it is to be measured."""
     return await learner.evaluate(job_of(spec), version, held_out) if held_out else {}
-
-
-async def _store(
-    made: LearnerState, ports: Ports, run: str, *, step: int, weights: bool
-) -> StateRef:
-    """Make a version durable, as far as something needs its bytes; the hashes are always kept."""
-    put = ports.artifacts.put
-    return StateRef(
-        step=step,
-        weights_sha256=made.weights_sha256,
-        state_sha256=made.state_sha256,
-        weights=await put(made.weights, run=run, blob=True) if weights else None,
-        state=await put(made.state, run=run, blob=True) if made.state is not None else None,
-    )
 
 
 CONSUMER = Consumer(

@@ -40,9 +40,11 @@ class ArtifactStore:
     def stage(self) -> "StagedArtifacts":
         return StagedArtifacts(self)
 
-    async def put(self, data: bytes, *, run: str, blob: bool = False) -> ArtifactRef:
+    async def put(
+        self, data: bytes, *, run: str, blob: bool = False, sha256: str | None = None
+    ) -> ArtifactRef:
         """Store as a blob, whatever its size: only a stage has a commit to put rows into."""
-        ref = reference(data, uri="")
+        ref = reference(data, uri="", sha256=sha256)
         uri = await self._blobs.put(f"runs/{run}/objects/{ref.sha256}", data)
         self.remember(ref.sha256, data)
         return ref.model_copy(update={"uri": uri})
@@ -87,10 +89,12 @@ class StagedArtifacts:
     def pending(self) -> tuple[SmallArtifact, ...]:
         return tuple(self._pending.values())
 
-    async def put(self, data: bytes, *, run: str, blob: bool = False) -> ArtifactRef:
+    async def put(
+        self, data: bytes, *, run: str, blob: bool = False, sha256: str | None = None
+    ) -> ArtifactRef:
         if blob or len(data) > SMALL_BYTES:
-            return await self._store.put(data, run=run, blob=True)
-        ref = reference(data)
+            return await self._store.put(data, run=run, blob=True, sha256=sha256)
+        ref = reference(data, sha256=sha256)
         self._pending[ref.sha256] = SmallArtifact(ref.sha256, data)
         self._store.remember(ref.sha256, data)
         return ref
@@ -103,7 +107,7 @@ class StagedArtifacts:
         await self._store.discard(ref)
 
 
-def reference(data: bytes, *, uri: str | None = None) -> ArtifactRef:
-    """The reference of these bytes; without `uri`, as a row."""
-    sha256 = hashlib.sha256(data).hexdigest()
+def reference(data: bytes, *, uri: str | None = None, sha256: str | None = None) -> ArtifactRef:
+    """The reference of these bytes, whose hash may be known; without `uri`, as a row."""
+    sha256 = sha256 or hashlib.sha256(data).hexdigest()
     return ArtifactRef(uri=ROW + sha256 if uri is None else uri, sha256=sha256, size=len(data))

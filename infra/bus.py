@@ -29,14 +29,15 @@ class EmbeddedBus:
         self._tail = Tail(self._log, consumers)
         await self._tail.open()
         while True:
+            self._patience.look()
             batch = await self._tail.page()
-            if batch is None:
-                await self._tail.advance()
-                await self._patience.wait(self._tail.cursor)
-            elif batch:
+            if batch:
                 yield batch
-            else:
+            elif batch is not None:
                 await self._tail.passed()
+            if batch is None or not (self._tail.full or self._patience.called):
+                within_s = await self._tail.advance()
+                await self._patience.wait(self._tail.cursor, within_s=within_s)
 
     async def acknowledge(self, batch: Delivered) -> None:
         await self._tail.passed()

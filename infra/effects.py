@@ -135,17 +135,22 @@ class PostgresEffects:
         return {row["run_id"]: row["state"] for row in rows}
 
     async def next_due_s(
-        self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
+        self, worker: WorkerId, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
     ) -> float | None:
-        # One look into the index per queue; a plain min() would read all that waits.
+        # One look into the index per queue; a plain min() would read all that waits. And one per holder:
+        # what exactly it holds is seen when its lease has run out.
         seconds = await self._pool.fetchval(
-            "select extract(epoch from min(head.due_at) - clock_timestamp())"
+            "select extract(epoch from least((select min(head.due_at)"
             " from unnest($1::text[]) l (lane) cross join unnest($2::text[]) n (consumer)"
             " cross join lateral (select e.due_at from effects e where e.worker is null"
             " and not e.shut and e.lane = l.lane and e.consumer = n.consumer"
-            " and e.due_at > (select clock_timestamp()) order by e.due_at limit 1) head",
+            " and e.due_at > (select clock_timestamp()) order by e.due_at limit 1) head),"
+            " (select min(w.expires_at) from workers w where w.id <> $3"
+            " and w.expires_at > clock_timestamp()"
+            " and exists (select from effects e where e.worker = w.id))) - clock_timestamp())",
             [str(lane) for lane in lanes],
             list(consumers),
+            worker,
         )
         return None if seconds is None else float(seconds)
 

@@ -70,9 +70,12 @@ class Blobs(Protocol):
 class Artifacts(Protocol):
     """Content-addressed bytes: small ones become rows of the commit, large ones blobs."""
 
-    async def put(self, data: bytes, *, run: str, blob: bool = False) -> ArtifactRef:
-        """Store under the content's hash. At most 64 KiB and not `blob`: staged, written with the
-        outcome's commit; else durable on return at `runs/<run>/objects/<sha256>`."""
+    async def put(
+        self, data: bytes, *, run: str, blob: bool = False, sha256: str | None = None
+    ) -> ArtifactRef:
+        """Store under the content's hash, which is `sha256` where the caller has made it. At most 64 KiB
+        and not `blob`: staged, written with the outcome's commit; else durable on return at
+        `runs/<run>/objects/<sha256>`."""
         ...
 
     async def get(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:

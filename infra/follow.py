@@ -29,11 +29,21 @@ class Patience:
         self._at = Cursor()
         self._since = 0.0
 
-    async def wait(self, after: Cursor) -> None:
-        """Return when it is worth reading the log after `after` again, where nothing was just now."""
+    def look(self) -> None:
+        """The log is about to be read: that answers whatever was said until now."""
+        self._wakeup.clear()
+
+    @property
+    def called(self) -> bool:
+        """Whether somebody has said since the last look that there is more."""
+        return self._wakeup.called
+
+    async def wait(self, after: Cursor, *, within_s: float = SLOW_POLL_S) -> None:
+        """Return when it is worth reading the log after `after` again, where nothing was just now; at
+        the latest after `within_s`."""
         if not await self._log.ahead(after):
             self._at = Cursor()
-            await self._wakeup.wait(SLOW_POLL_S)
+            await self._wakeup.wait(within_s)
             return
         if after != self._at:
             self._at, self._since = after, time.monotonic()

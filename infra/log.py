@@ -235,17 +235,23 @@ class PostgresLog:
         )
         return Cursor(row["xid"], row["position"]) if row else Cursor()
 
-    async def advance(self, consumer: ConsumerName, cursor: Cursor) -> None:
+    async def advance(self, consumers: Sequence[ConsumerName], cursor: Cursor) -> None:
+        names = sorted(consumers)  # who waits for another waits in the order of both
         await self._lazy.execute(
-            "insert into watermarks as w (consumer, xid, position) values ($1, $2, $3)"
+            "insert into watermarks as w (consumer, xid, position) select n, $2, $3"
+            " from unnest($1::text[]) n"
             " on conflict (consumer) do update set xid = excluded.xid, position = excluded.position"
             " where (excluded.xid, excluded.position) > (w.xid, w.position)",
-            consumer,
+            names,
             cursor.xid,
             cursor.position,
         )
+        # What another process deletes at this moment is as good as gone.
         await self._lazy.execute(
-            "delete from inbox where consumer = $1 and xid < $2", consumer, cursor.xid
+            "delete from inbox where ctid = any (array(select ctid from inbox"
+            " where consumer = any ($1) and xid < $2 for update skip locked))",
+            names,
+            cursor.xid,
         )
 
     async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None:

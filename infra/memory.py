@@ -245,11 +245,13 @@ class MemoryLog:
     async def watermark(self, consumer: ConsumerName) -> Cursor:
         return self._world.marks.get(consumer, Cursor())
 
-    async def advance(self, consumer: ConsumerName, cursor: Cursor) -> None:
+    async def advance(self, consumers: Sequence[ConsumerName], cursor: Cursor) -> None:
         world = self._world
-        world.marks[consumer] = max(cursor, world.marks.get(consumer, Cursor()))
+        world.marks |= {name: max(cursor, world.marks.get(name, Cursor())) for name in consumers}
         world.inbox = {
-            key: xid for key, xid in world.inbox.items() if key[0] != consumer or xid >= cursor.xid
+            key: xid
+            for key, xid in world.inbox.items()
+            if key[0] not in consumers or xid >= cursor.xid
         }
 
     async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None:
@@ -350,16 +352,19 @@ class MemoryEffects:
         return {run: world.gate(run) for run in known}
 
     async def next_due_s(
-        self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
+        self, worker: WorkerId, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
     ) -> float | None:
-        later = [
-            (held.due_at - self._world.now).total_seconds()
-            for held in self._world.effects.values()
+        world = self._world
+        due = [
+            held.due_at
+            for held in world.effects.values()
             if held.worker is None
             and held.new.effect.lane in lanes
             and held.new.consumer in consumers
-            and held.due_at > self._world.now
         ]
+        holders = {held.worker for held in world.effects.values()} - {None, worker}
+        leases = [world.workers[other] for other in holders if other in world.workers]
+        later = [(at - world.now).total_seconds() for at in (*due, *leases) if at > world.now]
         return min(later, default=None)
 
     async def depth(self) -> Mapping[str, int]:

@@ -44,10 +44,17 @@ class Wakeup:
     def set(self) -> None:
         self._event.set()
 
+    @property
+    def called(self) -> bool:
+        return self._event.is_set()
+
+    def clear(self) -> None:
+        self._event.clear()
+
     async def wait(self, timeout_s: float) -> None:
         """Return once set (and clear it), or after the time."""
         await _within(self._event, timeout_s)
-        self._event.clear()
+        self.clear()
 
 
 class Notifier:

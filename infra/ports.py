@@ -287,9 +287,9 @@ class EventLog(Protocol):
 
     async def watermark(self, consumer: ConsumerName) -> Cursor: ...
 
-    async def advance(self, consumer: ConsumerName, cursor: Cursor) -> None:
-        """Everything up to `cursor` is consumed: move the watermark forward (never back) and delete
-        the inbox rows below it."""
+    async def advance(self, consumers: Sequence[ConsumerName], cursor: Cursor) -> None:
+        """These have consumed everything up to `cursor`: move their watermarks forward (never back) and
+        delete their inbox rows below it."""
         ...
 
     async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None: ...
@@ -352,9 +352,10 @@ class Effects(Protocol):
         ...
 
     async def next_due_s(
-        self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
+        self, worker: WorkerId, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
     ) -> float | None:
-        """Seconds until the next effect of these lanes and consumers that is not yet due, or None."""
+        """Seconds until there may be something to claim that is not there now: the next effect of these
+        lanes and consumers is due, or the lease of another worker that holds any runs out. Or None."""
         ...
 
     async def depth(self) -> Mapping[str, int]:

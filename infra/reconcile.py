@@ -43,6 +43,8 @@ class Tail:
         self._advanced_at = 0.0
         self._moved = False
         self.cursor = Cursor()
+        self.full = False
+        """Whether the last page was: then there may be another behind it."""
 
     async def open(self) -> None:
         """Start from the oldest watermark."""
@@ -52,7 +54,8 @@ class Tail:
     async def page(self, *, upto: Cursor | None = None) -> Delivered | None:
         """What is due on the next page; None when there is no page (up to `upto`). The page is to be
         `passed` before the next is asked for, also when nothing on it is due."""
-        events, after = await self._log.tail(self.cursor, limit=BATCH, types=self._types)
+        events, after = await self._log.tail(self.cursor, limit=BATCH)
+        self.full = len(events) == BATCH
         if upto is not None and after > upto:
             events, after = [event for event in events if event.cursor <= upto], upto
         if after <= self.cursor:
@@ -64,17 +67,19 @@ class Tail:
         """Everything on the page is consumed."""
         self.cursor = self._next
         self._moved = True
-        if time.monotonic() - self._advanced_at > ADVANCE_S:
-            await self.advance()
+        await self.advance()
 
-    async def advance(self) -> None:
-        """Move the watermarks here."""
+    async def advance(self) -> float:
+        """Move the watermarks here, if it is time; how many seconds may pass until it is again."""
         if not self._moved:
-            return
+            return SLOW_POLL_S
+        left_s = self._advanced_at + ADVANCE_S - time.monotonic()
+        if left_s > 0:
+            return left_s
         self._moved = False
         self._advanced_at = time.monotonic()
-        for name in self._consumers:
-            await self._log.advance(name, self.cursor)
+        await self._log.advance(list(self._consumers), self.cursor)
+        return SLOW_POLL_S
 
     async def clear(self) -> bool:
         """Whether nothing above the cursor is due."""
@@ -143,10 +148,10 @@ class Reconciler:
     async def _until_old(self, after: Cursor) -> None:
         """Return once something above `after` has lain there for long enough; `_bound` says what."""
         while self._bound <= after:
-            await self._tail.advance()
+            left_s = await self._tail.advance()
             await self._sample()
             if not self._heads:
-                await self._wakeup.wait(SLOW_POLL_S)
+                await self._wakeup.wait(left_s)
                 continue
             seen_at, head = self._heads[0]
             left_s = seen_at + self._wait_s - time.monotonic()

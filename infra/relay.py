@@ -184,6 +184,7 @@ class Relay:
         """Hand the log over, page by page, a few pages ahead of what is acknowledged. Behind a page
         that was not full there is nothing below the horizon; whether there is above, patience asks."""
         while True:
+            self._patience.look()
             events, after = await self._log.tail(cursor, limit=PAGE)
             if after != cursor:
                 failpoints.hit("relay.before_send")

@@ -34,13 +34,14 @@ def edge_ids(events: Sequence[Event], cause: UUID) -> list[EventId]:
 def arguments_of(commit: Commit) -> tuple[Any, ...]:
     """What `commit_decision` is called with, in its order. Raises Unwritable."""
     events, effects = commit.events, commit.effects
+    consumed = sorted(commit.consumed)  # who waits for another waits in the order of both
     heads = sorted((commit.expected or {}).items())
     written = {new.stream: new.version for new in events}
     gates = commit.gates
     return (
         commit.worker,
-        [name for name, _ in commit.consumed],
-        [event_id for _, event_id in commit.consumed],
+        [name for name, _ in consumed],
+        [event_id for _, event_id in consumed],
         [effect_id for effect_id, _ in commit.finished],
         [epoch for _, epoch in commit.finished],
         [stream for stream, _ in heads],

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 SLOW_POLL_S = 5.0
 """How long the perform loop sleeps when nothing wakes it; a lost wake-up costs this much. Nobody tells
-when a lease runs out, or when somebody gives an effect back."""
+when somebody gives an effect back, or ends a lease before its time."""
 
 AWAY_S = 0.2
 """The pause before a database that was away is asked again."""
@@ -92,6 +92,7 @@ class Runtime:
         self._runs: dict[EffectId, Claimed] = {}
         self._outcomes: asyncio.Queue[Performing] = asyncio.Queue()
         self._deciding: list[EffectId] = []
+        self._full = False
         self._unsure = False
         self._absences = 0
         self._stopping = asyncio.Event()
@@ -221,7 +222,7 @@ class Runtime:
         for new in draft.effects:
             if new.claimed:
                 self._start(Claimed.born(new))
-        if commit.asks or commit.finished:
+        if commit.asks or (commit.finished and self._full):
             self._wake.set()
 
     async def _still_due(self, works: Sequence[Work], miss: CommitMiss) -> list[Work]:
@@ -267,6 +268,8 @@ class Runtime:
                 if room > 0
                 else ()
             )
+            # Whether more may wait than we have room for: then it is claimed as room comes.
+            self._full = len(claimed) >= room
             for one in claimed:
                 self._start(one)
             if not claimed:
@@ -283,7 +286,9 @@ class Runtime:
             await self._effects.disown(self._hosting.worker, keep=keep)
 
     async def _rest(self) -> None:
-        due = await self._effects.next_due_s(lanes=self._hosting.lanes, consumers=self._performing)
+        due = await self._effects.next_due_s(
+            self._hosting.worker, lanes=self._hosting.lanes, consumers=self._performing
+        )
         wait = SLOW_POLL_S if due is None else max(0.01, min(due, SLOW_POLL_S))
         await self._wake.wait(wait)
 

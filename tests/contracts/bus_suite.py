@@ -70,7 +70,7 @@ class BusSuite:
             await bound.log.commit(one(warned(run, 1), 1))
             await consume(bound.log, bus, await anext(heard))
             (second,) = await bound.log.commit(one(warned(run, 2), 2))
-            await bound.log.advance(name, second.cursor)
+            await bound.log.advance([name], second.cursor)
             await bound.log.commit(one(warned(run, 3), 3))
             assert [r.version for _, r in await anext(heard)] == [3]
 

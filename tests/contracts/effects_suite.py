@@ -202,12 +202,29 @@ class EffectsSuite:
         assert held.attempts == 1
         await bound.effects.retry(held, delay_s=60, error="not today")
         assert await claim(bound, who) == []
-        wait = await bound.effects.next_due_s(lanes=[Lane.CONTROL], consumers=[SYNC])
+        wait = await bound.effects.next_due_s(who, lanes=[Lane.CONTROL], consumers=[SYNC])
         assert wait is not None
         assert 50 < wait <= 60
         stranger = ConsumerName("grade")
         for lane, name in ((Lane.TRAIN, SYNC), (Lane.CONTROL, stranger)):
-            assert await bound.effects.next_due_s(lanes=[lane], consumers=[name]) is None
+            assert await bound.effects.next_due_s(who, lanes=[lane], consumers=[name]) is None
+
+    async def test_who_waits_knows_when_the_lease_of_a_holder_runs_out(self, bound: Bound) -> None:
+        holder, idle, heir = await worker(bound), await worker(bound), await worker(bound)
+
+        async def wait(who: WorkerId) -> float | None:
+            return await bound.effects.next_due_s(who, lanes=[Lane.CONTROL], consumers=[SYNC])
+
+        assert await wait(heir) is None, f"nobody holds anything, not even {idle}"
+        await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))
+        (held,) = await claim(bound, holder)
+        found = await wait(heir)
+        assert found is not None
+        assert 0 < found <= LEASE_S
+        assert await wait(holder) is None, "one's own lease gives one nothing"
+        await bound.expired(found, holder)
+        assert await wait(heir) is None
+        assert [c.id for c in await claim(bound, heir)] == [held.id]
 
     async def test_paused_runs_are_not_claimed_but_their_outcomes_count(self, bound: Bound) -> None:
         who, run = await worker(bound), uuid4().hex

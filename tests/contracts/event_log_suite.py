@@ -104,7 +104,7 @@ class EventLogSuite:
         for n in range(2, 5):
             (last,) = await log.commit(one(warned(run, n), n))
         for name in ("edge", "sync"):
-            await log.advance(ConsumerName(name), last.cursor)
+            await log.advance([ConsumerName(name)], last.cursor)
         assert await log.append([warned(run, 1)], cause=cause) == [first]
         assert len((await log.load({first.stream: 0}))[first.stream]) == 4
 
@@ -165,7 +165,7 @@ class EventLogSuite:
         name, other, run = ConsumerName(uuid4().hex), ConsumerName(uuid4().hex), uuid4().hex
         written = [(await log.commit(one(warned(run, n), n)))[0] for n in (1, 2, 3, 4)]
         await log.commit(Commit(consumed=((name, EventId(written[2].id)),)))
-        await log.advance(name, written[0].cursor)
+        await log.advance([name], written[0].cursor)
         stream = written[0].stream
         places = {(stream, n): (name, other) for n in (1, 2, 3, 9)} | {(stream, 4): (name,)}
         found = {event.version: (event, who) for event, who in await log.awaited(places)}
@@ -181,7 +181,7 @@ class EventLogSuite:
         name, other, run = ConsumerName(uuid4().hex), ConsumerName(uuid4().hex), uuid4().hex
         written = [(await log.commit(one(warned(run, n), n)))[0] for n in (1, 2, 3, 4)]
         await log.commit(Commit(consumed=((name, EventId(written[2].id)),)))
-        await log.advance(name, written[0].cursor)
+        await log.advance([name], written[0].cursor)
         messages = [(who, r) for r in written for who in (name, other)]
         due = await log.due(messages)
         assert [r.version for who, r in due if who == name] == [2, 4]
@@ -216,8 +216,8 @@ class EventLogSuite:
             (await log.commit(one(warned(run, 1), 1, consumed=(key,))))[0]
             for run, key in zip(runs, keys, strict=True)
         ]
-        await log.advance(name, written[1].cursor)
-        await log.advance(name, written[0].cursor)
+        await log.advance([name], written[1].cursor)
+        await log.advance([name], written[0].cursor)
         assert await log.watermark(name) == written[1].cursor
         assert await log.consumed(keys) == frozenset(keys[1:])
 

@@ -3,6 +3,7 @@ runs that rest: the server counts the rows that it read for it."""
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,8 +13,9 @@ from infra.database import Database
 from infra.effects import PostgresEffects
 from infra.log import PostgresLog
 from infra.notify import Notifier
-from infra.ports import Claimed, Commit, NewEffect
-from schemas.ids import ConsumerName, StreamName, WorkerId
+from infra.ports import Claimed, Commit, NewEffect, NewEvent
+from schemas.events import CheckpointFailed, Event, RunPaused, RunResumed
+from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, checkpoint_stream
 from schemas.messages import FetchCommit, Lane
 from schemas.specs import CommitSpec
 from tests.kit.hosting import effect
@@ -108,7 +110,7 @@ async def test_a_claim_that_finds_nothing_reads_next_to_nothing(crowded: Databas
     read, claimed = await read_for(crowded, 100)
     assert list(claimed) == []
     assert read < 500
-    later = await PostgresEffects(crowded).next_due_s(lanes=[Lane.CONTROL], consumers=[MINE])
+    later = await PostgresEffects(crowded).next_due_s(ME, lanes=[Lane.CONTROL], consumers=[MINE])
     assert later is not None
     assert 3000 < later < 3600
 
@@ -214,6 +216,61 @@ async def test_an_effect_asked_for_while_its_run_is_resumed_is_claimed(
         await second
     _, claimed = await read_for(database, 10)
     assert len(claimed) == 1
+
+
+async def test_resuming_while_an_outcome_of_the_run_is_committed_ends_neither(
+    database: Database,
+) -> None:
+    """An outcome that asks for more is held up between what it finishes and what it asks for; meanwhile
+    its run is resumed. Locking in different orders each waits for the other, and Postgres ends one."""
+    await execute(database.url, LEASE.format(who="'me'"))
+    held, more = replace(asked("r"), claimed=True), replace(asked("r"), effect=effect("r", 2))
+    async with (
+        Notifier(database) as notifier,
+        database.durable.acquire() as one,
+        database.durable.acquire() as two,
+        database.durable.acquire() as barrier,
+    ):
+        log = PostgresLog(database, notifier)
+        await log.append([CheckpointFailed(run="r", step=1, message="x")], cause=uuid4())
+        await log.commit(Commit(worker=ME, effects=(held,)))
+        await log.commit(moved(RunPaused(run="r", step=1), 1))
+        outcome = Commit(
+            worker=ME,
+            finished=((held.effect.id, 1),),
+            expected={checkpoint_stream("r"): 1},
+            events=(new(CheckpointFailed(run="r", step=2, message="x"), 2),),
+            effects=(more,),
+        )
+        transaction = barrier.transaction()
+        await transaction.start()
+        await barrier.execute("select from streams where stream = 'checkpoint-r' for update")
+        tasks = []
+        for connection, commit in ((one, outcome), (two, moved(RunResumed(run="r", step=1), 2))):
+            committing = PostgresLog(database, notifier)
+            committing._pool = connection
+            tasks.append(asyncio.ensure_future(committing.commit(commit)))
+            await until_it_waits(database, connection.get_server_pid())
+        await transaction.rollback()
+        await asyncio.gather(*tasks)
+    _, claimed = await read_for(database, 10)
+    assert [c.id for c in claimed] == [more.effect.id], "it is not shut"
+
+
+def moved(event: Event, version: int) -> Commit:
+    """What moves a run's gate."""
+    return Commit(expected={event.stream: version - 1}, events=(new(event, version),))
+
+
+def new(event: Event, version: int) -> NewEvent:
+    return NewEvent(
+        id=EventId(uuid4()),
+        stream=event.stream,
+        version=version,
+        event=event,
+        causation=uuid4(),
+        correlation=uuid4(),
+    )
 
 
 def asked(run: str) -> NewEffect:

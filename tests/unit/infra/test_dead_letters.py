@@ -179,7 +179,7 @@ async def test_redriven_it_reaches_its_consumer_alone_and_releases_the_run(tmp_p
         await bench.until(lambda: len(bench.letters()) == 1)
     script.on_event = lambda event: None
     letter = bench.letters()[0]
-    await MemoryLog(bench.world).advance(consumer(script).name, bench.world.events[-1].cursor)
+    await MemoryLog(bench.world).advance([consumer(script).name], bench.world.events[-1].cursor)
     bench.world.inbox.clear()
     bench.world.marks[other.name] = bench.world.events[-1].cursor
     bench.world.inbox[(other.name, bad.id)] = 1

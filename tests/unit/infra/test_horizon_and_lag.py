@@ -91,10 +91,10 @@ async def test_lag_is_exact_when_small_and_by_positions_when_large(database: Dat
     async with Notifier(database) as notifier:
         log, platform = PostgresLog(database, notifier), Platform(database)
         held = (await log.load({STREAM: 0}))[STREAM]
-        await log.advance(FAR, held[0].cursor)
-        await log.advance(NEAR, held[-8].cursor)
+        await log.advance([FAR], held[0].cursor)
+        await log.advance([NEAR], held[-8].cursor)
         assert await platform.lag() == {"far": events - 1, "near": 7}
-        await log.advance(NEAR, held[-1].cursor)
+        await log.advance([NEAR], held[-1].cursor)
         assert (await platform.lag())["near"] == 0
         await execute(
             database.url,

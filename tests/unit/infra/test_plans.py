@@ -18,7 +18,7 @@ from infra.notify import Notifier
 from infra.ports import Cursor
 from infra.readmodel import ReadModel
 from schemas.events import CheckpointFailed, RunWarned
-from schemas.ids import ConsumerName, EventId, run_stream
+from schemas.ids import ConsumerName, EventId, WorkerId, run_stream
 from schemas.messages import Lane
 from tests.kit.commits import one
 from tests.kit.postgres import execute, fresh_database
@@ -157,8 +157,8 @@ async def test_hot_queries_use_their_indexes(large_url: str) -> None:
         by_index(plans, "streams_pkey")
         await log.due([(READER, event) for event in events])
         by_index(plans, "inbox_pkey")
-        await effects.next_due_s(lanes=[Lane.TRAIN], consumers=[READER])
-        by_index(plans, "effects_ready")
+        await effects.next_due_s(WorkerId("w"), lanes=[Lane.TRAIN], consumers=[READER])
+        by_index(plans, "effects_ready", "effects_held")
 
 
 async def test_writing_and_forgetting_use_their_indexes(large_url: str) -> None:
@@ -170,7 +170,7 @@ async def test_writing_and_forgetting_use_their_indexes(large_url: str) -> None:
         by_index(plans)
         await log.commit(one(failed, 2))
         by_index(plans, "streams_pkey")
-        await log.advance(ConsumerName("c3"), Cursor(2**40, 0))
+        await log.advance([ConsumerName("c3")], Cursor(2**40, 0))
         by_index(plans, "inbox_pkey")
         warned, cause = RunWarned(run="r8", step=1, message="x"), uuid4()
         await log.append([warned], cause=cause)

@@ -75,7 +75,7 @@ async def consume_up_to(url: str, last: UUID) -> None:
         ids = [recorded.id for recorded in events]
         passed = events[: ids.index(EventId(last)) + 1]
         await log.commit(Commit(consumed=tuple((READER, r.id) for r in passed)))
-        await log.advance(READER, passed[-1].cursor)
+        await log.advance([READER], passed[-1].cursor)
         await database.durable.execute("delete from inbox where consumer = $1", READER)
         await database.durable.execute(
             "insert into watermarks (consumer, xid, position) values ('ahead', $1, $2)",
@@ -139,7 +139,7 @@ async def test_it_goes_on_where_it_was(restored: tuple[str, UUID]) -> None:
         fresh = await new_one(log)
         assert await delivered(log, notifier, READER) == [hidden, fresh]
         assert await delivered(log, notifier, ConsumerName("ahead")) == [fresh]
-        await log.advance(READER, (await log.tail(Cursor(), limit=100))[1])
+        await log.advance([READER], (await log.tail(Cursor(), limit=100))[1])
         assert await _told(database) == 0, "what the inbox was told is forgotten once passed"
     await migrate.migrate(url)
 

@@ -1,0 +1,46 @@
+"""The bytes of policy versions: made durable, and discarded once nothing needs them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from infra.ports import Ports
+from schemas.learning import LearnerState
+from schemas.sampling import ArtifactRef
+from schemas.specs import StateRef
+
+
+async def stored(
+    made: LearnerState, ports: Ports, run: str, *, step: int, weights: bool
+) -> StateRef:
+    """Make a version durable, as far as something needs its bytes; the hashes are always kept."""
+
+    async def put(data: bytes | None, sha256: str) -> ArtifactRef | None:
+        if data is None:
+            return None
+        return await ports.artifacts.put(data, run=run, blob=True, sha256=sha256)
+
+    weights_ref, state_ref = await asyncio.gather(
+        put(made.weights if weights else None, made.weights_sha256),
+        put(made.state, made.state_sha256),
+    )
+    return StateRef(
+        step=step,
+        weights_sha256=made.weights_sha256,
+        state_sha256=made.state_sha256,
+        weights=weights_ref,
+        state=state_ref,
+    )
+
+
+@asynccontextmanager
+async def discarding(retired: Sequence[ArtifactRef], ports: Ports) -> AsyncIterator[None]:
+    """Discard these meanwhile: whatever becomes of the work within, it does not need them. When that
+    fails, whoever does it again discards what is left."""
+    discards = asyncio.gather(*(ports.artifacts.discard(ref) for ref in retired))
+    try:
+        yield
+        await discards
+    finally:
+        discards.cancel()
+        await asyncio.gather(discards, return_exceptions=True)
