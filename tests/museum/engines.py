@@ -89,6 +89,7 @@ EXHIBITS = (
         old="alpha / rank",
         new="alpha",
         test=f"{UNIT}/test_grpo.py::test_sharing_a_prompt_changes_neither_loss_nor_gradient",
+        given={"native": False},
     ),
     Exhibit(
         bug="merging an adapter leaves its scale out",

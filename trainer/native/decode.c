@@ -1,99 +1,391 @@
-/* One decoding step of a fused model (trainer/sampler/model.py), all of it, in one call.
+/* Rows through a fused model (trainer/sampler/model.py), and tokens drawn from what comes out.
 
-   Rows do not meet: whatever a row's number comes from is summed in an order that depends on the
-   model's sizes and the row's own position alone. So rows may be split over threads, and a row has the
-   same bits in any company. */
+   A row is one token to read. It sees the places of its cache up to its own position: a prompt that it
+   may share with other rows, then what is its own. Rows of one cache may come together (a prompt is read
+   so), or one at a time.
+
+   All threads run `decode` on the same batch. It is a sequence of phases; a phase is a number of units
+   that the threads claim one after the other, and nobody leaves a phase before all of its units are
+   done. A thread that comes late, or not at all, is waited for by nobody. A number is computed within
+   one unit, in an order that depends on the model and on its own row: it has the same bits in any company
+   and on any number of threads.
+
+   Legend: H hidden, A query heads, K key heads, D head size, I inner, V vocabulary. */
+
+#include <sched.h>
+#include <stdatomic.h>
 
 #include "vectors.h"
+
+enum { DOUBLES = WIDE / 2, PATIENCE = 4096 };
+
+typedef double dvec __attribute__((vector_size(8 * DOUBLES), aligned(8), may_alias));
+typedef int64_t livec __attribute__((vector_size(8 * DOUBLES)));
 
 typedef struct {
     const float *qkv, *qkv_bias, *qk_norm, *out, *out_bias, *gate_up, *gate_up_bias, *down, *down_bias;
 } Layer;
 
+/* The gate's and the inner outputs lie in turns, WIDE of each, so that a panel has both. cos and sin of
+   the rotary embedding are (positions, D / 2). */
 typedef struct {
-    int64_t layers, hidden, heads, kv_heads, head_dim, inner, vocabulary, capacity;
+    int64_t layers, hidden, heads, kv_heads, head_dim, inner, vocabulary;
     float eps;
-    const float *embedding, *norm, *head;
+    const float *embedding, *norm, *head, *cos, *sin;
     const Layer *layer;
 } Model;
 
-/* What one key head's query heads attend to: keys and values (places, size) up to `seen`. */
-static void attend(const float *q, const float *keys, const float *values, int64_t groups, int64_t size,
-                   int64_t seen, float *scores, float *out) {
-    const int64_t padded = (seen + WIDE - 1) / WIDE * WIDE;
-    const float scale = 1.0f / sqrtf((float)size);
-    for (int64_t g = 0; g < groups; g++) {
-        float most = -INFINITY;
-        for (int64_t t = 0; t < seen; t++) {
-            scores[t] = dot(q + g * size, keys + t * size, size) * scale;
-            most = scores[t] > most ? scores[t] : most;
+/* Caches are keys, then values, (layers, K, places, D) each; places are whole vectors. WIDE places of keys
+   lie together, (places / WIDE, D, WIDE): scores of WIDE places are one vector. */
+typedef struct {
+    int64_t token, position;
+    const float *prompt;
+    int64_t length, prompt_places;
+    float *own;
+    int64_t places, left;
+} Row;
+
+typedef struct {
+    _Atomic int64_t next, done;
+    int64_t apart[6];
+} Phase;
+
+/* `active` lists rows that are computed, `ends` those of them whose logits are wanted. With `uniform`
+   (steps, rows) tokens are drawn and read again, for so many steps; a row that draws one of `stop`, or
+   has no more than that `left` to draw, is computed no further. `drawn` is (steps, rows). */
+typedef struct {
+    int64_t rows, steps, stops;
+    _Atomic int64_t active, ends;
+    Row *row;
+    int64_t *actives, *end;
+    const int64_t *stop;
+    const double *uniform, *temperature;
+    int64_t *drawn;
+    double *logprob;
+    float *rest, *logits;
+    double *room;
+    int64_t room_of_thread;
+    Phase *phase;
+} Batch;
+
+/* What one thread works with. u has a row per active row, or per wanted one for the head. */
+typedef struct {
+    const Model *m;
+    Batch *b;
+    const Layer *w;
+    Phase *phase;
+    int64_t layer, step;
+    float *x, *u, *qkv, *seen, *inner, *scores;
+    double *masses;
+} Work;
+
+static inline void idle(int64_t tries) {
+    if (tries > PATIENCE) {
+        sched_yield();
+        return;
+    }
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* One phase: `run` for each of `units`, by whoever claims it. */
+static void share(Work *k, int64_t units, void (*run)(const Work *, int64_t)) {
+    Phase *p = k->phase++;
+    const int64_t many = 1 + units / 16;
+    for (int64_t first; (first = atomic_fetch_add_explicit(&p->next, many, memory_order_relaxed)) < units;) {
+        const int64_t last = first + many < units ? first + many : units;
+        for (int64_t unit = first; unit < last; unit++) run(k, unit);
+        atomic_fetch_add_explicit(&p->done, last - first, memory_order_release);
+    }
+    for (int64_t tries = 0; atomic_load_explicit(&p->done, memory_order_acquire) < units; tries++) idle(tries);
+}
+
+static inline const Row *row_of(const Work *k, int64_t j) { return k->b->row + k->b->actives[j]; }
+
+static inline int64_t active(const Work *k) { return atomic_load_explicit(&k->b->active, memory_order_relaxed); }
+
+static inline int64_t ends(const Work *k) { return atomic_load_explicit(&k->b->ends, memory_order_relaxed); }
+
+enum Then { STORE, ADD, GATE };
+
+/* Panel `p` of x times w, for all rows: it is read once from far away and stays near. */
+static inline __attribute__((always_inline)) void panel(const float *x, int64_t rows, int64_t inputs, const float *w,
+                                                        const float *bias, int64_t outputs, int64_t p, float *out,
+                                                        enum Then then) {
+    const int64_t start = p * LANES, width = outputs - start < LANES ? outputs - start : LANES;
+    const int64_t stride = then == GATE ? outputs / 2 : outputs;
+    float biases[LANES] = {0};
+    if (bias) memcpy(biases, bias + start, width * sizeof(float));
+    w += start * inputs;
+    for (int64_t first = 0; first < rows; first += ROWS) {
+        const int64_t count = rows - first < ROWS ? rows - first : ROWS;
+        const float *q = w, *at[ROWS];
+        vec a[ROWS], b[ROWS], found[ROWS][2];
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            at[r] = x + (first + (r < count ? r : 0)) * inputs;
+            a[r] = b[r] = splat(0);
         }
-        for (int64_t t = seen; t < padded; t++) scores[t] = -INFINITY;
-        vec mass = splat(0);
-        for (int64_t t = 0; t < padded; t += WIDE) {
-            vec e = vexp(*(vec *)(scores + t) - most);
-            for (int i = 0; i < WIDE; i++) if (t + i >= seen) e[i] = 0;
-            *(vec *)(scores + t) = e;
-            mass += e;
+        for (int64_t i = 0; i < inputs; i++, q += LANES) {
+            const vec left = *(const vec *)q, right = *(const vec *)(q + WIDE);
+            __builtin_prefetch(q + AHEAD);
+            __builtin_prefetch(q + AHEAD + WIDE);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                const float value = at[r][i];
+                a[r] += value * left;
+                b[r] += value * right;
+            }
         }
-        const float over = 1.0f / sum(mass);
-        for (int64_t d = 0; d < size; d += WIDE) {
-            vec total = splat(0);
-            for (int64_t t = 0; t < seen; t++) total += *(const vec *)(values + t * size + d) * scores[t];
-            *(vec *)(out + g * size + d) = total * over;
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            found[r][0] = a[r] + *(vec *)biases;
+            found[r][1] = b[r] + *(vec *)(biases + WIDE);
+        }
+        for (int64_t r = 0; r < count; r++) {
+            float *to = out + (first + r) * stride;
+            if (then == GATE) {
+                const vec gate = found[r][0];
+                *(vec *)(to + p * WIDE) = gate / (1.0f + vexp(-gate)) * found[r][1];
+            } else {
+                to += start;
+                for (int64_t o = 0; o < width; o++)
+                    to[o] = ((float *)found[r])[o] + (then == ADD ? to[o] : 0);
+            }
         }
     }
 }
 
-/* Rows first .. first + rows: reads one token each at its position (cos and sin of the rotary embedding
-   are given, (rows, head_dim / 2)), writes its keys and values into the cache (layers, all_rows, kv_heads,
-   capacity, head_dim), and the logits (rows, vocabulary) after it. `scratch` holds rows times
-   2 hidden + (heads + 2 kv_heads + heads) head_dim + 3 inner floats, and capacity + WIDE more. */
-void decode(const Model *m, int64_t all_rows, int64_t first, int64_t rows, const int64_t *tokens,
-            const int64_t *positions, const float *cos_, const float *sin_, float *keys, float *values,
-            float *scratch, float *logits) {
-    const int64_t H = m->hidden, D = m->head_dim, K = m->kv_heads, A = m->heads, I = m->inner;
-    const int64_t O = (A + 2 * K) * D, turned = A + K, groups = A / K, C = m->capacity;
-    float *x = scratch, *u = x + rows * H, *qkv = u + rows * H, *seen = qkv + rows * O;
-    float *gate_up = seen + rows * A * D, *inner = gate_up + rows * 2 * I, *scores = inner + rows * I;
-    for (int64_t r = 0; r < rows; r++)
-        memcpy(x + r * H, m->embedding + tokens[r] * H, H * sizeof(float));
-    for (int64_t l = 0; l < m->layers; l++) {
-        const Layer *w = m->layer + l;
-        for (int64_t r = 0; r < rows; r++) unit(x + r * H, 0, H, m->eps, u + r * H);
-        product(u, rows, H, w->qkv, w->qkv_bias, O, qkv, 0);
-        for (int64_t r = 0; r < rows; r++) {
-            float *own = qkv + r * O;
-            for (int64_t h = 0; h < turned; h++) {
-                float *head = own + h * D;
-                if (w->qk_norm) unit(head, w->qk_norm + h * D, D, m->eps, head);
-                for (int64_t d = 0; d < D / 2; d++) {
-                    const float c = cos_[r * D / 2 + d], s = sin_[r * D / 2 + d];
-                    const float real = head[2 * d], imaginary = head[2 * d + 1];
-                    head[2 * d] = real * c - imaginary * s;
-                    head[2 * d + 1] = real * s + imaginary * c;
-                }
-            }
-            for (int64_t k = 0; k < K; k++) {
-                const int64_t cache = ((l * all_rows + first + r) * K + k) * C * D;
-                const int64_t place = cache + positions[r] * D;
-                memcpy(keys + place, own + (A + k) * D, D * sizeof(float));
-                memcpy(values + place, own + (turned + k) * D, D * sizeof(float));
-                attend(own + k * groups * D, keys + cache, values + cache, groups, D, positions[r] + 1,
-                       scores, seen + (r * A + k * groups) * D);
-            }
+static inline int64_t panels(int64_t outputs) { return (outputs + LANES - 1) / LANES; }
+
+static void begin(const Work *k, int64_t j) {
+    const int64_t H = k->m->hidden;
+    memcpy(k->x + j * H, k->m->embedding + row_of(k, j)->token * H, H * sizeof(float));
+    unit(k->x + j * H, 0, H, k->m->eps, k->u + j * H);
+}
+
+static void norm(const Work *k, int64_t j) {
+    const int64_t H = k->m->hidden;
+    unit(k->x + j * H, 0, H, k->m->eps, k->u + j * H);
+}
+
+static void last_norm(const Work *k, int64_t e) {
+    const int64_t H = k->m->hidden;
+    unit(k->x + k->b->end[e] * H, k->m->norm, H, k->m->eps, k->u + e * H);
+}
+
+static void qkv(const Work *k, int64_t p) {
+    const Model *m = k->m;
+    const int64_t outputs = (m->heads + 2 * m->kv_heads) * m->head_dim;
+    panel(k->u, active(k), m->hidden, k->w->qkv, k->w->qkv_bias, outputs, p, k->qkv, STORE);
+}
+
+static void out(const Work *k, int64_t p) {
+    const Model *m = k->m;
+    panel(k->seen, active(k), m->heads * m->head_dim, k->w->out, k->w->out_bias, m->hidden, p, k->x, ADD);
+}
+
+static void gate_up(const Work *k, int64_t p) {
+    const Model *m = k->m;
+    panel(k->u, active(k), m->hidden, k->w->gate_up, k->w->gate_up_bias, 2 * m->inner, p, k->inner, GATE);
+}
+
+static void down(const Work *k, int64_t p) {
+    const Model *m = k->m;
+    panel(k->inner, active(k), m->inner, k->w->down, k->w->down_bias, m->hidden, p, k->x, ADD);
+}
+
+static void head(const Work *k, int64_t p) {
+    const Model *m = k->m;
+    panel(k->u, ends(k), m->hidden, m->head, 0, m->vocabulary, p, k->b->logits, STORE);
+}
+
+/* Where a key head's keys or values begin in a cache of so many places. */
+static inline int64_t place_of(const Work *k, int64_t head, int64_t places, int values) {
+    const Model *m = k->m;
+    return ((values * m->layers + k->layer) * m->kv_heads + head) * places * m->head_dim;
+}
+
+/* Turn a row's queries and keys by its position, and write its keys and values. */
+static void turn(const Work *k, int64_t j) {
+    const Model *m = k->m;
+    const Row *row = row_of(k, j);
+    const int64_t D = m->head_dim, K = m->kv_heads, turned = m->heads + K;
+    const float *c = m->cos + row->position * (D / 2), *s = m->sin + row->position * (D / 2);
+    float *heads = k->qkv + j * (turned + K) * D;
+    for (int64_t h = 0; h < turned; h++) {
+        float *own = heads + h * D;
+        if (k->w->qk_norm) unit(own, k->w->qk_norm + h * D, D, m->eps, own);
+        for (int64_t d = 0; d < D / 2; d++) {
+            const float real = own[2 * d], imaginary = own[2 * d + 1];
+            own[2 * d] = real * c[d] - imaginary * s[d];
+            own[2 * d + 1] = real * s[d] + imaginary * c[d];
         }
-        product(seen, rows, A * D, w->out, w->out_bias, H, x, 1);
-        for (int64_t r = 0; r < rows; r++) unit(x + r * H, 0, H, m->eps, u + r * H);
-        product(u, rows, H, w->gate_up, w->gate_up_bias, 2 * I, gate_up, 0);
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t i = 0; i < I; i += WIDE) {
-                const vec gate = *(vec *)(gate_up + r * 2 * I + i);
-                const vec up = *(vec *)(gate_up + r * 2 * I + I + i);
-                *(vec *)(inner + r * I + i) = gate / (1.0f + vexp(-gate)) * up;
-            }
-        product(inner, rows, I, w->down, w->down_bias, H, x, 1);
     }
-    for (int64_t r = 0; r < rows; r++) unit(x + r * H, m->norm, H, m->eps, u + r * H);
-    product(u, rows, H, m->head, 0, m->vocabulary, logits, 0);
+    const int64_t t = row->position - row->length;
+    for (int64_t h = 0; h < K; h++) {
+        const float *key = heads + (m->heads + h) * D, *value = heads + (turned + h) * D;
+        float *keys = row->own + place_of(k, h, row->places, 0) + t / WIDE * WIDE * D + t % WIDE;
+        for (int64_t d = 0; d < D; d++) keys[d * WIDE] = key[d];
+        memcpy(row->own + place_of(k, h, row->places, 1) + t * D, value, D * sizeof(float));
+    }
+}
+
+/* Scores of the first `seen` places; -inf up to the next whole vector. The highest of them and `most`. */
+static float score(const float *q, const float *keys, int64_t size, int64_t seen, float scale, float *scores,
+                   float most) {
+    for (int64_t t = 0; t < seen; t += WIDE, keys += WIDE * size) {
+        vec part[4] = {{0}};
+        for (int64_t d = 0; d < size; d += 4) {
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) part[i] += q[d + i] * *(const vec *)(keys + (d + i) * WIDE);
+        }
+        *(vec *)(scores + t) = (part[0] + part[1] + (part[2] + part[3])) * scale;
+    }
+    for (int64_t t = seen; t % WIDE; t++) scores[t] = -INFINITY;
+    for (int64_t t = 0; t < seen; t++) most = scores[t] > most ? scores[t] : most;
+    return most;
+}
+
+/* even and odd, so many vectors each, take weights over values (places, size) in turns. */
+static inline __attribute__((always_inline)) void mix(const float *weights, const float *values, int64_t size,
+                                                      int64_t seen, vec even[4], vec odd[4], int vectors) {
+    for (int64_t t = 0; t < seen; t += 2, values += 2 * size) {
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++) even[i] += weights[t] * *(const vec *)(values + i * WIDE);
+        if (t + 1 == seen) break;
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++) odd[i] += weights[t + 1] * *(const vec *)(values + size + i * WIDE);
+    }
+}
+
+/* What one key head's query heads of a row attend to. */
+static void attend(const Work *k, int64_t unit) {
+    const Model *m = k->m;
+    const int64_t D = m->head_dim, A = m->heads, K = m->kv_heads, groups = A / K, j = unit / K, h = unit % K;
+    const Row *row = row_of(k, j);
+    const int64_t before = row->length, after = row->position + 1 - before;
+    const int64_t upto = (before + WIDE - 1) / WIDE * WIDE, all = upto + (after + WIDE - 1) / WIDE * WIDE;
+    const float *prompt = row->prompt + place_of(k, h, row->prompt_places, 0);
+    const float *prompt_values = row->prompt + place_of(k, h, row->prompt_places, 1);
+    const float *own = row->own + place_of(k, h, row->places, 0);
+    const float *own_values = row->own + place_of(k, h, row->places, 1);
+    const float scale = 1.0f / sqrtf((float)D);
+    for (int64_t g = h * groups; g < (h + 1) * groups; g++) {
+        const float *q = k->qkv + (j * (A + 2 * K) + g) * D;
+        float *seen = k->seen + (j * A + g) * D, *scores = k->scores;
+        float most = score(q, prompt, D, before, scale, scores, -INFINITY);
+        most = score(q, own, D, after, scale, scores + upto, most);
+        vec mass = splat(0);
+        for (int64_t t = 0; t < all; t += WIDE) {
+            const vec x = *(vec *)(scores + t);
+            const vec e = chosen(x == splat(-INFINITY), splat(0), vexp(x - most));
+            *(vec *)(scores + t) = e;
+            mass += e;
+        }
+        const float over = 1.0f / sum(mass);
+        int64_t d = 0;
+        for (; d + 4 * WIDE <= D; d += 4 * WIDE) {
+            vec even[4] = {{0}}, odd[4] = {{0}};
+            mix(scores, prompt_values + d, D, before, even, odd, 4);
+            mix(scores + upto, own_values + d, D, after, even, odd, 4);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) *(vec *)(seen + d + i * WIDE) = (even[i] + odd[i]) * over;
+        }
+        for (; d < D; d += WIDE) {
+            vec even[4] = {{0}}, odd[4] = {{0}};
+            mix(scores, prompt_values + d, D, before, even, odd, 1);
+            mix(scores + upto, own_values + d, D, after, even, odd, 1);
+            *(vec *)(seen + d) = (even[0] + odd[0]) * over;
+        }
+    }
+}
+
+/* exp to the last bit or two, of what is not above 0: as vexp. */
+static inline dvec dexp(dvec x) {
+    const livec low = x < -708.0;
+    x = (dvec)((low & (livec)((dvec){0} - 708.0)) | (~low & (livec)x));
+    dvec n = x * 1.4426950408889634 + 6755399441055744.0;
+    n -= 6755399441055744.0;
+    const dvec r = (x - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
+    dvec p = (dvec){0} + 1.0 / 6227020800;
+    static const double terms[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320,
+                                   1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1, 1};
+#pragma GCC unroll 16
+    for (int i = 0; i < 13; i++) p = p * r + terms[i];
+    return p * (dvec)((__builtin_convertvector(n, livec) + 1023) << 52);
+}
+
+/* Draw row j's token from its logits as trainer/sampler/choose.py does: in doubles, the first token whose
+   cumulative mass exceeds its share of the whole. */
+static void draw(const Work *k, int64_t j) {
+    Batch *b = k->b;
+    const int64_t V = k->m->vocabulary, r = b->actives[j], at = k->step * b->rows + r;
+    const float *logits = b->logits + j * V;
+    const double heat = b->temperature[r] == 0 ? 1 : b->temperature[r];
+    int64_t best = 0;
+    for (int64_t v = 1; v < V; v++) best = logits[v] > logits[best] ? v : best;
+    const double most = logits[best] / heat;
+    double total = 0, upto = 0;
+    for (int64_t v = 0; v < V; v++) k->masses[v] = logits[v] / heat - most;
+    for (int64_t v = 0; v < V; v += DOUBLES) *(dvec *)(k->masses + v) = dexp(*(dvec *)(k->masses + v));
+    for (int64_t v = 0; v < V; v++) total += k->masses[v];
+    int64_t token = best;
+    if (b->temperature[r] != 0) {
+        const double target = b->uniform[at] * total;
+        for (token = 0; token < V - 1 && (upto += k->masses[token]) <= target;) token++;
+    }
+    b->drawn[at] = token;
+    b->logprob[at] = logits[token] / heat - most - log(total);
+}
+
+/* Rows read what they drew next, but for those that are over. */
+static void go_on(const Work *k, int64_t unit) {
+    (void)unit;
+    Batch *b = k->b;
+    int64_t kept = 0;
+    for (int64_t j = 0, count = active(k); j < count; j++) {
+        const int64_t r = b->actives[j], at = k->step * b->rows + r;
+        Row *row = b->row + r;
+        int over = --row->left <= 0 || !isfinite(b->logprob[at]);
+        for (int64_t i = 0; i < b->stops; i++) over |= b->drawn[at] == b->stop[i];
+        row->token = b->drawn[at];
+        row->position++;
+        if (!over) b->actives[kept++] = r;
+    }
+    atomic_store_explicit(&b->active, kept, memory_order_relaxed);
+    atomic_store_explicit(&b->ends, kept, memory_order_relaxed);
+}
+
+/* `rest` holds, per row, 2 H + (2 A + 2 K) D + I floats; `room_of_thread` is in doubles: V of them, whole
+   vectors, and as many floats as two caches have places. `phase` has (8 layers + 5) steps of them, all zero. */
+void decode(const Model *m, Batch *b, int64_t thread) {
+    const int64_t H = m->hidden, D = m->head_dim, O = (m->heads + 2 * m->kv_heads) * D;
+    float *rest = b->rest;
+    double *room = b->room + thread * b->room_of_thread;
+    Work k = {.m = m, .b = b, .phase = b->phase, .masses = room, .scores = (float *)room};
+    k.x = rest, k.u = k.x + b->rows * H, k.qkv = k.u + b->rows * H;
+    k.seen = k.qkv + b->rows * O, k.inner = k.seen + b->rows * m->heads * D;
+    for (k.step = 0; k.step < b->steps && active(&k); k.step++) {
+        share(&k, active(&k), begin);
+        for (k.layer = 0; k.layer < m->layers; k.layer++) {
+            k.w = m->layer + k.layer;
+            if (k.layer) share(&k, active(&k), norm);
+            share(&k, panels(O), qkv);
+            share(&k, active(&k), turn);
+            share(&k, active(&k) * m->kv_heads, attend);
+            share(&k, panels(H), out);
+            share(&k, active(&k), norm);
+            share(&k, panels(2 * m->inner), gate_up);
+            share(&k, panels(H), down);
+        }
+        share(&k, ends(&k), last_norm);
+        share(&k, panels(m->vocabulary), head);
+        if (!b->uniform) return;
+        share(&k, active(&k), draw);
+        share(&k, 1, go_on);
+    }
 }

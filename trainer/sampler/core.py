@@ -18,6 +18,7 @@ from trainer.sampler.graphs import GraphLane
 from trainer.sampler.lane import Lane, capacity_for, independent, row_bytes
 from trainer.sampler.limits import CPU, limits_of
 from trainer.sampler.model import Model, model_of
+from trainer.sampler.native_lane import NativeLane
 from trainer.sampler.prefill import Prompt, Prompts
 from trainer.sampler.rows import Row, Version, parameters
 from trainer.store import Recent
@@ -49,10 +50,11 @@ class Core:
         if arrivals:
             self._limits = limits_of(arrivals[0].version.loaded.base.model.device)
         self._waiting.extend(arrivals)
-        for _ in range(STEPS_PER_TURN):
+        left = STEPS_PER_TURN
+        while left > 0:
             over = self._admit()
-            for lane in [lane for lanes in self._lanes.values() for lane in lanes]:
-                lane.step()
+            lanes = [lane for lanes in self._lanes.values() for lane in lanes]
+            left -= max((lane.step() for lane in lanes), default=1)
             over += self._leave()
             if over or not self.busy or interrupted():
                 break
@@ -75,7 +77,7 @@ class Core:
         over: list[Row] = []
         lean: list[Row] = []
         active = [lane for lanes in self._lanes.values() for lane in lanes]
-        room = self._limits.rows_bytes - sum(len(lane.rows) * lane.row_bytes for lane in active)
+        room = self._limits.rows_bytes - sum(lane.used_bytes for lane in active)
         while self._waiting:
             row = self._waiting[0]
             decoder = row.version.loaded.decoder
@@ -93,7 +95,7 @@ class Core:
         return over, lean
 
     def _begin(self, rows: Sequence[Row], *, fixed: bool) -> list[Row]:
-        prompts = self._read(rows)
+        prompts = self._read(rows, fixed=fixed)
         for vocabulary in {len(p.logits_V) for p in prompts}:
             alike = [i for i, p in enumerate(prompts) if len(p.logits_V) == vocabulary]
             size = FIXED_ROWS if fixed else len(alike)
@@ -106,15 +108,16 @@ class Core:
                 rows[i].take(token, logprob)
         for row, prompt in zip(rows, prompts, strict=True):
             if not row.over:
-                self._enter(row, prompt.keys, prompt.values)
+                self._lane_for(row).add(row, prompt)
         return [row for row in rows if row.over]
 
-    def _read(self, rows: Sequence[Row]) -> list[Prompt]:
+    def _read(self, rows: Sequence[Row], *, fixed: bool) -> list[Prompt]:
         """The prompt of each row; those of one version are read together."""
         found: dict[str, dict[tuple[int, ...], Prompt]] = {}
         for version in {row.version.key: row.version for row in rows}.values():
             asked = [row.prompt_ids for row in rows if row.version.key == version.key]
-            found[version.key] = self._prompts.get(version.key, self._model(version), asked)
+            model = self._model(version)
+            found[version.key] = self._prompts.get(version.key, model, asked, fixed=fixed)
         return [found[row.version.key][row.prompt_ids] for row in rows]
 
     def _model(self, version: Version) -> Model:
@@ -128,14 +131,23 @@ class Core:
         made = model_of(decoder, view, num_bytes=num_bytes, copies=copies)
         return self._models.put(version.key, made)
 
-    def _enter(self, row: Row, keys: torch.Tensor, values: torch.Tensor) -> None:
-        fixed, capacity = row.params.deterministic, capacity_for(row.length)
+    def _lane_for(self, row: Row) -> Lane:
+        """A lane with room for this row."""
+        fixed = row.params.deterministic
+        capacity = self._kind(self._model(row.version), fixed=fixed).capacity_of(row)
         lanes = self._lanes.setdefault((row.version.key, capacity, fixed), [])
         lane = next((lane for lane in lanes if not lane.full), None)
         if lane is None:
             lane = self._new_lane(row.version, capacity, fixed=fixed)
             lanes.append(lane)
-        lane.add(row, keys, values)
+        return lane
+
+    def _kind(self, model: Model, *, fixed: bool) -> type[Lane]:
+        if fixed:
+            return Lane
+        if model.native is not None:
+            return NativeLane
+        return GraphLane if self._limits.graphs else Lane
 
     def _new_lane(self, version: Version, capacity: int, *, fixed: bool) -> Lane:
         model = self._model(version)
@@ -149,15 +161,14 @@ class Core:
             self._sizes[known] = size if independent(trial) else 1
         if fixed:
             size = self._sizes[known]
+        kind = self._kind(model, fixed=fixed)
         for lane in self._spare:
-            shape = (lane.capacity, lane.size, lane.fixed)
-            if shape == (capacity, size, fixed) and lane.fits(model):
+            shape = (type(lane), lane.capacity, lane.size, lane.fixed)
+            if shape == (kind, capacity, size, fixed) and lane.fits(model):
                 self._spare.remove(lane)
                 lane.adopt(model)
                 return lane
-        if self._limits.graphs and not fixed:
-            return GraphLane(model, capacity=capacity, size=size)
-        return Lane(model, capacity=capacity, size=size, fixed=fixed)
+        return kind(model, capacity=capacity, size=size, fixed=fixed)
 
     def _leave(self) -> list[Row]:
         """Take out the rows that are over, and move those that have outgrown their lane."""
@@ -168,10 +179,8 @@ class Core:
                     if row.over:
                         lane.drop(row)
                         over.append(row)
-                    elif row.length > lane.capacity:
-                        cache = lane.cache_of(row)
-                        lane.drop(row)
-                        self._enter(row, *cache)
+                    elif lane.outgrown(row):
+                        self._lane_for(row).take(row, lane)
             kept = [lane for lane in lanes if lane.rows]
             self._spare += [lane for lane in lanes if not lane.rows]
             if kept:

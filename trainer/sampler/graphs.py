@@ -38,9 +38,9 @@ def padded(num_rows: int, most: int) -> int:
 class GraphLane(Lane):
     """Up to `size` rows of one version."""
 
-    def __init__(self, model: Model, *, capacity: int, size: int) -> None:
+    def __init__(self, model: Model, *, capacity: int, size: int, fixed: bool = False) -> None:
         own = _with_own_adapter(model)
-        super().__init__(own, capacity=capacity, size=size, fixed=False)
+        super().__init__(own, capacity=capacity, size=size, fixed=fixed)
         integers = torch.zeros(2, size, dtype=torch.long, device=self.device)
         self._token_R, self._position_R = integers
         self._temperature_R = torch.ones(size, device=self.device)
@@ -70,11 +70,10 @@ class GraphLane(Lane):
             for own, theirs in zip(held[module], pair, strict=True):
                 own.copy_(theirs)
 
-    def step(self) -> None:
-        """Draw the next tokens of every row, up to BURST of them."""
+    def step(self) -> int:
+        """Draw the next tokens of every row, up to BURST of them: one step for the host."""
         if any(row.params.top_p < 1 for row in self.rows):
-            super().step()
-            return
+            return super().step()
         num = padded(len(self.rows), self.size)
         turns = self._turns()
         self._lay_out(num, turns)
@@ -86,6 +85,7 @@ class GraphLane(Lane):
             for row, token, logprob in zip(self.rows, tokens, logprobs, strict=True):
                 if not row.over:
                     row.take(int(token), logprob)
+        return 1
 
     def _turns(self) -> int:
         """As many steps as the longest row has room for, and no more than any row may still draw."""
@@ -100,8 +100,7 @@ class GraphLane(Lane):
         positions = [row.length - 1 for row in self.rows] + [0] * spare
         temperatures = [row.params.temperature for row in self.rows] + [1.0] * spare
         uniforms = [
-            [row.draws.at(len(row.completion_ids) + turn) for row in self.rows] + [0.0] * spare
-            for turn in range(turns)
+            [row.uniform(turn) for row in self.rows] + [0.0] * spare for turn in range(turns)
         ]
         self._token_R[:num] = torch.tensor(tokens)
         self._position_R[:num] = torch.tensor(positions)

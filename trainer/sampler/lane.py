@@ -17,6 +17,7 @@ from trainer.decoder import Attend, Decoder
 from trainer.device import threads
 from trainer.sampler.choose import choose
 from trainer.sampler.model import Model
+from trainer.sampler.prefill import Prompt, TorchPrompt
 from trainer.sampler.rows import Row, parameters
 
 STEPS_OF_CAPACITY = (32, 64, 128, 192, 256, 384, 512, 768)
@@ -46,21 +47,32 @@ class Lane:
         self.model = model
         self.capacity, self.size, self.fixed = capacity, size, fixed
         self.device = embedding.device
-        shape = (decoder.num_layers, size, decoder.kv_heads, capacity, decoder.head_dim)
+        self.row_bytes = row_bytes(decoder, capacity, embedding.dtype)
+        self.rows: list[Row] = []
+        self._allocate()
+
+    def _allocate(self) -> None:
+        decoder, embedding = self.decoder, self.model.embedding
+        shape = (decoder.num_layers, self.size, decoder.kv_heads, self.capacity, decoder.head_dim)
         self.keys = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
         self.values = torch.zeros_like(self.keys)
-        self.rows: list[Row] = []
-        starts = torch.arange(size * decoder.kv_heads, device=self.device) * capacity
-        self._starts_R_K = starts.view(size, decoder.kv_heads)
-        self._places = torch.arange(capacity, device=self.device)
+        starts = torch.arange(self.size * decoder.kv_heads, device=self.device) * self.capacity
+        self._starts_R_K = starts.view(self.size, decoder.kv_heads)
+        self._places = torch.arange(self.capacity, device=self.device)
+
+    @staticmethod
+    def capacity_of(row: Row) -> int:
+        """The capacity of the lane that a row begins in, or moves to."""
+        return capacity_for(row.length)
 
     @property
     def decoder(self) -> Decoder:
         return self.model.decoder
 
     @property
-    def row_bytes(self) -> int:
-        return row_bytes(self.decoder, self.capacity, self.keys.dtype)
+    def used_bytes(self) -> int:
+        """What its rows have of the cache."""
+        return len(self.rows) * self.row_bytes
 
     def fits(self, model: Model) -> bool:
         """Whether an empty lane can serve this version next."""
@@ -74,19 +86,30 @@ class Lane:
     def full(self) -> bool:
         return len(self.rows) >= self.size
 
-    def add(self, row: Row, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Take a row in with its cache so far, (layers, K, length, D) each. The rest of the slot is
-        cleared: a NaN left behind by another row would leak through its zero weight."""
+    def outgrown(self, row: Row) -> bool:
+        """Whether the row's next step has no room here."""
+        return row.length > self.capacity
+
+    def add(self, row: Row, prompt: Prompt) -> None:
+        """Take a row in that has drawn its first token."""
+        if not isinstance(prompt, TorchPrompt):
+            raise TypeError("a prompt for this lane is read through torch")
+        self._put(row, prompt.keys, prompt.values)
+
+    def take(self, row: Row, other: "Lane") -> None:
+        """Take a row over from a lane that it has outgrown."""
+        slot, length = other.rows.index(row), row.length - 1
+        self._put(row, *(cache[:, slot, :, :length] for cache in (other.keys, other.values)))
+        other.drop(row)
+
+    def _put(self, row: Row, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """A row with its cache so far, (layers, K, length, D) each. The rest of the slot is cleared: a
+        NaN left behind by another row would leak through its zero weight."""
         slot, length = len(self.rows), keys.shape[2]
         for own, held in ((keys, self.keys), (values, self.values)):
             held[:, slot, :, :length] = own
             held[:, slot, :, length:] = 0
         self.rows.append(row)
-
-    def cache_of(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
-        """A copy of a row's cache: all but its last token, which was not read yet."""
-        slot, length = self.rows.index(row), row.length - 1
-        return self.keys[:, slot, :, :length].clone(), self.values[:, slot, :, :length].clone()
 
     def drop(self, row: Row) -> None:
         """Forget a row; the last one moves into its slot."""
@@ -97,8 +120,9 @@ class Lane:
             self.rows[slot] = self.rows[last]
         self.rows.pop()
 
-    def step(self) -> None:
-        """Draw the next token of every row."""
+    def step(self) -> int:
+        """Draw the next token of every row, or the next few. Returns how many of a turn's steps that
+        was."""
         num = self.size if self.fixed else min(self.size, -(-len(self.rows) // ROUND_ROWS) * 8)
         spare = [0] * (num - len(self.rows))
         tokens = [row.completion_ids[-1] for row in self.rows] + spare
@@ -110,13 +134,11 @@ class Lane:
             drawn = choose(logits_R_V, **parameters(self.rows, num))
         for row, token, logprob in zip(self.rows, *drawn, strict=False):
             row.take(token, logprob)
+        return 1
 
     @torch.inference_mode()
     def logits(self, tokens_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
         """Read one token per row into the cache; the logits (R, vocabulary) after it."""
-        native = self.model.native
-        if native is not None and not self.fixed:
-            return native.logits(tokens_R, positions_R, self.keys, self.values)
         with self._threads():
             attend = self._attend(positions_R, self._seen())
             return self.model.logits(self.model.hidden(tokens_R, positions_R, attend))

@@ -1,15 +1,17 @@
-"""Decoding narrow models in one call a step (`trainer/native/decode.c`), where there is a C compiler.
+"""Narrow models read and draw in C (`trainer/native/decode.c`), where there is a C compiler.
 
-Rows do not meet, so they are split over the device's threads, and the number of threads changes no
-bit. Without a compiler, or for a model it does not fit, the sampler decodes through torch
+Rows do not meet, so the work is split over the device's threads, and the number of threads changes no
+bit. Without a compiler, or for a model it does not fit, the sampler works through torch
 (`trainer/sampler/model.py`), with other roundings.
 """
 
 import ctypes
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -17,8 +19,13 @@ from trainer.decoder import Decoder
 from trainer.fused import Layer
 from trainer.native.library import library
 
-WIDE, LANES, ROWS = 16, 32, 8
-"""Floats of a vector, outputs of a panel, and rows that are computed together, as in `vectors.h`."""
+WIDE, LANES = 16, 32
+"""Floats of a vector, and outputs of a panel, as in `vectors.h`."""
+PHASES, PHASE = (8, 5), 8
+"""Phases of a step, per layer and beside them, and the integers that each takes."""
+PASS_ROWS = 512
+"""Tokens of prompts that are read together: more would leave the processor's caches."""
+MORE_POSITIONS = 512
 
 LAYER = (
     "qkv",
@@ -31,7 +38,12 @@ LAYER = (
     "down",
     "down_bias",
 )
-SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "inner", "vocabulary", "capacity")
+SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "inner", "vocabulary")
+COUNTS = ("rows", "steps", "stops", "active", "ends")
+PLACES = (
+    *("row", "actives", "end", "stop", "uniform", "temperature", "drawn", "logprob"),
+    *("rest", "logits", "room"),
+)
 
 
 class _Layer(ctypes.Structure):
@@ -42,8 +54,58 @@ class _Model(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in SIZES),
         ("eps", ctypes.c_float),
-        *((name, ctypes.c_void_p) for name in ("embedding", "norm", "head", "layer")),
+        *((name, ctypes.c_void_p) for name in ("embedding", "norm", "head", "cos", "sin", "layer")),
     ]
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in COUNTS),
+        *((name, ctypes.c_void_p) for name in PLACES),
+        ("room_of_thread", ctypes.c_int64),
+        ("phase", ctypes.c_void_p),
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cache:
+    """Keys, then values, (2, layers, K, places, D) as `decode.c` lays them out: of `length` tokens."""
+
+    data: torch.Tensor
+    length: int
+
+    @property
+    def places(self) -> int:
+        return self.data.shape[3]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """A row: the token it reads at a position, after a prompt that others may share. `own` is where it
+    writes, (2, layers, K, places, D); `left`: how many tokens it may still draw."""
+
+    token: int
+    position: int
+    own: torch.Tensor
+    prompt: Cache | None = None
+    left: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawing:
+    """How tokens are drawn and read again: a uniform number per step and row, a temperature per row."""
+
+    uniforms: Sequence[Sequence[float]]
+    temperatures: Sequence[float]
+    stop_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """Tokens and logprobs, row by row; those of a row end with the one that ended it."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
 
 
 class Native:
@@ -62,8 +124,9 @@ class Native:
         self._held: list[torch.Tensor] = []
         self._hidden, self._inner = len(norm), layers[0].down.shape[0]
         self._vocabulary = head.shape[1]
-        self._scratch = norm.new_empty(0)
-        table = (_Layer * len(layers))(*(self._layer(layer) for layer in layers))
+        self._rest = norm.new_empty(0)
+        self._turns = norm.new_empty(2, 0, decoder.head_dim // 2)
+        self._table = (_Layer * len(layers))(*(self._layer(layer) for layer in layers))
         self._model = _Model(
             layers=len(layers),
             hidden=self._hidden,
@@ -76,56 +139,127 @@ class Native:
             embedding=self._hold(embedding),
             norm=self._hold(norm),
             head=self._hold(panels(head)),
-            layer=ctypes.cast(table, ctypes.c_void_p),
+            layer=ctypes.cast(self._table, ctypes.c_void_p),
         )
-        self._table = table
 
-    def logits(
-        self,
-        tokens_R: torch.Tensor,
-        positions_R: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-    ) -> torch.Tensor:
-        """Read one token per row, and write its keys and values into the caches (layers, rows, K, C,
-        D), of which these are the first rows; the logits (R, vocabulary) after it."""
-        decoder, num = self._decoder, len(tokens_R)
-        angles = positions_R[:, None].float() * decoder.inverse_frequencies
-        cos, sin = angles.cos() * decoder.rope_scale, angles.sin() * decoder.rope_scale
-        logits_R_V = keys.new_empty(num, self._vocabulary)
-        self._model.capacity = keys.shape[3]
-        heads = 2 * (decoder.heads + decoder.kv_heads)
-        floats = 2 * self._hidden + heads * decoder.head_dim + 3 * self._inner
-        slack = keys.shape[3] + WIDE
-        parts = _split(num, torch.get_num_threads())
-        if len(self._scratch) < num * floats + len(parts) * slack:
-            self._scratch = keys.new_empty(num * floats + len(parts) * slack)
+    def cache(self, places: int, *rows: int) -> torch.Tensor:
+        """Room for the keys and values of so many places, (*rows, 2, layers, K, places, D); whole
+        vectors of them."""
+        decoder = self._decoder
+        places = -(-places // WIDE) * WIDE
+        shape = (2, decoder.num_layers, decoder.kv_heads, places, decoder.head_dim)
+        return torch.empty((*rows, *shape))
 
-        def run(part: int) -> None:
-            start, end = parts[part]
-            own = (tokens_R, positions_R, cos, sin)
+    def read(self, prompts: Sequence[Sequence[int]]) -> list[tuple[Cache, torch.Tensor]]:
+        """The cache of each prompt, and the logits (V) after its last token. The prompts' tokens stand
+        in a row, and are read so many at a time wherever one ends: no bit depends on it."""
+        caches = [Cache(self.cache(len(ids)), len(ids)) for ids in prompts]
+        rows = [
+            Reading(token, position, cache.data)
+            for ids, cache in zip(prompts, caches, strict=True)
+            for position, token in enumerate(ids)
+        ]
+        last = np.cumsum([len(ids) for ids in prompts]) - 1
+        found = []
+        for start in range(0, len(rows), PASS_ROWS):
+            part = rows[start : start + PASS_ROWS]
+            ends = [int(end) - start for end in last if start <= end < start + len(part)]
+            found += list(self.logits(part, ends=ends))
+        return list(zip(caches, found, strict=True))
+
+    def logits(self, rows: Sequence[Reading], *, ends: Sequence[int] | None = None) -> torch.Tensor:
+        """Read one token per row; the logits after those of `ends` (all rows), (ends, V)."""
+        logits, _ = self._run(rows, range(len(rows)) if ends is None else ends, None)
+        return logits
+
+    def draw(self, rows: Sequence[Reading], drawing: Drawing) -> Drawn:
+        """Read one token per row and draw the next, and so on for as many steps as there are uniform
+        numbers; a row stops where it draws a stop id, what is not finite, or the last it has left."""
+        _, drawn = self._run(rows, range(len(rows)), drawing)
+        return drawn
+
+    def _run(
+        self, rows: Sequence[Reading], ends: Sequence[int], drawing: Drawing | None
+    ) -> tuple[torch.Tensor, Drawn]:
+        num, steps = len(rows), len(drawing.uniforms) if drawing else 1
+        self._turn(max(row.position for row in rows) + steps)
+        table = np.array([_record(row) for row in rows], dtype=np.int64)
+        actives, end = np.arange(num), np.array(ends, dtype=np.int64)
+        stop = np.array(drawing.stop_ids if drawing else (), dtype=np.int64)
+        uniform = np.array(drawing.uniforms if drawing else ())
+        temperature = np.array(drawing.temperatures if drawing else ())
+        tokens, logprobs = np.full((steps, num), -1), np.zeros((steps, num))
+        logits = torch.empty(len(ends), self._vocabulary)
+        threads = torch.get_num_threads()
+        places = max((row.prompt.places if row.prompt else 0) + row.own.shape[-2] for row in rows)
+        room = max(places // 2, self._vocabulary) + WIDE
+        rooms = np.empty(threads * room)
+        per_layer, beside = PHASES
+        phases = np.zeros(steps * (per_layer * len(self._table) + beside) * PHASE, dtype=np.int64)
+        held = {
+            "row": table,
+            "actives": actives,
+            "end": end,
+            "stop": stop,
+            "temperature": temperature,
+            "drawn": tokens,
+            "logprob": logprobs,
+            "room": rooms,
+            "phase": phases,
+        }
+        batch = _Batch(
+            rows=num,
+            steps=steps,
+            stops=len(stop),
+            active=num,
+            ends=len(ends),
+            uniform=uniform.ctypes.data if drawing else None,
+            rest=self._room(num),
+            logits=logits.data_ptr(),
+            room_of_thread=room,
+            **{name: array.ctypes.data for name, array in held.items()},
+        )
+        self._together(batch, threads)
+        return logits, Drawn(*(_by_row(x, tokens) for x in (tokens, logprobs)))
+
+    def _together(self, batch: _Batch, threads: int) -> None:
+        """Run a batch on this thread, and on helpers that come before it is done."""
+
+        def run(thread: int) -> None:
             self._step.decode(
-                ctypes.byref(self._model),
-                ctypes.c_int64(keys.shape[1]),
-                ctypes.c_int64(start),
-                ctypes.c_int64(end - start),
-                *(_pointer(tensor[start:]) for tensor in own),
-                _pointer(keys),
-                _pointer(values),
-                _pointer(self._scratch[start * floats + part * slack :]),
-                _pointer(logits_R_V[start:]),
+                ctypes.byref(self._model), ctypes.byref(batch), ctypes.c_int64(thread)
             )
 
-        others = [_helpers(len(parts)).submit(run, part) for part in range(1, len(parts))]
-        run(0)
-        for other in others:
-            other.result()
-        return logits_R_V
+        others = [_helpers(threads).submit(run, thread) for thread in range(1, threads)]
+        try:
+            run(0)
+        finally:
+            for other in others:
+                if not other.cancel():
+                    other.result()
+
+    def _room(self, num_rows: int) -> int:
+        decoder = self._decoder
+        heads = 2 * (decoder.heads + decoder.kv_heads)
+        floats = num_rows * (2 * self._hidden + heads * decoder.head_dim + self._inner)
+        if len(self._rest) < floats:
+            self._rest = self._rest.new_empty(floats)
+        return self._rest.data_ptr()
+
+    def _turn(self, positions: int) -> None:
+        """Have the rotary embedding of so many positions at hand."""
+        if self._turns.shape[1] < positions:
+            upto = -(-positions // MORE_POSITIONS) * MORE_POSITIONS
+            angles = torch.arange(upto)[:, None].float() * self._decoder.inverse_frequencies
+            self._turns = torch.stack([angles.cos(), angles.sin()]) * self._decoder.rope_scale
+            self._model.cos, self._model.sin = (part.data_ptr() for part in self._turns)
 
     def _layer(self, layer: Layer) -> _Layer:
         found = {}
         for name in LAYER:
             tensor = getattr(layer, name)
+            if tensor is not None and name in ("gate_up", "gate_up_bias"):
+                tensor = in_turns(tensor)
             is_matrix = name in ("qkv", "out", "gate_up", "down")
             found[name] = self._hold(panels(tensor) if is_matrix else tensor)
         return _Layer(**found)
@@ -163,17 +297,24 @@ def panels(weight_I_O: torch.Tensor) -> torch.Tensor:
     return padded.view(num_inputs, -1, LANES).transpose(0, 1).contiguous()
 
 
-def _split(num_rows: int, threads: int) -> list[tuple[int, int]]:
-    """Stretches of rows, one per thread, as many as are computed together or a multiple."""
-    blocks = -(-num_rows // ROWS)
-    size = -(-blocks // max(1, min(threads, blocks))) * ROWS
-    return [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+def in_turns(gate_up: torch.Tensor) -> torch.Tensor:
+    """The gate's and the other outputs, (..., 2 I), in turns of a vector each."""
+    return gate_up.unflatten(-1, (2, -1, WIDE)).transpose(-3, -2).flatten(-3)
+
+
+def _record(row: Reading) -> tuple[int, ...]:
+    """A row as `decode.c` has it."""
+    prompt, own = row.prompt, row.own
+    shared = (prompt.data.data_ptr(), prompt.length, prompt.places) if prompt else (0, 0, 0)
+    return (row.token, row.position, *shared, own.data_ptr(), own.shape[-2], row.left)
+
+
+def _by_row(found: np.ndarray, tokens: np.ndarray) -> list[list]:
+    """What was drawn, (steps, rows), row by row, as far as a row was drawn for."""
+    many = (tokens >= 0).sum(axis=0).tolist()
+    return [column[:num] for column, num in zip(found.T.tolist(), many, strict=True)]
 
 
 @cache
-def _helpers(parts: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(parts - 1, thread_name_prefix="decode")
-
-
-def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
+def _helpers(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads - 1, thread_name_prefix="decode")

@@ -1,11 +1,11 @@
 # ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
 """Prompts are read once, and shared by all samples of the same prompt.
 
-Several are read in one pass whose shape depends on each prompt's own length only: short prompts are
-padded to a multiple of 32 and stand in a fixed number of rows (dummies fill up), long ones are read
-alone. So a prompt's cache and first logits have the same bits whoever else is waiting; `independent`
-checks that on the machine at hand. The last few prompts stay, so samples of a group that arrive one
-by one share them too.
+Through torch several are read in one pass whose shape depends on each prompt's own length only: short
+prompts are padded to a multiple of 32 and stand in a fixed number of rows (dummies fill up), long ones
+are read alone. So a prompt's cache and first logits have the same bits whoever else is waiting;
+`independent` checks that on the machine at hand. In C (`trainer/sampler/native.py`) they have them by
+construction. The last few prompts stay, so samples of a group that arrive one by one share them too.
 
 Legend: R rows, P tokens of a prompt, T its padded length, K key heads, D head size.
 """
@@ -18,6 +18,7 @@ import torch
 
 from trainer.decoder import Attend, Decoder
 from trainer.sampler.model import Model
+from trainer.sampler.native import Cache
 
 BUDGET_BYTES = 64 << 20
 PASS_TOKENS = 256
@@ -28,15 +29,36 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """Cache of a prompt, (layers, K, P, D) each, and the logits after its last token."""
+    """A prompt that was read: the logits after its last token, and a cache."""
 
-    keys: torch.Tensor
-    values: torch.Tensor
     logits_V: torch.Tensor
 
     @property
     def num_bytes(self) -> int:
-        return 2 * self.keys.numel() * self.keys.element_size() + 4 * self.logits_V.numel()
+        return self.logits_V.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TorchPrompt(Prompt):
+    """Keys and values are (layers, K, P, D)."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes + self.logits_V.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativePrompt(Prompt):
+    """Read in C; the rows that draw after it look at this cache."""
+
+    cache: Cache
+
+    @property
+    def num_bytes(self) -> int:
+        return self.cache.data.nbytes + self.logits_V.nbytes
 
 
 def pass_shape(num_tokens: int) -> tuple[int, int]:
@@ -48,7 +70,9 @@ def pass_shape(num_tokens: int) -> tuple[int, int]:
 
 
 @torch.inference_mode()
-def read_prompts(model: Model, prompts: Sequence[Ids], *, shape: tuple[int, int]) -> list[Prompt]:
+def read_prompts(
+    model: Model, prompts: Sequence[Ids], *, shape: tuple[int, int]
+) -> list[TorchPrompt]:
     """Run up to `shape[0]` prompts through the model in one pass."""
     rows, length = shape
     decoder, device = model.decoder, model.embedding.device
@@ -75,10 +99,10 @@ def read_prompts(model: Model, prompts: Sequence[Ids], *, shape: tuple[int, int]
     last_R = torch.tensor(ends, device=device) + positions_N.new_tensor(range(rows)) * length
     logits_R_V = model.logits(hidden_N_H.index_select(0, last_R))
     return [
-        Prompt(
+        TorchPrompt(
+            logits_R_V[i].clone(),
             torch.stack([k[i, :, : len(ids)] for k, _ in kept]),
             torch.stack([v[i, :, : len(ids)] for _, v in kept]),
-            logits_R_V[i].clone(),
         )
         for i, ids in enumerate(prompts)
     ]
@@ -109,14 +133,29 @@ class Prompts:
 
     def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
         self._budget = budget_bytes
-        self._held: OrderedDict[tuple[str, Ids], Prompt] = OrderedDict()
+        self._held: OrderedDict[tuple[str, bool, Ids], Prompt] = OrderedDict()
         self._num_bytes = 0
         self._trusted: dict[tuple[Decoder, tuple[int, int]], bool] = {}
 
-    def get(self, version: str, model: Model, prompts: Sequence[Ids]) -> dict[Ids, Prompt]:
-        """The prompts, read now where they are not held."""
-        found = {ids: self._held[version, ids] for ids in prompts if (version, ids) in self._held}
-        missing = [ids for ids in dict.fromkeys(prompts) if ids not in found]
+    def get(
+        self, version: str, model: Model, prompts: Sequence[Ids], *, fixed: bool
+    ) -> dict[Ids, Prompt]:
+        """The prompts, read now where they are not held. `fixed`: for rows of fixed shapes, whose
+        bits are torch's."""
+        keys = {ids: (version, fixed, ids) for ids in prompts}
+        found = {ids: self._held[key] for ids, key in keys.items() if key in self._held}
+        missing = [ids for ids in keys if ids not in found]
+        if model.native is not None and not fixed:
+            read = zip(missing, model.native.read(missing), strict=True)
+            found |= {ids: NativePrompt(logits_V, cache) for ids, (cache, logits_V) in read}
+        else:
+            found |= self._through_torch(model, missing)
+        for ids, prompt in found.items():
+            self._hold(keys[ids], prompt)
+        return found
+
+    def _through_torch(self, model: Model, missing: Sequence[Ids]) -> dict[Ids, Prompt]:
+        found: dict[Ids, Prompt] = {}
         for shape in dict.fromkeys(pass_shape(len(ids)) for ids in missing):
             alike = [ids for ids in missing if pass_shape(len(ids)) == shape]
             rows = shape[0] if self._trust(model, shape) else 1
@@ -125,8 +164,6 @@ class Prompts:
                 read_shape = shape if rows > 1 else (1, len(chunk[0]))
                 read = read_prompts(model, chunk, shape=read_shape)
                 found |= dict(zip(chunk, read, strict=True))
-        for ids, prompt in found.items():
-            self._hold((version, ids), prompt)
         return found
 
     def _trust(self, model: Model, shape: tuple[int, int]) -> bool:
@@ -135,7 +172,7 @@ class Prompts:
             self._trusted[key] = shape[0] == 1 or independent(model, shape)
         return self._trusted[key]
 
-    def _hold(self, key: tuple[str, Ids], prompt: Prompt) -> None:
+    def _hold(self, key: tuple[str, bool, Ids], prompt: Prompt) -> None:
         if key not in self._held:
             self._num_bytes += prompt.num_bytes
         self._held[key] = prompt

@@ -52,10 +52,9 @@ class Row:
         """Tokens so far, prompt included."""
         return len(self.prompt_ids) + len(self.completion_ids)
 
-    @property
-    def uniform(self) -> float:
-        """The number that draws the next token."""
-        return self.draws.at(len(self.completion_ids))
+    def uniform(self, later: int = 0) -> float:
+        """The number that draws the next token, or the one so much later."""
+        return self.draws.at(len(self.completion_ids) + later)
 
     @property
     def over(self) -> bool:
@@ -108,7 +107,7 @@ def parameters(rows: Sequence[Row], size: int) -> dict[str, list[float]]:
     return {
         "temperatures": [r.params.temperature for r in rows] + [1.0] * spare,
         "top_ps": [r.params.top_p for r in rows] + [1.0] * spare,
-        "uniforms": [r.uniform for r in rows] + [0.0] * spare,
+        "uniforms": [r.uniform() for r in rows] + [0.0] * spare,
     }
 
 

@@ -16,6 +16,7 @@ from trainer.sampler.core import Core
 from trainer.sampler.draws import Draws
 from trainer.sampler.lane import Lane, capacity_for, independent, row_bytes
 from trainer.sampler.model import model_of
+from trainer.sampler.prefill import TorchPrompt
 from trainer.sampler.rows import Row, Version
 from trainer.weights import trainable
 
@@ -27,7 +28,8 @@ def test_a_lane_of_free_shape_looks_no_further_than_its_longest_row(fixed: bool,
     lane = Lane(model, capacity=64, size=8, fixed=fixed)
     assert lane._seen() == 64, "an empty lane is asked by the check of its shapes"
     for prompt in ((1, 2, 3), tuple(range(33))):
-        lane.add(replace(row, prompt_ids=prompt), *[torch.zeros(2, 1, len(prompt), 16)] * 2)
+        zeros = torch.zeros(2, 1, len(prompt), 16)
+        lane.add(replace(row, prompt_ids=prompt), TorchPrompt(torch.zeros(8), zeros, zeros))
     assert lane._seen() == seen
 
 
@@ -60,12 +62,9 @@ def test_capacity_is_a_function_of_the_length() -> None:
 
 
 def test_lanes_are_checked_before_they_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    core, sizes = Core(), []
+    core, row = Core(), _row()
     monkeypatch.setattr("trainer.sampler.core.independent", lambda lane: False)
-    monkeypatch.setattr(Lane, "add", lambda lane, *_: sizes.append(lane.size))
-    row = _row()
-    core._enter(row, *[torch.zeros(2, 1, 3, 16)] * 2)
-    assert sizes == [1]
+    assert core._lane_for(row).size == 1
 
 
 def test_a_lane_whose_rows_depend_on_their_slot_is_found_out(

@@ -1,7 +1,12 @@
-"""The decoding step in C against the same step in torch, and that rows do not meet in it."""
+"""Reading and drawing in C against the same through torch, and that rows do not meet in it."""
 
+import asyncio
+import math
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +15,19 @@ import torch
 from transformers import PreTrainedConfig
 
 from tests.kit.postgres import missing
+from tests.unit.trainer.support import Shelf, request
 from tests.unit.trainer.test_sampler_model import QWEN2, QWEN3, _llama, base_of, decoder
+from trainer.decoder import causal_attend
+from trainer.engine import Engine
 from trainer.lora import fresh_adapter, target_modules
 from trainer.native.library import library
 from trainer.sampler import native
-from trainer.sampler.lane import Lane, independent
+from trainer.sampler.choose import choose
+from trainer.sampler.lane import Lane
 from trainer.sampler.model import Fused, model_of
+from trainer.sampler.native import Cache, Drawing, Drawn, Native, Reading
+from trainer.sampler.native_lane import BURST, NativeLane
+from trainer.sampler.prefill import Prompts
 from trainer.weights import trainable
 
 ROWS, CAPACITY = 13, 48
@@ -49,79 +61,217 @@ def fused(config: Callable[[], PreTrainedConfig]) -> Fused:
     return made
 
 
-def lane_of(model: Fused) -> Lane:
-    """With something in the cache before each row's position."""
-    lane = Lane(model, capacity=CAPACITY, size=ROWS, fixed=False)
-    generator = torch.Generator().manual_seed(2)
-    lane.keys.copy_(torch.randn(lane.keys.shape, generator=generator))
-    lane.values.copy_(torch.randn(lane.keys.shape, generator=generator))
-    return lane
+PROMPTS = [tuple((7 * r + 3 * t) % 103 for t in range(n)) for r, n in enumerate((1, 16, 33, 75))]
+TOKENS = [[(5 * r + t) % 103 for t in range(20)] for r in range(ROWS)]
 
 
-TOKENS = torch.arange(ROWS) * 7 % 103
-POSITIONS = torch.arange(ROWS) * 3 + 5
-
-
-@pytest.mark.parametrize("config", [_llama, QWEN2, QWEN3])
-def test_logits_and_cache_are_those_of_torch(config: Callable[[], PreTrainedConfig]) -> None:
-    model = fused(config)
-    assert model.native is not None
-    ours, theirs = lane_of(model), lane_of(replace(model, native=None))
-    found = ours.logits(TOKENS, POSITIONS)
-    expected = theirs.logits(TOKENS, POSITIONS)
-    torch.testing.assert_close(found.log_softmax(-1), expected.log_softmax(-1), atol=1e-5, rtol=0)
-    torch.testing.assert_close(ours.keys, theirs.keys, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(ours.values, theirs.values, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_row_has_its_bits_in_any_company_and_on_any_number_of_threads(threads: int) -> None:
-    model = fused(QWEN3)
-    expected = lane_of(model).logits(TOKENS, POSITIONS)
+@contextmanager
+def threads(num: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(num)
     try:
-        assert torch.equal(lane_of(model).logits(TOKENS, POSITIONS), expected)
-        assert torch.equal(lane_of(model).logits(TOKENS[:1], POSITIONS[:1]), expected[:1])
-        assert independent(lane_of(model))
+        yield
     finally:
         torch.set_num_threads(before)
 
 
-def test_bits_that_must_not_depend_on_a_compiler_come_from_torch() -> None:
+def native_in(model: Fused) -> Native:
+    assert model.native is not None
+    return model.native
+
+
+def followed(model: Fused, rows: Sequence[int], *, steps: int = 20) -> torch.Tensor:
+    """The logits of given continuations, (rows, steps, V); row r continues prompt r % 4."""
+    own = native_in(model)
+    read = [cache for cache, _ in own.read(PROMPTS)]
+    room = own.cache(steps, len(rows))
+    found = []
+    for step in range(steps):
+        readings = []
+        for r, slot in zip(rows, room, strict=True):
+            prompt = read[r % len(read)]
+            readings.append(Reading(TOKENS[r][step], prompt.length + step, slot, prompt))
+        found.append(own.logits(readings))
+    return torch.stack(found, dim=1)
+
+
+@pytest.mark.parametrize("config", [_llama, QWEN2, QWEN3])
+def test_prompts_and_what_follows_them_are_read_as_through_torch(
+    config: Callable[[], PreTrainedConfig],
+) -> None:
+    model = fused(config)
+    found = followed(model, range(ROWS))
+    for r in range(ROWS):
+        prompt = PROMPTS[r % len(PROMPTS)]
+        ids = torch.tensor([*prompt, *TOKENS[r]])
+        seen = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+        attend = causal_attend(seen, kv_heads=model.decoder.kv_heads)
+        with torch.no_grad():
+            expected = model.logits(model.hidden(ids, torch.arange(len(ids)), attend))
+        torch.testing.assert_close(
+            found[r].log_softmax(-1), expected[len(prompt) :].log_softmax(-1), atol=1e-5, rtol=0
+        )
+        _, first = native_in(model).read([prompt])[0]
+        torch.testing.assert_close(
+            first.log_softmax(-1), expected[len(prompt) - 1].log_softmax(-1), atol=1e-5, rtol=0
+        )
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_a_row_has_its_bits_in_any_company_and_on_any_number_of_threads(num: int) -> None:
     model = fused(QWEN3)
-    lanes = [
-        Lane(each, capacity=CAPACITY, size=ROWS, fixed=True)
+    expected = followed(model, range(ROWS))
+    with threads(num):
+        assert torch.equal(followed(model, range(ROWS)), expected)
+        assert torch.equal(followed(model, [5]), expected[5:6])
+        assert torch.equal(followed(model, [12, 3, 7])[1], expected[3])
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_a_prompt_has_its_bits_wherever_a_pass_ends(
+    num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = fused(QWEN3)
+    alone = [native_in(model).read([prompt])[0] for prompt in PROMPTS]
+    monkeypatch.setattr(native, "PASS_ROWS", 23)
+    with threads(num):
+        together = native_in(model).read(PROMPTS)
+    for (one, first), (other, second) in zip(alone, together, strict=True):
+        assert torch.equal(first, second)
+        assert torch.equal(_kept(one), _kept(other))
+
+
+def _kept(cache: Cache) -> torch.Tensor:
+    """Keys and values of the places that were written, (2, layers, K, length, D)."""
+    keys, values = cache.data
+    keys = keys.unflatten(2, (-1, native.WIDE)).flatten(3).unflatten(3, (-1, native.WIDE))
+    keys = keys.transpose(-1, -2).flatten(2, 3)
+    return torch.stack([keys, values])[:, :, :, : cache.length]
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_draws_are_those_of_choose(num: int) -> None:
+    """Greedy rows too; logprobs to the last bits of a double."""
+    model = fused(QWEN3)
+    own = native_in(model)
+    ((prompt, _),) = own.read([PROMPTS[-1]])
+    generator = torch.Generator().manual_seed(3)
+    uniforms = torch.rand(12, 24, generator=generator, dtype=torch.float64).tolist()
+    temperatures = [(0.0, 0.4, 1.0, 1.7)[r % 4] for r in range(24)]
+
+    def begun() -> list[Reading]:
+        room = own.cache(12, 24)
+        return [Reading(r, prompt.length, room[r], prompt, 99) for r in range(24)]
+
+    with threads(num):
+        drawn = own.draw(begun(), Drawing(uniforms, temperatures, ()))
+    rows = begun()
+    for step in range(12):
+        tokens, logprobs = choose(
+            own.logits(rows), temperatures=temperatures, top_ps=[1.0] * 24, uniforms=uniforms[step]
+        )
+        assert [row[step] for row in drawn.tokens] == tokens
+        assert [row[step] for row in drawn.logprobs] == pytest.approx(logprobs, abs=1e-13)
+        rows = [
+            replace(row, token=token, position=row.position + 1)
+            for row, token in zip(rows, tokens, strict=True)
+        ]
+
+
+def test_a_row_ends_by_itself_and_changes_nothing_for_the_others() -> None:
+    """At a stop id, at its last token, at what is not finite."""
+    own = native_in(fused(QWEN3))
+    prompts = [cache for cache, _ in own.read([PROMPTS[-1]] * 2)]
+    prompts[1].data.fill_(float("nan"))
+    uniforms = torch.rand(8, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def drawn(stop_ids: Sequence[int], lefts: Sequence[int], spoilt: int | None) -> Drawn:
+        room = own.cache(8, 6)
+        rows = [
+            Reading(r, prompts[0].length, room[r], prompts[int(r == spoilt)], lefts[r])
+            for r in range(6)
+        ]
+        return own.draw(rows, Drawing(uniforms.tolist(), [1.0] * 6, stop_ids))
+
+    free = drawn((), [99] * 6, None)
+    stop = free.tokens[2][4]
+    cut = drawn((stop,), [99, 99, 99, 3, 99, 99], 5)
+    for r in range(5):
+        tokens = free.tokens[r][: 3 if r == 3 else 8]
+        expected = tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
+        assert cut.tokens[r] == expected
+        assert cut.logprobs[r] == free.logprobs[r][: len(expected)]
+    assert len(cut.tokens[2]) <= 5
+    assert (len(cut.tokens[5]), [math.isfinite(x) for x in cut.logprobs[5]]) == (1, [False])
+
+
+def test_a_helper_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twin: a step that shares its rows out beforehand would hang here."""
+    model = fused(QWEN3)
+    expected = followed(model, range(ROWS))
+    asleep, over = ThreadPoolExecutor(1), threading.Event()
+    asleep.submit(over.wait)
+    monkeypatch.setattr(native, "_helpers", lambda _: asleep)
+    try:
+        with threads(2):
+            assert torch.equal(followed(model, range(ROWS)), expected)
+    finally:
+        over.set()
+        asleep.shutdown()
+
+
+def test_rows_of_fixed_shapes_come_from_torch() -> None:
+    """Their bits must not depend on whether there is a compiler."""
+    model = fused(QWEN3)
+    found, expected = (
+        Lane(each, capacity=CAPACITY, size=ROWS, fixed=True).logits(
+            torch.arange(ROWS), torch.arange(ROWS)
+        )
+        for each in (model, replace(model, native=None))
+    )
+    assert torch.equal(found, expected)
+    read = [
+        Prompts().get("v", each, PROMPTS, fixed=True)[PROMPTS[2]].logits_V
         for each in (model, replace(model, native=None))
     ]
-    found, expected = (lane.logits(TOKENS, POSITIONS) for lane in lanes)
-    assert torch.equal(found, expected)
+    assert torch.equal(*read)
 
 
-def test_what_is_not_a_number_stays_so_and_in_its_row() -> None:
-    model = fused(QWEN3)
-    lane, clean = lane_of(model), lane_of(model)
-    lane.keys[:, 4] = float("nan")
-    found, expected = (x.logits(TOKENS, POSITIONS) for x in (lane, clean))
-    assert found[4].isnan().all()
-    assert torch.equal(found[5:], expected[5:])
-    assert torch.equal(found[:4], expected[:4])
-
-
-@pytest.mark.parametrize(
-    ("rows", "threads", "expected"),
-    [
-        (32, 2, [(0, 16), (16, 32)]),
-        (8, 2, [(0, 8)]),
-        (13, 4, [(0, 8), (8, 13)]),
-        (40, 2, [(0, 24), (24, 40)]),
-        (1, 1, [(0, 1)]),
-    ],
-)
-def test_threads_take_whole_blocks_of_rows(
-    rows: int, threads: int, expected: list[tuple[int, int]]
+async def test_it_samples_what_torch_samples(
+    engine: Engine, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert native._split(rows, threads) == expected
+    """Prompts and answers of all lengths, rows that outgrow their lane, greedy and cut ones among
+    them."""
+    asked = [
+        request("x" * (5 * i), sample=i, max_new_tokens=1 + 13 * i % 150, temperature=i % 3 / 2)
+        for i in range(20)
+    ]
+    cut = request(sample=7, top_p=0.5, max_new_tokens=10)
+    asked.append(cut.model_copy(update={"key": cut.key.model_copy(update={"purpose": "evaluate"})}))
+    stepped: list[int] = []
+    step = NativeLane.step
+
+    def seen(lane: NativeLane) -> int:
+        stepped.append(step(lane))
+        return stepped[-1]
+
+    monkeypatch.setattr(NativeLane, "step", seen)
+    found = await asyncio.gather(*(engine.sampler.sample(each) for each in asked))
+    assert max(stepped) == BURST
+    monkeypatch.setattr("trainer.sampler.native.library", lambda _: None)
+    other = Engine(fetch=shelf.fetch, threads=1)
+    expected = await asyncio.gather(*(other.sampler.sample(each) for each in asked))
+    await other.aclose()
+    for one, theirs in zip(found, expected, strict=True):
+        assert one.completion_ids == theirs.completion_ids
+        assert one.finish_reason == theirs.finish_reason
+        assert one.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+
+
+async def test_a_row_of_any_company_has_the_same_bits_through_the_engine(engine: Engine) -> None:
+    asked = [request("x" * i, sample=i, max_new_tokens=5 + 9 * i % 90) for i in range(12)]
+    together = await asyncio.gather(*(engine.sampler.sample(each) for each in asked))
+    assert [await engine.sampler.sample(each) for each in asked] == together
 
 
 def test_without_a_compiler_torch_decodes(monkeypatch: pytest.MonkeyPatch) -> None:

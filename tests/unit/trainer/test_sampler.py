@@ -14,7 +14,6 @@ from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.base import build_base
 from trainer.engine import Engine
 from trainer.sampler.core import Core
-from trainer.sampler.lane import Lane
 from trainer.sampler.limits import CPU
 from trainer.sampler.rows import Row
 
@@ -248,10 +247,10 @@ async def test_closing_fails_those_who_wait(shelf: Shelf) -> None:
 async def test_an_engine_failure_reaches_every_caller_and_passes(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Lane) -> None:
+    def broken(self: Core) -> list[Row]:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(Lane, "step", broken)
+    monkeypatch.setattr(Core, "_leave", broken)
     with pytest.raises(TransientError, match="out of memory"):
         await together(engine, [request(sample=i, max_new_tokens=5) for i in range(3)])
     monkeypatch.undo()
@@ -261,10 +260,10 @@ async def test_an_engine_failure_reaches_every_caller_and_passes(
 async def test_rows_that_do_not_fit_into_memory_name_the_knobs(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Lane) -> None:
+    def full(self: Core) -> list[Row]:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(Lane, "step", full)
+    monkeypatch.setattr(Core, "_leave", full)
     with pytest.raises(Refused, match=r"training\.max_response_length \(it is 5\)"):
         await together(engine, [request(sample=i, max_new_tokens=5) for i in range(3)])
     monkeypatch.undo()
