@@ -1,4 +1,5 @@
-"""docs/events.md and docs/asyncapi.json say what the catalogue says, and events keep to the latter."""
+"""The generated pages are fresh: docs/events.md and docs/asyncapi.json say the catalogue, docs/config.md
+the keys of a TOML; and events keep to the AsyncAPI document."""
 
 import json
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ import pytest
 from schemas.catalogue import asyncapi, events_markdown
 from schemas.envelope import CloudEvent
 from schemas.events import ALL_EVENTS, Event
+from schemas.keys import config_markdown
 from tests.kit.examples import example
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -20,6 +22,12 @@ STALE = "stale: run `python -m schemas.catalogue docs`"
 def test_the_documents_are_fresh() -> None:
     assert (DOCS / "events.md").read_text() == events_markdown(), STALE
     assert json.loads((DOCS / "asyncapi.json").read_text()) == asyncapi(), STALE
+
+
+def test_the_page_of_keys_is_fresh_and_every_key_has_a_meaning() -> None:
+    page = (DOCS / "config.md").read_text()
+    assert page == config_markdown(), "stale: run `python -m schemas.keys docs/config.md`"
+    assert "|  |\n" not in page
 
 
 @pytest.mark.parametrize("kind", ALL_EVENTS, ids=lambda kind: kind.__name__)

@@ -1,0 +1,133 @@
+"""The keys of the TOMLs as a page: `python -m schemas.keys docs/config.md` writes it.
+
+It follows from `schemas/config.py` alone; tests/golden/test_documents.py fails when it is stale.
+"""
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from schemas import config
+from schemas.algorithms import READ_BY
+from schemas.config import EvalConfig, RunConfig, Section
+
+BY_ALGORITHM = "by algorithm"
+NUMBERS = {int: "whole number", float: "number"}
+BOUNDS = {"ge": "from", "gt": "above", "le": "up to", "lt": "below"}
+
+HEAD = """\
+# Config
+
+What a TOML may hold. Generated from `schemas/config.py` by `python -m schemas.keys docs/config.md`. The
+whole file is strict: an unknown section or key, a value out of bounds and a key that the run would not
+read are refused at submit, with what was probably meant. `headrace workspace init` makes a workspace
+whose `configs/` are a place to begin. *By algorithm*: [algorithms](algorithms.md#keys-and-defaults) has
+the defaults.
+"""
+
+
+def config_markdown() -> str:
+    """docs/config.md: every key, section by section."""
+    return "\n".join(_lines()) + "\n"
+
+
+@cache
+def meanings() -> dict[tuple[str, str], str]:
+    """(class, key) -> what stands below the key in the source. Only this page needs it, so nobody else
+    waits for it."""
+    found = {}
+    for cls in ast.parse(inspect.getsource(config)).body:
+        if isinstance(cls, ast.ClassDef):
+            for key, below in pairwise(cls.body):
+                match key, below:
+                    case (
+                        ast.AnnAssign(target=ast.Name(id=name)),
+                        ast.Expr(value=ast.Constant(value=str(said))),
+                    ):
+                        found[cls.name, name] = " ".join(said.split())
+    return found
+
+
+def _lines() -> Iterator[str]:
+    yield HEAD
+    yield "## A run"
+    yield from _sections(RunConfig)
+    yield ""
+    yield "## An evaluation"
+    yield ""
+    yield "`[experiment]`, `[env]` and `[secrets]` are those of a run."
+    yield from _sections(EvalConfig, known=set(RunConfig.model_fields) - {"advanced"})
+
+
+def _sections(whole: type[Section], *, known: set[str] | None = None) -> Iterator[str]:
+    said = meanings()
+    for name, field in whole.model_fields.items():
+        if name in (known or ()):
+            continue
+        kind = field.annotation
+        yield ""
+        yield f"### `[{name}]`"
+        yield ""
+        if not (isinstance(kind, type) and issubclass(kind, Section)):
+            yield f"{said[whole.__name__, name]}."
+            continue
+        if kind.__doc__ and kind.__doc__ != Section.__doc__:
+            yield " ".join((inspect.getdoc(kind) or "").split())
+            yield ""
+        yield "| key | may hold | default | |"
+        yield "|---|---|---|---|"
+        for key, inner in kind.model_fields.items():
+            cells = (f"`{key}`", _values(inner), _default(key, inner), said[kind.__name__, key])
+            yield f"| {' | '.join(cells)} |"
+
+
+def _values(field: FieldInfo) -> str:
+    """What a key may hold, in words."""
+    kind: Any = field.annotation
+    if get_origin(kind) in (Union, UnionType):
+        kinds = [one for one in get_args(kind) if one is not type(None)]
+        kind = kinds[0] if len(kinds) == 1 else None
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(kind))
+    if kind is bool:
+        return "`true`, `false`"
+    if kind in NUMBERS:
+        return " ".join((NUMBERS[kind], *_bounds(field)))
+    if get_origin(kind) is tuple:
+        return "list"
+    return "text" if kind is not None else "text or list"
+
+
+def _bounds(field: FieldInfo) -> Iterator[str]:
+    for name, word in BOUNDS.items():
+        for bound in field.metadata:
+            if (value := getattr(bound, name, None)) is not None:
+                yield f"{word} {_number(value)}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:,.10g}"
+
+
+def _default(key: str, field: FieldInfo) -> str:
+    if field.is_required():
+        return "needed"
+    if field.default is None:
+        return BY_ALGORITHM if key in READ_BY else ""
+    if field.default == ():
+        return "none"
+    if isinstance(field.default, bool | str):
+        return f"`{field.default}`".lower()
+    return _number(field.default)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(config_markdown())
