@@ -119,7 +119,7 @@ def _compare(made: LearnerState, updated: PolicyUpdated) -> None:
         if ours != theirs:
             raise ReplayDiverged(
                 f"step {updated.step}, taken again, gave other {what}: {ours[:16]} instead of "
-                f"{theirs[:16]}. Device, torch version or thread count have changed since "
+                f"{theirs[:16]}. Device, torch version, kernels or thread count have changed since "
                 f"({updated.versions}); continue on a machine like the first"
             )
 

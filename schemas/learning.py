@@ -68,10 +68,11 @@ class StepResult:
     """What one step made.
 
     `metrics` maps metric keys (`train/loss`, ...) to finite values. `plan` is the micro-batch
-    plan: the token count of each micro-batch, in order (other plans give other bits). `files` (from
-    `initialize` only) are the files that, beside the weights, make a checkpoint directory loadable
-    by plain Transformers and PEFT: config, tokenizer, adapter config, an unnamed base model.
-    `weights_name` is the file name of the weights there.
+    plan: the token count of each micro-batch, in order (other plans give other bits). `versions`: what
+    bits depend on beside seed, data and plan. `files` (from `initialize` only) are the files that,
+    beside the weights, make a checkpoint directory loadable by plain Transformers and PEFT: config,
+    tokenizer, adapter config, an unnamed base model. `weights_name` is the file name of the weights
+    there.
     """
 
     state: LearnerState

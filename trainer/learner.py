@@ -155,7 +155,13 @@ def _fresh_session(loaded: Loaded, job: LearnerJob) -> Work:
     session = Session.of(policy, job)
     state = _export(session, export_state=True)
     files, weights_name = checkpoint_files(policy, job)
-    result = StepResult(state=state, metrics={}, files=files, weights_name=weights_name)
+    result = StepResult(
+        state=state,
+        metrics={},
+        versions={"kernels": policy.kernels},
+        files=files,
+        weights_name=weights_name,
+    )
     return session, result, _copy(policy.tensors)
 
 
@@ -215,7 +221,9 @@ def _step(session: Session, job: LearnerJob, batch: StepBatch, *, export_state: 
     metrics["train/tokens"] = float(sum(plan))
     finite = {key: value for key, value in sorted(metrics.items()) if math.isfinite(value)}
     state = _export(session, export_state=export_state)
-    return session, StepResult(state=state, metrics=finite, plan=plan), _copy(policy.tensors)
+    versions = {"kernels": policy.kernels}
+    result = StepResult(state=state, metrics=finite, plan=plan, versions=versions)
+    return session, result, _copy(policy.tensors)
 
 
 def _evaluate(

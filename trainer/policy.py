@@ -5,6 +5,7 @@ they are plain named tensors under the names that Transformers and PEFT use, so 
 them down. Bytes are deterministic: safetensors orders tensors by name, and the metadata is fixed.
 """
 
+import ctypes
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -62,6 +63,17 @@ class Policy:
         return next(iter(self.tensors.values())).device
 
     @property
+    def kernels(self) -> str:
+        """What its passes run through, for their bits depend on it: `torch`, or the compiled pass by its
+        name, which follows from source, compiler and processor."""
+        decoder = self.loaded.decoder
+        if decoder is None:
+            return "torch"
+        weights = trainable(self.loaded.base.tensors, self.tensors, alpha=self.alpha)
+        made = self._native(decoder, weights)
+        return "torch" if made is None else Path(made._name).stem
+
+    @property
     def shares_prompts(self) -> bool:
         """Whether trees can be packed: only the lean decoder attends under any mask."""
         return self.loaded.decoder is not None
@@ -90,10 +102,7 @@ class Policy:
     def _all_hidden(self, decoder: Decoder, weights: Trainable, micro: MicroBatch) -> torch.Tensor:
         """The hidden states (N, H)."""
         tokens = (micro.tokens_N, micro.positions_N)
-        native = None
-        if self.forward.native and not self.forward.recompute:
-            native = native_library(decoder, weights)
-        if native is not None:
+        if (native := self._native(decoder, weights)) is not None:
             return native_hidden(native, decoder, weights, *tokens, micro.segments)
         if micro.blocks:
             attend = packed_attend(micro, kv_heads=decoder.kv_heads)
@@ -102,6 +111,12 @@ class Policy:
         fused = fits(weights, num_bytes=self.loaded.base.num_bytes)
         run = partial(fused_hidden, decoder) if fused else decoder.hidden
         return run(weights, *tokens, attend, self.forward)
+
+    def _native(self, decoder: Decoder, weights: Trainable) -> ctypes.CDLL | None:
+        """The compiled pass, where this one may be taken in it."""
+        if not self.forward.native or self.forward.recompute:
+            return None
+        return native_library(decoder, weights)
 
     def logits(self, micro: MicroBatch, *, reference: bool = False) -> torch.Tensor:
         """The logits (M, vocabulary) that predict each action."""

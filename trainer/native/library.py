@@ -56,8 +56,14 @@ def _compiled(command: list[str], name: str) -> Path:
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=folder) as directory:
             made = Path(directory) / name
-            subprocess.run(
-                [*command, "-o", str(made)], check=True, capture_output=True, timeout=COMPILE_S
+            done = subprocess.run(
+                [*command, "-o", str(made)],
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=COMPILE_S,
             )
+            if done.returncode:
+                raise RuntimeError(f"{command[0]}: {done.stderr.strip()[-500:]}")
             made.replace(target)
     return target

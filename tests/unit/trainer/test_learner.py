@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from schemas.sampling import ModelRef, SampleFailure, SampleRecord, Turn, sequen
 from tests.unit.trainer.support import Shelf, job
 from trainer import grpo
 from trainer.engine import Engine
+from trainer.native.library import library
 from trainer.objective import by_group
 from trainer.objectives import OBJECTIVES
 
@@ -126,7 +128,23 @@ async def test_steps_learn_and_metrics_are_finite(engine: Engine, case: str) -> 
         )
         assert all(v == v and abs(v) != float("inf") for v in result.metrics.values())
         assert sum(result.plan) == result.metrics["train/tokens"]
-        assert set(result.versions) == {"torch", "device", "threads"}
+        assert set(result.versions) == {"torch", "device", "threads", "kernels"}
+
+
+async def test_a_result_says_what_its_kernels_were_for_bits_depend_on_them(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def kernels(run: str, **advanced: object) -> str:
+        result = await engine.learner.initialize(job(run=run, **advanced))
+        return result.versions["kernels"]
+
+    made = library("learn")
+    if made is not None:
+        assert await kernels("a") == Path(made._name).stem
+    assert await kernels("b", deterministic=True) == "torch"
+    assert await kernels("c", tuning="full") == "torch"
+    monkeypatch.setattr("trainer.policy.native_library", lambda *_: None)
+    assert await kernels("d") == "torch"
 
 
 async def test_sft_lowers_its_loss(engine: Engine) -> None:

@@ -282,7 +282,10 @@ def test_without_a_compiler_torch_decodes(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_compiler_that_fails_is_told_and_torch_decodes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("CC", "false")
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho 'out of registers' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     library.cache_clear()
     try:
@@ -290,6 +293,7 @@ def test_a_compiler_that_fails_is_told_and_torch_decodes(
     finally:
         library.cache_clear()
     assert "decode runs through torch" in caplog.text
+    assert "out of registers" in caplog.text, "what it said"
     assert not list((tmp_path / "headrace").iterdir())
 
 
