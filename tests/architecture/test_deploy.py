@@ -203,6 +203,10 @@ def test_images_install_by_the_constraints_as_another_user_and_copy_every_root(n
         assert "--constraint constraints.txt" in install
     assert re.findall(r"^USER (\S+)", text, re.M) == ["headrace"]
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (beside,) = re.findall(r"^COPY (pyproject[^\n]*) \./$", text, re.M)
+    for file in (document["project"]["readme"], *document["project"]["license-files"]):
+        assert file in beside.split()
+        assert f"!{file}\n" in (ROOT / ".dockerignore").read_text()
     for root in document["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
         assert f"COPY {root} {root}\n" in text
         assert f"!{root}\n" in (ROOT / ".dockerignore").read_text()

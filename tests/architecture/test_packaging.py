@@ -43,6 +43,7 @@ def test_the_wheel_lists_all_roots(wheel: Path) -> None:
     assert len({path.suffix for path in others}) == 3
     for path in others:
         assert str(path.relative_to(ROOT)) in names
+    assert [name for name in names if name.endswith("/licenses/LICENSE")]
     for name in ("rollouts/arithmetic/main.py", "configs/training/grpo.toml", "data/make.py"):
         assert f"producers/scaffold/arithmetic/{name}" in names
     assert not [name for name in names if name.startswith("tests/")]

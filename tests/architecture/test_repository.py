@@ -114,7 +114,9 @@ def test_what_silences_a_check_says_why() -> None:
     assert not silent
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "Makefile"]
+)
 def test_the_pages_of_a_newcomer_are_there(name: str) -> None:
     assert (ROOT / name).read_text().strip()
 
