@@ -3,7 +3,6 @@
 import asyncio
 import os
 import tempfile
-import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -352,9 +351,21 @@ async def test_reward_functions_are_weighed(user: ProcessSandbox, rollout: Rollo
 
 async def test_processes_stay_warm(user: ProcessSandbox, rollout: RolloutRef) -> None:
     await run(user, rollout, "first")
-    start = time.monotonic()
+    (process,) = user._warm.values()
     for number in range(20):
         await run(user, rollout, f"again {number}")
-    assert time.monotonic() - start < 5
-    assert len(user._warm) == 1
-    assert module.WARM >= 4
+    assert list(user._warm.values()) == [process]
+    assert process.alive
+
+
+async def test_of_warm_processes_the_one_unused_for_longest_ends_first(
+    user: ProcessSandbox, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WARM", 2)
+    kinds = [rollout.model_copy(update={"env": {"KIND": kind}}) for kind in "abc"]
+    for kind in (kinds[0], kinds[1], kinds[0]):
+        await run(user, kind, "fine")
+    second, first = user._warm.values()
+    await run(user, kinds[2], "fine")
+    assert (first.alive, second.alive) == (True, False)
+    assert len(user._warm) == 2
