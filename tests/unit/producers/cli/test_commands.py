@@ -35,6 +35,19 @@ def repository(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [(("trian", "list"), "'train'"), (("train", "sumbit", "x"), "'submit'"), (("zzz",), None)],
+)
+def test_a_mistyped_command_is_told_what_was_meant(
+    headrace: Run, said: tuple[str, ...], meant: str | None
+) -> None:
+    ran = headrace(*said)
+    assert ran.code == 2
+    assert ran.err.count("Did you mean") == (meant is not None)
+    assert meant is None or f"Did you mean {meant}?" in ran.err
+
+
 def no_workspaces(server: FakeServer) -> None:
     server.answer("GET", "/workspaces", {"workspaces": [], "has_more": False})
 
