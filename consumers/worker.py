@@ -6,6 +6,7 @@ and the gateway only where samples are generated or graded.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -102,9 +103,12 @@ async def leased(
 
 @asynccontextmanager
 async def hosted(hosting: Hosting, backend: Backend, settings: Settings) -> AsyncIterator[Runtime]:
-    """A runtime with what its lanes need."""
+    """A runtime with what its lanes need. The libraries that they brought stay for as long as the
+    process does: the garbage collector, which stops everything for what it looks through, need not."""
     async with AsyncExitStack() as stack:
         ports = await _ports(stack, hosting, backend, settings)
+        gc.collect()
+        gc.freeze()
         runtime = Runtime(
             hosting,
             log=backend.log,

@@ -117,14 +117,21 @@ class PostgresLog:
                 await asyncio.sleep(random.uniform(0, 0.01))  # noqa: S311 - jitter
 
     async def tail(
-        self, after: Cursor, *, limit: int, types: Sequence[str] | None = None
+        self,
+        after: Cursor,
+        *,
+        limit: int,
+        types: Sequence[str] | None = None,
+        upto: Cursor | None = None,
     ) -> tuple[Sequence[Recorded], Cursor]:
+        bound = " and (xid, position) <= ($4, $5)" if upto is not None else ""
         rows = await self._pool.fetch(
-            f"select {COLUMNS} from events where (xid, position) > ($1, $2)"  # noqa: S608 - constants
+            f"select {COLUMNS} from events where (xid, position) > ($1, $2){bound}"  # noqa: S608 - constants
             f" and {BELOW_HORIZON} order by xid, position limit $3",
             after.xid,
             after.position,
             limit,
+            *((upto.xid, upto.position) if upto is not None else ()),
         )
         if not rows:
             return [], after

@@ -164,11 +164,7 @@ class MemoryLog:
             }
 
     async def append(
-        self,
-        events: Sequence[Event],
-        *,
-        cause: UUID,
-        traceparent: str | None = None,
+        self, events: Sequence[Event], *, cause: UUID, traceparent: str | None = None
     ) -> Sequence[Recorded]:
         ids = edge_ids(events, cause)
         if known := [r for r in self._world.events if r.id in ids]:
@@ -191,9 +187,15 @@ class MemoryLog:
         return await self.commit(Commit(expected=expected, events=tuple(new)))
 
     async def tail(
-        self, after: Cursor, *, limit: int, types: Sequence[str] | None = None
+        self,
+        after: Cursor,
+        *,
+        limit: int,
+        types: Sequence[str] | None = None,
+        upto: Cursor | None = None,
     ) -> tuple[Sequence[Recorded], Cursor]:
         page = [r for r in self._world.events if r.cursor > after][:limit]
+        page = [r for r in page if upto is None or r.cursor <= upto]
         wanted = [r for r in page if types is None or r.type in types]
         return wanted, page[-1].cursor if page else after
 

@@ -223,11 +223,7 @@ class EventLog(Protocol):
         ...
 
     async def append(
-        self,
-        events: Sequence[Event],
-        *,
-        cause: UUID,
-        traceparent: str | None = None,
+        self, events: Sequence[Event], *, cause: UUID, traceparent: str | None = None
     ) -> Sequence[Recorded]:
         """Append from an edge, at whatever version the streams have. The ids follow from `cause` and
         each event's stream and name: appending again under the same cause, however much later,
@@ -236,10 +232,15 @@ class EventLog(Protocol):
         ...
 
     async def tail(
-        self, after: Cursor, *, limit: int, types: Sequence[str] | None = None
+        self,
+        after: Cursor,
+        *,
+        limit: int,
+        types: Sequence[str] | None = None,
+        upto: Cursor | None = None,
     ) -> tuple[Sequence[Recorded], Cursor]:
-        """Events after a cursor in (xid, position) order, below the transaction horizon, and the
-        cursor to go on from (it moves past events of other types too)."""
+        """Events after a cursor (and none after `upto`) in (xid, position) order, below the transaction
+        horizon, and the cursor to go on from (it moves past events of other types too)."""
         ...
 
     async def ahead(self, after: Cursor) -> bool:

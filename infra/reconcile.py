@@ -54,10 +54,10 @@ class Tail:
     async def page(self, *, upto: Cursor | None = None) -> Delivered | None:
         """What is due on the next page; None when there is no page (up to `upto`). The page is to be
         `passed` before the next is asked for, also when nothing on it is due."""
-        events, after = await self._log.tail(self.cursor, limit=BATCH)
+        events, after = await self._log.tail(self.cursor, limit=BATCH, upto=upto)
         self.full = len(events) == BATCH
-        if upto is not None and after > upto:
-            events, after = [event for event in events if event.cursor <= upto], upto
+        if upto is not None and after == self.cursor:
+            after = upto  # there is nothing between
         if after <= self.cursor:
             return None
         self._next = after

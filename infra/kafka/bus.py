@@ -33,6 +33,8 @@ BATCH = 100
 POLL_MS = 1000
 COMMIT_S = 2.0
 """How long a commit of offsets may take."""
+COMMIT_EVERY_S = 0.5
+"""Offsets are committed at most this often. What comes again after a crash the inbox drops."""
 
 JOIN_S = 30.0
 RETRY_S = 1.0
@@ -88,6 +90,7 @@ class KafkaBus:
             await self._more_done.wait()
             self._more_done.clear()
             await self._commit(consumer)
+            await asyncio.sleep(COMMIT_EVERY_S)
 
     async def _commit(self, consumer: AIOKafkaConsumer) -> None:
         """Of what is done, the offsets of partitions that are still ours. What is not committed comes

@@ -137,6 +137,9 @@ class EventLogSuite:
         paused, after = await log.tail(start, limit=10, types=["rl.run.paused"])
         assert [r.version for r in paused] == [4]
         assert after == end
+        bounded, after = await log.tail(start, limit=10, upto=page[0].cursor)
+        assert (bounded, after) == (page[:1], page[0].cursor)
+        assert await log.tail(after, limit=10, upto=after) == ([], after)
 
     async def test_its_time_is_by_the_clock_that_stamps_events(self, log: EventLog) -> None:
         before = await log.now()
