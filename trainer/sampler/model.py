@@ -21,16 +21,13 @@ import torch.nn.functional as F
 
 from trainer.decoder import Attend, Decoder
 from trainer.fused import EXACT, Layer, layer_of, pad, turns, unit
+from trainer.native.library import NARROW
 from trainer.sampler.native import Native, fits, native_of
 from trainer.sampler.packed import Bases
 from trainer.weights import Trainable
 
 COPY_BYTES = 2 << 30
 """Larger bases are not copied."""
-NARROW = 512
-"""Up to this hidden size `decode.c` decodes, or one thread of torch where that cannot be compiled: a
-step is hundreds of products of some 30 us, and to wake a second thread for each costs more than it takes
-off. A function of the model, not of a trial run: another number of threads can give other bits."""
 
 
 class Model(Protocol):
