@@ -4,30 +4,37 @@
    may share with other rows, then what is its own. Rows of one cache may come together (a prompt is read
    so), or one at a time.
 
-   All threads run `decode` on the same batch. It is a sequence of phases; a phase is a number of units
-   that the threads claim one after the other, and nobody leaves a phase before all of its units are
-   done. A thread that comes late, or not at all, is waited for by nobody. A number is computed within
-   one unit, in an order that depends on the model and on its own row: it has the same bits in any company
-   and on any number of threads.
+   All threads run `decode` on the same batch, in phases (phases.h). A number is computed within one unit of
+   a phase, in an order that depends on the model and on its own row: it has the same bits in any company and
+   on any number of threads.
 
    Legend: H hidden, A query heads, K key heads, D head size, I inner, V vocabulary. */
 
-#include <sched.h>
-#include <stdatomic.h>
-
+#include "phases.h"
 #include "vectors.h"
 
-enum { DOUBLES = WIDE / 2, PATIENCE = 4096 };
+enum { DOUBLES = WIDE / 2 };
 
 typedef double dvec __attribute__((vector_size(8 * DOUBLES), aligned(8), may_alias));
 typedef int64_t livec __attribute__((vector_size(8 * DOUBLES)));
+
+static const ivec PLACE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+/* Neighbours in each other's place. */
+static inline vec swapped(vec x) {
+#ifdef __clang__
+    return __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+#else
+    return __builtin_shuffle(x, PLACE ^ 1);
+#endif
+}
 
 typedef struct {
     const float *qkv, *qkv_bias, *qk_norm, *out, *out_bias, *gate_up, *gate_up_bias, *down, *down_bias;
 } Layer;
 
 /* The gate's and the inner outputs lie in turns, WIDE of each, so that a panel has both. cos and sin of
-   the rotary embedding are (positions, D / 2). */
+   the rotary embedding are (positions, D): x cos + x' sin, where x' has neighbours swapped. */
 typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, inner, vocabulary;
     float eps;
@@ -44,11 +51,6 @@ typedef struct {
     float *own;
     int64_t places, left;
 } Row;
-
-typedef struct {
-    _Atomic int64_t next, done;
-    int64_t apart[6];
-} Phase;
 
 /* `active` lists rows that are computed, `ends` those of them whose logits are wanted. With `uniform`
    (steps, rows) tokens are drawn and read again, for so many steps; a row that draws one of `stop`, or
@@ -79,28 +81,10 @@ typedef struct {
     double *masses;
 } Work;
 
-static inline void idle(int64_t tries) {
-    if (tries > PATIENCE) {
-        sched_yield();
-        return;
-    }
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-/* One phase: `run` for each of `units`, by whoever claims it. */
 static void share(Work *k, int64_t units, void (*run)(const Work *, int64_t)) {
     Phase *p = k->phase++;
-    const int64_t many = 1 + units / 16;
-    for (int64_t first; (first = atomic_fetch_add_explicit(&p->next, many, memory_order_relaxed)) < units;) {
-        const int64_t last = first + many < units ? first + many : units;
-        for (int64_t unit = first; unit < last; unit++) run(k, unit);
-        atomic_fetch_add_explicit(&p->done, last - first, memory_order_release);
-    }
-    for (int64_t tries = 0; atomic_load_explicit(&p->done, memory_order_acquire) < units; tries++) idle(tries);
+    for (Units u = {0}; claim(p, units, &u);)
+        for (; u.first < u.last; u.first++) run(k, u.first);
 }
 
 static inline const Row *row_of(const Work *k, int64_t j) { return k->b->row + k->b->actives[j]; }
@@ -214,15 +198,14 @@ static void turn(const Work *k, int64_t j) {
     const Model *m = k->m;
     const Row *row = row_of(k, j);
     const int64_t D = m->head_dim, K = m->kv_heads, turned = m->heads + K;
-    const float *c = m->cos + row->position * (D / 2), *s = m->sin + row->position * (D / 2);
+    const float *c = m->cos + row->position * D, *s = m->sin + row->position * D;
     float *heads = k->qkv + j * (turned + K) * D;
     for (int64_t h = 0; h < turned; h++) {
         float *own = heads + h * D;
         if (k->w->qk_norm) unit(own, k->w->qk_norm + h * D, D, m->eps, own);
-        for (int64_t d = 0; d < D / 2; d++) {
-            const float real = own[2 * d], imaginary = own[2 * d + 1];
-            own[2 * d] = real * c[d] - imaginary * s[d];
-            own[2 * d + 1] = real * s[d] + imaginary * c[d];
+        for (int64_t d = 0; d < D; d += WIDE) {
+            const vec x = *(vec *)(own + d);
+            *(vec *)(own + d) = x * *(const vec *)(c + d) + swapped(x) * *(const vec *)(s + d);
         }
     }
     const int64_t t = row->position - row->length;
@@ -234,19 +217,21 @@ static void turn(const Work *k, int64_t j) {
     }
 }
 
-/* Scores of the first `seen` places; -inf up to the next whole vector. The highest of them and `most`. */
-static float score(const float *q, const float *keys, int64_t size, int64_t seen, float scale, float *scores,
-                   float most) {
+/* Scores of the first `seen` places; -inf up to the next whole vector. The highest of them and `most`, each
+   place of a vector by itself. */
+static vec score(const float *q, const float *keys, int64_t size, int64_t seen, float scale, float *scores,
+                 vec most) {
     for (int64_t t = 0; t < seen; t += WIDE, keys += WIDE * size) {
         vec part[4] = {{0}};
         for (int64_t d = 0; d < size; d += 4) {
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++) part[i] += q[d + i] * *(const vec *)(keys + (d + i) * WIDE);
         }
-        *(vec *)(scores + t) = (part[0] + part[1] + (part[2] + part[3])) * scale;
+        vec found = (part[0] + part[1] + (part[2] + part[3])) * scale;
+        if (seen - t < WIDE) found = chosen(PLACE < (int32_t)(seen - t), found, splat(-INFINITY));
+        most = chosen(found > most, found, most);
+        *(vec *)(scores + t) = found;
     }
-    for (int64_t t = seen; t % WIDE; t++) scores[t] = -INFINITY;
-    for (int64_t t = 0; t < seen; t++) most = scores[t] > most ? scores[t] : most;
     return most;
 }
 
@@ -262,10 +247,10 @@ static inline __attribute__((always_inline)) void mix(const float *weights, cons
     }
 }
 
-/* What one key head's query heads of a row attend to. */
+/* What one key head's query heads of a row attend to. Rows of one prompt follow each other. */
 static void attend(const Work *k, int64_t unit) {
     const Model *m = k->m;
-    const int64_t D = m->head_dim, A = m->heads, K = m->kv_heads, groups = A / K, j = unit / K, h = unit % K;
+    const int64_t D = m->head_dim, A = m->heads, K = m->kv_heads, groups = A / K, j = unit % active(k), h = unit / active(k);
     const Row *row = row_of(k, j);
     const int64_t before = row->length, after = row->position + 1 - before;
     const int64_t upto = (before + WIDE - 1) / WIDE * WIDE, all = upto + (after + WIDE - 1) / WIDE * WIDE;
@@ -277,8 +262,10 @@ static void attend(const Work *k, int64_t unit) {
     for (int64_t g = h * groups; g < (h + 1) * groups; g++) {
         const float *q = k->qkv + (j * (A + 2 * K) + g) * D;
         float *seen = k->seen + (j * A + g) * D, *scores = k->scores;
-        float most = score(q, prompt, D, before, scale, scores, -INFINITY);
-        most = score(q, own, D, after, scale, scores + upto, most);
+        vec highest = score(q, prompt, D, before, scale, scores, splat(-INFINITY));
+        highest = score(q, own, D, after, scale, scores + upto, highest);
+        float most = -INFINITY;
+        for (int i = 0; i < WIDE; i++) most = highest[i] > most ? highest[i] : most;
         vec mass = splat(0);
         for (int64_t t = 0; t < all; t += WIDE) {
             const vec x = *(vec *)(scores + t);

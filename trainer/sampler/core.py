@@ -19,6 +19,7 @@ from trainer.sampler.lane import Lane, capacity_for, independent, row_bytes
 from trainer.sampler.limits import CPU, limits_of
 from trainer.sampler.model import Model, model_of
 from trainer.sampler.native_lane import NativeLane
+from trainer.sampler.packed import Bases
 from trainer.sampler.prefill import Prompt, Prompts
 from trainer.sampler.rows import Row, Version, parameters
 from trainer.store import Recent
@@ -37,6 +38,7 @@ class Core:
         self._lanes: dict[tuple[str, int, bool], list[Lane]] = {}
         self._prompts = Prompts()
         self._models: Recent[Model] = Recent(4)
+        self._bases = Bases()
         self._sizes: dict[tuple[Decoder, int], int] = {}
         self._spare: list[Lane] = []
 
@@ -128,7 +130,7 @@ class Core:
         assert decoder is not None  # noqa: S101 - rows without one never get here
         view = trainable(base.tensors, version.trained, alpha=version.alpha)
         num_bytes, copies = base.num_bytes, not self._limits.graphs
-        made = model_of(decoder, view, num_bytes=num_bytes, copies=copies)
+        made = model_of(decoder, view, num_bytes=num_bytes, copies=copies, bases=self._bases)
         return self._models.put(version.key, made)
 
     def _lane_for(self, row: Row) -> Lane:

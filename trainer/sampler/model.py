@@ -1,7 +1,8 @@
 """A policy version as the sampler runs it.
 
 `Fused` is a copy of the linear layers made for decoding, where a step is many small operations and
-each costs more to start than to compute. It is made once per version (`trainer/fused.py`).
+each costs more to start than to compute. It is made once per version: for C (`packed.py`) where C reads
+it, for torch (`trainer/fused.py`) where torch does.
 
 `Apart` reads base and adapter as they are, for models too large to copy. Both agree with the
 learner's pass to about 1e-6 in fp32. A version is one or the other for as long as it is served: the
@@ -11,7 +12,8 @@ Legend: N tokens, H hidden, A query heads, K key heads, D head size, O outputs.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -19,15 +21,13 @@ import torch.nn.functional as F
 
 from trainer.decoder import Attend, Decoder
 from trainer.fused import EXACT, Layer, layer_of, pad, turns, unit
-from trainer.sampler.native import Native, native_of
+from trainer.native.library import NARROW
+from trainer.sampler.native import Native, fits, native_of
+from trainer.sampler.packed import Bases
 from trainer.weights import Trainable
 
 COPY_BYTES = 2 << 30
 """Larger bases are not copied."""
-NARROW = 512
-"""Up to this hidden size `decode.c` decodes, or one thread of torch where that cannot be compiled: a
-step is hundreds of products of some 30 us, and to wake a second thread for each costs more than it takes
-off. A function of the model, not of a trial run: another number of threads can give other bits."""
 
 
 class Model(Protocol):
@@ -47,13 +47,23 @@ class Model(Protocol):
     def logits(self, hidden_M_H: torch.Tensor) -> torch.Tensor: ...
 
 
-def model_of(decoder: Decoder, view: Trainable, *, num_bytes: int, copies: bool = True) -> Model:
-    """The version `view` over a base of this size; `copies`: whether it may be made anew for
-    decoding."""
+def model_of(
+    decoder: Decoder,
+    view: Trainable,
+    *,
+    num_bytes: int,
+    copies: bool = True,
+    bases: Bases | None = None,
+) -> Model:
+    """The version `view` over a base of this size. `copies`: whether it may be made anew for
+    decoding; `bases`: what is known of the bases of other versions."""
     apart = Apart(decoder, view.rounded())
     if not copies or num_bytes > COPY_BYTES or apart.embedding.dtype not in EXACT:
         return apart
-    return fuse(apart)
+    if not apart.narrow or not fits(decoder, apart.view):
+        return Fused(decoder, apart.view)
+    with torch.no_grad():
+        return Fused(decoder, apart.view, native_of(decoder, apart.view, bases or Bases()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,19 +91,34 @@ class Apart:
         return self.decoder.logits(self.view, hidden_M_H)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Fused:
-    """Everything added in and folded."""
+    """Everything added in and folded: a copy of the linear layers, made when torch first reads it."""
 
     decoder: Decoder
-    embedding: torch.Tensor
-    layers: tuple[Layer, ...]
-    norm: torch.Tensor
-    """of the last hidden states, times sqrt(H)"""
-    head: torch.Tensor
-    """(H, vocabulary)"""
-    native: Native | None
-    """the same for `decode.c`, where decoding steps are taken there"""
+    view: Trainable
+    native: Native | None = None
+    """the same for `decode.c`, where prompts and decoding steps are read there"""
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        return self.view.base["model.embed_tokens.weight"]
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        with torch.no_grad():
+            numbers = range(self.decoder.num_layers)
+            return tuple(layer_of(self.decoder, self.view, number) for number in numbers)
+
+    @cached_property
+    def norm(self) -> torch.Tensor:
+        """of the last hidden states, times sqrt(H)"""
+        return self.view.base["model.norm.weight"] * math.sqrt(self.embedding.shape[1])
+
+    @property
+    def head(self) -> torch.Tensor:
+        """(H, vocabulary)"""
+        return self.view.base.get("lm_head.weight", self.embedding).t()
 
     @property
     def narrow(self) -> bool:
@@ -138,17 +163,3 @@ def _added(
     """The residual x plus a projection of y."""
     x = torch.addmm(x, y, weight)
     return x if bias is None else x.add_(bias)
-
-
-@torch.no_grad()
-def fuse(apart: Apart) -> Fused:
-    """The same policy, fused: a copy of the linear layers."""
-    decoder, view = apart.decoder, apart.view
-    layers = tuple(layer_of(decoder, view, layer) for layer in range(decoder.num_layers))
-    norm = view.base["model.norm.weight"] * math.sqrt(apart.embedding.shape[1])
-    head = view.base.get("lm_head.weight", apart.embedding).t()
-    made = Fused(decoder, apart.embedding, layers, norm, head, native=None)
-    if not made.narrow:
-        return made
-    parts = {"embedding": made.embedding, "norm": norm, "head": head}
-    return replace(made, native=native_of(decoder, layers, **parts))

@@ -7,37 +7,23 @@ bit. Without a compiler, or for a model it does not fit, the sampler works throu
 
 import ctypes
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from trainer.decoder import Decoder
-from trainer.fused import Layer
 from trainer.native.library import library
+from trainer.native.together import together
+from trainer.sampler.packed import LAYER, WIDE, Bases, Packed
+from trainer.weights import Trainable, layer_module
 
-WIDE, LANES = 16, 32
-"""Floats of a vector, and outputs of a panel, as in `vectors.h`."""
 PHASES, PHASE = (8, 5), 8
 """Phases of a step, per layer and beside them, and the integers that each takes."""
 PASS_ROWS = 512
 """Tokens of prompts that are read together: more would leave the processor's caches."""
 MORE_POSITIONS = 512
 
-LAYER = (
-    "qkv",
-    "qkv_bias",
-    "qk_norm",
-    "out",
-    "out_bias",
-    "gate_up",
-    "gate_up_bias",
-    "down",
-    "down_bias",
-)
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "inner", "vocabulary")
 COUNTS = ("rows", "steps", "stops", "active", "ends")
 PLACES = (
@@ -109,24 +95,19 @@ class Drawn:
 
 
 class Native:
-    """A fused version as `decode.c` takes it: weights in panels."""
+    """A version that `decode.c` reads."""
 
-    def __init__(
-        self,
-        step: ctypes.CDLL,
-        decoder: Decoder,
-        layers: Sequence[Layer],
-        embedding: torch.Tensor,
-        norm: torch.Tensor,
-        head: torch.Tensor,
-    ) -> None:
-        self._step, self._decoder = step, decoder
-        self._held: list[torch.Tensor] = []
-        self._hidden, self._inner = len(norm), layers[0].down.shape[0]
-        self._vocabulary = head.shape[1]
-        self._rest = norm.new_empty(0)
-        self._turns = norm.new_empty(2, 0, decoder.head_dim // 2)
-        self._table = (_Layer * len(layers))(*(self._layer(layer) for layer in layers))
+    def __init__(self, step: ctypes.CDLL, decoder: Decoder, weights: Packed) -> None:
+        self._step, self._decoder, self._weights = step, decoder, weights
+        self._hidden, self._vocabulary = len(weights.norm), len(weights.embedding)
+        self._inner = weights.layers[0]["down"].shape[1]
+        self._rest = weights.norm.new_empty(0)
+        self._turns = weights.norm.new_empty(2, 0, decoder.head_dim)
+        layers = [
+            _Layer(**{name: tensor.data_ptr() for name, tensor in layer.items()})
+            for layer in weights.layers
+        ]
+        self._table = (_Layer * len(layers))(*layers)
         self._model = _Model(
             layers=len(layers),
             hidden=self._hidden,
@@ -136,9 +117,9 @@ class Native:
             inner=self._inner,
             vocabulary=self._vocabulary,
             eps=decoder.eps,
-            embedding=self._hold(embedding),
-            norm=self._hold(norm),
-            head=self._hold(panels(head)),
+            embedding=weights.embedding.data_ptr(),
+            norm=weights.norm.data_ptr(),
+            head=weights.head.data_ptr(),
             layer=ctypes.cast(self._table, ctypes.c_void_p),
         )
 
@@ -219,24 +200,14 @@ class Native:
             room_of_thread=room,
             **{name: array.ctypes.data for name, array in held.items()},
         )
-        self._together(batch, threads)
-        return logits, Drawn(*(_by_row(x, tokens) for x in (tokens, logprobs)))
-
-    def _together(self, batch: _Batch, threads: int) -> None:
-        """Run a batch on this thread, and on helpers that come before it is done."""
 
         def run(thread: int) -> None:
             self._step.decode(
                 ctypes.byref(self._model), ctypes.byref(batch), ctypes.c_int64(thread)
             )
 
-        others = [_helpers(threads).submit(run, thread) for thread in range(1, threads)]
-        try:
-            run(0)
-        finally:
-            for other in others:
-                if not other.cancel():
-                    other.result()
+        together(run, threads)
+        return logits, Drawn(*(_by_row(x, tokens) for x in (tokens, logprobs)))
 
     def _room(self, num_rows: int) -> int:
         decoder = self._decoder
@@ -251,55 +222,25 @@ class Native:
         if self._turns.shape[1] < positions:
             upto = -(-positions // MORE_POSITIONS) * MORE_POSITIONS
             angles = torch.arange(upto)[:, None].float() * self._decoder.inverse_frequencies
-            self._turns = torch.stack([angles.cos(), angles.sin()]) * self._decoder.rope_scale
+            sin = torch.stack([-angles.sin(), angles.sin()], dim=-1).flatten(-2)
+            cos = angles.cos().repeat_interleave(2, dim=-1)
+            self._turns = torch.stack([cos, sin]) * self._decoder.rope_scale
             self._model.cos, self._model.sin = (part.data_ptr() for part in self._turns)
 
-    def _layer(self, layer: Layer) -> _Layer:
-        found = {}
-        for name in LAYER:
-            tensor = getattr(layer, name)
-            if tensor is not None and name in ("gate_up", "gate_up_bias"):
-                tensor = in_turns(tensor)
-            is_matrix = name in ("qkv", "out", "gate_up", "down")
-            found[name] = self._hold(panels(tensor) if is_matrix else tensor)
-        return _Layer(**found)
 
-    def _hold(self, tensor: torch.Tensor | None) -> int | None:
-        if tensor is None:
-            return None
-        self._held.append(tensor.contiguous())
-        return self._held[-1].data_ptr()
+def native_of(decoder: Decoder, view: Trainable, bases: Bases) -> Native | None:
+    """The version `view` for `decode.c`, where that can be compiled."""
+    step = library("decode")
+    return None if step is None else Native(step, decoder, bases.packed(decoder, view))
 
 
-def native_of(
-    decoder: Decoder,
-    layers: Sequence[Layer],
-    *,
-    embedding: torch.Tensor,
-    norm: torch.Tensor,
-    head: torch.Tensor,
-) -> Native | None:
-    """A fused version for `decode.c`, where it fits and there is a compiler."""
-    sizes = (len(norm), decoder.head_dim, layers[0].down.shape[0])
-    fits = (
-        embedding.device.type == "cpu"
-        and embedding.dtype == torch.float32
-        and all(size % WIDE == 0 for size in sizes)
-    )
-    step = library("decode") if fits else None
-    return None if step is None else Native(step, decoder, layers, embedding, norm, head)
-
-
-def panels(weight_I_O: torch.Tensor) -> torch.Tensor:
-    """(inputs, outputs) -> (panels, inputs, LANES): what one vector product reads lies together."""
-    num_inputs, num_outputs = weight_I_O.shape
-    padded = F.pad(weight_I_O, (0, -num_outputs % LANES))
-    return padded.view(num_inputs, -1, LANES).transpose(0, 1).contiguous()
-
-
-def in_turns(gate_up: torch.Tensor) -> torch.Tensor:
-    """The gate's and the other outputs, (..., 2 I), in turns of a vector each."""
-    return gate_up.unflatten(-1, (2, -1, WIDE)).transpose(-3, -2).flatten(-3)
+def fits(decoder: Decoder, view: Trainable) -> bool:
+    """Whether `decode.c` reads models like this: its vectors are whole."""
+    embedding = view.base["model.embed_tokens.weight"]
+    inner = len(view.base[layer_module(0, "mlp.gate_proj.weight")])
+    sizes = (embedding.shape[1], decoder.head_dim, inner)
+    cpu_floats = embedding.device.type == "cpu" and embedding.dtype == torch.float32
+    return cpu_floats and all(size % WIDE == 0 for size in sizes)
 
 
 def _record(row: Reading) -> tuple[int, ...]:
@@ -313,8 +254,3 @@ def _by_row(found: np.ndarray, tokens: np.ndarray) -> list[list]:
     """What was drawn, (steps, rows), row by row, as far as a row was drawn for."""
     many = (tokens >= 0).sum(axis=0).tolist()
     return [column[:num] for column, num in zip(found.T.tolist(), many, strict=True)]
-
-
-@cache
-def _helpers(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads - 1, thread_name_prefix="decode")

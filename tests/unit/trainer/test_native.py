@@ -16,7 +16,9 @@ from transformers import PreTrainedConfig
 
 from tests.kit.postgres import missing
 from tests.unit.trainer.support import Shelf, request
-from tests.unit.trainer.test_sampler_model import QWEN2, QWEN3, _llama, base_of, decoder
+from tests.unit.trainer.test_sampler_model import QWEN2 as QWEN2_OF_8
+from tests.unit.trainer.test_sampler_model import QWEN3 as QWEN3_OF_8
+from tests.unit.trainer.test_sampler_model import _llama, base_of, decoder
 from trainer.decoder import causal_attend
 from trainer.engine import Engine
 from trainer.lora import fresh_adapter, target_modules
@@ -39,19 +41,20 @@ def compiler() -> None:
         missing("no C compiler (apt-get install gcc libc6-dev): the sampler decodes through torch")
 
 
-def _wide_heads(config: Callable[[], PreTrainedConfig]) -> Callable[[], PreTrainedConfig]:
-    """Heads of 16, which `decode.c` takes; of 8 it does not."""
-
+def heads_of(size: int, config: Callable[[], PreTrainedConfig]) -> Callable[[], PreTrainedConfig]:
     def made() -> PreTrainedConfig:
         made = config()
-        made.head_dim = 16
+        made.head_dim = size
         return made
 
     return made
 
 
+LLAMA, QWEN2, QWEN3 = (heads_of(16, config) for config in (_llama, QWEN2_OF_8, QWEN3_OF_8))
+
+
 def fused(config: Callable[[], PreTrainedConfig]) -> Fused:
-    base = base_of(_wide_heads(config))
+    base = base_of(config)
     fresh = fresh_adapter(base, target_modules(base, "all-linear"), rank=4, seed=0)
     generator = torch.Generator().manual_seed(1)
     noisy = {n: t + 0.1 * torch.randn(t.shape, generator=generator) for n, t in fresh.items()}
@@ -95,7 +98,7 @@ def followed(model: Fused, rows: Sequence[int], *, steps: int = 20) -> torch.Ten
     return torch.stack(found, dim=1)
 
 
-@pytest.mark.parametrize("config", [_llama, QWEN2, QWEN3])
+@pytest.mark.parametrize("config", [LLAMA, QWEN2, QWEN3])
 def test_prompts_and_what_follows_them_are_read_as_through_torch(
     config: Callable[[], PreTrainedConfig],
 ) -> None:
@@ -211,8 +214,8 @@ def test_a_helper_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyP
     expected = followed(model, range(ROWS))
     asleep, over = ThreadPoolExecutor(1), threading.Event()
     asleep.submit(over.wait)
-    monkeypatch.setattr(native, "_helpers", lambda _: asleep)
     try:
+        monkeypatch.setattr("trainer.native.together._helpers", lambda _: asleep)
         with threads(2):
             assert torch.equal(followed(model, range(ROWS)), expected)
     finally:
@@ -315,7 +318,7 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_sizes_that_are_no_whole_vectors_are_left_to_torch() -> None:
-    model = fused(QWEN3)
-    odd = replace(model.decoder, head_dim=24)
-    parts = {"embedding": model.embedding, "norm": model.norm, "head": model.head}
-    assert native.native_of(odd, model.layers, **parts) is None
+    base = base_of(heads_of(24, QWEN3_OF_8))
+    view = trainable(base.tensors, {}, alpha=1.0)
+    model = model_of(decoder(base), view, num_bytes=base.num_bytes)
+    assert (model.narrow, model.native) == (True, None)

@@ -1,0 +1,110 @@
+"""A base packed once and what adapters add to it, against versions packed from their weights."""
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import PreTrainedConfig
+
+from tests.unit.trainer.test_native import LLAMA, QWEN2, QWEN3
+from tests.unit.trainer.test_sampler_model import base_of, decoder
+from trainer.base import Base
+from trainer.lora import fresh_adapter, target_modules
+from trainer.native.library import library
+from trainer.sampler import packed as packing
+from trainer.sampler.packed import Bases, Packed, in_turns, packed, panels
+from trainer.weights import FUSED, Trainable, trainable
+
+ADAPTED = {
+    "all": "all-linear",
+    "some": ("k_proj", "up_proj"),
+    "one layer": ("model.layers.1.self_attn.v_proj", "model.layers.1.mlp.gate_proj"),
+}
+
+
+def version(base: Base, targets: str | tuple[str, ...], *, seed: int = 1) -> Trainable:
+    fresh = fresh_adapter(base, target_modules(base, targets), rank=4, seed=0)
+    generator = torch.Generator().manual_seed(seed)
+    noisy = {n: t + 0.1 * torch.randn(t.shape, generator=generator) for n, t in fresh.items()}
+    return trainable(base.tensors, noisy, alpha=8.0)
+
+
+def assert_same(found: Packed, expected: Packed) -> None:
+    for one, other in zip(found.layers, expected.layers, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            torch.testing.assert_close(one[name], other[name], atol=1e-5, rtol=1e-5, msg=name)
+    for name in ("embedding", "norm", "head"):
+        assert torch.equal(getattr(found, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("targets", ADAPTED)
+@pytest.mark.parametrize("config", [LLAMA, QWEN2, QWEN3])
+def test_an_adapter_is_added_to_the_packed_base(
+    config: Callable[[], PreTrainedConfig], targets: str
+) -> None:
+    base = base_of(config)
+    shape, bases, view = decoder(base), Bases(), version(base, ADAPTED[targets])
+    with torch.no_grad():
+        expected = packed(shape, view)
+        assert_same(bases.packed(shape, view), expected)
+        plain = trainable(base.tensors, {}, alpha=1.0)
+        changed = {
+            what
+            for one, other in zip(packed(shape, plain).layers, expected.layers, strict=True)
+            for what in FUSED
+            if not torch.allclose(one[what], other[what])
+        }
+        assert_same(bases.packed(shape, plain), packed(shape, plain))
+    assert changed == {"all": set(FUSED)}.get(targets, {"qkv", "gate_up"})
+
+
+def test_weights_trained_in_full_are_packed_anew() -> None:
+    base = base_of(QWEN3)
+    full = {n: 2 * p.detach() for n, p in base.model.named_parameters()}
+    view = trainable(base.tensors, full, alpha=1.0)
+    shape, bases = decoder(base), Bases()
+    with torch.no_grad():
+        bases.packed(shape, trainable(base.tensors, {}, alpha=1.0))
+        assert_same(bases.packed(shape, view), packed(shape, view))
+
+
+def test_without_a_compiler_an_adapted_version_is_packed_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packing, "library", lambda _: None)
+    base = base_of(QWEN3)
+    view, shape = version(base, "all-linear"), decoder(base)
+    with torch.no_grad():
+        assert_same(Bases().packed(shape, view), packed(shape, view))
+
+
+def test_the_room_of_a_version_that_is_gone_is_used_again() -> None:
+    """And none that is still held."""
+    if library("adapt") is None:
+        pytest.skip("no C compiler")
+    base = base_of(QWEN3)
+    shape, bases = decoder(base), Bases()
+    views = [version(base, "all-linear", seed=seed) for seed in range(4)]
+    with torch.no_grad():
+        held = [bases.packed(shape, view) for view in views[:3]]
+        place = held[1].layers[0]["qkv"].data_ptr()
+        del held[1]
+        gc.collect()
+        held.append(bases.packed(shape, views[3]))
+        assert held[2].layers[0]["qkv"].data_ptr() == place
+        for one, view in zip(held, (views[0], views[2], views[3]), strict=True):
+            assert_same(one, packed(shape, view))
+
+
+def test_panels_and_turns() -> None:
+    """Twin of their meaning, element by element."""
+    weight = torch.arange(3.0 * 40).view(3, 40)
+    found = panels(weight)
+    assert found.shape == (2, 3, 32)
+    assert all(found[o // 32, i, o % 32] == weight[i, o] for i in range(3) for o in range(40))
+    assert not found[1, :, 8:].any()
+    assert in_turns(torch.arange(64)).tolist() == [
+        *range(16), *range(32, 48), *range(16, 32), *range(48, 64)
+    ]  # fmt: skip
