@@ -10,7 +10,7 @@ Legend: N tokens, H hidden, D head size, O outputs, r rank.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,14 +20,13 @@ from torch.autograd.function import once_differentiable
 from trainer.decoder import Decoder
 from trainer.fused import folded, qk_norm
 from trainer.native.library import NARROW, library
+from trainer.native.together import together
 from trainer.norm import rms_norm
 from trainer.varlen import Segment
 from trainer.weights import FUSED, Trainable, layer_module
 
 VECTOR_BYTES = 64
-PHASES = 1024
-MOST_LAYERS = 128
-"""A layer takes seven phases."""
+PHASE_BYTES = 64
 KEPT_BYTES = 256 << 20
 """Most memory that a pass leaves to the next: fresh pages from the kernel cost a part of a pass."""
 
@@ -57,6 +56,7 @@ SIZES = (
     *("layers", "hidden", "heads", "kv_heads", "head_dim", "inner"),
     *("tokens", "segments", "trees", "threads", "keeps"),
 )
+PLACES = ("shares", "grad_seen", "grad_qkv", "scratch")
 
 
 class _Pass(ctypes.Structure):
@@ -65,8 +65,8 @@ class _Pass(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("eps", "scale")),
         *((name, ctypes.c_void_p) for name in ("cos", "sin", "segment", "tree")),
         ("layer", ctypes.POINTER(_Layer)),
-        *((name, ctypes.c_void_p) for name in ("x", "kept", "work")),
-        ("counters", ctypes.c_long * (2 + PHASES)),
+        *((name, ctypes.c_void_p) for name in ("x", "kept", "work", *PLACES)),
+        ("share", ctypes.c_int64),
     ]
 
 
@@ -83,15 +83,11 @@ def native_library(decoder: Decoder, view: Trainable) -> ctypes.CDLL | None:
         and view.dtype in (torch.float32, torch.float64)
         and all(part.dtype == view.dtype for pair in view.pairs.values() for part in pair)
         and sizes[0] <= NARROW
-        and decoder.num_layers <= MOST_LAYERS
         and all(size % wide == 0 for size in sizes)
     )
     if not fits:
         return None
-    made = library("learn", *(("DOUBLE",) if view.dtype == torch.float64 else ()))
-    if made is not None:
-        made.learn_kept_size.restype = made.learn_work_size.restype = ctypes.c_int64
-    return made
+    return library("learn", *(("DOUBLE",) if view.dtype == torch.float64 else ()))
 
 
 def native_hidden(
@@ -171,15 +167,17 @@ class _Work:
             layer=layers,
         )
         self._here = ctypes.byref(self._pass)
-        kept, work = made.learn_kept_size(self._here), made.learn_work_size(self._here)
-        self._memory: _Memory | None = _Memory(kept + work, view.dtype)
+        kept, work = ctypes.c_int64(), ctypes.c_int64()
+        made.learn_sizes(self._here, ctypes.byref(kept), ctypes.byref(work))
+        self._memory: _Memory | None = _Memory(kept.value + work.value, view.dtype)
         self._pass.kept = self._memory.tensor.data_ptr()
-        self._pass.work = self._memory.tensor[kept:].data_ptr()
+        self._pass.work = self._memory.tensor[kept.value :].data_ptr()
+        made.learn_prepare(self._here)
 
     def forward(self, x_N_H: torch.Tensor) -> None:
         """In its place."""
         self._pass.x = x_N_H.data_ptr()
-        self._made.learn_forward(self._here)
+        self._run(self._made.learn_forward)
         if not self._pass.keeps:
             self._memory = None
 
@@ -193,9 +191,17 @@ class _Work:
         for module, a_r_H, b_O_r in self._modules:
             grads += (torch.empty_like(a_r_H), torch.empty_like(b_O_r))
             module.grad_a, module.grad_b = (grad.data_ptr() for grad in grads[-2:])
-        self._made.learn_backward(self._here)
+        self._run(self._made.learn_backward)
         self._memory = None
         return grads
+
+    def _run(self, phases: Callable[[object, ctypes.c_void_p, ctypes.c_int64], object]) -> None:
+        """All phases, on this thread and on the others that come."""
+        done = torch.zeros((2 * self._pass.layers + 2) * PHASE_BYTES, dtype=torch.uint8)
+        first = ctypes.c_void_p(done.data_ptr())
+        together(
+            lambda thread: phases(self._here, first, ctypes.c_int64(thread)), self._pass.threads
+        )
 
     def _layer(self, decoder: Decoder, view: Trainable, layer: int) -> _Layer:
         fused = (self._fused(view, layer, what) for what in FUSED)

@@ -77,7 +77,8 @@ static void attend(const Pass *p, const Kept *k, const Segment *s, int64_t head,
                 const int64_t seen = s->num_context + t + r + 1;
                 const real top = highest(own, seen) * scale;
                 vec total = splat(0);
-                for (int64_t u = 0; u < width; u += WIDE) total += *(vec *)(own + u) = weight(own, u, seen, scale, top);
+                for (int64_t u = 0; u < width; u += WIDE)
+                    total += *(vec *)(own + u) = weight(own, u, seen, scale, top);
                 mass[r] = sum(total);
                 k->mass[(row + r) * A + h] = top + log(mass[r]);
             }

@@ -29,6 +29,8 @@ static inline vec swapped(vec x) {
 #endif
 }
 
+enum { PORTIONS = 16 };
+
 typedef struct {
     const float *qkv, *qkv_bias, *qk_norm, *out, *out_bias, *gate_up, *gate_up_bias, *down, *down_bias;
 } Layer;
@@ -81,9 +83,10 @@ typedef struct {
     double *masses;
 } Work;
 
+/* A phase in some PORTIONS, for to claim one costs as much as a small unit. */
 static void share(Work *k, int64_t units, void (*run)(const Work *, int64_t)) {
     Phase *p = k->phase++;
-    for (Units u = {0}; claim(p, units, &u);)
+    for (Units u = {0}; claim(p, units, 1 + units / PORTIONS, &u);)
         for (; u.first < u.last; u.first++) run(k, u.first);
 }
 

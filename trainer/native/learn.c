@@ -12,13 +12,8 @@
 
    H hidden, A query heads, K key heads, D head size, I inner size, N tokens, R ranks of modules together. */
 
-#define _GNU_SOURCE
-#include <pthread.h>
-#include <sched.h>
-
 #include "attention.h"
-
-/* ---- the rest of a layer, for some rows ----------------------------------------------------------- */
+#include "phases.h"
 
 /* The rotary embedding of one head, or with `way` -1 what undoes it. */
 static inline void turn(real *restrict head, const real *restrict cos_, const real *restrict sin_,
@@ -87,12 +82,14 @@ static void adapt(const Fused *f, const real *x, const real *grad, int64_t rows,
         real column[TILE * LANES];
         for (int64_t r = 0; r < m->rank; r += LANES) {
             const int64_t some = least(m->rank - r, LANES), lanes = lanes_of(some);
-            multiply(grad + output, f->outputs, rows, m->outputs, panels, m->outputs, 0, some, column, LANES, 0);
+            multiply(grad + output, f->outputs, rows, m->outputs, panels, m->outputs, 0, some, column, LANES,
+                     0);
             for (int64_t n = 0; n < rows; n++)
                 memcpy(high + n * f->width + rank + r, column + n * LANES, some * sizeof(real));
             panels += m->outputs * lanes;
         }
-        gather(low + rank, f->width, m->rank, grad + output, f->outputs, m->outputs, rows, grad_b, m->outputs);
+        gather(low + rank, f->width, m->rank, grad + output, f->outputs, m->outputs, rows, grad_b,
+               m->outputs);
         grad_b += m->rank * m->outputs;
         rank += m->rank;
     }
@@ -107,7 +104,8 @@ static void back_to_seen(const Pass *p, int64_t layer, int64_t first, int64_t ro
     const Kept k = kept_of(p, layer, 0);
     const int64_t H = p->hidden, AD = p->heads * p->head_dim, I = p->inner;
     real *grad = p->x + first * H, *inner = work, *grad_inner = inner + TILE * I;
-    real *grad_gate_up = grad_inner + TILE * I, *grad_v = grad_gate_up + TILE * 2 * I, *low = grad_v + TILE * H;
+    real *grad_gate_up = grad_inner + TILE * I, *grad_v = grad_gate_up + TILE * 2 * I;
+    real *low = grad_v + TILE * H;
     for (int64_t n = 0; n < rows; n++)
         for (int64_t i = 0; i < I; i += WIDE) {
             const real *from = k.gate_up + (first + n) * 2 * I + i;
@@ -163,8 +161,6 @@ static void back_to_input(const Pass *p, int64_t layer, int64_t first, int64_t r
     }
 }
 
-/* ---- weights -------------------------------------------------------------------------------------- */
-
 /* Panels of the adapters: scale B, and A times what the norm before folds in. */
 static void pack_adapters(const Fused *f, real scale) {
     const int64_t lanes = lanes_of(f->ranks);
@@ -188,6 +184,8 @@ static void pack_adapters(const Fused *f, real scale) {
     }
 }
 
+static int64_t panels_of(const Fused *f) { return up(f->outputs, lanes_of(f->outputs)) / lanes_of(f->outputs); }
+
 /* A panel of outputs of the matrix, adapters added in, and the rows of its transpose that they are. */
 static void pack(const Fused *f, int64_t number, real scale, real *work) {
     const int64_t lanes = lanes_of(f->outputs), back = lanes_of(f->inputs), inputs = f->inputs;
@@ -204,7 +202,8 @@ static void pack(const Fused *f, int64_t number, real scale, real *work) {
         const real *weight_ = m->weight + (o - start) * inputs, *b = m->b + (o - start) * m->rank;
         for (int64_t i = 0; i < inputs; i += WIDE) {
             vec total = *(const vec *)(weight_ + i);
-            for (int64_t r = 0; r < m->rank; r++) total += b[r] * scale * *(const vec *)(m->a + r * inputs + i);
+            for (int64_t r = 0; r < m->rank; r++)
+                total += b[r] * scale * *(const vec *)(m->a + r * inputs + i);
             if (f->fold) total *= *(const vec *)(f->fold + i);
             *(vec *)(work + row * inputs + i) = total;
             *(vec *)(f->backward + i / back * back * f->outputs + o * back + i % back) = total;
@@ -237,19 +236,6 @@ static void finish(const Fused *f, const real *shares, int64_t size, real scale)
                 m->grad_b[o * m->rank + r] = summed(shares + at, size) * scale;
 }
 
-/* ---- jobs ----------------------------------------------------------------------------------------- */
-
-static int64_t take(Pass *p, int64_t phase) { return atomic_fetch_add(&p->next[phase], 1); }
-
-/* Waits until all threads have come here. */
-static void meet(Pass *p) {
-    const int64_t team = atomic_load(&p->team), before = atomic_fetch_add(&p->arrived, 1);
-    for (int64_t spins = 0; atomic_load(&p->arrived) < (before / team + 1) * team; spins++)
-        if (spins > PATIENCE) sched_yield();
-}
-
-/* ---- passes --------------------------------------------------------------------------------------- */
-
 static int64_t scratch_size(const Pass *p) {
     int64_t keys = 0, ranks = 0, inputs = 0;
     for (int64_t s = 0; s < p->segments; s++)
@@ -268,12 +254,10 @@ static int64_t scratch_size(const Pass *p) {
     return up(most(most(rows, LANES * inputs), 5 * U * D + 2 * QUERIES * U), WIDE) + 4 * WIDE;
 }
 
-/* Gives every matrix its place in `work`; then come the shares of the gradients, the gradients of `seen` and
-   of the heads, and each thread's scratch. Returns how much that is in all. */
-static int64_t places(Pass *p, real **shares, int64_t *share, real **grad_seen, real **grad_qkv,
-                       real **scratch) {
+/* Gives everything its place in `work`, and returns how much that is. */
+static int64_t place(Pass *p) {
     real *at = p->work;
-    *share = 0;
+    p->share = 0;
     for (int64_t l = 0; l < p->layers; l++)
         for (int i = 0; i < FUSED; i++) {
             Fused *f = p->layer[l].fused + i;
@@ -286,120 +270,96 @@ static int64_t places(Pass *p, real **shares, int64_t *share, real **grad_seen, 
                 held += m->rank * (f->inputs + m->outputs);
             }
             f->width = up(f->ranks, lanes_of(f->ranks));
-            f->share = *share;
-            *share += held;
+            f->share = p->share;
+            p->share += held;
             f->forward = at, at += up(f->outputs, lanes_of(f->outputs)) * f->inputs;
             f->backward = at, at += up(f->inputs, lanes_of(f->inputs)) * f->outputs;
             f->low = at, at += f->width * f->inputs;
             f->high = at, at += high;
         }
-    *share = up(*share, WIDE);
     at += AHEAD;
-    *shares = at, at += p->keeps ? STRETCHES * *share : 0;
-    *grad_seen = at, at += p->keeps ? p->tokens * p->heads * p->head_dim : 0;
-    *grad_qkv = at, at += p->keeps ? p->tokens * (p->heads + 2 * p->kv_heads) * p->head_dim : 0;
-    *scratch = at, at += p->threads * scratch_size(p);
+    p->shares = at, at += p->keeps ? STRETCHES * p->share : 0;
+    p->grad_seen = at, at += p->keeps ? p->tokens * p->heads * p->head_dim : 0;
+    p->grad_qkv = at, at += p->keeps ? p->tokens * (p->heads + 2 * p->kv_heads) * p->head_dim : 0;
+    p->scratch = at, at += p->threads * scratch_size(p);
     return at - p->work;
 }
 
-int64_t learn_kept_size(const Pass *p) {
+/* How many numbers `kept` and `work` hold. */
+void learn_sizes(Pass *p, int64_t *kept, int64_t *work) {
     real *end;
     kept_of(p, p->keeps ? p->layers - 1 : 0, &end);
-    return end - p->kept;
+    *kept = end - p->kept;
+    *work = place(p);
 }
 
-int64_t learn_work_size(Pass *p) {
-    real *shares, *grad_seen, *grad_qkv, *scratch;
-    int64_t share;
-    return places(p, &shares, &share, &grad_seen, &grad_qkv, &scratch);
+/* To be called once, when `kept` and `work` are there. */
+void learn_prepare(Pass *p) { place(p); }
+
+/* Calls a thread's share of so many jobs of the next phase. */
+#define EACH(jobs, job, call)                              \
+    for (Units u = {0}; claim(phase, jobs, 1, &u);)        \
+        for (int64_t job = u.first; job < u.last; job++) { \
+            call;                                          \
+        }                                                  \
+    phase++
+
+static const Fused *fused_of(const Pass *p, int64_t i) { return p->layer[i / FUSED].fused + i % FUSED; }
+
+static void pack_any(const Pass *p, int64_t job, real *scratch) {
+    const int64_t all = p->layers * FUSED;
+    if (job < all) {
+        pack_adapters(fused_of(p, job), p->scale);
+        return;
+    }
+    int64_t i = 0;
+    for (job -= all; job >= panels_of(fused_of(p, i)); i++) job -= panels_of(fused_of(p, i));
+    pack(fused_of(p, i), job, p->scale, scratch);
 }
 
-static void forward(Pass *p, real *scratch) {
+static void forward_tile(const Pass *p, int64_t layer, int64_t tile, real *scratch) {
+    const int64_t first = tile * TILE, rows = least(p->tokens - first, TILE);
+    if (layer) out_of_heads(p, layer - 1, first, rows, scratch);
+    if (layer < p->layers) into_heads(p, layer, first, rows, scratch);
+}
+
+static void backward_stretch(const Pass *p, int64_t layer, int64_t number, real *scratch) {
+    const int64_t stretch = up((p->tokens + STRETCHES - 1) / STRETCHES, ROWS);
+    const int64_t end = least((number + 1) * stretch, p->tokens);
+    real *share = p->shares + number * p->share;
+    if (layer == p->layers) memset(share, 0, p->share * sizeof(real));
+    for (int64_t first = number * stretch; first < end; first += TILE) {
+        const int64_t rows = least(end - first, TILE);
+        if (layer < p->layers) back_to_input(p, layer, first, rows, share, p->grad_qkv, scratch);
+        if (layer) back_to_seen(p, layer - 1, first, rows, share, p->grad_seen, scratch);
+    }
+}
+
+/* The phases of one thread, of whom any number may come. `phase`: (2 layers + 2), zero at first. */
+void learn_forward(const Pass *p, Phase *phase, int64_t thread) {
     const int64_t tiles = (p->tokens + TILE - 1) / TILE, heads = p->kv_heads;
-    int64_t phase = 0, job;
-    for (; (job = take(p, phase)) < p->layers * FUSED;)
-        pack_adapters(p->layer[job / FUSED].fused + job % FUSED, p->scale);
-    for (int64_t i = 0; i < p->layers * FUSED; i++) {
-        const Fused *f = p->layer[i / FUSED].fused + i % FUSED;
-        const int64_t lanes = lanes_of(f->outputs);
-        for (phase++; (job = take(p, phase)) * lanes < f->outputs;) pack(f, job, p->scale, scratch);
-    }
-    meet(p);
-    for (int64_t l = 0; l <= p->layers; l++) {
-        for (phase++; (job = take(p, phase)) < tiles;) {
-            const int64_t first = job * TILE, rows = least(p->tokens - first, TILE);
-            if (l) out_of_heads(p, l - 1, first, rows, scratch);
-            if (l < p->layers) into_heads(p, l, first, rows, scratch);
-        }
-        meet(p);
-        if (l == p->layers) break;
+    real *scratch = p->scratch + thread * scratch_size(p);
+    int64_t panels = 0;
+    for (int64_t i = 0; i < p->layers * FUSED; i++) panels += panels_of(fused_of(p, i));
+    EACH(p->layers * FUSED + panels, job, pack_any(p, job, scratch));
+    for (int64_t l = 0; l < p->layers; l++) {
         const Kept k = kept_of(p, l, 0);
-        for (phase++; (job = take(p, phase)) < p->segments * heads;)
-            attend(p, &k, p->segment + job / heads, job % heads, scratch);
-        meet(p);
+        EACH(tiles, tile, forward_tile(p, l, tile, scratch));
+        EACH(p->segments * heads, job, attend(p, &k, p->segment + job / heads, job % heads, scratch));
     }
+    EACH(tiles, tile, forward_tile(p, p->layers, tile, scratch));
 }
 
-static void backward(Pass *p, real *scratch) {
-    real *shares, *grad_seen, *grad_qkv, *unused;
-    int64_t size, phase = -1, job;
-    const int64_t heads = p->kv_heads, stretch = up((p->tokens + STRETCHES - 1) / STRETCHES, ROWS);
-    places(p, &shares, &size, &grad_seen, &grad_qkv, &unused);
-    for (int64_t l = p->layers; l >= 0; l--) {
-        for (phase++; (job = take(p, phase)) < STRETCHES;) {
-            real *share = shares + job * size;
-            if (l == p->layers) memset(share, 0, size * sizeof(real));
-            const int64_t end = least((job + 1) * stretch, p->tokens);
-            for (int64_t first = job * stretch; first < end; first += TILE) {
-                const int64_t rows = least(end - first, TILE);
-                if (l < p->layers) back_to_input(p, l, first, rows, share, grad_qkv, scratch);
-                if (l) back_to_seen(p, l - 1, first, rows, share, grad_seen, scratch);
-            }
-        }
-        meet(p);
-        if (!l) break;
+/* `phase`: as many, others. */
+void learn_backward(const Pass *p, Phase *phase, int64_t thread) {
+    const int64_t heads = p->kv_heads;
+    real *scratch = p->scratch + thread * scratch_size(p);
+    for (int64_t l = p->layers; l > 0; l--) {
         const Kept k = kept_of(p, l - 1, 0);
-        for (phase++; (job = take(p, phase)) < p->trees * heads;)
-            unattend(p, &k, job / heads, job % heads, grad_seen, grad_qkv, scratch);
-        meet(p);
+        EACH(STRETCHES, number, backward_stretch(p, l, number, scratch));
+        EACH(p->trees * heads, job,
+             unattend(p, &k, job / heads, job % heads, p->grad_seen, p->grad_qkv, scratch));
     }
-    for (phase++; (job = take(p, phase)) < p->layers * FUSED;)
-        finish(p->layer[job / FUSED].fused + job % FUSED, shares, size, p->scale);
+    EACH(STRETCHES, number, backward_stretch(p, 0, number, scratch));
+    EACH(p->layers * FUSED, job, finish(fused_of(p, job), p->shares, p->share, p->scale));
 }
-
-/* ---- threads -------------------------------------------------------------------------------------- */
-
-typedef struct {
-    Pass *pass;
-    void (*work)(Pass *, real *);
-    real *scratch;
-} Member;
-
-static void *join_in(void *argument) {
-    const Member *m = argument;
-    while (!atomic_load(&m->pass->team)) sched_yield();
-    m->work(m->pass, m->scratch);
-    return 0;
-}
-
-/* Runs `work` on this thread and as many others as can be had. */
-static void together(Pass *p, void (*work)(Pass *, real *)) {
-    real *shares, *grad_seen, *grad_qkv, *scratch;
-    int64_t size, others = 0;
-    pthread_t thread[THREADS];
-    Member member[THREADS];
-    places(p, &shares, &size, &grad_seen, &grad_qkv, &scratch);
-    atomic_store(&p->team, 0);
-    atomic_store(&p->arrived, 0);
-    for (int i = 0; i < PHASES; i++) atomic_store(&p->next[i], 0);
-    for (; others + 1 < least(p->threads, THREADS); others++) {
-        member[others] = (Member){p, work, scratch + (others + 1) * scratch_size(p)};
-        if (pthread_create(thread + others, 0, join_in, member + others)) break;
-    }
-    atomic_store(&p->team, others + 1);
-    work(p, scratch);
-    for (int64_t i = 0; i < others; i++) pthread_join(thread[i], 0);
-}
-
-void learn_forward(Pass *p) { together(p, forward); }
-void learn_backward(Pass *p) { together(p, backward); }

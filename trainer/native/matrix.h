@@ -64,8 +64,9 @@ static void multiply(const real *x, int64_t x_stride, int64_t rows, int64_t inpu
     }
     for (int64_t o = 0; o < outputs; o += LANES, w += LANES * depth) {
         const real *here = bias ? bias + o : 0, *next = w + LANES * depth;
-        if (outputs - o > WIDE) panel(x, x_stride, rows, inputs, w, LANES, 1, next, here, out + o, stride, add);
-        else panel(x, x_stride, rows, inputs, w, LANES, 0, next, here, out + o, stride, add);
+        real *to = out + o;
+        if (outputs - o > WIDE) panel(x, x_stride, rows, inputs, w, LANES, 1, next, here, to, stride, add);
+        else panel(x, x_stride, rows, inputs, w, LANES, 0, next, here, to, stride, add);
     }
 }
 

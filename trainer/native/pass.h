@@ -2,11 +2,9 @@
 
 #pragma once
 
-#include <stdatomic.h>
-
 #include "matrix.h"
 
-enum { TILE = 48, QUERIES = 32, STRETCHES = 8, THREADS = 64, PHASES = 1024, PATIENCE = 20000 };
+enum { TILE = 48, QUERIES = 32, STRETCHES = 8 };
 enum { QKV, OUT, GATE_UP, DOWN, FUSED };
 
 typedef struct {
@@ -42,9 +40,11 @@ typedef struct {
     const int64_t *tree;    /* (trees + 1): each tree's first segment; a tree's segments share a context */
     Layer *layer;
     real *x;    /* (N, H): embeddings in, hidden states out; then the gradient of these, changed in place */
-    real *kept; /* kept_size(): what the way back needs */
-    real *work; /* work_size(): panels, scratch */
-    atomic_long team, arrived, next[PHASES];
+    real *kept; /* what the way back needs */
+    real *work; /* panels, and what follows */
+    real *shares, *grad_seen, *grad_qkv, *scratch; /* the gradients of each stretch's adapters; of what was
+                                                      attended to; of the heads; one per thread */
+    int64_t share; /* size of a stretch's */
 } Pass;
 
 /* What one layer keeps. */

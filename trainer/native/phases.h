@@ -5,11 +5,13 @@
    that does not come at all is waited for by nobody. So a thread that the machine has no core for just now
    holds up nothing but what it has claimed. */
 
+#pragma once
+
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 
-enum { PATIENCE = 4096, PORTIONS = 16 };
+enum { PATIENCE = 4096 };
 
 /* All zero before its first claim; alone in its cache line. */
 typedef struct {
@@ -34,9 +36,9 @@ static inline void idle(int64_t tries) {
 #endif
 }
 
-/* The next units of a phase, those claimed before being done; false once all of them are done, by whomever. */
-static inline int claim(Phase *p, int64_t units, Units *u) {
-    const int64_t many = 1 + units / PORTIONS;
+/* The next units of a phase, so many at a time, those claimed before being done; false once all of them
+   are done, by whomever. */
+static inline int claim(Phase *p, int64_t units, int64_t many, Units *u) {
     if (u->claimed) atomic_fetch_add_explicit(&p->done, u->claimed, memory_order_release);
     u->first = atomic_fetch_add_explicit(&p->next, many, memory_order_relaxed);
     if (u->first < units) {
