@@ -109,24 +109,11 @@ static inline __attribute__((always_inline)) void panel(const float *x, int64_t 
     w += start * inputs;
     for (int64_t first = 0; first < rows; first += ROWS) {
         const int64_t count = rows - first < ROWS ? rows - first : ROWS;
-        const float *q = w, *at[ROWS];
+        const float *at[ROWS];
         vec a[ROWS], b[ROWS], found[ROWS][2];
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            at[r] = x + (first + (r < count ? r : 0)) * inputs;
-            a[r] = b[r] = splat(0);
-        }
-        for (int64_t i = 0; i < inputs; i++, q += LANES) {
-            const vec left = *(const vec *)q, right = *(const vec *)(q + WIDE);
-            __builtin_prefetch(q + AHEAD);
-            __builtin_prefetch(q + AHEAD + WIDE);
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) {
-                const float value = at[r][i];
-                a[r] += value * left;
-                b[r] += value * right;
-            }
-        }
+        for (int r = 0; r < ROWS; r++) at[r] = x + (first + (r < count ? r : 0)) * inputs;
+        rows_of(at, inputs, w, LANES, 1, a, b);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
             found[r][0] = a[r] + *(vec *)biases;

@@ -8,34 +8,17 @@ static int64_t up(int64_t size, int64_t to) { return (size + to - 1) / to * to; 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* One panel's columns (one vector of them or two) of out = x w. */
-static inline __attribute__((always_inline)) void panel(
-    const real *x, int64_t x_stride, int64_t rows, int64_t inputs, const real *w, int lanes, int two,
-    const real *next, const real *bias, real *out, int64_t stride, int add) {
-    /* The next panel comes nearer meanwhile, a part of it beside each block of rows. */
-    const int64_t blocks = (rows + ROWS - 1) / ROWS, step = lanes * sizeof(real) / blocks;
-    const char *coming = (const char *)next;
+/* One panel's columns, one vector of them or two, of out = x w. */
+static inline __attribute__((always_inline)) void columns(const real *x, int64_t x_stride, int64_t rows,
+                                                          int64_t inputs, const real *w, int lanes, int two,
+                                                          const real *bias, real *out, int64_t stride, int add) {
     for (int64_t first = 0; first < rows; first += ROWS) {
         const int64_t count = least(rows - first, ROWS);
-        const real *p = w, *at[ROWS];
+        const real *at[ROWS];
         vec a[ROWS], b[ROWS];
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            at[r] = x + (first + (r < count ? r : 0)) * x_stride;
-            a[r] = b[r] = splat(0);
-        }
-        for (int64_t i = 0; i < inputs; i++, p += lanes) {
-            const vec left = *(const vec *)p, right = two ? *(const vec *)(p + WIDE) : left;
-            __builtin_prefetch(p + AHEAD);
-            if (two) __builtin_prefetch(p + AHEAD + WIDE);
-            __builtin_prefetch(coming, 0, 2);
-            coming += step;
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) {
-                a[r] += at[r][i] * left;
-                if (two) b[r] += at[r][i] * right;
-            }
-        }
+        for (int r = 0; r < ROWS; r++) at[r] = x + (first + (r < count ? r : 0)) * x_stride;
+        rows_of(at, inputs, w, lanes, two, a, b);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
             if (r >= count) break;
@@ -59,14 +42,13 @@ static int64_t lanes_of(int64_t outputs) { return outputs <= WIDE ? WIDE : LANES
 static void multiply(const real *x, int64_t x_stride, int64_t rows, int64_t inputs, const real *w,
                      int64_t depth, const real *bias, int64_t outputs, real *out, int64_t stride, int add) {
     if (outputs <= WIDE) {
-        panel(x, x_stride, rows, inputs, w, WIDE, 0, w, bias, out, stride, add);
+        columns(x, x_stride, rows, inputs, w, WIDE, 0, bias, out, stride, add);
         return;
     }
     for (int64_t o = 0; o < outputs; o += LANES, w += LANES * depth) {
-        const real *here = bias ? bias + o : 0, *next = w + LANES * depth;
-        real *to = out + o;
-        if (outputs - o > WIDE) panel(x, x_stride, rows, inputs, w, LANES, 1, next, here, to, stride, add);
-        else panel(x, x_stride, rows, inputs, w, LANES, 0, next, here, to, stride, add);
+        const real *here = bias ? bias + o : 0;
+        if (outputs - o > WIDE) columns(x, x_stride, rows, inputs, w, LANES, 1, here, out + o, stride, add);
+        else columns(x, x_stride, rows, inputs, w, LANES, 0, here, out + o, stride, add);
     }
 }
 

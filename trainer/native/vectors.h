@@ -81,55 +81,31 @@ static inline vec vexp(vec x) {
 }
 #endif
 
-/* out[r, o] = bias[o] + sum_i x[r, i] w[i, o] (+ what is there, with `add`). A panel is read once from
-   far away and stays near for all rows. */
-static void product(const real *x, int64_t rows, int64_t inputs, const real *w, const real *bias,
-                    int64_t outputs, real *out, int add) {
-    for (int64_t start = 0; start < outputs; start += LANES, w += LANES * inputs) {
-        const int64_t width = outputs - start < LANES ? outputs - start : LANES;
-        for (int64_t first = 0; first < rows; first += ROWS) {
-            const int64_t count = rows - first < ROWS ? rows - first : ROWS;
-            const real *p = w, *at[ROWS];
-            vec a[ROWS], b[ROWS];
-            real found[ROWS][LANES];
+/* Of one panel and ROWS rows: a[r] and, with `two`, b[r] = sum_i at[r][i] w[i]. */
+static inline __attribute__((always_inline)) void rows_of(const real *const *at, int64_t inputs, const real *w,
+                                                          int lanes, int two, vec *a, vec *b) {
 #pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) {
-                at[r] = x + (first + (r < count ? r : 0)) * inputs;
-                a[r] = b[r] = splat(0);
-            }
-            for (int64_t i = 0; i < inputs; i++, p += LANES) {
-                const vec left = *(const vec *)p, right = *(const vec *)(p + WIDE);
-                __builtin_prefetch(p + AHEAD);
-                __builtin_prefetch(p + AHEAD + WIDE);
+    for (int r = 0; r < ROWS; r++) a[r] = b[r] = splat(0);
+    for (int64_t i = 0; i < inputs; i++, w += lanes) {
+        const vec left = *(const vec *)w, right = two ? *(const vec *)(w + WIDE) : left;
+        __builtin_prefetch(w + AHEAD);
+        if (two) __builtin_prefetch(w + AHEAD + WIDE);
 #pragma GCC unroll 8
-                for (int r = 0; r < ROWS; r++) {
-                    const real value = at[r][i];
-                    a[r] += value * left;
-                    b[r] += value * right;
-                }
-            }
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) {
-                *(vec *)found[r] = a[r];
-                *(vec *)(found[r] + WIDE) = b[r];
-            }
-            for (int64_t r = 0; r < count; r++) {
-                real *to = out + (first + r) * outputs + start;
-                for (int64_t o = 0; o < width; o++)
-                    to[o] = found[r][o] + (bias ? bias[start + o] : 0) + (add ? to[o] : 0);
-            }
+        for (int r = 0; r < ROWS; r++) {
+            a[r] += at[r][i] * left;
+            if (two) b[r] += at[r][i] * right;
         }
     }
 }
 
-static real dot(const real *x, const real *y, int64_t size) {
+static inline real dot(const real *x, const real *y, int64_t size) {
     vec total = splat(0);
     for (int64_t i = 0; i < size; i += WIDE) total += *(const vec *)(x + i) * *(const vec *)(y + i);
     return sum(total);
 }
 
 /* x over the length of (x, sqrt(size eps)), times `by` where there is one. */
-static void unit(const real *x, const real *by, int64_t size, real eps, real *out) {
+static inline void unit(const real *x, const real *by, int64_t size, real eps, real *out) {
     const real scale = 1 / sqrt(dot(x, x, size) + size * eps);
     for (int64_t i = 0; i < size; i++) out[i] = x[i] * scale * (by ? by[i] : 1);
 }

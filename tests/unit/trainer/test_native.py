@@ -22,7 +22,7 @@ from tests.unit.trainer.test_sampler_model import _llama, base_of, decoder
 from trainer.decoder import causal_attend
 from trainer.engine import Engine
 from trainer.lora import fresh_adapter, target_modules
-from trainer.native.library import library
+from trainer.native.library import FLAGS, FOLDER, library
 from trainer.sampler import native
 from trainer.sampler.choose import choose
 from trainer.sampler.lane import Lane
@@ -322,3 +322,12 @@ def test_sizes_that_are_no_whole_vectors_are_left_to_torch() -> None:
     view = trainable(base.tensors, {}, alpha=1.0)
     model = model_of(decoder(base), view, num_bytes=base.num_bytes)
     assert (model.narrow, model.native) == (True, None)
+
+
+@pytest.mark.parametrize("source", sorted(path.name for path in FOLDER.glob("*.c")))
+def test_it_compiles_without_a_warning(source: str, tmp_path: Path) -> None:
+    command = ["cc", *FLAGS, "-O0", "-Wall", "-Wextra", "-Werror", str(FOLDER / source)]
+    done = subprocess.run(
+        [*command, "-o", str(tmp_path / "made"), "-lm"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
