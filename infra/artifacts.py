@@ -45,7 +45,7 @@ class ArtifactStore:
     ) -> ArtifactRef:
         """Store as a blob, whatever its size: only a stage has a commit to put rows into."""
         ref = reference(data, uri="", sha256=sha256)
-        uri = await self._blobs.put(f"runs/{run}/objects/{ref.sha256}", data)
+        uri = await self._blobs.put(f"runs/{run}/objects/{ref.sha256}", data, sha256=ref.sha256)
         self.remember(ref.sha256, data)
         return ref.model_copy(update={"uri": uri})
 

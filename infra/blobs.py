@@ -35,7 +35,9 @@ class LocalBlobs:
                 "HEADRACE_BLOBS"
             ) from error
 
-    async def put(self, key: str, data: bytes, *, create_only: bool = False) -> str:
+    async def put(
+        self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
+    ) -> str:
         path = self._path(key)
         await asyncio.to_thread(self._write, path, data, create_only)
         return path.as_uri()

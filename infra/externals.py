@@ -38,8 +38,11 @@ class BlobInfo:
 class Blobs(Protocol):
     """Bytes under keys (`runs/<run>/objects/<sha>`, `datasets/<sha>` ...). Durable on return."""
 
-    async def put(self, key: str, data: bytes, *, create_only: bool = False) -> str:
-        """Store, return the uri. Raises BlobExists with `create_only` when the key is taken."""
+    async def put(
+        self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
+    ) -> str:
+        """Store, return the uri. `sha256`: the content's hash, where the caller has made it. Raises
+        BlobExists with `create_only` when the key is taken."""
         ...
 
     async def put_file(self, key: str, path: Path) -> str: ...

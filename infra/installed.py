@@ -50,8 +50,10 @@ class InstalledBlobs:
         self._here = here
         self._former: tuple[str, ...] = ()
 
-    async def put(self, key: str, data: bytes, *, create_only: bool = False) -> str:
-        return await self._inner.put(key, data, create_only=create_only)
+    async def put(
+        self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
+    ) -> str:
+        return await self._inner.put(key, data, create_only=create_only, sha256=sha256)
 
     async def put_file(self, key: str, path: Path) -> str:
         return await self._inner.put_file(key, path)

@@ -24,7 +24,9 @@ class MemoryBlobs:
     def __init__(self) -> None:
         self._held: dict[str, _Blob] = {}
 
-    async def put(self, key: str, data: bytes, *, create_only: bool = False) -> str:
+    async def put(
+        self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
+    ) -> str:
         check_key(key)
         uri = f"memory:///{key}"
         if create_only and uri in self._held:

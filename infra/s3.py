@@ -38,15 +38,18 @@ class S3Blobs:
         self._client = store.client
         self._place = store.place
 
-    async def put(self, key: str, data: bytes, *, create_only: bool = False) -> str:
+    async def put(
+        self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
+    ) -> str:
+        if sha256 is None:
+            sha256 = await asyncio.to_thread(_hash, data)
         if create_only:
-            await self._create(key, data)
+            await self._create(key, data, _about(sha256))
         elif len(data) > WHOLE_BYTES:
-            await self._put_parts(key, await asyncio.to_thread(Source.of_bytes, data))
+            await self._put_parts(key, Source.of_bytes(data, sha256))
         else:
-            metadata = await asyncio.to_thread(_about, data)
             await self._store.call(
-                self._client.put_object, **self._at(key), Body=data, Metadata=metadata
+                self._client.put_object, **self._at(key), Body=data, Metadata=_about(sha256)
             )
         return self._place.uri(key)
 
@@ -138,9 +141,8 @@ class S3Blobs:
                 "that is strongly consistent"
             )
 
-    async def _create(self, key: str, data: bytes) -> None:
+    async def _create(self, key: str, data: bytes, metadata: dict[str, str]) -> None:
         """Put unless the key is taken. Raises BlobExists when somebody else took it."""
-        metadata = await asyncio.to_thread(_about, data)
         try:
             await self._store.call(
                 self._client.put_object,
@@ -163,9 +165,8 @@ class S3Blobs:
         return metadata.get(PUT) == put
 
     async def _put_parts(self, key: str, source: Source) -> None:
-        metadata = {SHA256: source.sha256, PUT: uuid4().hex}
         try:
-            await upload(self._store, self._place.object_key(key), source, metadata)
+            await upload(self._store, self._place.object_key(key), source, _about(source.sha256))
         except NotFound as error:
             found = await self._metadata(key)
             if found is None or found.get(SHA256) != source.sha256:
@@ -187,7 +188,7 @@ class S3Blobs:
     def _checked(self, where: Mapping[str, str]) -> bytes | None:
         """The content; None when it has not the hash that it carries. What others put carries none."""
         data, metadata = self._read(where)
-        good = metadata.get(SHA256, "") in ("", hashlib.sha256(data).hexdigest())
+        good = metadata.get(SHA256, "") in ("", _hash(data))
         return data if good else None
 
     def _read(self, where: Mapping[str, str]) -> tuple[bytes, Mapping[str, str]]:
@@ -215,8 +216,13 @@ async def open_s3(uri: str, *, endpoint: str | None) -> AsyncIterator[S3Blobs]:
         store.close()
 
 
-def _about(data: bytes) -> dict[str, str]:
-    return {SHA256: hashlib.sha256(data).hexdigest(), PUT: uuid4().hex}
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _about(sha256: str) -> dict[str, str]:
+    """What an object carries: its content's hash, and which put made it."""
+    return {SHA256: sha256, PUT: uuid4().hex}
 
 
 def _names_lowered(answer: Mapping[str, Any]) -> Mapping[str, str]:

@@ -38,11 +38,11 @@ class Source:
     read: Callable[[int, int], bytes]
 
     @classmethod
-    def of_bytes(cls, data: bytes) -> "Source":
+    def of_bytes(cls, data: bytes, sha256: str) -> "Source":
         view = memoryview(data)
         return cls(
             size=len(data),
-            sha256=hashlib.sha256(data).hexdigest(),
+            sha256=sha256,
             read=lambda start, size: bytes(view[start : start + size]),
         )
 

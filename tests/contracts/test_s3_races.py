@@ -23,8 +23,10 @@ SIZE = 20_000
 class Overwriting(S3Blobs):
     """A store without create-only writes."""
 
-    async def put(self, key: str, data: bytes, *, create_only: bool = False) -> str:
-        return await super().put(key, data)
+    async def put(
+        self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
+    ) -> str:
+        return await super().put(key, data, sha256=sha256)
 
 
 @dataclass

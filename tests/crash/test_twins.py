@@ -178,8 +178,10 @@ async def test_twin_without_the_claim_epoch_it_is_taken_twice(
 class Overwriting(LocalBlobs):
     """A store without create-only writes."""
 
-    async def put(self, key: str, data: bytes, *, create_only: bool = False) -> str:
-        return await super().put(key, data)
+    async def put(
+        self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
+    ) -> str:
+        return await super().put(key, data, sha256=sha256)
 
 
 async def manifests_of_two_that_differ(directory: Path, blobs: LocalBlobs) -> tuple[str, str]:
