@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-enum { PATIENCE = 4096, PORTIONS = 16 };
+enum { PATIENCE = 256, PORTIONS = 16 };
 
 /* All zero before its first claim; alone in its cache line. */
 typedef struct {
