@@ -9,12 +9,16 @@ starts.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import Message, SampleRequest
+
+BEGINNINGS = 64
+"""Conversations whose ids are kept: the samples of a group begin alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class Chat:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._stop_ids = stop_ids
+        self._begun = lru_cache(BEGINNINGS)(self._begin)
 
     def text(self, messages: Sequence[Message], *, reply_next: bool) -> str:
         """The conversation as the template writes it; with `reply_next`, up to where the assistant
@@ -57,9 +62,10 @@ class Chat:
     def prompt_ids(self, request: SampleRequest) -> list[int]:
         """The prompt of a request: continued exactly where it extends what was sampled."""
         continued = self._continuation(request) if request.history else None
-        if continued is not None:
-            return continued
-        return self.encode(self.text(request.messages, reply_next=True))
+        return list(self._begun(request.messages)) if continued is None else continued
+
+    def _begin(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        return tuple(self.encode(self.text(messages, reply_next=True)))
 
     def _continuation(self, request: SampleRequest) -> list[int] | None:
         before, last = request.history_messages, request.history[-1]

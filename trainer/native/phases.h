@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-enum { PATIENCE = 4096 };
+enum { PATIENCE = 256 };
 
 /* All zero before its first claim; alone in its cache line. */
 typedef struct {

@@ -30,6 +30,8 @@ class NativeLane(Lane):
     def __init__(self, model: Model, *, capacity: int, size: int, fixed: bool = False) -> None:
         super().__init__(model, capacity=capacity, size=size, fixed=fixed)
         self._prompts: list[Cache] = []
+        self._slots: list[int] = []
+        self._free = list(range(size))
 
     def _allocate(self) -> None:
         self._own = native_of(self.model).cache(self.capacity, self.size)
@@ -50,27 +52,28 @@ class NativeLane(Lane):
         """Take a row in that has drawn its first token."""
         if not isinstance(prompt, NativePrompt):
             raise TypeError("a prompt for this lane is read in C")
-        self._prompts.append(prompt.cache)
-        self.rows.append(row)
+        self._enter(row, prompt.cache)
 
     def take(self, row: Row, other: Lane) -> None:
         if not isinstance(other, NativeLane):
             raise TypeError("a row stays among lanes of its kind")
-        slot = other.rows.index(row)
-        held = other._own[slot]
-        self._own[len(self.rows), :, :, :, : held.shape[-2]] = held
-        self._prompts.append(other._prompts[slot])
-        self.rows.append(row)
+        at = other.rows.index(row)
+        held = other._own[other._slots[at]]
+        self._own[self._enter(row, other._prompts[at]), :, :, :, : held.shape[-2]] = held
         other.drop(row)
 
+    def _enter(self, row: Row, prompt: Cache) -> int:
+        """Give a row a slot."""
+        self.rows.append(row)
+        self._prompts.append(prompt)
+        self._slots.append(self._free.pop())
+        return self._slots[-1]
+
     def drop(self, row: Row) -> None:
-        slot, last = self.rows.index(row), len(self.rows) - 1
-        if slot != last:
-            self._own[slot] = self._own[last]
-            self._prompts[slot] = self._prompts[last]
-            self.rows[slot] = self.rows[last]
-        self._prompts.pop()
-        self.rows.pop()
+        at = self.rows.index(row)
+        self._free.append(self._slots.pop(at))
+        self._prompts.pop(at)
+        self.rows.pop(at)
 
     def step(self) -> int:
         """Draw the next tokens of every row, up to BURST of them."""
@@ -103,9 +106,9 @@ class NativeLane(Lane):
             Reading(
                 row.completion_ids[-1],
                 row.length - 1,
-                own,
+                self._own[slot],
                 prompt,
                 row.max_new_tokens - len(row.completion_ids),
             )
-            for row, own, prompt in zip(self.rows, self._own, self._prompts, strict=False)
+            for row, slot, prompt in zip(self.rows, self._slots, self._prompts, strict=True)
         ]

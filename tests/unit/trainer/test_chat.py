@@ -86,3 +86,15 @@ def test_a_template_that_refuses_is_the_samples_failure(chat: Chat) -> None:
 def test_what_cannot_be_spelled_is_unknown(chat: Chat) -> None:
     assert chat.encode("aé") == [*chat.encode("a"), 1]
     assert chat.decode(chat.encode("a\nb ~")) == "a\nb ~"
+
+
+def test_the_samples_of_a_group_render_their_prompt_once(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = request("hi")
+    expected = chat.prompt_ids(asked)
+    expected.append(0)
+    monkeypatch.setattr(Chat, "text", lambda *_, **__: "")
+    again = request("hi", sample=1)
+    assert chat.prompt_ids(again) == expected[:-1], "nobody else's list"
+    assert chat.prompt_ids(request("hello")) == []
