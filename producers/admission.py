@@ -51,15 +51,30 @@ def _training(
             "advanced.validation_dataset",
             f"its loss needs {DEMONSTRATION}; {has} (or name a rollout, whose grader scores it)",
         )
-    if config.checkpoints.eval_interval is not None and validation is None:
-        yield Issue(
-            "checkpoints.eval_interval",
-            "needs advanced.validation_dataset, the held-out dataset to validate on",
-        )
-    if validation is not None and validation.dataset.num_rows > MAX_EVAL_ROWS:
+    yield from _validation(config, validation)
+
+
+def _validation(config: RunConfig, validation: DatasetRegistered | None) -> Iterator[Issue]:
+    advanced = config.advanced
+    if validation is None:
+        asked = {
+            "checkpoints.eval_interval": config.checkpoints.eval_interval is not None,
+            "advanced.validation_samples": advanced.validation_samples != 1,
+            "advanced.validation_temperature": advanced.validation_temperature != 0,
+        }
+        for key in (key for key, given in asked.items() if given):
+            message = "needs advanced.validation_dataset, the held-out dataset to validate on"
+            yield Issue(key, message)
+        return
+    if validation.dataset.num_rows > MAX_EVAL_ROWS:
         yield Issue(
             "advanced.validation_dataset",
             f"has {validation.dataset.num_rows} rows; at most {MAX_EVAL_ROWS} can be validated on",
+        )
+    if advanced.validation_samples > MAX_EVAL_SAMPLES:
+        yield Issue(
+            "advanced.validation_samples",
+            f"must be at most {MAX_EVAL_SAMPLES}, got {advanced.validation_samples}",
         )
 
 
