@@ -41,6 +41,9 @@ EvalMessage = (
     | EvaluationStopRequested
 )
 
+MOST_SLOTS = 500
+"""Of one request: some 40 bytes each, beside the template, in an event of 64 KiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class EvalState:
@@ -169,19 +172,21 @@ def _start(state: EvalState, request: EvaluationRequested, rollout: RolloutRef |
 
 
 def _ask(state: EvalState) -> tuple[GroupsRequested, ...]:
-    """The next chunk of rows."""
+    """The next chunk of rows, in as many requests as it takes."""
     started = state.started
     if started is None or state.asked >= len(started.rows):
         return ()
     chunk = started.rows[state.asked : state.asked + started.batch_size]
-    return (
+    slots = tuple(Slot(slot=state.asked + n, row=row) for n, row in enumerate(chunk))
+    return tuple(
         GroupsRequested(
             owner=started.evaluation,
             purpose=Purpose.EVALUATE,
             step=started.step or 0,
-            slots=tuple(Slot(slot=state.asked + n, row=row) for n, row in enumerate(chunk)),
+            slots=slots[first : first + MOST_SLOTS],
             template=started.template,
-        ),
+        )
+        for first in range(0, len(slots), MOST_SLOTS)
     )
 
 

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue
-from schemas.events import MAX_EVENT_BYTES, DatasetRegistered
-from schemas.limits import SAMPLE_BYTES, batch_size, too_large
+from schemas.events import DatasetRegistered
+from schemas.limits import batch_size, too_large, too_many_samples
 
 LABELS = frozenset({"ground_truth", "label"})
 MAX_EVAL_ROWS = 5000
-MAX_EVAL_SAMPLES = (MAX_EVENT_BYTES - 8192) // SAMPLE_BYTES
 
 
 DEMONSTRATION = "user_prompt and ground_truth, or messages"
@@ -51,16 +50,28 @@ def _training(
             "advanced.validation_dataset",
             f"its loss needs {DEMONSTRATION}; {has} (or name a rollout, whose grader scores it)",
         )
-    if config.checkpoints.eval_interval is not None and validation is None:
-        yield Issue(
-            "checkpoints.eval_interval",
-            "needs advanced.validation_dataset, the held-out dataset to validate on",
-        )
-    if validation is not None and validation.dataset.num_rows > MAX_EVAL_ROWS:
+    yield from _validation(config, validation)
+
+
+def _validation(config: RunConfig, validation: DatasetRegistered | None) -> Iterator[Issue]:
+    advanced = config.advanced
+    if validation is None:
+        asked = {
+            "checkpoints.eval_interval": config.checkpoints.eval_interval is not None,
+            "advanced.validation_samples": advanced.validation_samples != 1,
+            "advanced.validation_temperature": advanced.validation_temperature != 0,
+        }
+        for key in (key for key, given in asked.items() if given):
+            message = "needs advanced.validation_dataset, the held-out dataset to validate on"
+            yield Issue(key, message)
+        return
+    if validation.dataset.num_rows > MAX_EVAL_ROWS:
         yield Issue(
             "advanced.validation_dataset",
             f"has {validation.dataset.num_rows} rows; at most {MAX_EVAL_ROWS} can be validated on",
         )
+    if reason := too_many_samples(advanced.validation_samples, advanced.rewards):
+        yield Issue("advanced.validation_samples", reason)
 
 
 def evaluation_issues(
@@ -79,7 +90,5 @@ def _evaluation(
             f"{len(rows)} rows of {dataset.dataset.name} are too many for one evaluation; "
             f"set it to at most {MAX_EVAL_ROWS}",
         )
-    if config.evaluation.n > MAX_EVAL_SAMPLES:
-        yield Issue(
-            "evaluation.n", f"must be at most {MAX_EVAL_SAMPLES}, got {config.evaluation.n}"
-        )
+    if reason := too_many_samples(config.evaluation.n, config.advanced.rewards):
+        yield Issue("evaluation.n", reason)

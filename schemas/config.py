@@ -61,9 +61,9 @@ class Training(Section):
     total_epochs: int = Field(default=1, ge=1, le=10_000)
     """how often each row of the dataset is taken, unless `advanced.max_steps` is given"""
     n_samples_per_prompt: int = Field(default=8, ge=1, le=1024)
-    """samples of a group"""
+    """samples of a group; their grades must fit into an event: 136, fewer with reward functions"""
     rollout_batch_size: int = Field(default=32, ge=1, le=1_000_000)
-    """groups of a step"""
+    """groups of a step; they must fit into an event: 121 with 8 samples each"""
     max_prompt_length: int = Field(default=8192, ge=1, le=262_144)
     """tokens; a longer prompt fails its sample, nothing is cut"""
     max_response_length: int = Field(default=8192, ge=1, le=262_144)
@@ -250,7 +250,7 @@ class Evaluation(Section):
     limit: int | None = Field(default=None, ge=1)
     """the first so many rows; default: a tenth of all, drawn from the seed"""
     n: int = Field(default=1, ge=1, le=1024)
-    """samples of a row"""
+    """samples of a row, as many as `training.n_samples_per_prompt` may be"""
     batch_size: int = Field(default=1, ge=1, le=10_000)
     """rows that are asked for at once"""
     pass_threshold: float = Field(default=1.0)

@@ -1,8 +1,9 @@
 """How long a run is, and what cannot fit into its events: known at submit, before anything runs."""
 
 import math
+from collections.abc import Sequence
 
-from schemas.config import RunConfig
+from schemas.config import RewardWeight, RunConfig
 from schemas.events import MAX_EVENT_BYTES
 
 GROUP_BYTES = 330
@@ -11,6 +12,9 @@ GROUP_BYTES = 330
 REWARD_BYTES = 22
 SAMPLE_BYTES = 420
 """About what one sample takes in GroupGenerated and GroupGraded, in bytes."""
+
+PART_BYTES = 30
+"""What a reward function's value takes there beside its name, at most."""
 
 
 def batch_size(config: RunConfig) -> int:
@@ -27,6 +31,14 @@ def total_steps(config: RunConfig, num_rows: int) -> int:
     return math.ceil(config.training.total_epochs * num_rows / batch_size(config))
 
 
+def too_many_samples(num: int, rewards: Sequence[RewardWeight]) -> str | None:
+    """Why the grades of a group of so many samples would not fit into one event, or None."""
+    parts = sum(len(reward.name.encode()) + PART_BYTES for reward in rewards)
+    most = (MAX_EVENT_BYTES - 8192) // (SAMPLE_BYTES + parts)
+    beside = f" with {len(rewards)} reward functions" if rewards else ""
+    return f"must be at most {most}{beside}, got {num}" if num > most else None
+
+
 def too_large(config: RunConfig) -> str | None:
     """Why a step of this run would not fit into an event, or None."""
     if config.advanced.algorithm == "sft":
@@ -35,9 +47,8 @@ def too_large(config: RunConfig) -> str | None:
             return f"advanced.batch_size may be at most {most}"
         return None
     samples = config.training.n_samples_per_prompt
-    most_samples = (MAX_EVENT_BYTES - 8192) // SAMPLE_BYTES
-    if samples > most_samples:
-        return f"training.n_samples_per_prompt may be at most {most_samples}"
+    if reason := too_many_samples(samples, config.advanced.rewards):
+        return f"training.n_samples_per_prompt {reason}"
     most_groups = (MAX_EVENT_BYTES - 4096) // (GROUP_BYTES + REWARD_BYTES * samples)
     if config.training.rollout_batch_size > most_groups:
         return (

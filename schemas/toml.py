@@ -24,6 +24,8 @@ ErrorDetails = Mapping[str, Any]
 
 ALIKE, OWN_SECTION = 0.75, 0.1
 """How alike a key must be to be meant, and how much more likely one of the same section is."""
+LORA_TARGETS = ("advanced", "lora_targets")
+"""The one key that may hold either of two types; what pydantic says of each member is about no key."""
 RESERVED_ENV_PREFIXES = ("_OSMOSIS_", "HEADRACE_")
 
 
@@ -180,6 +182,9 @@ def _issue(details: ErrorDetails, model: type[BaseModel]) -> Issue:
     section = model.model_fields.get(str(location[0])) if location else None
     if len(location) == 1 and section is not None:
         return Issue(str(location[0]), f"must be a table: [{location[0]}]")
+    if location[:2] == LORA_TARGETS:
+        got = _shown(details["input"])
+        return Issue(_key(location), f"must be a string or a list of strings, got {got}")
     return Issue(_key(location), _sentence(details), _meant_value(details))
 
 
@@ -219,8 +224,8 @@ def _known_keys(model: type[BaseModel]) -> dict[str, str]:
 def _key(location: tuple[Any, ...]) -> str:
     """`("advanced", "rewards", 0, "name")` -> `advanced.rewards[0].name`. The name of a union's
     member is not part of a key."""
-    if location[:2] == ("advanced", "lora_targets"):
-        location = location[:2]
+    if location[:2] == LORA_TARGETS:
+        location = LORA_TARGETS
     key = ""
     for part in location:
         key += f"[{part}]" if isinstance(part, int) else f".{part}"

@@ -5,6 +5,7 @@ from uuid import UUID
 from consumers.evaluate import CONSUMER
 from schemas.config import EvalConfig
 from schemas.events import (
+    MAX_EVENT_BYTES,
     EvaluationCompleted,
     EvaluationRequested,
     EvaluationStarted,
@@ -107,6 +108,14 @@ def test_chunk_by_chunk_to_the_mean_over_all_graded_samples() -> None:
     assert done.metrics["eval/pass_rate"] == 0.75
     assert done.metrics["eval/failed"] == 1
     assert done.metrics["eval/count"] == 5
+
+
+def test_a_chunk_of_any_size_fits_into_its_events() -> None:
+    asked = begun(requested(rows=5000, chunk=5000)).events
+    requests = [event for event in asked if isinstance(event, GroupsRequested)]
+    assert [slot.row for event in requests for slot in event.slots] == list(range(5000))
+    assert len({event.name for event in requests}) == len(requests)
+    assert max(len(event.model_dump_json()) for event in requests) < MAX_EVENT_BYTES / 2
 
 
 def test_when_every_sample_fails_the_first_error_is_quoted() -> None:

@@ -69,7 +69,8 @@ def test_a_good_file_has_the_defaults() -> None:
         ),
         ({"advanced": {"deterministic": 1}}, "advanced.deterministic", "true or false", None),
         ({"advanced": {"algorithm": "grp"}}, "advanced.algorithm", "must be one of", "grpo"),
-        ({"advanced": {"lora_targets": 3}}, "advanced.lora_targets", "must be a string", None),
+        ({"advanced": {"lora_targets": 3}}, "advanced.lora_targets", "or a list of strings", None),
+        ({"advanced": {"lora_targets": ["a", 1]}}, "advanced.lora_targets", '["a", 1]', None),
         (
             {"advanced": {"rewards": [{"weight": 1}]}},
             "advanced.rewards[0].name",

@@ -169,6 +169,19 @@ async def test_names_are_invented_kept_and_refused_when_taken(ready: Application
             None,
         ),
         ({"checkpoints": {"eval_interval": 5}}, "checkpoints.eval_interval", "validation", None),
+        ({"advanced": {"validation_samples": 2}}, "advanced.validation_samples", "dataset", None),
+        (
+            {"advanced": {"validation_temperature": 0.5}},
+            "advanced.validation_temperature",
+            "needs advanced.validation_dataset",
+            None,
+        ),
+        (
+            {"advanced": {"validation_dataset": "numbers", "validation_samples": 500}},
+            "advanced.validation_samples",
+            "at most 136",
+            None,
+        ),
         (
             {"advanced": {"validation_dataset": "x"}},
             "advanced.validation_dataset",
