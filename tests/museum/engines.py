@@ -94,9 +94,9 @@ EXHIBITS = (
     Exhibit(
         bug="merging an adapter leaves its scale out",
         seen="hao-ai-lab/FastVideo#870",
-        code="trainer.adapters:merged_weight",
-        old="alpha=scale",
-        new="alpha=1.0",
+        code="trainer.sampler.packed:_added",
+        old="view.scale",
+        new="1.0",
         test=VERSIONS,
     ),
     Exhibit(
