@@ -25,6 +25,9 @@ from trainer.weights import FUSED, Trainable, layer_module
 
 WIDE, LANES = 16, 32
 """Floats of a vector, and outputs of a panel, as in `vectors.h`."""
+HIGH_RANK = 64
+"""Adapters of a higher rank are multiplied by torch: what `adapt.c` saves is copies of the weights, and
+such products take longer than those. A function of the adapter, for the two ways round differently."""
 LAYER = (
     "qkv",
     "qkv_bias",
@@ -68,7 +71,7 @@ class Bases:
 
     def packed(self, decoder: Decoder, view: Trainable) -> Packed:
         """The version `view`. Its tensors are overwritten after it is gone: hold it, not them."""
-        if not view.frozen:
+        if not view.frozen or _rank(view) > HIGH_RANK:
             return packed(decoder, view)
         key = str(id(decoder))
         held = self._held.get(key)
@@ -123,6 +126,11 @@ def packed(decoder: Decoder, view: Trainable) -> Packed:
         norm=view.base["model.norm.weight"] * math.sqrt(embedding.shape[1]),
         head=panels(view.base.get("lm_head.weight", embedding).t()),
     )
+
+
+def _rank(view: Trainable) -> int:
+    """The highest rank of its adapters."""
+    return max((len(a_r_I) for a_r_I, _ in view.pairs.values()), default=0)
 
 
 def _added(

@@ -13,7 +13,7 @@ from trainer.base import Base
 from trainer.lora import fresh_adapter, target_modules
 from trainer.native.library import library
 from trainer.sampler import packed as packing
-from trainer.sampler.packed import Bases, Packed, in_turns, packed, panels
+from trainer.sampler.packed import HIGH_RANK, Bases, Packed, in_turns, packed, panels
 from trainer.weights import FUSED, Trainable, trainable
 
 ADAPTED = {
@@ -23,8 +23,10 @@ ADAPTED = {
 }
 
 
-def version(base: Base, targets: str | tuple[str, ...], *, seed: int = 1) -> Trainable:
-    fresh = fresh_adapter(base, target_modules(base, targets), rank=4, seed=0)
+def version(
+    base: Base, targets: str | tuple[str, ...], *, seed: int = 1, rank: int = 4
+) -> Trainable:
+    fresh = fresh_adapter(base, target_modules(base, targets), rank=rank, seed=0)
     generator = torch.Generator().manual_seed(seed)
     noisy = {n: t + 0.1 * torch.randn(t.shape, generator=generator) for n, t in fresh.items()}
     return trainable(base.tensors, noisy, alpha=8.0)
@@ -78,6 +80,21 @@ def test_without_a_compiler_an_adapted_version_is_packed_anew(
     view, shape = version(base, "all-linear"), decoder(base)
     with torch.no_grad():
         assert_same(Bases().packed(shape, view), packed(shape, view))
+
+
+def test_an_adapter_of_a_high_rank_is_multiplied_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> Packed:
+        raise AssertionError("adapt.c was asked")
+
+    monkeypatch.setattr(Bases, "_adapted", refused)
+    base = base_of(QWEN3)
+    low, high = (version(base, "all-linear", rank=rank) for rank in (HIGH_RANK, HIGH_RANK + 1))
+    shape, bases = decoder(base), Bases()
+    with torch.no_grad():
+        assert_same(bases.packed(shape, high), packed(shape, high))
+        if library("adapt") is not None:
+            with pytest.raises(AssertionError, match="was asked"):
+                bases.packed(shape, low)
 
 
 def test_the_room_of_a_version_that_is_gone_is_used_again() -> None:
