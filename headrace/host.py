@@ -15,7 +15,6 @@ import resource
 import signal
 import struct
 import sys
-import tempfile
 import threading
 import traceback
 import types
@@ -160,16 +159,16 @@ def workflow_call(module: types.ModuleType) -> Callable[[Json], Awaitable[Json]]
         raise discovery.Unusable("there is no AgentWorkflow")
 
     async def call(message: Json) -> Json:
-        with tempfile.TemporaryDirectory(prefix="sample-") as directory:
-            context = WorkflowContext(
-                prompt=message["prompt"],
-                metadata=message["metadata"],
-                artifacts_dir=Path(directory),
-                base_url=str(message["base_url"]),
-                api_key=str(message["api_key"]),
-            )
-            returned = await workflow().run(context)
-        return {"messages": conversation(returned)}
+        context = WorkflowContext(
+            prompt=message["prompt"],
+            metadata=message["metadata"],
+            base_url=str(message["base_url"]),
+            api_key=str(message["api_key"]),
+        )
+        try:
+            return {"messages": conversation(await workflow().run(context))}
+        finally:
+            context.discard()
 
     return call
 

@@ -1,6 +1,9 @@
 """Workflows: how one attempt at a dataset row is made."""
 
+import shutil
+import tempfile
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from headrace.http import post_json
@@ -18,9 +21,19 @@ class WorkflowContext:
 
     prompt: list[ChatMessage]
     metadata: dict[str, object]
-    artifacts_dir: Path
     base_url: str
     api_key: str
+
+    @cached_property
+    def artifacts_dir(self) -> Path:
+        """A directory of this attempt's own, made when it is first asked for and gone with the attempt.
+        Most attempts need none, and to remove one takes as long as all else that the SDK does."""
+        return Path(tempfile.mkdtemp(prefix="sample-"))
+
+    def discard(self) -> None:
+        """The attempt is over: remove its directory, if it has one."""
+        if "artifacts_dir" in self.__dict__:
+            shutil.rmtree(self.artifacts_dir, ignore_errors=True)
 
     async def chat(self, messages: list[ChatMessage], **options: object) -> ChatMessage:
         """Ask the policy for the next assistant message.

@@ -66,6 +66,14 @@ class Do(AgentWorkflow):
             return [{"role": "assistant", "content": str(vars(ctx))}]
         if what == "wait":
             await asyncio.sleep(0.5)
+        if what.startswith("keep"):
+            kept = ctx.artifacts_dir / "kept"
+            found = sorted(os.listdir(ctx.artifacts_dir))
+            kept.write_text(what)
+            assert ctx.artifacts_dir == kept.parent
+            if what == "keep and fail":
+                raise ValueError(str(kept.parent))
+            return [{"role": "assistant", "content": f"{kept.parent} {found}"}]
         return [{"role": "assistant", "content": "done"}]
 
 
@@ -282,6 +290,19 @@ async def test_who_it_is_and_what_it_can_see(
     secret.write_text("secret")
     error = await failure(user, rollout, f"read {secret}")
     assert "PermissionError" in error.message
+
+
+async def test_an_attempt_has_a_directory_of_its_own_until_it_is_over(
+    user: ProcessSandbox, rollout: RolloutRef
+) -> None:
+    said = await asyncio.gather(*(run(user, rollout, f"keep {i}") for i in range(3)))
+    places = [Path(each.split()[0]) for each in said]
+    assert len(set(places)) == 3
+    assert all(each.endswith(" []") for each in said), "each found its own empty"
+    failed = await failure(user, rollout, "keep and fail")
+    places.append(Path(failed.message.split()[1]))
+    assert [str(place.parent) for place in places] == ["/tmp"] * 4
+    assert not any(place.exists() for place in places)
 
 
 async def test_the_label_never_enters_the_workflows_process(
