@@ -67,7 +67,7 @@ def asked(policy: PolicyRef) -> SampleRequest:
 async def sampler(run: str) -> None:
     """One sampler: a line of JSON for the base model, and one for each version that it serves."""
     async with open_backend(Settings.load(os.environ)) as backend:
-        engine = Engine(fetch=backend.artifacts.get, threads=1)
+        engine = Engine(fetch=backend.artifacts.get, read=backend.artifacts.read, threads=1)
         wakeup, cursor = backend.notifier.subscribe(), Cursor()
         _say(0, await engine.sampler.sample(asked(PolicyRef(version=0))))
         while True:

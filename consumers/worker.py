@@ -135,7 +135,8 @@ async def _ports(
         share = None
         if vllm and vllm.server:
             share = vllm.server.learner_share(2 if settings.workers == "two" else 1)
-        engine = Engine(fetch=backend.artifacts.get, vllm=servers, gpu_share=share)
+        artifacts = backend.artifacts
+        engine = Engine(fetch=artifacts.get, read=artifacts.read, vllm=servers, gpu_share=share)
         stack.push_async_callback(engine.aclose)
         sampler, learner = engine.sampler, engine.learner
     if lanes & {Lane.CONTROL, Lane.USER, Lane.GENERATE}:

@@ -4,11 +4,13 @@ A row costs no write of its own; a blob is durable before the reference exists. 
 read lately stays in memory, so that a neighbour in the same process need not ask the database.
 """
 
+import asyncio
 import hashlib
 from collections import OrderedDict
 
 from infra.externals import Blobs
 from infra.ports import EventLog, SmallArtifact
+from infra.reading import Lead, read_verified
 from schemas.errors import CorruptData, NotFound
 from schemas.sampling import ArtifactRef
 
@@ -60,6 +62,15 @@ class ArtifactStore:
             data = verified(ref, await self._blobs.get(ref.uri))
         self.remember(ref.sha256, data)
         return data
+
+    async def read(self, ref: ArtifactRef, lead: Lead) -> bytes | memoryview:
+        """`get` for what is large and looked at in place: of a file of this machine a copy of the
+        caller's own (a memoryview), made and verified in one go."""
+        held = ref.sha256 in self._cache or ref.uri.startswith(ROW)
+        path = None if held else await self._blobs.file(ref.uri)
+        if path is None:
+            return await self.get(ref)
+        return await asyncio.to_thread(read_verified, path, ref, lead)
 
     async def discard(self, ref: ArtifactRef) -> None:
         dropped = self._cache.pop(ref.sha256, None)

@@ -11,24 +11,25 @@ from trainer.learner import TorchLearner
 from trainer.sampler.engine import TorchSampler
 from trainer.sampler.vllm.engine import VllmSampler
 from trainer.sampler.vllm.fleet import Servers
-from trainer.store import Fetch, Store
+from trainer.store import Fetch, Read, Store
 
 
 class Engine:
-    """Owns the device thread. `fetch` gives the verified bytes of an artifact (sync or async). `vllm`:
-    the servers that sample; None: this device does. `gpu_share`: how much of a GPU's memory may be
-    taken, where others share it."""
+    """Owns the device thread. `fetch` gives the verified bytes of an artifact (sync or async), `read`
+    those of weights into memory of our own. `vllm`: the servers that sample; None: this device does.
+    `gpu_share`: how much of a GPU's memory may be taken, where others share it."""
 
     def __init__(
         self,
         *,
         fetch: Fetch,
+        read: Read | None = None,
         threads: int | None = None,
         vllm: Servers | None = None,
         gpu_share: float | None = None,
     ) -> None:
         self._device = Device(threads=threads, gpu_share=gpu_share)
-        store = Store(self._device, fetch)
+        store = Store(self._device, fetch, read)
         self.sampler = VllmSampler(store, vllm) if vllm else TorchSampler(store)
         self.learner = TorchLearner(store)
 

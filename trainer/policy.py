@@ -29,6 +29,7 @@ from trainer.fallback import Fallback
 from trainer.forward import DIRECT, Forward
 from trainer.fused_pass import fits, fused_hidden
 from trainer.head import logits_of
+from trainer.inplace import in_place
 from trainer.logprobs import chosen_logprobs
 from trainer.lora import adapter_config, fresh_adapter, target_modules
 from trainer.native_pass import native_hidden, native_library
@@ -201,11 +202,13 @@ def export(tensors: Tensors) -> bytes:
     return save(ordered, metadata=METADATA)
 
 
-def parse(data: bytes, *, device: torch.device) -> dict[str, torch.Tensor]:
-    """Safetensors bytes -> tensors, each in memory of its own: inside the file they may lie
-    unaligned, kernels pick their path by alignment, and another path gives other bits. Raises
-    CorruptData."""
+def parse(data: bytes | memoryview, *, device: torch.device) -> dict[str, torch.Tensor]:
+    """Safetensors bytes -> tensors, aligned whatever the file is like: kernels pick their path by
+    alignment, and another path gives other bits. In memory of one's own (a memoryview) they stay where
+    they lie. Raises CorruptData."""
     try:
+        if isinstance(data, memoryview):
+            return {name: tensor.to(device) for name, tensor in in_place(data).items()}
         tensors = load(data)
     except (SafetensorError, ValueError) as error:
         raise CorruptData(f"these weights are not a safetensors file: {error}") from error

@@ -18,10 +18,15 @@ from trainer.base import build_base
 from trainer.decoder import decoder_of
 from trainer.device import Device
 from trainer.fallback import Fallback
+from trainer.inplace import lead
 from trainer.policy import Loaded, parse
 
 Fetch = Callable[[ArtifactRef], Awaitable[bytes] | bytes]
 """Verified bytes of an artifact."""
+
+Read = Callable[[ArtifactRef, Callable[[bytes], int]], Awaitable[bytes | memoryview]]
+"""The same, as a memoryview where it is a copy of our own, so many bytes behind an aligned place as the
+function says of the first eight bytes."""
 
 V = TypeVar("V")
 
@@ -49,9 +54,10 @@ class Recent(Generic[V]):
 class Store:
     """Bases and versions, loaded when first asked for, once however many ask."""
 
-    def __init__(self, device: Device, fetch: Fetch) -> None:
+    def __init__(self, device: Device, fetch: Fetch, read: Read | None = None) -> None:
         self.device = device
         self._fetch = fetch
+        self._read = read
         self._loaded: Recent[Loaded] = Recent(3)
         self._trained: Recent[dict[str, torch.Tensor]] = Recent(6)
         self._locks: dict[str, asyncio.Lock] = {}
@@ -75,7 +81,11 @@ class Store:
             held = self._trained.get(key)
             if held is not None:
                 return held
-            data = await self._bytes(policy.weights)
+            data = (
+                await self._read(policy.weights, lead)
+                if self._read
+                else await self._bytes(policy.weights)
+            )
             tensors = await self.device.run(parse, data, device=self.device.torch)
             return self._trained.put(key, tensors)
 
