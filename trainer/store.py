@@ -23,6 +23,9 @@ from trainer.policy import Loaded, parse
 Fetch = Callable[[ArtifactRef], Awaitable[bytes] | bytes]
 """Verified bytes of an artifact."""
 
+OnKept = Callable[[str, dict[str, torch.Tensor]], None]
+"""Hears of a version that the learner has left."""
+
 V = TypeVar("V")
 
 
@@ -55,6 +58,7 @@ class Store:
         self._loaded: Recent[Loaded] = Recent(3)
         self._trained: Recent[dict[str, torch.Tensor]] = Recent(6)
         self._locks: dict[str, asyncio.Lock] = {}
+        self.on_kept: OnKept | None = None
 
     async def loaded(self, ref: ModelRef) -> Loaded:
         """The base model of `ref`. Raises Refused when it cannot be loaded."""
@@ -82,6 +86,8 @@ class Store:
     def keep(self, sha256: str, tensors: dict[str, torch.Tensor]) -> None:
         """Leave a version for samplers; the tensors must not change any more."""
         self._trained.put(sha256, tensors)
+        if self.on_kept is not None:
+            self.on_kept(sha256, tensors)
 
     def _load(self, ref: ModelRef, files: dict[str, bytes]) -> Loaded:
         base = build_base(ref, files, device=self.device.torch)
