@@ -23,8 +23,8 @@ from trainer.store import Recent, Store
 
 logger = logging.getLogger(__name__)
 
-APART_S = 0.002
-"""An idle engine begins once nobody has come for this long: a hundredth of a short answer."""
+APART_S = 0.001
+"""An idle engine begins once nobody has come for this long: a small part of a short answer."""
 COMPANY_S = 0.02
 """And at the latest after this long."""
 
