@@ -28,6 +28,10 @@ Read = Callable[[ArtifactRef, Callable[[bytes], int]], Awaitable[bytes | memoryv
 """The same, as a memoryview where it is a copy of our own, so many bytes behind an aligned place as the
 function says of the first eight bytes."""
 
+
+OnKept = Callable[[str, dict[str, torch.Tensor]], None]
+"""Hears of a version that the learner has left."""
+
 V = TypeVar("V")
 
 
@@ -61,6 +65,7 @@ class Store:
         self._loaded: Recent[Loaded] = Recent(3)
         self._trained: Recent[dict[str, torch.Tensor]] = Recent(6)
         self._locks: dict[str, asyncio.Lock] = {}
+        self.on_kept: OnKept | None = None
 
     async def loaded(self, ref: ModelRef) -> Loaded:
         """The base model of `ref`. Raises Refused when it cannot be loaded."""
@@ -92,6 +97,8 @@ class Store:
     def keep(self, sha256: str, tensors: dict[str, torch.Tensor]) -> None:
         """Leave a version for samplers; the tensors must not change any more."""
         self._trained.put(sha256, tensors)
+        if self.on_kept is not None:
+            self.on_kept(sha256, tensors)
 
     def _load(self, ref: ModelRef, files: dict[str, bytes]) -> Loaded:
         base = build_base(ref, files, device=self.device.torch)

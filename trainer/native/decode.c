@@ -54,7 +54,7 @@ typedef struct {
     int64_t places, left;
 } Row;
 
-/* `active` lists rows that are computed, `ends` those of them whose logits are wanted. With `uniform`
+/* `active` lists rows that are computed, `end` those of them, in order, whose logits are wanted. With `uniform`
    (steps, rows) tokens are drawn and read again, for so many steps; a row that draws one of `stop`, or
    has no more than that `left` to draw, is computed no further. `drawn` is (steps, rows). */
 typedef struct {
@@ -72,13 +72,14 @@ typedef struct {
     Phase *phase;
 } Batch;
 
-/* What one thread works with. u has a row per active row, or per wanted one for the head. */
+/* What one thread works with. `ending`: past the last layer's keys and values, where nothing is computed but
+   for the rows whose logits are wanted; they come first then. */
 typedef struct {
     const Model *m;
     Batch *b;
     const Layer *w;
     Phase *phase;
-    int64_t layer, step;
+    int64_t layer, step, ending;
     float *x, *u, *qkv, *seen, *inner, *scores;
     double *masses;
 } Work;
@@ -95,6 +96,8 @@ static inline const Row *row_of(const Work *k, int64_t j) { return k->b->row + k
 static inline int64_t active(const Work *k) { return atomic_load_explicit(&k->b->active, memory_order_relaxed); }
 
 static inline int64_t ends(const Work *k) { return atomic_load_explicit(&k->b->ends, memory_order_relaxed); }
+
+static inline int64_t rows(const Work *k) { return k->ending ? ends(k) : active(k); }
 
 enum Then { STORE, ADD, GATE };
 
@@ -148,7 +151,13 @@ static void norm(const Work *k, int64_t j) {
 
 static void last_norm(const Work *k, int64_t e) {
     const int64_t H = k->m->hidden;
-    unit(k->x + k->b->end[e] * H, k->m->norm, H, k->m->eps, k->u + e * H);
+    unit(k->x + e * H, k->m->norm, H, k->m->eps, k->u + e * H);
+}
+
+/* The wanted rows to the front; they are in order. */
+static void gather(const Work *k, int64_t alone) {
+    const int64_t H = k->m->hidden;
+    for (int64_t e = alone; e < ends(k); e++) memmove(k->x + e * H, k->x + k->b->end[e] * H, H * sizeof(float));
 }
 
 static void qkv(const Work *k, int64_t p) {
@@ -159,17 +168,17 @@ static void qkv(const Work *k, int64_t p) {
 
 static void out(const Work *k, int64_t p) {
     const Model *m = k->m;
-    panel(k->seen, active(k), m->heads * m->head_dim, k->w->out, k->w->out_bias, m->hidden, p, k->x, ADD);
+    panel(k->seen, rows(k), m->heads * m->head_dim, k->w->out, k->w->out_bias, m->hidden, p, k->x, ADD);
 }
 
 static void gate_up(const Work *k, int64_t p) {
     const Model *m = k->m;
-    panel(k->u, active(k), m->hidden, k->w->gate_up, k->w->gate_up_bias, 2 * m->inner, p, k->inner, GATE);
+    panel(k->u, rows(k), m->hidden, k->w->gate_up, k->w->gate_up_bias, 2 * m->inner, p, k->inner, GATE);
 }
 
 static void down(const Work *k, int64_t p) {
     const Model *m = k->m;
-    panel(k->inner, active(k), m->inner, k->w->down, k->w->down_bias, m->hidden, p, k->x, ADD);
+    panel(k->inner, rows(k), m->inner, k->w->down, k->w->down_bias, m->hidden, p, k->x, ADD);
 }
 
 static void head(const Work *k, int64_t p) {
@@ -240,8 +249,9 @@ static inline __attribute__((always_inline)) void mix(const float *weights, cons
 /* What one key head's query heads of a row attend to. Rows of one prompt follow each other. */
 static void attend(const Work *k, int64_t unit) {
     const Model *m = k->m;
-    const int64_t D = m->head_dim, A = m->heads, K = m->kv_heads, groups = A / K, j = unit % active(k), h = unit / active(k);
-    const Row *row = row_of(k, j);
+    const int64_t D = m->head_dim, A = m->heads, K = m->kv_heads, groups = A / K, j = unit % rows(k), h = unit / rows(k);
+    const int64_t from = k->ending ? k->b->end[j] : j;
+    const Row *row = row_of(k, from);
     const int64_t before = row->length, after = row->position + 1 - before;
     const int64_t upto = (before + WIDE - 1) / WIDE * WIDE, all = upto + (after + WIDE - 1) / WIDE * WIDE;
     const float *prompt = row->prompt + place_of(k, h, row->prompt_places, 0);
@@ -250,7 +260,7 @@ static void attend(const Work *k, int64_t unit) {
     const float *own_values = row->own + place_of(k, h, row->places, 1);
     const float scale = 1.0f / sqrtf((float)D);
     for (int64_t g = h * groups; g < (h + 1) * groups; g++) {
-        const float *q = k->qkv + (j * (A + 2 * K) + g) * D;
+        const float *q = k->qkv + (from * (A + 2 * K) + g) * D;
         float *seen = k->seen + (j * A + g) * D, *scores = k->scores;
         vec highest = score(q, prompt, D, before, scale, scores, splat(-INFINITY));
         highest = score(q, own, D, after, scale, scores + upto, highest);
@@ -338,7 +348,7 @@ static void go_on(const Work *k, int64_t unit) {
 }
 
 /* `rest` holds, per row, 2 H + (2 A + 2 K) D + I floats; `room_of_thread` is in doubles: V of them, whole
-   vectors, and as many floats as two caches have places. `phase` has (8 layers + 5) steps of them, all zero. */
+   vectors, and as many floats as two caches have places. `phase` has (8 layers + 6) steps of them, all zero. */
 void decode(const Model *m, Batch *b, int64_t thread) {
     const int64_t H = m->hidden, D = m->head_dim, O = (m->heads + 2 * m->kv_heads) * D;
     float *rest = b->rest;
@@ -347,15 +357,18 @@ void decode(const Model *m, Batch *b, int64_t thread) {
     k.x = rest, k.u = k.x + b->rows * H, k.qkv = k.u + b->rows * H;
     k.seen = k.qkv + b->rows * O, k.inner = k.seen + b->rows * m->heads * D;
     for (k.step = 0; k.step < b->steps && active(&k); k.step++) {
+        k.ending = 0;
         share(&k, active(&k), begin);
         for (k.layer = 0; k.layer < m->layers; k.layer++) {
             k.w = m->layer + k.layer;
             if (k.layer) share(&k, active(&k), norm);
             share(&k, panels(O), qkv);
             share(&k, active(&k), turn);
-            share(&k, active(&k) * m->kv_heads, attend);
+            k.ending = k.layer + 1 == m->layers;
+            if (k.ending) share(&k, 1, gather);
+            share(&k, rows(&k) * m->kv_heads, attend);
             share(&k, panels(H), out);
-            share(&k, active(&k), norm);
+            share(&k, rows(&k), norm);
             share(&k, panels(2 * m->inner), gate_up);
             share(&k, panels(H), down);
         }

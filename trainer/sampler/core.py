@@ -46,6 +46,10 @@ class Core:
     def busy(self) -> bool:
         return bool(self._waiting or self._lanes)
 
+    def prepare(self, version: Version, *, fixed: bool) -> None:
+        """Make a version ready before it is asked for."""
+        self._model(version).prepare(fixed=fixed)
+
     def advance(self, arrivals: Sequence[Row], interrupted: Callable[[], bool]) -> list[Row]:
         """Take rows in and decode until one is over, more have arrived, or a turn is up. Returns
         the rows that are over."""

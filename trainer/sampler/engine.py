@@ -5,21 +5,26 @@ at a time, so that newcomers join and learner jobs get their turn.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from schemas.errors import Refused, TransientError
 from schemas.sampling import SampleRequest, SamplingParams, Turn
+from trainer.adapters import Tensors
 from trainer.chat import Chat
 from trainer.policy import Loaded
 from trainer.sampler.core import Core
 from trainer.sampler.rows import TOP_P, Row, Version, row_of
 from trainer.store import Recent, Store
 
-APART_S = 0.002
-"""An idle engine begins once nobody has come for this long: a hundredth of a short answer."""
+logger = logging.getLogger(__name__)
+
+APART_S = 0.001
+"""An idle engine begins once nobody has come for this long: a small part of a short answer."""
 COMPANY_S = 0.02
 """And at the latest after this long."""
 
@@ -34,6 +39,9 @@ class TorchSampler:
         self._pump: asyncio.Task[None] | None = None
         self._chats: Recent[Chat] = Recent(4)
         self._closed = False
+        self._last: Row | None = None
+        self._ahead: asyncio.Task[None] | None = None
+        store.on_kept = self._foresee
 
     async def sample(self, request: SampleRequest) -> Turn:
         """Sample one completion. Raises UserCodeError(PROMPT_TOO_LONG) when the prompt does not
@@ -43,17 +51,33 @@ class TorchSampler:
         loaded = await self._store.loaded(request.model)
         trained = await self._store.trained(request.policy)
         weights = request.policy.weights
-        key = f"{request.model.model_dump_json()}|{request.lora_alpha}|"
-        version = Version(
-            key + (weights.sha256 if weights else ""), loaded, trained, request.lora_alpha
-        )
+        base = f"{request.model.model_dump_json()}|{request.lora_alpha}"
+        sha256 = weights.sha256 if weights else ""
+        version = Version(base, sha256, loaded, trained, request.lora_alpha)
         row = row_of(request, version, self._chat(request, loaded), context=loaded.base.context)
+        self._last = row
         return await self._sampled(row)
 
     async def prepare(self, request: SampleRequest) -> None:
         """Load base model and weights. Raises what `sample` raises."""
         await self._store.loaded(request.model)
         await self._store.trained(request.policy)
+
+    def _foresee(self, sha256: str, trained: dict[str, torch.Tensor]) -> None:
+        """The learner has left a version. If it is one like those that are sampled, it will be asked for
+        once it is published: it is made ready in the meantime. A guess costs time that nobody waits for,
+        and what it makes is found by its key alone."""
+        last = self._last
+        if self._closed or last is None or not alike(last.version.trained, trained):
+            return
+        version = replace(last.version, sha256=sha256, trained=trained)
+        self._ahead = asyncio.create_task(self._prepare(version, fixed=last.params.deterministic))
+
+    async def _prepare(self, version: Version, *, fixed: bool) -> None:
+        try:
+            await self._store.device.run(self._core.prepare, version, fixed=fixed)
+        except Exception as error:  # whoever asks for this version hears of it
+            logger.warning("a version could not be made ready: %r", error)
 
     def _chat(self, request: SampleRequest, loaded: Loaded) -> Chat:
         key = request.model.model_dump_json()
@@ -125,10 +149,17 @@ class TorchSampler:
     async def aclose(self) -> None:
         """Refuse what comes, and fail what waits."""
         self._closed = True
+        if self._ahead is not None:
+            await self._ahead
         if self._pump is None or self._pump.done():
             return
         self._pump.cancel()
         await asyncio.gather(self._pump, return_exceptions=True)
+
+
+def alike(one: Tensors, other: Tensors) -> bool:
+    """Whether these are tensors of the same names and shapes."""
+    return {n: t.shape for n, t in one.items()} == {n: t.shape for n, t in other.items()}
 
 
 Waiting = dict[int, tuple[Row, asyncio.Future[None]]]

@@ -41,6 +41,10 @@ class Model(Protocol):
     def narrow(self) -> bool: ...
     @property
     def native(self) -> Native | None: ...
+    def prepare(self, *, fixed: bool) -> None:
+        """Make now what the first row would make."""
+        ...
+
     def hidden(
         self, tokens_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
     ) -> torch.Tensor: ...
@@ -60,10 +64,7 @@ def model_of(
     apart = Apart(decoder, view.rounded())
     if not copies or num_bytes > COPY_BYTES or apart.embedding.dtype not in EXACT:
         return apart
-    if not apart.narrow or not fits(decoder, apart.view):
-        return Fused(decoder, apart.view)
-    with torch.no_grad():
-        return Fused(decoder, apart.view, native_of(decoder, apart.view, bases or Bases()))
+    return Fused(decoder, apart.view, bases or Bases())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +74,9 @@ class Apart:
     decoder: Decoder
     view: Trainable
     native: None = None
+
+    def prepare(self, *, fixed: bool) -> None:
+        """There is nothing to make."""
 
     @property
     def embedding(self) -> torch.Tensor:
@@ -97,12 +101,24 @@ class Fused:
 
     decoder: Decoder
     view: Trainable
-    native: Native | None = None
-    """the same for `decode.c`, where prompts and decoding steps are read there"""
+    bases: Bases | None
+    """of other versions, for C; None: this version is not read there"""
 
     @property
     def embedding(self) -> torch.Tensor:
         return self.view.base["model.embed_tokens.weight"]
+
+    @cached_property
+    def native(self) -> Native | None:
+        """The same for `decode.c`, where prompts and decoding steps are read there."""
+        if self.bases is None or not self.narrow or not fits(self.decoder, self.view):
+            return None
+        with torch.no_grad():
+            return native_of(self.decoder, self.view, self.bases)
+
+    def prepare(self, *, fixed: bool) -> None:
+        if fixed or self.native is None:
+            _ = self.layers
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:

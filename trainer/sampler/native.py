@@ -18,7 +18,7 @@ from trainer.native.together import together
 from trainer.sampler.packed import LAYER, WIDE, Bases, Packed
 from trainer.weights import Trainable, layer_module
 
-PHASES, PHASE = (8, 5), 8
+PHASES, PHASE = (8, 6), 8
 """Phases of a step, per layer and beside them, and the integers that each takes."""
 PASS_ROWS = 512
 """Tokens of prompts that are read together: more would leave the processor's caches."""

@@ -145,7 +145,7 @@ class Prompts:
         keys = {ids: (version, fixed, ids) for ids in prompts}
         found = {ids: self._held[key] for ids, key in keys.items() if key in self._held}
         missing = [ids for ids in keys if ids not in found]
-        if model.native is not None and not fixed:
+        if not fixed and model.native is not None:
             read = zip(missing, model.native.read(missing), strict=True)
             found |= {ids: NativePrompt(logits_V, cache) for ids, (cache, logits_V) in read}
         else:

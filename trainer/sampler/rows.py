@@ -20,13 +20,18 @@ TOP_P = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Version:
-    """What rows must share to share a batch: the model, the trained tensors, how shapes are
-    fixed."""
+    """What rows must share to share a batch: a base and its adapter's alpha, by name, and the trained
+    tensors, by hash."""
 
-    key: str
+    base: str
+    sha256: str
     loaded: Loaded
     trained: Tensors
     alpha: float
+
+    @property
+    def key(self) -> str:
+        return f"{self.base}|{self.sha256}"
 
 
 @dataclass(slots=True, eq=False)

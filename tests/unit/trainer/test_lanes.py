@@ -45,7 +45,7 @@ def test_narrow_models_decode_with_one_thread(
         return torch.zeros(8, 32)
 
     model = Core()._model(_row().version)
-    lane = Lane(replace(model, native=None), capacity=32, size=8, fixed=True)
+    lane = Lane(replace(model, bases=None), capacity=32, size=8, fixed=True)
     monkeypatch.setattr(type(model), "hidden", heard)
     monkeypatch.setattr(models, "NARROW", narrow)
     before = torch.get_num_threads()
@@ -87,7 +87,7 @@ def _row() -> Row:
     base = build_base(TINY, {}, device=torch.device("cpu"))
     asked = request(deterministic=True)
     return Row(
-        version=Version("tiny|", Loaded(base, decoder_of(base), Fallback(base)), {}, 1.0),
+        version=Version("tiny", "", Loaded(base, decoder_of(base), Fallback(base)), {}, 1.0),
         chat=Chat(base.tokenizer, base.stop_ids),
         stop_ids=base.stop_ids,
         params=asked.params,

@@ -230,12 +230,12 @@ def test_rows_of_fixed_shapes_come_from_torch() -> None:
         Lane(each, capacity=CAPACITY, size=ROWS, fixed=True).logits(
             torch.arange(ROWS), torch.arange(ROWS)
         )
-        for each in (model, replace(model, native=None))
+        for each in (model, replace(model, bases=None))
     )
     assert torch.equal(found, expected)
     read = [
         Prompts().get("v", each, PROMPTS, fixed=True)[PROMPTS[2]].logits_V
-        for each in (model, replace(model, native=None))
+        for each in (model, replace(model, bases=None))
     ]
     assert torch.equal(*read)
 

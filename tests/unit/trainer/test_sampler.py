@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
-from schemas.sampling import Message, PolicyRef, SampleRequest, Turn
+from schemas.learning import LearnerState
+from schemas.sampling import ArtifactRef, Message, PolicyRef, SampleRequest, Turn
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.base import build_base
 from trainer.engine import Engine
 from trainer.sampler.core import Core
 from trainer.sampler.limits import CPU
-from trainer.sampler.rows import Row
+from trainer.sampler.rows import Row, Version
 
 PROMPTS = ("hi", "What is 47 + 38?", "a somewhat longer prompt, to be sure")
 
@@ -340,3 +341,66 @@ async def test_a_conversation_continues_the_exact_ids(engine: Engine) -> None:
     suffix = turn.prompt_ids[len(said) :]
     assert suffix[: len(end)] == end
     assert suffix[len(end)] == 3
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_the_learner_s_next_version_is_made_ready_before_it_is_asked_for(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
+    """Twin: what is not like the versions that are sampled is left alone."""
+    first = await engine.learner.initialize(job(seed=1))
+    await engine.sampler.sample(request(policy=_held(first.state.weights_sha256)))
+    made: list[tuple[str, bool]] = []
+    prepare = Core.prepare
+
+    def seen(self: Core, version: Version, *, fixed: bool) -> None:
+        made.append((version.sha256, fixed))
+        prepare(self, version, fixed=fixed)
+
+    monkeypatch.setattr(Core, "prepare", seen)
+    asked = request(policy=_held(first.state.weights_sha256), deterministic=deterministic)
+    await engine.sampler.sample(asked)
+    second = await engine.learner.initialize(job(seed=2, run="other"))
+    sha256 = second.state.weights_sha256
+    expected = await _sampled_elsewhere(engine, second.state, asked)
+    assert made == [(sha256, deterministic)]
+    monkeypatch.setattr("trainer.sampler.core.model_of", None)
+    assert await engine.sampler.sample(_with(asked, sha256)) == expected
+    wider = await engine.learner.initialize(job(seed=3, run="wider", lora_rank=8))
+    assert wider.state.weights_sha256 != sha256
+    assert len(made) == 1
+
+
+async def test_a_version_that_cannot_be_made_ready_fails_those_who_ask_for_it_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = await engine.learner.initialize(job(seed=1))
+    asked = request(policy=_held(first.state.weights_sha256))
+    await engine.sampler.sample(asked)
+
+    def broken(*_: object, **__: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(Core, "prepare", broken)
+    second = await engine.learner.initialize(job(seed=2, run="other"))
+    assert engine.sampler._ahead is not None
+    await engine.sampler._ahead
+    assert "could not be made ready" in caplog.text
+    await engine.sampler.sample(_with(asked, second.state.weights_sha256))
+
+
+def _held(sha256: str) -> PolicyRef:
+    """A version that the learner has left on the device."""
+    return PolicyRef(version=0, weights=ArtifactRef(uri="memory:", sha256=sha256, size=1))
+
+
+def _with(asked: SampleRequest, sha256: str) -> SampleRequest:
+    return asked.model_copy(update={"policy": _held(sha256)})
+
+
+async def _sampled_elsewhere(engine: Engine, state: LearnerState, asked: SampleRequest) -> Turn:
+    """By an engine that was not told beforehand."""
+    other = Engine(fetch=lambda _: state.weights, threads=1)
+    turn = await other.sampler.sample(_with(asked, state.weights_sha256))
+    await other.aclose()
+    return turn

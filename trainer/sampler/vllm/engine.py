@@ -51,7 +51,7 @@ class VllmSampler:
         chat = self._chats.get(key) or self._chats.put(
             key, Chat(loaded.base.tokenizer, loaded.base.stop_ids)
         )
-        version = Version(key, loaded, trained, request.lora_alpha)
+        version = Version(key, "", loaded, trained, request.lora_alpha)
         return Asked(version, chat, weights.sha256 if weights else None)
 
     async def _sampled(self, request: SampleRequest, asked: Asked) -> Turn:

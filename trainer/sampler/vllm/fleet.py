@@ -57,7 +57,7 @@ class Servers:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A version, and the hash of its weights; None: the base model as it is. `version.key` names the
+    """A version, and the hash of its weights; None: the base model as it is. `version.base` names the
     base model."""
 
     version: Version
@@ -66,7 +66,7 @@ class Asked:
 
     @property
     def base_key(self) -> str:
-        return self.version.key
+        return self.version.base
 
     @property
     def name(self) -> str:
