@@ -28,7 +28,6 @@ Read = Callable[[ArtifactRef, Callable[[bytes], int]], Awaitable[bytes | memoryv
 """The same, as a memoryview where it is a copy of our own, so many bytes behind an aligned place as the
 function says of the first eight bytes."""
 
-
 OnKept = Callable[[str, dict[str, torch.Tensor]], None]
 """Hears of a version that the learner has left."""
 
