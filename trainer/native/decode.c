@@ -101,6 +101,28 @@ static inline int64_t rows(const Work *k) { return k->ending ? ends(k) : active(
 
 enum Then { STORE, ADD, GATE };
 
+/* `count` rows, up to `many`, of a panel's product: from x on, to out on, `stride` a row. */
+static inline __attribute__((always_inline)) void block(const float *x, int64_t count, int many, int64_t inputs,
+                                                        const float *w, const float *bias, int64_t width,
+                                                        float *out, int64_t stride, enum Then then) {
+    const float *at[ROWS];
+    vec a[ROWS], b[ROWS], found[ROWS][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < many; r++) at[r] = x + (r < count ? r : 0) * inputs;
+    some_rows_of(at, many, inputs, w, LANES, 1, a, b);
+#pragma GCC unroll 8
+    for (int r = 0; r < many; r++) {
+        found[r][0] = a[r] + *(const vec *)bias;
+        found[r][1] = b[r] + *(const vec *)(bias + WIDE);
+    }
+    for (int64_t r = 0; r < count; r++, out += stride)
+        if (then == GATE) {
+            const vec gate = found[r][0];
+            *(vec *)out = gate / (1.0f + vexp(-gate)) * found[r][1];
+        } else
+            for (int64_t o = 0; o < width; o++) out[o] = ((float *)found[r])[o] + (then == ADD ? out[o] : 0);
+}
+
 /* Panel `p` of x times w, for all rows: it is read once from far away and stays near. */
 static inline __attribute__((always_inline)) void panel(const float *x, int64_t rows, int64_t inputs, const float *w,
                                                         const float *bias, int64_t outputs, int64_t p, float *out,
@@ -110,29 +132,11 @@ static inline __attribute__((always_inline)) void panel(const float *x, int64_t 
     float biases[LANES] = {0};
     if (bias) memcpy(biases, bias + start, width * sizeof(float));
     w += start * inputs;
-    for (int64_t first = 0; first < rows; first += ROWS) {
-        const int64_t count = rows - first < ROWS ? rows - first : ROWS;
-        const float *at[ROWS];
-        vec a[ROWS], b[ROWS], found[ROWS][2];
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) at[r] = x + (first + (r < count ? r : 0)) * inputs;
-        rows_of(at, inputs, w, LANES, 1, a, b);
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            found[r][0] = a[r] + *(vec *)biases;
-            found[r][1] = b[r] + *(vec *)(biases + WIDE);
-        }
-        for (int64_t r = 0; r < count; r++) {
-            float *to = out + (first + r) * stride;
-            if (then == GATE) {
-                const vec gate = found[r][0];
-                *(vec *)(to + p * WIDE) = gate / (1.0f + vexp(-gate)) * found[r][1];
-            } else {
-                to += start;
-                for (int64_t o = 0; o < width; o++)
-                    to[o] = ((float *)found[r])[o] + (then == ADD ? to[o] : 0);
-            }
-        }
+    out += then == GATE ? p * WIDE : start;
+    for (int64_t count; rows > 0; rows -= count, x += count * inputs, out += count * stride) {
+        count = rows < ROWS ? rows : ROWS;
+        if (count > ROWS / 2) block(x, count, ROWS, inputs, w, biases, width, out, stride, then);
+        else block(x, count, ROWS / 2, inputs, w, biases, width, out, stride, then);
     }
 }
 

@@ -81,21 +81,27 @@ static inline vec vexp(vec x) {
 }
 #endif
 
-/* Of one panel and ROWS rows: a[r] and, with `two`, b[r] = sum_i at[r][i] w[i]. */
-static inline __attribute__((always_inline)) void rows_of(const real *const *at, int64_t inputs, const real *w,
-                                                          int lanes, int two, vec *a, vec *b) {
+/* Of one panel and so many rows: a[r] and, with `two`, b[r] = sum_i at[r][i] w[i]. */
+static inline __attribute__((always_inline)) void some_rows_of(const real *const *at, int many, int64_t inputs,
+                                                               const real *w, int lanes, int two, vec *a, vec *b) {
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) a[r] = b[r] = splat(0);
+    for (int r = 0; r < many; r++) a[r] = b[r] = splat(0);
     for (int64_t i = 0; i < inputs; i++, w += lanes) {
         const vec left = *(const vec *)w, right = two ? *(const vec *)(w + WIDE) : left;
         __builtin_prefetch(w + AHEAD);
         if (two) __builtin_prefetch(w + AHEAD + WIDE);
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
+        for (int r = 0; r < many; r++) {
             a[r] += at[r][i] * left;
             if (two) b[r] += at[r][i] * right;
         }
     }
+}
+
+/* Of ROWS rows. */
+static inline __attribute__((always_inline)) void rows_of(const real *const *at, int64_t inputs, const real *w,
+                                                          int lanes, int two, vec *a, vec *b) {
+    some_rows_of(at, ROWS, inputs, w, lanes, two, a, b);
 }
 
 static inline real dot(const real *x, const real *y, int64_t size) {

@@ -150,7 +150,7 @@ class TorchSampler:
         """Refuse what comes, and fail what waits."""
         self._closed = True
         if self._ahead is not None:
-            await self._ahead
+            await asyncio.gather(self._ahead, return_exceptions=True)
         if self._pump is None or self._pump.done():
             return
         self._pump.cancel()
