@@ -209,7 +209,7 @@ def mfu(flops_per_s: float, device: torch.device) -> str:
 def sampled(loaded: Loaded, scale: Scale, seed: int) -> int:
     """Sample a batch through the engine's core; the number of tokens that were drawn."""
     base = loaded.base
-    chat, edition = Chat(base.tokenizer, base.stop_ids), Version("bench", loaded, {}, 1.0)
+    chat, edition = Chat(base.tokenizer, base.stop_ids), Version("bench", "", loaded, {}, 1.0)
     rows = [
         Sampled(
             version=edition,

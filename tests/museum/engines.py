@@ -70,8 +70,8 @@ EXHIBITS = (
         bug="requests do not name their adapter, and get whichever came first",
         seen="areal-project/AReaL#1385",
         code="trainer.sampler.engine:TorchSampler.sample",
-        old='key + (weights.sha256 if weights else "")',
-        new="key",
+        old='weights.sha256 if weights else ""',
+        new='""',
         test=VERSIONS,
     ),
     Exhibit(
