@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from uuid import UUID, uuid4
 
 from bench.durable_theirs import POOL, Ask
+from infra import heap
 from infra.consumer import Consumer, Decision, Meta
 from infra.database import connect
 from infra.hosting import Hosting
@@ -118,6 +119,7 @@ class Headrace:
             runtime = runtime_on(database, notifier, hosting, home=home, log=log)
             keeper = LeaseKeeper(url, hosting.worker, on_beat=lambda: None, on_lost=lambda: None)
             await keeper.start()
+            heap.freeze()  # as a worker does
             try:
                 ready()
                 await runtime.run()

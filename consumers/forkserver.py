@@ -5,7 +5,6 @@ here may start a thread or touch a GPU: neither outlives a fork.
 """
 
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from consumers.__main__ import REGISTRY, main
+from infra import heap
 
 IMPORTED = ("consumers.worker", "trainer.engine", "trainer.sampler.vllm.fleet")
 PR_SET_PDEATHSIG = 1
@@ -27,8 +27,7 @@ def serve() -> int:
     """Make what is asked for until the supervisor hangs up; in a worker: work. An exit code."""
     for module in (*IMPORTED, *REGISTRY.values()):
         importlib.import_module(module)
-    gc.collect()
-    gc.freeze()  # the collector must not write to pages that are shared
+    heap.freeze()
     supervisor = os.getppid()
     asked = _forked()
     return 0 if asked is None else _work(asked, supervisor)

@@ -6,7 +6,6 @@ and the gateway only where samples are generated or graded.
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -16,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
-from infra import failpoints, telemetry
+from infra import failpoints, heap, telemetry
 from infra.backend import Backend, open_backend
 from infra.consumer import Consumer
 from infra.gateway.server import HttpGateway
@@ -103,12 +102,10 @@ async def leased(
 
 @asynccontextmanager
 async def hosted(hosting: Hosting, backend: Backend, settings: Settings) -> AsyncIterator[Runtime]:
-    """A runtime with what its lanes need. The libraries that they brought stay for as long as the
-    process does: the garbage collector, which stops everything for what it looks through, need not."""
+    """A runtime with what its lanes need."""
     async with AsyncExitStack() as stack:
         ports = await _ports(stack, hosting, backend, settings)
-        gc.collect()
-        gc.freeze()
+        heap.freeze()
         runtime = Runtime(
             hosting,
             log=backend.log,

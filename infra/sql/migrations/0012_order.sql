@@ -3,6 +3,7 @@
 -- that others are finishing; they must not come to wait for that gate in turn. So whoever finishes effects of
 -- such a run, or asks for some, holds its gate from the beginning, and whoever opens it waits for what is
 -- written under it.
+create index gates_resting on run_gates (run_id) where state = 'paused' or holds > 0;
 create or replace function commit_decision(
     p_worker text,
     p_consumers text[], p_consumed uuid[],
@@ -19,21 +20,22 @@ language plpgsql as $$
 declare
     lost uuid;
     held integer;
-    runs text[];
     resting text[];
 begin
-    runs := array(select unnest(f_run)
-                  union select e.run_id from effects e where e.id = any (p_finished));
     if cardinality(g_run) > 0 then
         select array_agg(g.run_id) filter (where g.rests) into resting from (
             select r.run_id, r.state = 'paused' or r.holds > 0 as rests from run_gates r
-            where r.run_id = any (g_run || runs)
+            where r.run_id = any (g_run || f_run || array(
+                select e.run_id from effects e where e.id = any (p_finished)))
             order by r.run_id for no key update
         ) g;
-    elsif cardinality(runs) > 0 then
+    elsif (cardinality(f_run) > 0 or cardinality(p_finished) > 0)
+          and exists (select from run_gates r where r.state = 'paused' or r.holds > 0) then
         select array_agg(g.run_id) into resting from (
             select r.run_id from run_gates r
-            where r.run_id = any (runs) and (r.state = 'paused' or r.holds > 0)
+            where r.run_id = any (f_run || array(
+                      select e.run_id from effects e where e.id = any (p_finished)))
+              and (r.state = 'paused' or r.holds > 0)
             order by r.run_id for share
         ) g;
     end if;
