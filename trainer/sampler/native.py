@@ -23,6 +23,8 @@ PHASES, PHASE = (8, 6), 8
 PASS_ROWS = 512
 """Tokens of prompts that are read together: more would leave the processor's caches."""
 MORE_POSITIONS = 512
+MOST_THREADS = 16
+"""A matrix of a narrow model has some sixteen panels: more threads would find nothing to do."""
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "inner", "vocabulary")
 COUNTS = ("rows", "steps", "stops", "active", "ends")
@@ -171,7 +173,7 @@ class Native:
         temperature = np.array(drawing.temperatures if drawing else ())
         tokens, logprobs = np.full((steps, num), -1), np.zeros((steps, num))
         logits = torch.empty(len(ends), self._vocabulary)
-        threads = torch.get_num_threads()
+        threads = min(torch.get_num_threads(), MOST_THREADS)
         places = max((row.prompt.places if row.prompt else 0) + row.own.shape[-2] for row in rows)
         room = max(places // 2, self._vocabulary) + WIDE
         rooms = np.empty(threads * room)

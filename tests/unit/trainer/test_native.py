@@ -23,6 +23,7 @@ from trainer.decoder import causal_attend
 from trainer.engine import Engine
 from trainer.lora import fresh_adapter, target_modules
 from trainer.native.library import FLAGS, FOLDER, library
+from trainer.native.together import together
 from trainer.sampler import native
 from trainer.sampler.choose import choose
 from trainer.sampler.lane import Lane
@@ -221,6 +222,24 @@ def test_a_helper_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyP
     finally:
         over.set()
         asleep.shutdown()
+
+
+def test_a_machine_with_many_cores_runs_no_more_threads_than_find_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the bits are those of one."""
+    model = fused(QWEN3)
+    expected = followed(model, range(ROWS), steps=2)
+    seen: list[int] = []
+
+    def counted(run: Callable[[int], None], num: int) -> None:
+        seen.append(num)
+        together(run, num)
+
+    monkeypatch.setattr(native, "together", counted)
+    with threads(40):
+        assert torch.equal(followed(model, range(ROWS), steps=2), expected)
+    assert set(seen) == {native.MOST_THREADS}
 
 
 def test_rows_of_fixed_shapes_come_from_torch() -> None:
