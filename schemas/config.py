@@ -4,9 +4,9 @@ The whole file is strict: an unknown section or key is refused with what was pro
 that is valid but whose feature is not built yet is refused by name at submit, never ignored.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from schemas.sampling import Precision
 
@@ -232,18 +232,6 @@ class RunConfig(Section):
     env: dict[EnvName, str] = {}
     """variables for user code, by name; names that begin with HEADRACE_ are ours"""
     secrets: Secrets = Secrets()
-
-    @model_validator(mode="after")
-    def _coherent(self) -> Self:
-        if self.experiment.branch and self.experiment.commit_sha:
-            raise ValueError("experiment: give either branch or commit_sha, not both")
-        if self.advanced.algorithm != "sft" and not (
-            self.experiment.rollout and self.experiment.entrypoint
-        ):
-            raise ValueError(
-                "experiment: rollout and entrypoint are needed unless algorithm is sft"
-            )
-        return self
 
 
 class Evaluation(Section):

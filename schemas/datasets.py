@@ -1,7 +1,5 @@
 """A dataset row, as it is once a dataset was validated and normalised to JSON Lines."""
 
-import json
-
 from pydantic import Field
 
 from schemas.sampling import Message, Value
@@ -22,8 +20,3 @@ class Row(Value):
 def parse_rows(content: bytes) -> tuple[Row, ...]:
     """Normalised content -> rows. Raises ValueError on anything else."""
     return tuple(Row.model_validate_json(line) for line in content.splitlines() if line)
-
-
-def metadata_json(row: Row) -> str:
-    """The row's metadata as canonical JSON."""
-    return json.dumps(row.metadata, sort_keys=True, separators=(",", ":"))

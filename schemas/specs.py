@@ -223,8 +223,3 @@ class Plan(Value):
     batch_size: int
     num_samples: int
     num_rows: int
-
-
-class MetricPoint(Value):
-    key: str
-    value: float

@@ -1,4 +1,4 @@
-"""A TOML file -> a config, or every mistake in it at once, each with its key and what was meant.
+"""A TOML as data -> a config, or every mistake in it at once, each with its key and what was meant.
 
 The bounds stand in `schemas/config.py` and nowhere else; here their violations become sentences.
 What is valid but not built in this version is refused by name (`not_built`), never ignored.
@@ -7,7 +7,6 @@ What is valid but not built in this version is refused by name (`not_built`), ne
 import difflib
 import json
 import math
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
@@ -27,14 +26,6 @@ ALIKE, OWN_SECTION = 0.75, 0.1
 LORA_TARGETS = ("advanced", "lora_targets")
 """The one key that may hold either of two types; what pydantic says of each member is about no key."""
 RESERVED_ENV_PREFIXES = ("_OSMOSIS_", "HEADRACE_")
-
-
-def load_toml(text: str, path: str) -> Mapping[str, object]:
-    """Parse TOML. Raises InvalidConfig naming the file and the line."""
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidConfig(f"Invalid TOML in {path}: {error}") from error
 
 
 def parse_run(data: Mapping[str, object]) -> RunConfig:
@@ -172,9 +163,6 @@ def _issue(details: ErrorDetails, model: type[BaseModel]) -> Issue:
         return Issue(
             f"env.{location[1]}", "is no name for a variable; use A-Z, 0-9 and _, like API_HOST"
         )
-    if kind == "value_error":
-        key, _, message = details["msg"].removeprefix("Value error, ").partition(": ")
-        return Issue(key, message)
     if kind == "missing":
         if len(location) == 1:
             return Issue(str(location[0]), f"section [{location[0]}] is missing")

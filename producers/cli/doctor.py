@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 NEEDED_BYTES = 2 << 30
 OLD_HORIZON_S = 60.0
-NOBODY = 65534
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,3 @@ class Draws:
             self._values = (bits * 2.0**-53).tolist()
             self._block = block
         return self._values[offset]
-
-
-def occurrence_of(history: Sequence[Sequence[int]], prompt: Sequence[int]) -> int:
-    """How many earlier requests of this sample had the same prompt ids."""
-    return sum(1 for earlier in history if list(earlier) == list(prompt))

@@ -48,6 +48,16 @@ def test_a_mistyped_command_is_told_what_was_meant(
     assert meant is None or f"Did you mean {meant}?" in ran.err
 
 
+def test_broken_toml_names_the_file_and_the_line(headrace: Run, repository: Path) -> None:
+    broken = repository / "configs" / "broken.toml"
+    broken.write_text("[experiment]\nmodel_path = \n")
+    ran = headrace("train", "submit", str(broken), "--json")
+    assert ran.code == 1
+    assert ran.error["code"] == "VALIDATION"
+    assert f"{broken} is not valid TOML" in ran.error["message"]
+    assert "line 2" in ran.error["message"]
+
+
 def no_workspaces(server: FakeServer) -> None:
     server.answer("GET", "/workspaces", {"workspaces": [], "has_more": False})
 
