@@ -1,6 +1,8 @@
 """Working tables hold what is live, whatever went through them; `bench/b7_growth.py` shows it for a
 million events."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from bench import working_tables
@@ -31,11 +33,11 @@ async def test_twin_with_rows_that_are_kept_the_inbox_grows_with_the_log(
 ) -> None:
     advance = PostgresLog.advance
 
-    async def keeping(log: PostgresLog, consumer: ConsumerName, cursor: Cursor) -> None:
-        await advance(log, consumer, Cursor(0, 0))
+    async def keeping(log: PostgresLog, consumers: Sequence[ConsumerName], cursor: Cursor) -> None:
+        await advance(log, consumers, Cursor(0, 0))
         await log._lazy.execute(
-            "update watermarks set xid = $2, position = $3 where consumer = $1",
-            consumer,
+            "update watermarks set xid = $2, position = $3 where consumer = any ($1)",
+            list(consumers),
             cursor.xid,
             cursor.position,
         )
