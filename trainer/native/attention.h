@@ -8,7 +8,9 @@ static int64_t key_row(const Segment *s, int64_t u) {
     return u < s->num_context ? s->context + u : s->start + u - s->num_context;
 }
 
-/* Rows of head `at` as panels of keys: what queries are multiplied with. */
+/* Rows of head `at` as panels of keys: what queries are multiplied with. A block of queries sees all keys of
+   the segment or more than QUERIES of them, and that is more than a vector: so as many lanes as `multiply`
+   takes for what it sees. */
 static void by_key(const Pass *p, const Segment *s, const real *qkv, int64_t at, int64_t num_keys, real *to) {
     const int64_t D = p->head_dim, O = (p->heads + 2 * p->kv_heads) * D, lanes = lanes_of(num_keys);
     for (int64_t u = 0; u < up(num_keys, lanes); u += WIDE) {

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import PreTrainedConfig
 
+from tests.kit.postgres import missing
 from tests.unit.trainer.test_native import LLAMA, QWEN2, QWEN3
 from tests.unit.trainer.test_sampler_model import base_of, decoder
 from trainer.base import Base
@@ -100,7 +101,7 @@ def test_an_adapter_of_a_high_rank_is_multiplied_by_torch(monkeypatch: pytest.Mo
 def test_the_room_of_a_version_that_is_gone_is_used_again() -> None:
     """And none that is still held."""
     if library("adapt") is None:
-        pytest.skip("no C compiler")
+        missing("no C compiler (apt-get install gcc libc6-dev): versions are packed anew")
     base = base_of(QWEN3)
     shape, bases = decoder(base), Bases()
     views = [version(base, "all-linear", seed=seed) for seed in range(4)]
