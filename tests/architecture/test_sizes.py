@@ -9,7 +9,7 @@ ROOTS = ("schemas", "trainer", "infra", "consumers", "producers", "headrace")
 CATALOGUES = {"schemas/events.py"}
 """One list in reading order; splitting it would only hide where things are."""
 
-LONGEST = 400
+LONGEST = 500
 MEDIAN = 150
 
 
@@ -23,7 +23,7 @@ def sizes() -> dict[str, int]:
     return found
 
 
-def test_no_module_is_over_400_lines() -> None:
+def test_no_module_is_over_500_lines() -> None:
     long = {name: size for name, size in sizes().items() if size > LONGEST}
     assert not set(long) - CATALOGUES, long
 
