@@ -2,8 +2,9 @@
 
 Counts the bytes of every tensor that lives between two operations, forward and backward, over what was
 there before (base, adapter, gradients). First the batch grows under one micro-batch size, then the
-micro-batch under one batch. The last column times `advanced.micro_batch_tokens` is what a step needs. On
-the CPU, in fp32.
+micro-batch under one batch, then a single group that shares its prompt under one micro-batch size: it is
+divided between samples. The last column times `advanced.micro_batch_tokens` is what a step needs. On the
+CPU, in fp32.
 
     python bench/b12_memory.py --model scratch:qwen3-4m
 """
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from schemas.config import RunConfig
-from schemas.learning import GradedGroup, LearnerJob
+from schemas.learning import RULES, GradedGroup, LearnerJob
 from schemas.sampling import ModelRef, SampleRecord
 from schemas.sampling import Sequence as TokenSequence
 from trainer import grpo, native_pass
@@ -67,8 +68,10 @@ def living() -> Iterator[Living]:
         yield mode
 
 
-def graded(num_groups: int, *, answer: int, vocabulary: int) -> tuple[GradedGroup, ...]:
-    """Groups of 8 samples with a shared prompt and answers of one length."""
+def graded(
+    num_groups: int, *, answer: int, vocabulary: int, samples: int = SAMPLES
+) -> tuple[GradedGroup, ...]:
+    """Groups of `samples` with a shared prompt and answers of one length."""
 
     def tokens(start: int, length: int) -> tuple[int, ...]:
         return tuple((start + 7 * i) % vocabulary for i in range(length))
@@ -81,9 +84,9 @@ def graded(num_groups: int, *, answer: int, vocabulary: int) -> tuple[GradedGrou
         )
         return SampleRecord(index=index, sequences=(row,))
 
-    rewards = tuple(float(i % 2) for i in range(SAMPLES))
+    rewards = tuple(float(i % 2) for i in range(samples))
     return tuple(
-        GradedGroup(slot, tuple(sample(slot, i) for i in range(SAMPLES)), rewards)
+        GradedGroup(slot, tuple(sample(slot, i) for i in range(samples)), rewards)
         for slot in range(num_groups)
     )
 
@@ -110,12 +113,19 @@ def policy_of(model: ModelRef) -> tuple[Policy, RunConfig]:
 
 
 def peak(
-    policy: Policy, config: RunConfig, *, num_groups: int, answer: int, micro_batch_tokens: int
+    policy: Policy,
+    config: RunConfig,
+    *,
+    num_groups: int,
+    answer: int,
+    micro_batch_tokens: int,
+    samples: int = SAMPLES,
+    rules: int = RULES,
 ) -> tuple[int, int, int]:
-    """Peak bytes of a GRPO step, the tokens of its batch, and of its largest micro-batch."""
+    """Peak bytes of a GRPO step, the tokens of its passes together, and of the largest."""
     vocabulary = len(policy.loaded.base.tensors["model.embed_tokens.weight"])
-    groups = graded(num_groups, answer=answer, vocabulary=vocabulary)
-    settings = settings_of(config, micro_batch_tokens=micro_batch_tokens)
+    groups = graded(num_groups, answer=answer, vocabulary=vocabulary, samples=samples)
+    settings = settings_of(config, micro_batch_tokens=micro_batch_tokens, rules=rules)
     native_pass.forget()
     with living() as seen:
         _, plan = grpo.step(policy, groups, settings)
@@ -134,10 +144,17 @@ def main(model: str, *, answer: int) -> None:
     fixed = ((groups, 2 * group) for groups in (2, 4, 8, 16))
     grown = ((16, micro * group) for micro in (1, 2, 4, 8))
     for num_groups, micro in chain(fixed, grown):
-        most, batch, largest = peak(
-            policy, config, num_groups=num_groups, answer=answer, micro_batch_tokens=micro
-        )
-        print(f"{batch:14}{largest:20}{most / 2**20:10.1f}{most / largest / 1e3:10.2f}")
+        _print(peak(policy, config, num_groups=num_groups, answer=answer, micro_batch_tokens=micro))
+    for rules in (RULES, 1):
+        print(f"one group of 8 ... 64 answers, by rules {rules}")
+        for samples in (8, 16, 32, 64):
+            sizes = {"answer": answer, "micro_batch_tokens": group, "samples": samples}
+            _print(peak(policy, config, num_groups=1, rules=rules, **sizes))
+
+
+def _print(found: tuple[int, int, int]) -> None:
+    most, batch, largest = found
+    print(f"{batch:14}{largest:20}{most / 2**20:10.1f}{most / largest / 1e3:10.2f}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ What disagrees becomes a finding that names the event, the artifact or the bytes
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from uuid import UUID
 
@@ -28,7 +28,7 @@ from schemas.events import (
     PolicyUpdated,
 )
 from schemas.ids import StreamName
-from schemas.learning import Learner, LearnerJob, LearnerState, StepResult
+from schemas.learning import Learner, LearnerState, StepResult
 from schemas.references import collectable, references
 from schemas.sampling import ArtifactRef
 from schemas.specs import BatchGroup, Finding, StateRef
@@ -158,12 +158,7 @@ async def _rebuild(
     if not isinstance(first, PolicyInitialized):
         report.add("event", f"policy-{first.run}/1", "the run's version 0 is not in the log")
         return
-    job = LearnerJob(
-        run=alias,
-        config=first.spec.config,
-        model=first.spec.model,
-        total_steps=job_of(first.spec).total_steps,
-    )
+    job = replace(job_of(first.spec), run=alias)
     result = await learner.initialize(job)
     if not await _same(result, first, told, report, ports):
         return

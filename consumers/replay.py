@@ -38,7 +38,11 @@ Version = PolicyInitialized | PolicyUpdated
 def job_of(spec: TrainSpec) -> LearnerJob:
     """The learner's view of a run."""
     return LearnerJob(
-        run=spec.run, config=spec.config, model=spec.model, total_steps=spec.total_steps
+        run=spec.run,
+        config=spec.config,
+        model=spec.model,
+        total_steps=spec.total_steps,
+        rules=spec.rules,
     )
 
 

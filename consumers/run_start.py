@@ -13,6 +13,7 @@ from schemas.events import (
     WorkspaceRejected,
     WorkspaceSynced,
 )
+from schemas.learning import RULES
 from schemas.limits import batch_size, total_steps
 from schemas.sampling import PolicyRef, SamplingParams
 from schemas.specs import (
@@ -101,6 +102,7 @@ def _started(request: RunRequested, rollout: RolloutRef | None) -> RunStarted:
             total_steps=steps,
             dataset=request.dataset,
             validation=request.validation if rollout is None else None,
+            rules=RULES,
         ),
         template=_template(request, rollout, validation=False) if rollout else None,
         validation=(

@@ -11,6 +11,14 @@ from typing import Protocol
 from schemas.config import RunConfig
 from schemas.sampling import ModelRef, SampleRecord
 
+RULES = 2
+"""What a step computes from its batch, by number. A run keeps the rules that it began with
+(`TrainSpec.rules`): an upgrade changes neither a run that is under way nor what verifies its log.
+
+1: a group that shares its prompt is one pass, whatever `micro_batch_tokens` says.
+2: no pass is larger than `micro_batch_tokens`, unless it is one sample.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class LearnerJob:
@@ -20,6 +28,7 @@ class LearnerJob:
     config: RunConfig
     model: ModelRef
     total_steps: int
+    rules: int = RULES
 
 
 @dataclass(frozen=True, slots=True)

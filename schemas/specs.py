@@ -152,7 +152,8 @@ class BatchGroup(Value):
 
 class TrainSpec(Value):
     """Everything the learner must know of a run. `validation`: the held-out conversations whose loss it
-    measures (supervised runs without user code; where there is some, its grader scores a validation)."""
+    measures (supervised runs without user code; where there is some, its grader scores a validation).
+    `rules`: what its steps compute, by number (`schemas.learning.RULES`); 1 in logs that do not say."""
 
     run: str
     config: RunConfig
@@ -160,6 +161,7 @@ class TrainSpec(Value):
     total_steps: int = Field(ge=1)
     dataset: DatasetRef
     validation: DatasetRef | None = None
+    rules: int = 1
 
     def is_scored(self, step: int) -> bool:
         """Whether the learner measures the held-out loss of this version: the first, the last, and every

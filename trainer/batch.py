@@ -5,9 +5,13 @@ Order is canonical (slot, then sample, then sequence) and the split is a functio
 `micro_batch_tokens` alone, because the same tokens split otherwise give other bits. The plan (the
 token count of each micro-batch) goes into the log.
 
+No micro-batch is larger than `micro_batch_tokens`, unless it is a single sequence: a sequence is never
+split, for its likelihood ratio is one number in some objectives, so a longer one is a pass of its own.
+
 The samples of a group share their prompt, so they are packed as a tree: the shared context once,
 then each continuation, which sees the context and itself and counts its positions from the
-context's end. Shared tokens are computed and trained once. A packed run of tokens is a *segment*: a
+context's end. Shared tokens are computed and trained once. A group that is larger than a micro-batch
+is divided between samples, and each part repeats the context. A packed run of tokens is a *segment*: a
 context, a continuation, or a whole sequence. Padding exists inside attention only.
 
 Legend: N packed tokens, B segments, T tokens of the longest segment, U keys that it sees (its
@@ -109,26 +113,54 @@ def trees(examples: Sequence[Example], *, share: bool) -> Iterator[Tree]:
         yield Tree(len(context) if len(members) > 1 else 0, tuple(members))
 
 
+def parts(tree: Tree, *, most: int) -> Iterator[Tree]:
+    """A tree divided between examples into trees of at most `most` tokens, each as large as it may be;
+    the shared tokens are repeated. An example of more tokens is a part of its own."""
+    if tree.num_tokens <= most:
+        yield tree
+        return
+    members: list[Example] = []
+    total = tree.num_shared
+    for example in tree.examples:
+        own = len(example.sequence.tokens) - tree.num_shared
+        if members and total + own > most:
+            yield _part(tree, members)
+            members, total = [], tree.num_shared
+        members.append(example)
+        total += own
+    yield _part(tree, members)
+
+
+def _part(tree: Tree, members: Sequence[Example]) -> Tree:
+    """One that has nobody to share with shares nothing, as in `trees`."""
+    return Tree(tree.num_shared if len(members) > 1 else 0, tuple(members))
+
+
 def pack(
     examples: Sequence[Example],
     *,
     micro_batch_tokens: int,
     share: bool,
+    splits: bool = True,
     device: torch.device | None = None,
     pads: bool | None = None,
 ) -> Iterator[MicroBatch]:
-    """Examples in canonical order -> micro-batches of at most `micro_batch_tokens` tokens (a single
-    longer tree stands alone). Examples without an action have nothing to train and are left out.
+    """Examples in canonical order -> micro-batches of at most `micro_batch_tokens` tokens; a single
+    longer example is one of its own. Examples without an action have nothing to train and are left out.
+    `splits` False: a tree is never divided, and padding is not counted (rules 1, `schemas.learning`).
     `pads`: whether segments are padded into blocks for attention; None: on a CPU, where that is
-    fastest, and where rows are not shared, since Transformers' modules take nothing else."""
+    fastest, and where rows are not shared, since Transformers' modules take nothing else. These compute
+    the padding too, so there it counts."""
     if pads is None:
         pads = device is None or device.type == "cpu" or not share
+    most = micro_batch_tokens
     packing = _Packing(pads)
     for tree in trees([e for e in examples if e.num_actions], share=share):
-        if packing.tokens and len(packing.tokens) + tree.num_tokens > micro_batch_tokens:
-            yield packing.tensors(device)
-            packing = _Packing(pads)
-        packing.add(tree)
+        for part in parts(tree, most=most) if splits else (tree,):
+            if packing.tokens and packing.size_with(part, padded=splits and not share) > most:
+                yield packing.tensors(device)
+                packing = _Packing(pads)
+            packing.add(part)
     if packing.tokens:
         yield packing.tensors(device)
 
@@ -147,9 +179,17 @@ class _Packing:
     samples: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     num_rows: int = 0
+    longest: int = 0
+
+    def size_with(self, tree: Tree, *, padded: bool) -> int:
+        """The tokens of a pass with this tree in it; `padded`: all rows as long as the longest."""
+        if not padded:
+            return len(self.tokens) + tree.num_tokens
+        return (self.num_rows + len(tree.examples)) * max(tree.num_tokens, self.longest)
 
     def add(self, tree: Tree) -> None:
         start, shared = len(self.tokens), tree.num_shared
+        self.longest = max(self.longest, tree.num_tokens)
         if shared:
             self._segment(tree.examples[0].sequence.tokens[:shared], 0)
             self.segments.append(Segment(start, start + shared))

@@ -142,7 +142,7 @@ def out_of_memory(job: LearnerJob) -> str:
     full = "" if advanced.tuning == "lora" else "; advanced.tuning = 'lora' keeps far less"
     return (
         f"the learner's device ran out of memory: lower advanced.micro_batch_tokens (it is {tokens}), "
-        f"then {longest}: a longer row stands alone in its micro-batch{full}"
+        f"then {longest}: a longer sample is a pass of its own{full}"
     )
 
 
@@ -158,7 +158,7 @@ def _fresh_session(loaded: Loaded, job: LearnerJob) -> Work:
     result = StepResult(
         state=state,
         metrics={},
-        versions={"kernels": policy.kernels},
+        versions=_versions(policy, job),
         files=files,
         weights_name=weights_name,
     )
@@ -210,10 +210,11 @@ def _step(session: Session, job: LearnerJob, batch: StepBatch, *, export_state: 
             batch.conversations,
             advanced,
             tokens=tokens,
+            rules=job.rules,
         )
         metrics |= _update(session, job, batch.step)
     else:
-        settings = settings_of(config, micro_batch_tokens=tokens)
+        settings = settings_of(config, micro_batch_tokens=tokens, rules=job.rules)
         ready = prepare(policy, batch.groups, OBJECTIVES[advanced.algorithm], settings)
         metrics, plan = _updates(session, job, ready, batch.step)
         metrics |= rollout_metrics(batch.groups)
@@ -221,9 +222,14 @@ def _step(session: Session, job: LearnerJob, batch: StepBatch, *, export_state: 
     metrics["train/tokens"] = float(sum(plan))
     finite = {key: value for key, value in sorted(metrics.items()) if math.isfinite(value)}
     state = _export(session, export_state=export_state)
-    versions = {"kernels": policy.kernels}
+    versions = _versions(policy, job)
     result = StepResult(state=state, metrics=finite, plan=plan, versions=versions)
     return session, result, _copy(policy.tensors)
+
+
+def _versions(policy: Policy, job: LearnerJob) -> dict[str, str]:
+    """What the bits of a step depend on, beside the device's own."""
+    return {"kernels": policy.kernels, "rules": str(job.rules)}
 
 
 def _evaluate(
@@ -232,7 +238,7 @@ def _evaluate(
     advanced, base = job.config.advanced, policy.loaded.base
     tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
     chat = Chat(base.tokenizer, base.stop_ids)
-    return sft.evaluate(policy, chat, conversations, advanced, tokens=tokens)
+    return sft.evaluate(policy, chat, conversations, advanced, tokens=tokens, rules=job.rules)
 
 
 def _updates(

@@ -7,6 +7,7 @@ the `defaults` of each objective.
 from dataclasses import replace
 
 from schemas.config import Algorithm, RunConfig
+from schemas.learning import RULES
 from trainer import grpo
 from trainer.losses import (
     cispo,
@@ -56,8 +57,9 @@ SAME_NAME = (
 """Keys of `[advanced]` that are fields of Settings under the same name."""
 
 
-def settings_of(config: RunConfig, *, micro_batch_tokens: int) -> Settings:
-    """The run's own values, and its objective's where the run says nothing."""
+def settings_of(config: RunConfig, *, micro_batch_tokens: int, rules: int = RULES) -> Settings:
+    """The run's own values, and its objective's where the run says nothing, by the rules that it began
+    with."""
     advanced = config.advanced
     said = {key: value for key in SAME_NAME if (value := getattr(advanced, key)) is not None}
     if advanced.loss_aggregation is not None:
@@ -68,5 +70,6 @@ def settings_of(config: RunConfig, *, micro_batch_tokens: int) -> Settings:
         temperature=config.sampling.rollout_temperature or 1.0,
         max_response_length=config.training.max_response_length,
         micro_batch_tokens=micro_batch_tokens,
+        splits_groups=rules >= 2,
         updates=advanced.updates_per_step,
     )

@@ -27,6 +27,8 @@ class Settings:
     aggregation: LossAggregation = "sequence_mean"
     max_response_length: int = 1
     micro_batch_tokens: int = 4096
+    splits_groups: bool = True
+    """whether a group that shares a prompt is divided where it does not fit into a micro-batch"""
     updates: int = 1
     """optimizer updates on one batch, each over the whole of it"""
     correction: Correction = "ratio"

@@ -19,7 +19,7 @@ import torch
 
 from schemas.config import Advanced, LossTurns
 from schemas.errors import Refused
-from schemas.learning import Conversation
+from schemas.learning import RULES, Conversation
 from schemas.sampling import Message
 from schemas.sampling import Sequence as TokenSequence
 from trainer.batch import Example, MicroBatch, pack
@@ -92,13 +92,14 @@ def step(
     advanced: Advanced,
     *,
     tokens: int,
+    rules: int = RULES,
 ) -> tuple[dict[str, float], tuple[int, ...]]:
     """Add the gradient of the loss of one batch to the policy's tensors; the optimizer is the
     learner's. A micro-batch has at most `tokens`. Returns metrics and the micro-batch plan."""
     batch = _batch(chat, conversations, advanced)
     num_actions = max(1, batch.num_actions)
     means, plan = Means(), []
-    for micro in _micros(policy, batch, tokens):
+    for micro in _micros(policy, batch, tokens, rules=rules):
         logprobs_M, entropy_M = policy.logprobs(micro, temperature=1.0)
         loss = -logprobs_M.sum() / num_actions
         loss.backward()
@@ -116,6 +117,7 @@ def evaluate(
     advanced: Advanced,
     *,
     tokens: int,
+    rules: int = RULES,
 ) -> dict[str, float]:
     """The loss of held-out conversations, by metric key; no gradient, nothing changes."""
     batch = _batch(chat, conversations, advanced)
@@ -123,7 +125,7 @@ def evaluate(
         return {}
     sums = [
         float(policy.logprobs(micro, temperature=1.0)[0].double().sum())
-        for micro in _micros(policy, batch, tokens)
+        for micro in _micros(policy, batch, tokens, rules=rules)
     ]
     return {"eval/validation/loss": -math.fsum(sums) / batch.num_actions}
 
@@ -137,10 +139,13 @@ def _batch(chat: Chat, conversations: Sequence[Conversation], advanced: Advanced
     )
 
 
-def _micros(policy: Policy, batch: Demonstrations, tokens: int) -> Iterator[MicroBatch]:
+def _micros(
+    policy: Policy, batch: Demonstrations, tokens: int, *, rules: int
+) -> Iterator[MicroBatch]:
     return pack(
         batch.examples,
         micro_batch_tokens=tokens,
         share=policy.shares_prompts,
+        splits=rules >= 2,
         device=policy.device,
     )

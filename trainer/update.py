@@ -223,6 +223,7 @@ def _micros(
     return pack(
         examples,
         micro_batch_tokens=settings.micro_batch_tokens,
+        splits=settings.splits_groups,
         share=policy.shares_prompts,
         device=policy.device,
     )

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from consumers.learn import CONSUMER, perform
+from consumers.replay import job_of
 from infra.consumer import Message, Meta
 from schemas.datasets import Row
 from schemas.errors import CorruptData, NotFound, Refused, ReplayDiverged, TransientError
@@ -25,6 +26,13 @@ from tests.kit.specs import train_spec
 STREAM = StreamName("policy-r1")
 SPARSE = train_spec(advanced={"state_interval": 4})
 """Every fourth version is stored whole."""
+
+
+def test_a_log_that_names_no_rules_is_of_the_first() -> None:
+    old = SPARSE.model_dump()
+    del old["rules"]
+    assert job_of(TrainSpec.model_validate(old)).rules == 1
+    assert job_of(SPARSE.model_copy(update={"rules": 2})).rules == 2
 
 
 class Run:

@@ -15,9 +15,9 @@ def example(sample: int, context: tuple[int, ...], reply: tuple[int, ...]) -> Ex
 
 
 def packed(
-    examples: list[Example], *, tokens: int = 10_000, share: bool = True
+    examples: list[Example], *, tokens: int = 10_000, share: bool = True, splits: bool = True
 ) -> list[MicroBatch]:
-    return list(pack(examples, micro_batch_tokens=tokens, share=share))
+    return list(pack(examples, micro_batch_tokens=tokens, share=share, splits=splits))
 
 
 def test_a_shared_prompt_is_packed_once() -> None:
@@ -84,6 +84,32 @@ def test_only_neighbours_with_the_same_context_share() -> None:
     assert [len(t.examples) for t in trees(rows, share=False)] == [1, 1, 1]
 
 
+def test_a_group_larger_than_the_micro_batch_is_divided_between_samples() -> None:
+    prompt = tuple(range(10))
+    rows = [example(i, prompt, tuple(range(1000))) for i in range(16)]
+    assert [m.num_tokens for m in packed(rows, tokens=2048)] == [2010] * 8
+    assert [m.num_tokens for m in packed(rows, tokens=1015)] == [1010] * 16
+    (whole,) = packed(rows, tokens=2048, splits=False)
+    assert whole.num_tokens == 16_010, "twin: what rules 1 did"
+
+
+def test_a_group_that_fits_is_never_divided() -> None:
+    rows = [example(i // 4, (i // 4, 7, 8), (1, 2, 3)) for i in range(12)]
+    divided, whole = (packed(rows, tokens=31, splits=splits) for splits in (True, False))
+    assert [m.num_tokens for m in divided] == [30, 15]
+    for one, other in zip(divided, whole, strict=True):
+        assert torch.equal(one.tokens_N, other.tokens_N)
+        assert one.segments == other.segments
+
+
+def test_where_padding_is_computed_it_counts() -> None:
+    rows = [example(i, (i,), tuple(range(n))) for i, n in enumerate((99, 9, 9, 9, 9))]
+    sizes = [m.blocks[0].query_B_T.numel() for m in packed(rows, tokens=200, share=False)]
+    assert sizes == [200, 30]
+    (together,) = packed(rows, tokens=200, share=False, splits=False)
+    assert together.blocks[0].query_B_T.numel() == 500, "twin: what rules 1 did"
+
+
 ROWS = st.lists(
     st.tuples(st.integers(0, 2), st.lists(st.integers(0, 90), min_size=1, max_size=9)),
     min_size=1,
@@ -108,3 +134,5 @@ def test_every_action_trains_once_in_order_whatever_the_plan(
         assert torch.equal(micro.tokens_N, outputs[micro.place_N])
         for block in micro.blocks:
             assert block.visible_B_T_U.any(-1).all()
+        computed = len(micro.tokens_N) if share else micro.blocks[0].query_B_T.numel()
+        assert computed <= tokens or micro.num_rows == 1, "a pass is bounded, or one sample"

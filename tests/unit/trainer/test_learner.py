@@ -9,6 +9,7 @@ import torch
 
 from schemas.errors import CorruptData, Refused, TransientError
 from schemas.learning import (
+    RULES,
     Conversation,
     GradedGroup,
     LearnerJob,
@@ -128,7 +129,7 @@ async def test_steps_learn_and_metrics_are_finite(engine: Engine, case: str) -> 
         )
         assert all(v == v and abs(v) != float("inf") for v in result.metrics.values())
         assert sum(result.plan) == result.metrics["train/tokens"]
-        assert set(result.versions) == {"torch", "device", "threads", "kernels"}
+        assert set(result.versions) == {"torch", "device", "threads", "kernels", "rules"}
 
 
 async def test_a_result_says_what_its_kernels_were_for_bits_depend_on_them(
@@ -145,6 +146,20 @@ async def test_a_result_says_what_its_kernels_were_for_bits_depend_on_them(
     assert await kernels("c", tuning="full") == "torch"
     monkeypatch.setattr("trainer.policy.native_library", lambda *_: None)
     assert await kernels("d") == "torch"
+
+
+async def test_a_run_keeps_the_rules_that_it_began_with(engine: Engine) -> None:
+    """What was recorded before groups were divided is replayed, and goes on, undivided."""
+    plans = {}
+    for rules in (1, RULES):
+        asked = replace(job(run=f"rules{rules}", micro_batch_tokens=16), rules=rules)
+        await engine.learner.initialize(asked)
+        result = await engine.learner.step(asked, play(1), export_state=False)
+        plans[rules] = result.plan
+        assert result.versions["rules"] == str(rules)
+    assert max(plans[1]) > 16
+    assert max(plans[RULES]) <= 16
+    assert sum(plans[RULES]) > sum(plans[1]), "the prompt is repeated"
 
 
 async def test_sft_lowers_its_loss(engine: Engine) -> None:

@@ -80,6 +80,28 @@ def test_values_and_gradients_are_those_of_the_plain_pass(
         torch.testing.assert_close(own, other, atol=1e-9, rtol=1e-9)
 
 
+def test_a_group_in_parts_has_the_gradients_of_the_whole() -> None:
+    """The prompt is repeated where a group does not fit into a micro-batch."""
+    base = base_of(QWEN3)
+    view, shape = views(base)["all-linear"], decoder(base)
+    trained = leaves(view)
+    rows = [example(i, tuple(range(9)), tuple(range(20, 40 + 3 * i))) for i in range(4)]
+
+    def loss_of(batches: list[MicroBatch]) -> torch.Tensor:
+        hidden = [found(shape, view, b).index_select(0, b.predictor_M) for b in batches]
+        weights = torch.randn(sum(map(len, hidden)), generator=torch.Generator().manual_seed(3))
+        return (torch.cat(hidden) * weights.double()[:, None]).sum()
+
+    whole, parts = packed(rows), packed(rows, tokens=70)
+    assert (len(whole), len(parts)) == (1, 2)
+    one, other = loss_of(whole), loss_of(parts)
+    torch.testing.assert_close(one, other, atol=1e-9, rtol=0)
+    for own, theirs in zip(
+        torch.autograd.grad(one, trained), torch.autograd.grad(other, trained), strict=True
+    ):
+        torch.testing.assert_close(own, theirs, atol=1e-9, rtol=1e-9)
+
+
 def single(base: Base) -> Trainable:
     """In float32, with heads that are whole vectors there too."""
     view = views(base)["all-linear"]

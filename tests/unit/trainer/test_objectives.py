@@ -73,7 +73,8 @@ def test_packing_and_micro_batches_change_nothing(variant: str) -> None:
     assert any(float(gradient.abs().max()) > 0 for gradient in whole.values())
     plain = policy64()
     unshared = Unshared(plain.loaded, plain.tensors, plain.alpha, plain.critic)
-    others = [trained(policy64(), variant, micro_batch_tokens=n) for n in (1, 20, 45)]
+    sizes = (1, 9, 20, 45)
+    others = [trained(policy64(), variant, micro_batch_tokens=n) for n in sizes]
     for found, seen in (*others, trained(unshared, variant)):
         for key, value in metrics.items():
             assert seen[key] == pytest.approx(value, abs=1e-9), key

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bench.b12_memory import PROMPT, SAMPLES, living, peak, policy_of
+from schemas.learning import RULES
 from tests.unit.trainer.support import TINY
 
 ANSWER = 24
@@ -35,3 +36,17 @@ def test_memory_grows_with_the_micro_batch_and_not_with_the_batch() -> None:
     small = bytes_of(2, 1)
     assert bytes_of(8, 1) == pytest.approx(small, rel=0.05), "what a batch adds is a few numbers"
     assert bytes_of(8, 4) > 2.5 * small, "twin: in one micro-batch the growth is seen"
+
+
+def test_memory_does_not_grow_with_a_group_that_shares_its_prompt() -> None:
+    policy, config = policy_of(TINY)
+
+    def bytes_of(samples: int, rules: int) -> int:
+        sizes = {"answer": ANSWER, "micro_batch_tokens": GROUP, "samples": samples}
+        found, _, largest = peak(policy, config, num_groups=1, rules=rules, **sizes)
+        assert (largest <= GROUP) == (samples == SAMPLES or rules == RULES)
+        return found
+
+    small = bytes_of(SAMPLES, RULES)
+    assert bytes_of(4 * SAMPLES, RULES) == pytest.approx(small, rel=0.1)
+    assert bytes_of(4 * SAMPLES, 1) > 2 * small, "twin: undivided it grows"
