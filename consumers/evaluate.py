@@ -48,7 +48,7 @@ MOST_SLOTS = 500
 @dataclass(frozen=True, slots=True)
 class EvalState:
     """`asked` counts the rows asked for so far; `rewards` are those of settled slots, in slot order
-    when read."""
+    when read. `first_error`: the lowest slot with an error, and the error."""
 
     request: EvaluationRequested | None = None
     started: EvaluationStarted | None = None
@@ -56,7 +56,7 @@ class EvalState:
     rewards: dict[int, tuple[float | None, ...]] = field(default_factory=dict)
     tokens: int = 0
     failed: int = 0
-    first_error: str | None = None
+    first_error: tuple[int, str] | None = None
     ended: bool = False
 
 
@@ -83,12 +83,15 @@ def evolve(state: EvalState, event: EvalEvent) -> EvalState:
 
 def _count(state: EvalState, group: SettledGroup) -> EvalState:
     failures = [entry for entry in group.entries if entry.failure is not None]
+    found = _error(failures) or group.dropped
+    errors = [(group.group.slot, found)] if found else []
+    errors += [state.first_error] if state.first_error else []
     return replace(
         state,
         rewards={**state.rewards, group.group.slot: group.group.rewards},
         tokens=state.tokens + sum(entry.completion_tokens for entry in group.entries),
         failed=state.failed + sum(reward is None for reward in group.group.rewards),
-        first_error=state.first_error or _error(failures) or group.dropped,
+        first_error=min(errors, default=None),
     )
 
 
@@ -207,7 +210,8 @@ def _graded(state: EvalState, message: GroupGraded) -> Decision:
 def _result(state: EvalState) -> Decision:
     rewards = _rewards(state)
     if not rewards:
-        return _end(state, "failed", f"no sample has a reward; {state.first_error}")
+        why = state.first_error[1] if state.first_error else "the evaluation has no rows"
+        return _end(state, "failed", f"no sample has a reward; the first error: {why}")
     return _end(state, "finished", None)
 
 
@@ -260,5 +264,6 @@ CONSUMER = Consumer(
     evolve=evolve,
     handle=handle,
     routes=routes,
+    fold_version=2,
     snapshots=EvalState,
 )

@@ -283,6 +283,6 @@ CONSUMER = Consumer(
     evolve=evolve,
     handle=handle,
     routes=routes,
-    fold_version=7,
+    fold_version=8,
     snapshots=RunState,
 )

@@ -5,6 +5,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from schemas.errors import FailureCategory
 from schemas.events import GroupGraded, SettledGroup
 from schemas.sampling import ArtifactRef, Grade
 from schemas.specs import BatchGroup
@@ -41,10 +42,24 @@ def settle(graded: GroupGraded, *, filters: bool = False) -> SettledGroup:
         version=graded.spec.template.policy.version,
         entries=graded.entries,
         dropped=dropped,
+        ungraded=_ungraded(graded),
         parts=_mean_parts(graded.grades),
         generate_s=graded.generate_s,
         grade_s=graded.grade_s,
     )
+
+
+def lost(group: SettledGroup) -> bool:
+    """Whether a group was dropped because of errors, not because its rewards are all equal."""
+    return group.dropped not in (None, FLAT)
+
+
+def _ungraded(graded: GroupGraded) -> dict[str, int]:
+    """Samples that did not fail but have no reward, by the category of the reason."""
+    failed = {entry.index for entry in graded.entries if entry.failure is not None}
+    without = [g for g in graded.grades if g.index not in failed and _reward(g) is None]
+    category = (g.failure.category if g.failure else FailureCategory.VALIDATION for g in without)
+    return dict(sorted(Counter(map(str, category)).items()))
 
 
 def first_error(graded: Iterable[GroupGraded]) -> str | None:
@@ -61,13 +76,17 @@ def first_error(graded: Iterable[GroupGraded]) -> str | None:
 
 def metrics(groups: Sequence[SettledGroup], *, newest: int) -> dict[str, float]:
     """The figures of a step's generation and grading, over all its groups. `newest` is the version
-    that the step trains: the oldest one that sampled for it lags behind."""
+    that the step trains: the oldest one that sampled for it lags behind. A sample failed if it was not
+    generated or has no reward; lengths and tokens are those of all that were generated."""
     rewards = [r for group in groups for r in group.group.rewards if r is not None]
     entries = [entry for group in groups for entry in group.entries]
     done = [entry for entry in entries if entry.failure is None]
+    failed = Counter(entry.failure for entry in entries if entry.failure)
+    for group in groups:
+        failed.update(group.ungraded)
     figures = {
         "rollout/num_samples": float(len(entries)),
-        "rollout/failed_ratio": 1 - len(done) / max(1, len(entries)),
+        "rollout/failed_ratio": failed.total() / max(1, len(entries)),
         "rollout/dropped_groups": float(sum(group.dropped is not None for group in groups)),
         "rollout/zero_variance_ratio": _mean([_flat(group) for group in groups]),
         "rollout/response_lengths": _mean([float(e.completion_tokens) for e in done]),
@@ -83,7 +102,7 @@ def metrics(groups: Sequence[SettledGroup], *, newest: int) -> dict[str, float]:
     if rewards:
         figures["rollout/raw_reward"] = math.fsum(rewards) / len(rewards)
         figures["rollout/reward_std"] = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
-    for why, count in sorted(Counter(e.failure for e in entries if e.failure).items()):
+    for why, count in sorted(failed.items()):
         figures[f"failed/{why}"] = count / len(entries)
     for name in sorted({name for group in groups for name in group.parts}):
         figures[f"reward/{name}"] = _mean([g.parts[name] for g in groups if name in g.parts])

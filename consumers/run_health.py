@@ -8,6 +8,9 @@ from schemas.config import Advanced
 MOST_UNHEALTHY = 3
 """So many steps in a row without a finite gradient end the run: the next would be as these."""
 
+MOST_LOST = 5
+"""So many steps in a row whose groups were all dropped because of errors end the run."""
+
 FLAT_STEPS = 5
 """After so many steps in a row whose rewards say nothing the run warns."""
 
@@ -50,4 +53,29 @@ def flat_warning(step: int, *, num_steps: int) -> str:
         f"up to step {step}, all rewards that are compared with each other were equal for {num_steps} "
         "steps: nothing is being learned. Look at the grader's rewards, or give it questions that are "
         "neither always nor never answered"
+    )
+
+
+def all_failed(step: int, reason: str) -> str:
+    """Why a run ends with a step in which no sample has a reward."""
+    return (
+        f"every sample of step {step} failed; the first error: {reason}. Nothing can be trained on such "
+        "a step: correct what it names in the workspace, and submit the run again"
+    )
+
+
+def all_lost(num_steps: int, first_error: str) -> str:
+    """Why a run ends whose steps had some rewards, but too few in each group to train on."""
+    return (
+        f"nothing was trained in {num_steps} steps in a row, because errors left each of their groups "
+        f"with too few rewards; the first, in {first_error}. Correct what it names in the workspace, "
+        "and submit the run again"
+    )
+
+
+def never_trained(first_error: str) -> str:
+    """Why a run fails that has taken all its steps and trained in none of them."""
+    return (
+        "no step of this run was trained, so its weights are those that it began with; the first error, "
+        f"in {first_error}. Correct what it names in the workspace, and submit the run again"
     )

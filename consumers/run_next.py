@@ -6,8 +6,17 @@ new follows. So a stop, a pause or a late fact needs no path of its own.
 
 from collections.abc import Callable, Iterator
 
-from consumers.run_batch import FLAT, metrics
-from consumers.run_health import FLAT_STEPS, MOST_UNHEALTHY, diverged, flat_warning
+from consumers.run_batch import FLAT, lost, metrics
+from consumers.run_health import (
+    FLAT_STEPS,
+    MOST_LOST,
+    MOST_UNHEALTHY,
+    all_failed,
+    all_lost,
+    diverged,
+    flat_warning,
+    never_trained,
+)
 from consumers.run_state import Due, OpenStep, RunEvent, RunState, evolve
 from schemas.algorithms import replacements
 from schemas.events import (
@@ -47,9 +56,12 @@ def follow(state: RunState) -> tuple[RunEvent, ...]:
 
 def give_up(state: RunState) -> tuple[RunEvent, ...]:
     """When step after step leaves the weights as they were."""
+    run = _run(state)
+    if state.lost >= MOST_LOST and state.first_error is not None:
+        text = all_lost(state.lost, state.first_error)
+        return (RunFailed(run=run, kind="error", message=text),)
     if state.unhealthy < MOST_UNHEALTHY:
         return ()
-    run = _run(state)
     text = diverged(state.settled, run=run, checkpoint=state.checkpointed)
     return (RunFailed(run=run, kind="error", message=text),)
 
@@ -126,11 +138,15 @@ def pause(state: RunState) -> tuple[RunEvent, ...]:
 
 
 def finish(state: RunState) -> tuple[RunEvent, ...]:
-    """After the last step, the last checkpoint and the last validation."""
+    """After the last step, the last checkpoint and the last validation. A run that trained nothing
+    because of errors has failed."""
     over = state.settled == state.total > 0 and not state.stop_wanted
     open_ends = state.checkpoints_due or state.checkpointing is not None or state.evaluating
     if not over or open_ends or state.paused:
         return ()
+    if not state.trained and state.first_error is not None:
+        text = never_trained(state.first_error)
+        return (RunFailed(run=_run(state), kind="error", message=text),)
     reward = state.last.reward if state.last else None
     return (RunFinished(run=_run(state), step=state.settled, reward=reward),)
 
@@ -279,10 +295,11 @@ def _nothing_kept(
     state: RunState, step: int, opened: OpenStep, figures: dict[str, float]
 ) -> tuple[RunEvent, ...]:
     run = _run(state)
-    reason = opened.settled[min(opened.settled)].dropped or "no group could be used"
+    in_order = [opened.settled[slot] for slot in sorted(opened.settled)]
+    reasons = [group.dropped for group in in_order if lost(group)]
+    reason = reasons[0] if reasons and reasons[0] else FLAT
     if figures["rollout/failed_ratio"] == 1.0:
-        text = f"every sample of step {step} failed; the first error: {reason}"
-        return (RunFailed(run=run, kind="error", message=text),)
+        return (RunFailed(run=run, kind="error", message=all_failed(step, reason)),)
     if state.state is None or state.last is None:
         return ()
     settled = StepSettled(

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 from uuid import UUID
 
+from consumers.run_batch import lost
 from consumers.run_health import is_flat, is_unhealthy
 from schemas.events import (
     BatchAssembled,
@@ -91,8 +92,10 @@ class RunState:
     """`settled` is the last settled step (-1: version 0 does not exist yet), `requested` the last step
     whose groups were asked for, `training` the step whose batch is with the learner. `weights` are
     those of the versions that later groups may still sample with. `evaluated` is the last step whose
-    validation was asked for. `unhealthy` and `flat` count steps in a row (`consumers/run_health.py`);
-    `warned` is the last step that a warning named, `alarms` what was said about the sampler."""
+    validation was asked for. `unhealthy`, `flat` and `lost` count steps in a row
+    (`consumers/run_health.py`); `first_error` is why the first lost step could not be trained, `trained`
+    whether any step was; `warned` is the last step that a warning named, `alarms` what was said about
+    the sampler."""
 
     request: RunRequested | None = None
     started: RunStarted | None = None
@@ -110,6 +113,9 @@ class RunState:
     skips: frozenset[int] = frozenset()
     unhealthy: int = 0
     flat: int = 0
+    lost: int = 0
+    first_error: str | None = None
+    trained: bool = False
     warned: int = -1
     alarms: tuple[str, ...] = ()
     checkpoints_due: tuple[Due, ...] = ()
@@ -161,12 +167,13 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
                 state,
                 open=left,
                 training=event.step,
+                trained=True,
+                lost=0,
                 requested=max(state.requested, event.step),
                 batch_metrics=event.metrics,
             )
         case StepSkipped():
-            left = {step: group for step, group in state.open.items() if step != event.step}
-            return replace(state, open=left)
+            return _skipped(state, event)
         case StepSettled():
             return _step_settled(state, event)
         case CheckpointRequested():
@@ -236,6 +243,18 @@ def _groups_settled(state: RunState, event: GroupsSettled) -> RunState:
         return state
     settled = {**step.settled, **{group.group.slot: group for group in event.groups}}
     return replace(state, open={**state.open, event.step: replace(step, settled=settled)})
+
+
+def _skipped(state: RunState, event: StepSkipped) -> RunState:
+    """A step without a batch. Where none of its groups could be used because of errors, it is lost."""
+    opened = state.open.get(event.step)
+    left = {step: group for step, group in state.open.items() if step != event.step}
+    if opened is None:
+        return state  # it was trained, and changed nothing
+    if not all(lost(group) for group in opened.settled.values()):
+        return replace(state, open=left, lost=0)
+    first = state.first_error or f"step {event.step}: {event.reason}"
+    return replace(state, open=left, lost=state.lost + 1, first_error=first)
 
 
 def _step_settled(state: RunState, event: StepSettled) -> RunState:

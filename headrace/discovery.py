@@ -6,11 +6,11 @@ Every refusal names the file and the line, as a compiler would.
 import inspect
 import linecache
 import sys
-import traceback
 import types
 from collections.abc import Callable
 from pathlib import Path
 
+from headrace.blame import own_frames, shown
 from headrace.grading import Grader
 from headrace.rewards import is_reward
 from headrace.workflow import AgentWorkflow
@@ -29,7 +29,7 @@ def load(path: Path) -> types.ModuleType:
         source = path.read_text()
         exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102 - this is what we are for
     except SyntaxError as error:
-        where = _shown(Path(error.filename or str(path)), path)
+        where = shown(Path(error.filename or str(path)), path)
         raise Unusable(f"{where}:{error.lineno}: SyntaxError: {error.msg}") from error
     except BaseException as error:
         raise Unusable(f"{_place(error, path)}: {type(error).__name__}: {error}") from error
@@ -65,14 +65,14 @@ def _only(module: types.ModuleType, base: type, method: str) -> type | None:
     if len(classes) > 1:
         named = ", ".join(f"{c.__name__} (line {_line(c)})" for c in classes)
         raise Unusable(
-            f"{_shown(path, path)}: there are two {base.__name__}s: {named}; keep one in this file"
+            f"{shown(path, path)}: there are two {base.__name__}s: {named}; keep one in this file"
         )
     if not classes:
         return None
     function = getattr(classes[0], method)
     if not inspect.iscoroutinefunction(function):
         raise Unusable(
-            f"{_shown(path, path)}:{_line(function)}: {classes[0].__name__}.{method} must be async: "
+            f"{shown(path, path)}:{_line(function)}: {classes[0].__name__}.{method} must be async: "
             f"write `async def {method}(self, ctx)`"
         )
     return classes[0]
@@ -87,16 +87,8 @@ def _line(thing: object) -> int:
 
 def _place(error: BaseException, path: Path) -> str:
     """The innermost frame of the workspace's own code in a traceback."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    own = [f for f in frames if Path(f.filename).is_relative_to(path.parent)]
-    if not own:
-        return f"{_shown(path, path)}:1"
-    return f"{_shown(Path(own[-1].filename), path)}:{own[-1].lineno}"
-
-
-def _shown(file: Path, entry: Path) -> str:
-    """The path as the workspace names it: rollouts/<rollout>/<file>."""
     linecache.checkcache()
-    if file.is_relative_to(entry.parent):
-        return str(Path("rollouts") / entry.parent.name / file.relative_to(entry.parent))
-    return file.name
+    own = own_frames(error, path)
+    if not own:
+        return f"{shown(path, path)}:1"
+    return f"{shown(Path(own[0].filename), path)}:{own[0].lineno}"

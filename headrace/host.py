@@ -16,7 +16,6 @@ import signal
 import struct
 import sys
 import threading
-import traceback
 import types
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from headrace import discovery
+from headrace.blame import blame
 from headrace.grading import GraderContext, Sample
 from headrace.workflow import WorkflowContext
 
@@ -116,7 +116,7 @@ async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) ->
     )
     module = discovery.load(entrypoint)
     Watch(loop, channel)
-    call = workflow_call(module) if role == "workflow" else grader_call(module)
+    call = workflow_call(module) if role == "workflow" else grader_call(module, entrypoint)
     channel.send({"ready": True})
     running: set[asyncio.Task[None]] = set()
     while True:
@@ -126,30 +126,26 @@ async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) ->
         except asyncio.IncompleteReadError:
             return
         current.set(str(message["id"]))
-        task = loop.create_task(answer(call, message, channel))
+        task = loop.create_task(answer(call, message, channel, entrypoint))
         running.add(task)
         task.add_done_callback(running.discard)
 
 
-async def answer(call: Callable[[Json], Awaitable[Json]], message: Json, channel: Channel) -> None:
+async def answer(
+    call: Callable[[Json], Awaitable[Json]], message: Json, channel: Channel, entry: Path
+) -> None:
     """One call, under its deadline; whatever user code raises is an answer too."""
     deadline: float = message["deadline_s"]
+    limit = asyncio.timeout(deadline)
     try:
-        async with asyncio.timeout(deadline):
+        async with limit:
             result = await call(message)
-    except TimeoutError:
-        result = {"category": "timeout", "error": f"not done after {deadline:g} s"}
     except BaseException as error:
-        result = {"category": "raised", "error": blame(error)}
+        if limit.expired() and isinstance(error, TimeoutError):
+            result = {"category": "timeout", "error": f"not done after {deadline:g} s"}
+        else:
+            result = {"category": "raised", "error": blame(error, entry)}
     channel.send({"id": message["id"], **result})
-
-
-def blame(error: BaseException) -> str:
-    """The error with the last line of user code it came from."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "headrace" not in Path(f.filename).parts]
-    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{place}"[:2000]
 
 
 def workflow_call(module: types.ModuleType) -> Callable[[Json], Awaitable[Json]]:
@@ -190,7 +186,7 @@ def conversation(returned: object) -> list[Json] | None:
     return messages
 
 
-def grader_call(module: types.ModuleType) -> Callable[[Json], Awaitable[Json]]:
+def grader_call(module: types.ModuleType, entry: Path) -> Callable[[Json], Awaitable[Json]]:
     """Calls of the grader role: one group each."""
     grader = discovery.grader_of(module)
     functions = discovery.rewards_of(module)
@@ -199,9 +195,8 @@ def grader_call(module: types.ModuleType) -> Callable[[Json], Awaitable[Json]]:
         samples = {str(sample["name"]): Sample(**sample) for sample in message["samples"]}
         weights: list[Json] = message["rewards"]
         if weights:
-            return {
-                "grades": [await weighed(s, message, weights, functions) for s in samples.values()]
-            }
+            given = [await weighed(s, message, functions, entry) for s in samples.values()]
+            return {"grades": given}
         if grader is None:
             raise discovery.Unusable("there is no Grader")
         context = GraderContext(
@@ -216,20 +211,29 @@ def grader_call(module: types.ModuleType) -> Callable[[Json], Awaitable[Json]]:
 
 
 async def weighed(
-    sample: Sample, message: Json, weights: list[Json], functions: dict[str, Callable[..., object]]
+    sample: Sample, message: Json, functions: dict[str, Callable[..., object]], entry: Path
 ) -> Json:
-    """The weighted sum of the reward functions for one sample; one bad value spoils the sum."""
+    """The weighted sum of the reward functions for one sample. A function that raises, or returns
+    something that is not a number, fails this sample and no other."""
     parts: dict[str, Any] = {}
-    for weight in weights:
+    for weight in message["rewards"]:
         name = str(weight["name"])
-        value = functions[name](sample.text, message["label"], extra_info=message["metadata"])
-        parts[name] = await value if asyncio.iscoroutine(value) else value
+        try:
+            value = functions[name](sample.text, message["label"], extra_info=message["metadata"])
+            parts[name] = await value if asyncio.iscoroutine(value) else value
+        except Exception as error:
+            return {**unpaid(sample, blame(error, entry)), "raised": True}
     problems = [p for name, value in parts.items() if (p := problem(value, f"@reward {name}"))]
     if problems:
-        return {"index": sample.index, "reward": None, "parts": {}, "error": problems[0]}
+        return unpaid(sample, problems[0])
     numbers = {name: float(value) for name, value in parts.items()}
-    total = math.fsum(float(str(w["weight"])) * numbers[str(w["name"])] for w in weights)
+    total = math.fsum(float(str(w["weight"])) * numbers[str(w["name"])] for w in message["rewards"])
     return {"index": sample.index, "reward": total, "parts": numbers, "error": None}
+
+
+def unpaid(sample: Sample, why: str) -> Json:
+    """A sample without a reward, and the reason."""
+    return {"index": sample.index, "reward": None, "parts": {}, "error": why}
 
 
 def paid(sample: Sample, value: Any, parts: dict[str, float]) -> Json:
@@ -244,10 +248,13 @@ def problem(value: object, who: str) -> str | None:
     if value is None:
         return f"{who} set no reward"
     if not isinstance(value, (int, float)):
-        return f"{who} paid {type(value).__name__} {str(value)[:80]!r}; a reward is a number"
-    if not math.isfinite(value):
-        return f"{who} paid {value}; a reward is a finite number"
-    return None
+        kind = type(value).__name__
+        return f"{who} returned {kind} {str(value)[:80]!r}; a reward is a number"
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:
+        finite = False
+    return None if finite else f"{who} returned {str(value)[:80]}; a reward is a finite number"
 
 
 def look(entrypoint: Path) -> Json:

@@ -260,10 +260,9 @@ def _message(returned: object) -> Message:
 
 def _grade(grade: object) -> Grade:
     values: dict[str, object] = grade if isinstance(grade, dict) else {}
-    error = values.pop("error", None)
-    failure = (
-        SampleFailure(category=FailureCategory.VALIDATION, message=str(error)) if error else None
-    )
+    error, raised = values.pop("error", None), values.pop("raised", False)
+    category = FailureCategory.GRADER if raised else FailureCategory.VALIDATION
+    failure = SampleFailure(category=category, message=str(error)) if error else None
     try:
         return Grade.model_validate({**values, "failure": failure})
     except ValueError as wrong:

@@ -353,13 +353,15 @@ class GroupGraded(_GroupEvent):
 
 class SettledGroup(BaseModel):
     """A group that is kept for its batch, or dropped with the reason. `version`: the policy version
-    that sampled it."""
+    that sampled it. `ungraded`: samples that were generated but have no reward, counted by the category
+    of what went wrong in the grader."""
 
     model_config = ConfigDict(frozen=True)
     group: BatchGroup
     version: int = 0
     entries: tuple[SampleEntry, ...] = ()
     dropped: str | None = None
+    ungraded: dict[str, int] = {}
     parts: dict[str, float] = {}
     generate_s: float = 0.0
     grade_s: float = 0.0

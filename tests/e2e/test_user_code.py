@@ -54,6 +54,20 @@ ALL_FAIL = MAIN.replace(
     "reply = await ctx.chat(ctx.prompt)", 'raise RuntimeError("nothing works today")'
 )
 
+GRADER_RAISES = MAIN.replace(
+    "digits = sum(character.isdigit() for character in sample.text)", "digits = 1 / 0"
+)
+
+REWARD_RAISES = (
+    MAIN.replace("AgentWorkflow, Grader", "AgentWorkflow, Grader, reward")
+    + """
+
+@reward
+def exact(solution_str, ground_truth, extra_info=None, **kwargs):
+    return float(int("not a number"))
+"""
+)
+
 ROWS = "".join(
     f'{{"user_prompt": "Say {n}", "ground_truth": "{n}", "metadata": {{"row": {n}}}}}\n'
     for n in range(10)
@@ -63,7 +77,12 @@ ROWS = "".join(
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     root = tmp_path_factory.mktemp("hostile")
-    files = {"rollouts/hostile/main.py": HOSTILE, "rollouts/failing/main.py": ALL_FAIL}
+    files = {
+        "rollouts/hostile/main.py": HOSTILE,
+        "rollouts/failing/main.py": ALL_FAIL,
+        "rollouts/grading/main.py": GRADER_RAISES,
+        "rollouts/paying/main.py": REWARD_RAISES,
+    }
     workspace = make_workspace(root / "workspace", files)
     with platform(root / "home") as started:
         started.post("/workspaces", {"url": str(workspace), "name": "w"})
@@ -101,6 +120,29 @@ def test_a_run_in_which_every_sample_fails_quotes_the_first_error(running: Platf
     config = run_config(experiment={"rollout": "failing", "dataset": "rows"})
     info = running.wait(running.submit(config, workspace="w"), "failed")
     assert "nothing works today" in info["run"]["error"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "fully_async"])
+@pytest.mark.parametrize(
+    ("rollout", "rewards", "says"),
+    [
+        ("grading", [], "in grade: ZeroDivisionError: division by zero"),
+        ("paying", [{"name": "exact"}], "in exact: ValueError: invalid literal"),
+    ],
+)
+def test_a_run_whose_every_grade_fails_ends_failed_and_names_the_line(
+    running: Platform, mode: str, rollout: str, rewards: list[dict[str, str]], says: str
+) -> None:
+    source = {"grading": GRADER_RAISES, "paying": REWARD_RAISES}[rollout]
+    wrong = "1 / 0" if rollout == "grading" else "not a number"
+    line = next(n for n, text in enumerate(source.splitlines(), 1) if wrong in text)
+    config = run_config(
+        experiment={"rollout": rollout, "dataset": "rows"},
+        advanced={"rewards": rewards, "execution_mode": mode},
+    )
+    info = running.wait(running.submit(config, workspace="w"), "failed")
+    assert f"grader_error: rollouts/{rollout}/main.py:{line} {says}" in info["run"]["error"]
+    assert info["run"]["current_step"] == 0
 
 
 @pytest.mark.parametrize(

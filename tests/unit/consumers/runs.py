@@ -4,6 +4,7 @@ from uuid import UUID
 
 from consumers.run import CONSUMER
 from infra.consumer import Message
+from schemas.errors import FailureCategory
 from schemas.events import (
     CheckpointRequested,
     CheckpointSaved,
@@ -22,7 +23,7 @@ from schemas.events import (
     WorkspaceSynced,
 )
 from schemas.ids import run_stream
-from schemas.sampling import Grade
+from schemas.sampling import Grade, SampleFailure
 from schemas.specs import DiscoveredRollout, Entrypoint, GroupSpec, SampleEntry
 from tests.kit.decider import Given, When, given
 from tests.kit.specs import DATASET, MODEL, config, ref, version
@@ -88,7 +89,9 @@ def graded(
     *rewards: float | None,
     failure: str | None = None,
     message: str | None = None,
+    grader: str | None = None,
 ) -> GroupGraded:
+    """A graded group. `grader`: what its grader failed with, for each sample without a reward."""
     rewards = rewards or (0.0, 1.0)
     entries = tuple(
         SampleEntry(index=n, failure=failure, message=message, completion_tokens=3)
@@ -98,8 +101,15 @@ def graded(
         spec=spec,
         artifact=ref(f"group {spec.group}"),
         entries=entries,
-        grades=tuple(Grade(index=n, reward=reward) for n, reward in enumerate(rewards)),
+        grades=tuple(_grade(n, reward, grader) for n, reward in enumerate(rewards)),
     )
+
+
+def _grade(index: int, reward: float | None, grader: str | None) -> Grade:
+    if reward is not None or grader is None:
+        return Grade(index=index, reward=reward)
+    failure = SampleFailure(category=FailureCategory.GRADER, message=grader)
+    return Grade(index=index, reward=None, failure=failure)
 
 
 def updated(step: int, *, durable: bool = True) -> PolicyUpdated:

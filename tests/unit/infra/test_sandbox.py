@@ -15,7 +15,7 @@ from infra.git import GitRepositories
 from infra.sandbox import ProcessSandbox
 from infra.settings import Settings
 from schemas.errors import FailureCategory, TransientError, UserCodeError
-from schemas.sampling import ArtifactRef, Message, SampleRecord
+from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord
 from schemas.specs import CommitSpec, Entrypoint, RewardSpec, RolloutRef
 from tests.kit.platform import make_workspace
 
@@ -91,6 +91,16 @@ class Check(Grader):
 @reward
 def length(solution_str, ground_truth, extra_info=None, **kwargs):
     return float(len(solution_str))
+
+
+@reward
+def picky(solution_str, ground_truth, extra_info=None, **kwargs):
+    return 1 / (len(solution_str) - 2)
+
+
+@reward
+def huge(solution_str, ground_truth, extra_info=None, **kwargs):
+    return 10**400
 
 
 @reward
@@ -300,7 +310,7 @@ async def test_an_attempt_has_a_directory_of_its_own_until_it_is_over(
     assert len(set(places)) == 3
     assert all(each.endswith(" []") for each in said), "each found its own empty"
     failed = await failure(user, rollout, "keep and fail")
-    places.append(Path(failed.message.split()[1]))
+    places.append(Path(failed.message.rpartition("ValueError: ")[2]))
     assert [str(place.parent) for place in places] == ["/tmp"] * 4
     assert not any(place.exists() for place in places)
 
@@ -368,6 +378,23 @@ async def test_reward_functions_are_weighed(user: ProcessSandbox, rollout: Rollo
     assert grade.reward is None
     assert grade.failure is not None
     assert "broken" in grade.failure.message
+
+
+async def test_a_reward_that_raises_fails_its_own_sample(
+    user: ProcessSandbox, rollout: RolloutRef
+) -> None:
+    for name, category, says in (
+        ("picky", FailureCategory.GRADER, "in picky: ZeroDivisionError"),
+        ("huge", FailureCategory.VALIDATION, "@reward huge returned 1000"),
+    ):
+        weighed = rollout.model_copy(update={"rewards": (RewardSpec(name=name),)})
+        first, second = await grades(user, weighed, "x")
+        assert isinstance(second, Grade)
+        assert second.failure is not None
+        assert second.failure.category == category
+        assert says in second.failure.message
+        assert isinstance(first, Grade)
+        assert (first.failure is None) == (name == "picky"), "its neighbour keeps its reward"
 
 
 async def test_processes_stay_warm(user: ProcessSandbox, rollout: RolloutRef) -> None:

@@ -1,0 +1,54 @@
+"""Which line of the workspace's code an error came from.
+
+Only frames of the workspace count: a grader that calls `json.loads` on bad text is told its own line,
+not one of the standard library's.
+"""
+
+import traceback
+from pathlib import Path
+
+LONGEST = 2000
+"""Characters of an error that are passed on."""
+
+MOST_CALLERS = 4
+
+
+def blame(error: BaseException, entry: Path) -> str:
+    """`rollouts/<rollout>/<file>:<line> in <function>: <Type>: <text>`, and the callers among the
+    workspace's functions, innermost first. Without a line where no frame is the workspace's."""
+    frames = own_frames(error, entry)
+    text, kind = _text(error), type(error).__name__
+    what = f"{kind}: {text}" if text else kind
+    if not frames:
+        return what[:LONGEST]
+    first, *callers = [f"{shown(Path(f.filename), entry)}:{f.lineno} in {f.name}" for f in frames]
+    said = f"{first}: {what}"[:LONGEST]
+    if callers:
+        said += f" (called from {', '.join(callers[:MOST_CALLERS])})"
+    return said[:LONGEST]
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # user code's `__str__` raises whatever it likes
+        return "its text cannot be read: `__str__` raised"
+
+
+def own_frames(error: BaseException, entry: Path) -> list[traceback.FrameSummary]:
+    """The frames of a traceback that are the workspace's own code, innermost first."""
+    root = tree_of(entry)
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f for f in reversed(frames) if Path(f.filename).is_relative_to(root)]
+
+
+def shown(file: Path, entry: Path) -> str:
+    """The path as the workspace names it: rollouts/<rollout>/<file>."""
+    root = tree_of(entry)
+    return str(file.relative_to(root)) if file.is_relative_to(root) else file.name
+
+
+def tree_of(entry: Path) -> Path:
+    """The workspace that an entry point lies in: what is above `rollouts`."""
+    above = next((place for place in entry.parents if place.name == "rollouts"), entry.parent)
+    return above.parent

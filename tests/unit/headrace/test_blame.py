@@ -1,0 +1,75 @@
+"""An error of user code names the workspace's own line."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.blame import LONGEST, blame
+from headrace.discovery import load
+
+MAIN = """
+import json
+import helper
+
+def parsed(text):
+    return json.loads(text)
+
+def outer(text):
+    return parsed(text)
+
+class Rude(Exception):
+    def __str__(self):
+        raise SystemExit
+
+def rude():
+    raise Rude
+
+def deep():
+    helper.fail()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.syspath_prepend(tmp_path / "rollouts" / "headrace" / "lib")
+    yield
+    sys.modules.pop("helper", None)
+
+
+def raised(tmp_path: Path, name: str, *arguments: object) -> str:
+    entry = tmp_path / "rollouts" / "headrace" / "main.py"
+    entry.parent.mkdir(parents=True)
+    source = entry.parent / "lib" / "helper.py"
+    source.parent.mkdir()
+    source.write_text("def fail():\n    raise ValueError('x' * 9999)\n")
+    entry.write_text(MAIN)
+    module = load(entry)
+    try:
+        getattr(module, name)(*arguments)
+    except BaseException as error:
+        return blame(error, entry)
+    raise AssertionError("it did not raise")
+
+
+def test_frames_of_libraries_are_left_out(tmp_path: Path) -> None:
+    said = raised(tmp_path, "outer", "{")
+    assert said.startswith("rollouts/headrace/main.py:6 in parsed: JSONDecodeError: ")
+    assert said.endswith("(called from rollouts/headrace/main.py:9 in outer)")
+
+
+def test_a_helper_file_is_named(tmp_path: Path) -> None:
+    said = raised(tmp_path, "deep")
+    assert said.startswith("rollouts/headrace/lib/helper.py:2 in fail: ValueError: xxx")
+    assert len(said) <= LONGEST
+
+
+def test_an_error_that_cannot_be_printed_is_still_named(tmp_path: Path) -> None:
+    said = raised(tmp_path, "rude")
+    assert said.startswith("rollouts/headrace/main.py:16 in rude: Rude: its text cannot be read")
+
+
+def test_an_error_without_a_line_of_ours_says_what_it_is(tmp_path: Path) -> None:
+    assert blame(ValueError("nothing"), tmp_path / "main.py") == "ValueError: nothing"
+    assert blame(ValueError(), tmp_path / "main.py") == "ValueError"
