@@ -8,23 +8,38 @@ THREADS := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE
 STACK_DIR := .stack
 VLLM ?= .vllm
 
-.PHONY: demo matrix learning oracles vllm test test-fast test-vllm lint format bench chaos storms stack stack-down venv clean
+.PHONY: demo matrix learning oracles vllm test test-fast test-vllm lint format bench chaos storms stack stack-down venv lock clean
 
 venv: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+# pip checks the hash of everything that it downloads; the project itself is built with what it installed.
+LOCKED := -m pip install --quiet --require-hashes
+
+$(READY): pyproject.toml locks/venv.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Headrace needs Python 3.11 or newer; name one with: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt hatchling -e '.[all]'
+	$(BIN)/python $(LOCKED) -r locks/venv.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
+
+# Exact versions and hashes of what the ranges in pyproject.toml allow. A version in constraints.txt stays
+# until its entry is deleted there. Needs uv.
+LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--custom-compile-command 'make lock' -o
+
+lock:
+	$(LOCK) constraints.txt pyproject.toml --all-extras locks/build.in
+	$(LOCK) locks/build.txt locks/build.in -c constraints.txt
+	$(LOCK) locks/control.txt pyproject.toml --extra s3 --extra kafka -c constraints.txt
+	$(LOCK) locks/worker.txt pyproject.toml --extra train --extra s3 --extra kafka -c constraints.txt
+	$(LOCK) locks/venv.txt pyproject.toml --extra all locks/build.in -c constraints.txt
 
 # The independent implementations that ours is compared with: TRL, Liger, and verl beside them; and
 # Procrastinate and DBOS, that our durable events are measured against.
 oracles: $(READY)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,oracles]'
-	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/oracles \
-		-r requirements-oracles.txt
+	$(BIN)/python $(LOCKED) -r constraints.txt
+	$(BIN)/python $(LOCKED) --no-deps --upgrade --target $(VENV)/oracles -r requirements-oracles.txt
 
 # Real vLLM on the CPU (Linux, x86, Python 3.11; 6 GB), in an environment of its own.
 vllm: $(VLLM)/.ready

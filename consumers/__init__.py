@@ -1,0 +1,1 @@
+import schemas  # noqa: F401 - refuses an old Python before a library fails on it

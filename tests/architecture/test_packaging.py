@@ -3,9 +3,11 @@
 import subprocess
 import sys
 import zipfile
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,6 +49,20 @@ def test_the_wheel_lists_all_roots(wheel: Path) -> None:
     for name in ("rollouts/arithmetic/main.py", "configs/training/grpo.toml", "data/make.py"):
         assert f"producers/scaffold/arithmetic/{name}" in names
     assert not [name for name in names if name.startswith("tests/")]
+
+
+def test_the_wheel_asks_for_ranges_so_that_others_install_beside_it(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        metadata = Parser().parsestr(archive.read(name).decode())
+    assert metadata["Requires-Python"] == ">=3.11"
+    asked = [Requirement(line) for line in metadata.get_all("Requires-Dist") or ()]
+    assert len(asked) > 20
+    others = [one for one in asked if one.name != "headrace"]
+    assert all({s.operator for s in one.specifier} in ({">="}, {">=", "<"}) for one in others)
+    telemetry = next(one for one in asked if one.name == "opentelemetry-sdk")
+    assert telemetry.specifier.contains("1.45.1")  # what strands-agents asks for
+    assert telemetry.specifier.contains("1.45.2")
 
 
 def test_the_wheel_works_from_another_directory(wheel: Path, tmp_path: Path) -> None:
