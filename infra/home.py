@@ -29,6 +29,11 @@ class ChildState:
     starts: int
     log: str
 
+    @property
+    def restarts(self) -> int:
+        """How often it was started again; 0 also before its first start."""
+        return max(0, self.starts - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class SupervisorState:

@@ -19,6 +19,10 @@ from schemas.errors import Refused
 from trainer.adapters import A_SUFFIX, B_SUFFIX, PEFT_PREFIX
 from trainer.base import Base
 
+LOCAL_BASE = "./base"
+"""What an adapter's config calls a base that lies beside it. `headrace checkpoint download` writes the
+absolute path in its place, because peft resolves a relative one from the working directory."""
+
 
 def target_modules(base: Base, targets: str | tuple[str, ...]) -> tuple[str, ...]:
     """The full names of the modules to adapt: `all-linear` is every linear layer of the language
@@ -65,8 +69,8 @@ def fresh_adapter(
 
 
 def adapter_config(base: Base, modules: Sequence[str], *, rank: int, alpha: float) -> bytes:
-    """`adapter_config.json`, as peft writes it. A base without a public name is called `base`: the
-    folder beside the adapter in which it lies."""
+    """`adapter_config.json`, as peft writes it. A base without a public name is called `./base`, the
+    folder beside the adapter in which it lies: a plain `base` would be looked up on the hub."""
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,  # type: ignore[arg-type]  # peft says int and divides
@@ -74,7 +78,7 @@ def adapter_config(base: Base, modules: Sequence[str], *, rank: int, alpha: floa
         bias="none",
         task_type="CAUSAL_LM",
         target_modules=list(modules),
-        base_model_name_or_path=base.public_name or "base",
+        base_model_name_or_path=base.public_name or LOCAL_BASE,
         inference_mode=True,
     )
     fields = {

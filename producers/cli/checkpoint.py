@@ -1,5 +1,6 @@
 """`headrace checkpoint`: what training leaves behind. REF is RUN@STEP, RUN@last or RUN@best."""
 
+import json
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
@@ -9,6 +10,10 @@ from producers.cli.client import Client, part
 from producers.cli.failures import Failure
 from producers.cli.groups import command, group
 from producers.cli.output import Document, fields, print_json, printable, say, table, when
+
+ADAPTER = "adapter_config.json"
+LOCAL_BASES = ("./base", "base")
+"""What a stored adapter calls a base that lies beside it; before 0.2.0 it was `base`."""
 
 checkpoint = group("checkpoint", "Checkpoints: list, look into, download, merge, talk to.")
 
@@ -70,7 +75,9 @@ def _files(found: Document) -> None:
 def download(ref: str, directory: Path, *, force: bool, as_json: bool) -> None:
     """Save a checkpoint's files, each verified against its hash.
 
-    The directory loads in plain Transformers, and an adapter in plain Transformers + PEFT.
+    The directory loads in plain Transformers, and an adapter in plain Transformers + PEFT. An adapter
+    whose base model has no public name brings it along in DIR/base, and adapter_config.json then names
+    that directory: if you move DIR, run PEFT with the base given explicitly, or download again.
     """
     if directory.exists() and any(directory.iterdir()) and not force:
         raise Failure("CONFLICT", f"{directory} is not empty; name a new one, or give --force")
@@ -79,11 +86,30 @@ def download(ref: str, directory: Path, *, force: bool, as_json: bool) -> None:
         exact = part(str(found.get("ref") or ref))
         for file in found["files"]:
             fetch(client, exact, file, directory)
+    base = name_base(directory)
     if as_json:
-        print_json({"directory": str(directory.resolve()), "checkpoint": found})
+        document = {"directory": str(directory.resolve()), "checkpoint": found}
+        print_json({**document, "base": str(base) if base else None})
         return
     say(f"saved {found.get('ref')} in {directory}, every file's sha256 verified")
+    if base is not None:
+        say(f"adapter_config.json now names its base model: {base}")
     _files(found)
+
+
+def name_base(directory: Path) -> Path | None:
+    """Let the adapter in `directory` name the base model that lies in its folder base/ by an absolute
+    path, so that PEFT finds it from any working directory. Returns that path; None when the base has a
+    public name, or when there is no adapter."""
+    config, base = directory / ADAPTER, (directory / "base").resolve()
+    if not config.is_file() or not base.is_dir():
+        return None
+    written = json.loads(config.read_bytes())
+    if written.get("base_model_name_or_path") not in LOCAL_BASES:
+        return None
+    written["base_model_name_or_path"] = str(base)
+    config.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
+    return base
 
 
 def fetch(client: Client, ref: str, file: Document, directory: Path) -> None:

@@ -9,12 +9,18 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from infra.home import prepare, read_state
+from infra.home import ChildState, prepare, read_state
 from infra.mortal import die_with
 from infra.supervisor import tail
+from producers.cli.client import Client
 from producers.cli.failures import Failure
 
 READY_S = 300.0
+WORKERS_S = 180.0
+"""A worker's first start imports torch, on some machines from a cold disk."""
+POLL_S = 0.1
+LEASELESS = ("vllm",)
+"""Supervised processes that perform no effects, so that they hold no lease."""
 
 
 def launch(home: Path, environ: Mapping[str, str], *, tied: bool) -> subprocess.Popen[bytes]:
@@ -42,6 +48,39 @@ def launch(home: Path, environ: Mapping[str, str], *, tied: bool) -> subprocess.
         time.sleep(0.05)
     process.terminate()
     raise Failure("FAILED", f"the server did not become ready; look into {home / 'logs'}")
+
+
+def await_workers(home: Path, *, within_s: float = WORKERS_S) -> None:
+    """Return once every process of the home's supervisor that performs work holds a live lease. Raises
+    Failure that names those that do not after `within_s` seconds, or that the supervisor has ended."""
+    deadline = time.monotonic() + within_s
+    missing: list[ChildState] = []
+    with Client() as client:
+        while time.monotonic() < deadline:
+            state = read_state(home)
+            if state is None:
+                raise _why(tail(home / "logs" / "supervisor.log"))
+            leased = _leased(client)
+            expected = [child for child in state.children if child.name not in LEASELESS]
+            missing = [child for child in expected if child.worker not in leased]
+            if expected and not missing:
+                return
+            time.sleep(POLL_S)
+    names = ", ".join(child.name for child in missing) or "every process"
+    logs = ", ".join(child.log for child in missing) or str(home / "logs")
+    raise Failure(
+        "FAILED",
+        f"the server answers, but after {within_s:.0f} s these processes are not registered: {names}. "
+        f"Look into {logs}; the supervisor keeps trying, and `headrace down` stops it",
+    )
+
+
+def _leased(client: Client) -> set[str]:
+    """The ids of workers with a live lease; none while the server does not answer."""
+    try:
+        return {str(worker.get("id")) for worker in client.get("/status").get("workers") or ()}
+    except Failure:
+        return set()
 
 
 def _why(said: str) -> Failure:

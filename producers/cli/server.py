@@ -17,7 +17,11 @@ DOWN_S = 60.0
 
 
 @command(None, "up", example="headrace up --detach")
-@click.option("--detach", is_flag=True, help="Return once the server is ready; it goes on.")
+@click.option(
+    "--detach",
+    is_flag=True,
+    help="Return once the server and its workers are ready; they go on. Exit 1 if one is not.",
+)
 def up(*, detach: bool, as_json: bool) -> None:
     """Start the server, its workers and its database on this machine, and keep them alive.
 
@@ -38,9 +42,11 @@ def up(*, detach: bool, as_json: bool) -> None:
         say(f"Headrace is ready at {settings.url} (home {settings.home}, {took_s:.1f} s)")
 
     if detach:
-        from producers.cli.launch import launch
+        from producers.cli.launch import await_workers, launch
 
-        ready(launch(settings.home, os.environ, tied=False).pid)
+        pid = launch(settings.home, os.environ, tied=False).pid
+        await_workers(settings.home)
+        ready(pid)
         return
     from infra.home import prepare
     from infra.supervisor import supervise
@@ -109,7 +115,7 @@ def status(*, as_json: bool) -> None:
         ],
     )
     if supervisor and state:
-        rows = [(c.name, c.pid, c.starts - 1, c.log) for c in state.children]
+        rows = [(c.name, c.pid or "starting", c.restarts, c.log) for c in state.children]
         table("Processes", ("name", "pid", "restarts", "log"), rows)
     workers = [
         (w.get("id"), w.get("host"), w.get("pid"), ", ".join(w.get("lanes") or ()))

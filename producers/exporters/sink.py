@@ -6,11 +6,15 @@ get a run of their own that names ours. So exporting again never doubles a point
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
 from producers.cli.failures import Failure
+
+LONGEST_REASON = 300
+"""Characters of a library's own message that are shown."""
 
 Series = Mapping[str, Sequence[Mapping[str, Any]]]
 """A run's curves as the API gives them: key -> points with `step` and `value`."""
@@ -67,6 +71,21 @@ def library(name: str) -> ModuleType:
             "MISSING_LIBRARY",
             f"this export needs the library {name.partition('.')[0]} ({error}); install it with: "
             "pip install 'headrace[export]'",
+        ) from error
+
+
+@contextmanager
+def reported(tracker: str, hint: str) -> Iterator[None]:
+    """Turn whatever a tracker's library raises inside into a Failure of one line that ends with `hint`,
+    what the user can do. The libraries document no common base of their errors."""
+    try:
+        yield
+    except Failure:
+        raise
+    except Exception as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise Failure(
+            "EXPORT_FAILED", f"the export to {tracker} failed: {said[0][:LONGEST_REASON]}; {hint}"
         ) from error
 
 

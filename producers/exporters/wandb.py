@@ -7,7 +7,12 @@ what a validation brings that ends late.
 from collections.abc import Mapping
 from pathlib import Path
 
-from producers.exporters.sink import Subject, library
+from producers.exporters.sink import Subject, library, reported
+
+HINT = (
+    "log in with `wandb login` or set WANDB_API_KEY, or write files with --offline and send them "
+    "later with `wandb sync`"
+)
 
 
 class WeightsAndBiases:
@@ -17,16 +22,17 @@ class WeightsAndBiases:
         wandb = library("wandb")
         directory.mkdir(parents=True, exist_ok=True)
         self._library = wandb
-        self._run = wandb.init(
-            project=project,
-            name=subject.name,
-            group=subject.run,
-            config={**subject.config, "headrace_run": subject.run},
-            dir=str(directory),
-            mode="offline" if offline else None,
-            settings=wandb.Settings(console="off", silent=True, disable_git=True),
-        )
-        self._run.define_metric("*", step_metric="step")
+        with reported("W&B", HINT):
+            self._run = wandb.init(
+                project=project,
+                name=subject.name,
+                group=subject.run,
+                config={**subject.config, "headrace_run": subject.run},
+                dir=str(directory),
+                mode="offline" if offline else None,
+                settings=wandb.Settings(console="off", silent=True, disable_git=True),
+            )
+            self._run.define_metric("*", step_metric="step")
         self._offline = offline
 
     @property
@@ -36,12 +42,14 @@ class WeightsAndBiases:
         return str(self._run.url)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **values})
+        with reported("W&B", HINT):
+            self._run.log({"step": step, **values})
 
     def close(self, status: str) -> None:
         """Returns once everything is written: `finish` alone leaves that to W&B's service, which would
         do it a moment later."""
         code = 0 if status in ("finished", "stopped", "running") else 1
-        self._run.summary["status"] = status
-        self._run.finish(exit_code=code)
-        self._library.teardown(exit_code=code)
+        with reported("W&B", HINT):
+            self._run.summary["status"] = status
+            self._run.finish(exit_code=code)
+            self._library.teardown(exit_code=code)

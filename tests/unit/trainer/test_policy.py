@@ -109,7 +109,7 @@ async def test_a_run_starts_from_a_checkpoint_and_keeps_its_base(
     third = await trained(engine, job(checkpoint(second, shelf), run="c", algorithm="sft"))
     assert second["base/model.safetensors"] == first["model.safetensors"]
     assert third["base/model.safetensors"] != second["base/model.safetensors"]
-    assert json.loads(second["adapter_config.json"])["base_model_name_or_path"] == "base"
+    assert json.loads(second["adapter_config.json"])["base_model_name_or_path"] == "./base"
 
 
 async def test_a_directory_is_named_and_not_copied(

@@ -169,6 +169,49 @@ def test_a_missing_library_says_how_to_install_it(
     assert "pip install 'headrace[export]'" in error["message"]
 
 
+def test_wandb_without_a_login_is_one_line_that_says_what_to_do(
+    run: FakeServer, headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present("wandb")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    options = ("--to", "wandb", "--dir", str(tmp_path), "--json")
+    made = headrace("train", "export", "sums", *options)
+    assert made.code == 1
+    assert made.error["code"] == "EXPORT_FAILED"
+    for said in ("No API key", "wandb login", "--offline"):
+        assert said in made.error["message"]
+
+
+@pytest.mark.parametrize("uri", ["nonsense://x", "http://127.0.0.1:9"])
+def test_mlflow_without_a_store_is_one_line_that_says_what_to_do(
+    run: FakeServer, headrace: Run, monkeypatch: pytest.MonkeyPatch, uri: str
+) -> None:
+    present("mlflow")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    made = headrace("train", "export", "sums", "--to", "mlflow", "--uri", uri, "--json")
+    assert made.code == 1
+    assert made.error["code"] == "EXPORT_FAILED"
+    for said in (f"the tracking URI is {uri}", "mlflow server", "--uri http://host:port"):
+        assert said in made.error["message"]
+
+
+def test_mlflow_without_a_uri_names_its_own_default(
+    run: FakeServer, headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slim MLflow that the extra installs has no store of its own."""
+    present("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "alembic", None)
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    made = headrace("train", "export", "sums", "--to", "mlflow", "--json")
+    assert made.code == 1
+    assert made.error["code"] == "EXPORT_FAILED"
+    assert "no tracking URI is set" in made.error["message"]
+
+
 def test_only_new_points_are_written() -> None:
     new = New()
     first = {"a": [{"step": 1, "value": 1.0}], "b": [{"step": 2, "value": 2.0}]}

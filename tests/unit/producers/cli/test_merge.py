@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from schemas.sampling import ModelRef
 from tests.unit.producers.cli.conftest import FakeServer, Run
 from tests.unit.trainer.support import Shelf, job
-from tests.unit.trainer.test_policy import trained
+from tests.unit.trainer.test_policy import checkpoint, trained
 from trainer.engine import Engine
 
 pytestmark = pytest.mark.torch
@@ -105,3 +105,42 @@ def test_without_torch_it_says_what_to_install(
     ran = headrace("checkpoint", "merge", "r@last", str(tmp_path / "model"), "--json")
     assert ran.error["code"] == "MISSING_LIBRARY"
     assert "headrace[train]" in ran.error["message"]
+
+
+# peft reads a property that this transformers calls deprecated: theirs to settle.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+async def test_a_downloaded_adapter_of_a_checkpoint_names_a_base_that_loads(
+    server: FakeServer, headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run from RUN@STEP of a scratch model: its base has no public name, and lies beside it."""
+    from peft import AutoPeftModelForCausalLM
+
+    shelf = Shelf()
+    engine = Engine(fetch=shelf.fetch, threads=1)
+    start = ModelRef(kind="scratch", name="qwen3-tiny")
+    first = await trained(engine, job(start, algorithm="sft", tuning="full"))
+    files = await trained(engine, job(checkpoint(first, shelf), run="b", algorithm="sft"))
+    await engine.aclose()
+    assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == "./base"
+    serve(server, files)
+    target = tmp_path / "adapter"
+    made = headrace("checkpoint", "download", "r@last", str(target), "--json")
+    assert made.code == 0, made.err
+    assert made.document["base"] == str(target / "base")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    plain = AutoPeftModelForCausalLM.from_pretrained(target)
+    found = plain.get_base_model().state_dict()
+    name = "model.layers.0.self_attn.q_proj.base_layer.weight"
+    wanted = load_file(target / "base" / "model.safetensors")
+    assert found[name].equal(wanted["model.layers.0.self_attn.q_proj.weight"])
+
+
+def test_an_adapter_of_a_public_base_is_saved_as_it_is(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    config = b'{"base_model_name_or_path": "Qwen/Qwen3-0.6B"}'
+    serve(server, {"adapter_config.json": config})
+    made = headrace("checkpoint", "download", "r@last", str(tmp_path / "a"), "--json")
+    assert made.document["base"] is None
+    assert (tmp_path / "a" / "adapter_config.json").read_bytes() == config
