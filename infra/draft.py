@@ -14,6 +14,7 @@ from uuid import UUID
 
 from infra.consumer import Consumer, Decision, Message, Meta
 from infra.ports import Claimed, Commit, NewEffect, NewEvent, Recorded, SmallArtifact
+from infra.rows import Unwritable
 from infra.states import Folded, States, Unreadable, fold
 from schemas.events import Event
 from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, derive_id
@@ -51,16 +52,21 @@ class Work:
 
 
 class DecisionError(Exception):
-    """A decider raised, or decided something that no decider may: a bug, or poison."""
+    """A decider raised, or decided something that no decider may: a bug, or poison. `read`: on which
+    versions of its streams."""
 
-    def __init__(self, work: Work, message: str) -> None:
+    def __init__(
+        self, work: Work, message: str, *, read: Mapping[StreamName, int] | None = None
+    ) -> None:
         super().__init__(f"{work.consumer.name} on {type(work.message).__name__}: {message}")
         self.work = work
+        self.read = read or {}
 
 
 @dataclass(slots=True)
 class Draft:
-    """What was decided so far, with the states as they would be after it."""
+    """What was decided so far, with the states as they would be after it. `read` are the versions at
+    which their streams were read: the decisions hold for these alone."""
 
     states: dict[StreamName, Folded[Any]] = field(default_factory=dict)
     read: dict[StreamName, int] = field(default_factory=dict)
@@ -85,15 +91,19 @@ class Draft:
             (work.consumer.name, work.claimed.effect.type) for work in self.works if work.claimed
         )
 
-    def author(self, event: Event) -> Work:
-        """The message whose decision holds this event."""
-        cause = next(new.causation for new in self.events if new.event is event)
-        return next(work for work in self.works if work.id == cause)
+    def read_for(self, work: Work) -> dict[StreamName, int]:
+        """The versions that a decision on this message holds for."""
+        return {stream: self.read[stream] for stream in work.streams if stream in self.read}
+
+    def unwritable(self, refused: Unwritable) -> DecisionError:
+        """Whose decision it is that the log does not take."""
+        cause = next(new.causation for new in self.events if new.event is refused.event)
+        author = next(work for work in self.works if work.id == cause)
+        return DecisionError(author, str(refused), read=self.read_for(author))
 
     def commit(self, worker: WorkerId | None) -> Commit:
         """The draft as one write. An effect is not born claimed when its run's gate shuts in the same
         write: nobody would perform it, and nobody else could claim it."""
-        touched = {event.stream for event in self.events}
         shut = {new.event.run_id for new in self.events if new.event.gate in ("paused", "closed")}
         self.effects = [
             replace(new, claimed=new.claimed and new.effect.run_id not in shut)
@@ -103,7 +113,7 @@ class Draft:
             worker=worker,
             consumed=tuple((w.consumer.name, w.delivery) for w in self.works if not w.claimed),
             finished=tuple((w.claimed.id, w.claimed.epoch) for w in self.works if w.claimed),
-            expected={stream: self.read[stream] for stream in sorted(touched)},
+            expected=self.read,
             events=tuple(self.events),
             effects=tuple(self.effects),
             artifacts=tuple(artifact for work in self.works for artifact in work.artifacts),
@@ -136,16 +146,14 @@ class Drafter:
         for the bus to deliver by itself. Raises DecisionError."""
         draft = Draft()
         seen = set(without)
-        wave = list(works)
-        while wave:
-            await self._load(draft, wave)
-            following: list[Work] = []
-            for work in wave:
-                if (work.consumer.name, work.id) in seen:
-                    continue
-                seen.add((work.consumer.name, work.id))
-                following += self._decide(draft, work)
-            wave = following
+        following = list(works)
+        try:
+            while wave := _unseen(following, seen):
+                await self._load(draft, wave)
+                following = [cascaded for work in wave for cascaded in self._decide(draft, work)]
+        except DecisionError as error:
+            error.read = draft.read_for(error.work)
+            raise
         return draft
 
     async def _load(self, draft: Draft, wave: Sequence[Work]) -> None:
@@ -202,6 +210,16 @@ class Drafter:
             for reader in self._readers.get(type(new.event), ())
             if _reaches(reader, new.event)
         ]
+
+
+def _unseen(works: Sequence[Work], seen: set[tuple[ConsumerName, UUID]]) -> list[Work]:
+    """Those that were not decided on yet, each once; from now on they are."""
+    fresh = []
+    for work in works:
+        if (work.consumer.name, work.id) not in seen:
+            seen.add((work.consumer.name, work.id))
+            fresh.append(work)
+    return fresh
 
 
 def _reaches(reader: Consumer[Any], event: Event) -> bool:

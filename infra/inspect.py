@@ -29,7 +29,7 @@ select coalesce(s.stream, e.stream) as stream, coalesce(s.version, 0) as head,
        coalesce(e.versions, '{}') as versions
 from (select stream, array_agg(version order by version) as versions from events group by stream) e
 full join streams s on s.stream = e.stream
-where s.version is distinct from cardinality(e.versions)
+where s.version is distinct from coalesce(cardinality(e.versions), 0)
    or e.versions[1] <> 1 or e.versions[cardinality(e.versions)] <> cardinality(e.versions)
    or exists (select from unnest(e.versions) v group by v having count(*) > 1)
 order by 1

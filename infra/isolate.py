@@ -9,7 +9,7 @@ from infra.away import Away
 from infra.consumer import Consumer
 from infra.draft import DecisionError, Drafter, Work
 from infra.poison import dead_letter, dead_outcome, redriven
-from infra.ports import Effects, EventLog, Recorded
+from infra.ports import CommitMiss, Effects, EventLog, Recorded
 from infra.rows import Unwritable, encode
 from infra.states import States
 from schemas.envelope import BadEvent
@@ -70,25 +70,44 @@ class Isolation:
         culprit = error.work
         for _ in range(TRIES - 1):
             self._states.forget(culprit.streams)
-            if await self._decides(culprit):
+            failure = await self._failure(culprit)
+            if failure is None:
                 return works
-        await self._put_aside(culprit, error)
+            error = failure
+        try:
+            await self._put_aside(error)
+        except CommitMiss:
+            return works
         return [work for work in works if work is not culprit]
 
-    async def _decides(self, work: Work) -> bool:
-        """Whether a decision on it comes about that the log would take."""
+    async def _failure(self, work: Work) -> DecisionError | None:
+        """Why no decision on it comes about that the log would take; None when one does. What follows
+        from it elsewhere is not its fault."""
         try:
             draft = await self._drafter.draft([work])
             for new in draft.events:
                 encode(new.event)
-        except (DecisionError, Unwritable):
-            return False
-        return True
+        except Unwritable as error:
+            failure = draft.unwritable(error)
+        except DecisionError as error:
+            failure = error
+        else:
+            return None
+        return failure if failure.work is work else None
 
-    async def _put_aside(self, work: Work, error: DecisionError) -> None:
+    async def _put_aside(self, error: DecisionError) -> None:
+        """Raises CommitMiss when the streams on which it was decided have moved."""
+        work = error.work
         if work.claimed is not None:
-            await dead_outcome(self._log, work.claimed, error)
+            await dead_outcome(self._log, work.claimed, error, read=error.read)
             await self._effects.release(work.claimed)
         if work.recorded is not None:
-            name, message = work.consumer.name, work.recorded
-            await dead_letter(self._log, name, message, error, delivery=work.delivery, pauses=True)
+            await dead_letter(
+                self._log,
+                work.consumer.name,
+                work.recorded,
+                error,
+                delivery=work.delivery,
+                pauses=True,
+                read=error.read,
+            )

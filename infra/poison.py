@@ -15,6 +15,7 @@ import logging
 import random
 import traceback
 from asyncio import sleep
+from collections.abc import Mapping
 from uuid import UUID
 
 from infra.artifacts import ROW
@@ -29,7 +30,7 @@ from infra.ports import (
     SmallArtifact,
 )
 from schemas.events import MessageDeadLettered, MessageRedriven
-from schemas.ids import ConsumerName, EventId, derive_id
+from schemas.ids import ConsumerName, EventId, StreamName, derive_id
 from schemas.sampling import ArtifactRef
 
 logger = logging.getLogger(__name__)
@@ -48,9 +49,11 @@ async def dead_letter(
     *,
     delivery: EventId | None = None,
     pauses: bool = False,
+    read: Mapping[StreamName, int] | None = None,
 ) -> None:
-    """Put `message` aside for `consumer`; `delivery` is what brought it, when that was not itself. Doing
-    it again changes nothing."""
+    """Put `message` aside for `consumer`; `delivery` is what brought it, when that was not itself.
+    `read`: the versions of the streams on which it could not be decided. Doing it again changes nothing.
+    Raises CommitMiss (stale) when one of those has moved: then it may be decided on."""
     data = _bytes(message)
     letter, content = letter_of(
         consumer, data, error, message_id=message.id, message_type=message.type, about=message.run
@@ -65,11 +68,18 @@ async def dead_letter(
         }
     )
     consumed = (consumer, delivery or message.id)
-    await put_aside(log, letter, content, consumed, message.correlation)
+    await put_aside(log, letter, content, consumed, message.correlation, read=read)
 
 
-async def dead_outcome(log: EventLog, claimed: Claimed, error: Exception) -> None:
-    """Put an effect aside whose outcome no decider can decide on; its run is held."""
+async def dead_outcome(
+    log: EventLog,
+    claimed: Claimed,
+    error: Exception,
+    *,
+    read: Mapping[StreamName, int] | None = None,
+) -> None:
+    """Put an effect aside whose outcome no decider can decide on; its run is held. Raises CommitMiss as
+    `dead_letter` does."""
     data = claimed.effect.model_dump_json().encode()
     letter, content = letter_of(
         claimed.consumer,
@@ -88,7 +98,8 @@ async def dead_outcome(log: EventLog, claimed: Claimed, error: Exception) -> Non
         }
     )
     delivery = EventId(derive_id(claimed.id, f"outcome/{claimed.epoch}"))
-    await put_aside(log, letter, content, (claimed.consumer, delivery), claimed.correlation)
+    consumed = (claimed.consumer, delivery)
+    await put_aside(log, letter, content, consumed, claimed.correlation, read=read)
 
 
 async def redriven(
@@ -139,8 +150,11 @@ async def put_aside(
     content: tuple[SmallArtifact, ...],
     consumed: tuple[ConsumerName, EventId],
     correlation: UUID,
+    *,
+    read: Mapping[StreamName, int] | None = None,
 ) -> None:
-    """Write a dead letter and that `consumed` is settled by it; doing it again changes nothing."""
+    """Write a dead letter and that `consumed` is settled by it; doing it again changes nothing. Raises
+    CommitMiss (stale) when a stream in `read` does not have its version any more."""
     delivery = consumed[1]
     logger.error("%s: %s is a dead letter: %s", letter.consumer, letter.message_type, letter.cause)
     while True:
@@ -156,7 +170,7 @@ async def put_aside(
         )
         commit = Commit(
             consumed=(consumed,),
-            expected={letter.stream: version},
+            expected={**(read or {}), letter.stream: version},
             events=(new,),
             artifacts=content,
         )
@@ -165,6 +179,8 @@ async def put_aside(
         except CommitMiss as miss:
             if miss.kind == "duplicate":
                 return
+            if miss.what in (read or {}):
+                raise
             await sleep(random.uniform(0, 0.01))  # noqa: S311 - jitter
             continue
         return

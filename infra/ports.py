@@ -149,7 +149,8 @@ class Claimed:
 class Commit:
     """One decision, to be written whole or not at all.
 
-    `expected` are the versions at which the streams were read, for every stream that gets events.
+    `expected` are the versions of every stream that the decision was made on, be it that it gets no
+    event: all must still have them. A stream that does not exist has version 0.
     `finished` are the effects whose outcomes are decided here, with the claim epochs that fence them.
     """
 

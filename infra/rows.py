@@ -46,7 +46,7 @@ def arguments_of(commit: Commit) -> tuple[Any, ...]:
         [epoch for _, epoch in commit.finished],
         [stream for stream, _ in heads],
         [version for _, version in heads],
-        [written[stream] for stream, _ in heads],
+        [written.get(stream, version) for stream, version in heads],
         [new.id for new in events],
         [new.stream for new in events],
         [new.version for new in events],

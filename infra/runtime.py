@@ -194,7 +194,7 @@ class Runtime:
         try:
             recorded = await self._log.commit(commit)
         except Unwritable as error:
-            raise DecisionError(draft.author(error.event), str(error)) from error
+            raise draft.unwritable(error) from error
         except (CommitMiss, Away):
             self._states.forget(draft.states)
             raise

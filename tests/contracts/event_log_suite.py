@@ -1,14 +1,25 @@
 """What every EventLog does. Bind it with a fixture `log`; see test_memory.py, test_postgres.py."""
 
 import asyncio
-from uuid import uuid4
+from dataclasses import replace
+from uuid import UUID, uuid4
 
 import pytest
 
-from infra.ports import Commit, CommitMiss, Cursor, EventLog, SmallArtifact, Snapshot
+from infra.ports import (
+    Commit,
+    CommitMiss,
+    Cursor,
+    EventLog,
+    NewEffect,
+    SmallArtifact,
+    Snapshot,
+)
 from schemas.errors import Refused
 from schemas.events import RunPaused, RunWarned
 from schemas.ids import ConsumerName, EventId, StreamName
+from schemas.messages import FetchCommit
+from schemas.specs import CommitSpec
 from tests.kit.commits import new, one
 
 CONSUMER = ConsumerName("tests")
@@ -16,6 +27,26 @@ CONSUMER = ConsumerName("tests")
 
 def warned(run: str, step: int) -> RunWarned:
     return RunWarned(run=run, step=step, message="look")
+
+
+def asked(workspace: str) -> NewEffect:
+    fetch = FetchCommit(
+        workspace=workspace,
+        push=UUID(int=7),
+        commit=CommitSpec(url="/nowhere"),
+        entrypoints=(),
+        requester=f"run-{workspace}",
+    )
+    stream = StreamName(f"workspace-{workspace}")
+    return NewEffect(effect=fetch, consumer=CONSUMER, stream=stream, correlation=uuid4())
+
+
+async def grown(log: EventLog, version: int) -> StreamName:
+    """A new stream that has so many events."""
+    run = uuid4().hex
+    for step in range(1, version + 1):
+        await log.commit(one(warned(run, step), step))
+    return warned(run, 1).stream
 
 
 class EventLogSuite:
@@ -61,6 +92,76 @@ class EventLogSuite:
             await log.commit(both)
         assert miss.value.kind == "stale"
         assert list((await log.load({first.stream: 0}))[first.stream]) == []
+
+    async def test_what_was_decided_on_a_moved_stream_is_stale_though_nothing_is_appended(
+        self, log: EventLog
+    ) -> None:
+        stream = await grown(log, 2)
+        nothing, asking = (CONSUMER, EventId(uuid4())), (CONSUMER, EventId(uuid4()))
+        for expected in (0, 1, 3):
+            for decision in (
+                Commit(consumed=(nothing,), expected={stream: expected}),
+                Commit(
+                    consumed=(asking,), expected={stream: expected}, effects=(asked(uuid4().hex),)
+                ),
+            ):
+                with pytest.raises(CommitMiss) as miss:
+                    await log.commit(decision)
+                assert (miss.value.kind, miss.value.what) == ("stale", stream)
+        assert await log.consumed([nothing, asking]) == frozenset()
+        await log.commit(Commit(consumed=(nothing,), expected={stream: 2}))
+        assert (await log.versions([stream]))[stream] == 2
+
+    async def test_a_stream_that_one_reads_and_another_creates_is_stale(
+        self, log: EventLog
+    ) -> None:
+        first = warned(uuid4().hex, 1)
+        key = (CONSUMER, EventId(uuid4()))
+        await log.commit(one(first, 1))
+        with pytest.raises(CommitMiss) as miss:
+            await log.commit(Commit(consumed=(key,), expected={first.stream: 0}))
+        assert (miss.value.kind, miss.value.what) == ("stale", first.stream)
+        assert await log.consumed([key]) == frozenset()
+
+    async def test_to_be_read_creates_no_stream(self, log: EventLog) -> None:
+        first = warned(uuid4().hex, 1)
+        for _ in range(2):
+            await log.commit(Commit(expected={first.stream: 0}))
+        assert (await log.versions([first.stream]))[first.stream] == 0
+        assert list((await log.load({first.stream: 0}))[first.stream]) == []
+        (recorded,) = await log.commit(one(first, 1))
+        assert (recorded.version, (await log.versions([first.stream]))[first.stream]) == (1, 1)
+
+    async def test_to_read_takes_nothing_from_who_appends(self, log: EventLog) -> None:
+        read, stream = await grown(log, 1), await grown(log, 1)
+        run = stream.removeprefix("run-")
+        both = Commit(expected={read: 1, stream: 1}, events=(new(warned(run, 2), 2),))
+        await log.commit(both)
+        await log.commit(one(warned(read.removeprefix("run-"), 2), 2))
+        with pytest.raises(CommitMiss) as miss:
+            await log.commit(replace(both, expected={read: 1, stream: 2}))
+        assert (miss.value.kind, miss.value.what) == ("stale", read)
+
+    async def test_readers_do_not_make_one_another_fail(self, log: EventLog) -> None:
+        streams = [await grown(log, 2), StreamName(f"run-{uuid4().hex}"), await grown(log, 1)]
+        commit = Commit(expected=dict(zip(streams, (2, 0, 1), strict=True)))
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(log.commit(commit) for _ in range(16)))
+
+    async def test_who_reads_what_the_other_appends_to_never_waits_in_a_circle(
+        self, log: EventLog
+    ) -> None:
+        pair = sorted([await grown(log, 1), await grown(log, 1)])
+        for step in range(2, 12):
+            at = await log.versions(pair)
+            commits = [
+                Commit(expected=dict(at), events=(new(warned(s[4:], step), at[s] + 1),))
+                for s in pair
+            ]
+            ended = await asyncio.gather(*map(log.commit, commits), return_exceptions=True)
+            missed = [end.what for end in ended if isinstance(end, CommitMiss)]
+            assert len(missed) == 1, ended
+            assert set(missed) <= set(pair), "one of them waited for the other, and that one for it"
 
     async def test_a_message_is_consumed_once(self, log: EventLog) -> None:
         run, key = uuid4().hex, (CONSUMER, EventId(uuid4()))
