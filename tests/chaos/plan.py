@@ -1,23 +1,49 @@
 """What a chaos trial does, as a pure function of (seed, index): so that a long run of trials can be
 carried out in parts, and a trial that failed can be done again.
 
-The first trials walk through every failpoint there is, a few at a time; the others kill a random
-process at a random moment, several times a run.
+In mode `kills` the first trials walk through every failpoint, a few at a time. All other trials do
+what their mode says, at random moments, several times during one run.
 """
 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from infra.failpoints import names
 from tests.kit.platform import TINY, run_config
 
 Config = Mapping[str, Mapping[str, Any]]
-Shape = Literal["workflow", "graded", "sft"]
+Shape = Literal["workflow", "graded", "sft", "one_step_off_async", "fully_async"]
+Mode = Literal["kills", "twice", "freeze", "children"]
+
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 TARGETS = ("worker", "worker", "worker", "control", "user", "supervisor")
-"""What a random kill hits: workers more often than the rest, for they do the work."""
+"""What a random kill hits. Workers are hit more often than the rest, because they do the work."""
+
+JOIN = "join"
+"""Instead of a kill: the second platform leaves in order and joins again."""
+
+TWICE = (*TARGETS, JOIN)
+
+CHILDREN = (
+    *("git", "git", "git", "user", "user", "discover", "forkserver", "worker", "control"),
+    *("backend", "backend", "auxiliary", "postmaster"),
+)
+"""Every kind of process that another one starts. Git's are short-lived: they are tried more often."""
+
+FROZEN = ("worker", "worker", "worker", "control", "user", "database", "database", "backend")
+"""What a pause stops. `database` is the server with all its processes, `backend` one connection's."""
+
+WITH_BROKER = {"children": ("broker",), "freeze": ("broker",)}
+"""What there is besides on the real stack."""
+
+LAYOUTS = ("one", "two", "each")
+"""HEADRACE_WORKERS: which processes host the consumers."""
+
+BLOCK = 8
+"""So many trials in a row share a layout: to change it, the processes must be started again."""
 
 BATCH = 12
 """Failpoints that are armed at once."""
@@ -31,11 +57,25 @@ WITH_KAFKA = ("relay.", "reconcile.")
 """Points that nothing passes where the log itself is the bus."""
 
 VALIDATED = {"max_steps": 6, "validation_dataset": "numbers", "state_interval": 2}
+EVALUATED = {"eval_interval": 3}
 
 CONFIGS: dict[Shape, Config] = {
-    "workflow": run_config(advanced=VALIDATED, checkpoints={"eval_interval": 3}),
+    "workflow": run_config(advanced=VALIDATED, checkpoints=EVALUATED),
     "graded": run_config(
-        experiment={"rollout": "graded"}, advanced=VALIDATED, checkpoints={"eval_interval": 3}
+        experiment={"rollout": "graded"}, advanced=VALIDATED, checkpoints=EVALUATED
+    ),
+    "one_step_off_async": run_config(
+        advanced={**VALIDATED, "execution_mode": "one_step_off_async"}, checkpoints=EVALUATED
+    ),
+    "fully_async": run_config(
+        experiment={"rollout": "graded"},
+        advanced={
+            **VALIDATED,
+            "execution_mode": "fully_async",
+            "max_steps_off_policy": 3,
+            "weight_sync_interval": 2,
+        },
+        checkpoints=EVALUATED,
     ),
     "sft": {
         "experiment": {"model_path": TINY, "dataset": "numbers"},
@@ -54,21 +94,30 @@ CONFIGS: dict[Shape, Config] = {
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """`kill -9` of a target, so long after the run was submitted."""
+    """`kill -9` of a target, so many seconds after the run was submitted."""
 
     after_s: float
     target: str
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """SIGSTOP of several targets at the same moment, each continued after its own time (seconds)."""
+
+    after_s: float
+    stops: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """One run, and what happens to it. `failpoints`: name -> at which pass; those of a trial are
-    armed together in a platform of its own."""
+    armed together in a platform of its own. `layout`: how the consumers are spread over processes."""
 
     index: int
     shape: Shape
     failpoints: Mapping[str, int]
-    kills: tuple[Kill, ...]
+    faults: tuple[Kill | Pause, ...]
+    layout: str = "one"
 
 
 def batches(points: Sequence[str]) -> list[tuple[Shape, list[str]]]:
@@ -86,17 +135,45 @@ def points(stack: str) -> tuple[str, ...]:
     return tuple(n for n in names() if stack == "real" or not n.startswith(WITH_KAFKA))
 
 
-def trial(seed: int, index: int, *, stack: str) -> Trial:
-    """Trial number `index` (from 0)."""
-    draw = random.Random(f"{seed}/{index}")
-    groups = batches(points(stack))
+def trial(seed: int, index: int, *, stack: str, mode: Mode = "kills") -> Trial:
+    """Trial number `index` (from 0) of a mode."""
+    draw = random.Random(f"{seed}/{index}" if mode == "kills" else f"{mode}/{seed}/{index}")
+    groups = batches(points(stack)) if mode == "kills" else []
     if index < len(groups):
         shape, armed = groups[index]
         hits = {name: 1 if name.startswith(ONCE) else draw.randint(1, LATEST_HIT) for name in armed}
         return Trial(index, shape, hits, ())
     shape = draw.choice(tuple(CONFIGS))
-    kills = [
-        Kill(round(draw.uniform(0.0, 2.5), 3), draw.choice(TARGETS))
-        for _ in range(draw.randint(2, 4))
-    ]
-    return Trial(index, shape, {}, tuple(sorted(kills, key=lambda kill: kill.after_s)))
+    faults = [_fault(draw, mode, stack) for _ in range(draw.randint(2, 4))]
+    ordered = tuple(sorted(faults, key=lambda fault: fault.after_s))
+    return Trial(index, shape, {}, ordered, layout(seed, index, mode=mode))
+
+
+def layout(seed: int, index: int, *, mode: Mode) -> str:
+    """The layout of a trial's processes, the same for a block of trials."""
+    if mode in ("kills", "children"):
+        return "one"
+    return LAYOUTS[(random.Random(f"{mode}/{seed}/layout").randrange(3) + index // BLOCK) % 3]
+
+
+def _fault(draw: random.Random, mode: Mode, stack: str) -> Kill | Pause:
+    targets: tuple[str, ...] = {
+        "kills": TARGETS,
+        "twice": TWICE,
+        "children": CHILDREN,
+        "freeze": FROZEN,
+    }[mode]
+    if stack == "real":
+        targets += WITH_BROKER.get(mode, ())
+    if mode == "freeze":
+        return _pause(draw, targets)
+    latest = 2.5 if mode == "kills" else 4.0
+    return Kill(round(draw.uniform(0.0, latest), 3), draw.choice(targets))
+
+
+def _pause(draw: random.Random, targets: Sequence[str]) -> Pause:
+    """One to four different processes, and each for a time of its own: a process that wakes up while
+    another one still stands is what makes a pause dangerous."""
+    drawn = draw.choices(targets, k=draw.randint(1, 4))
+    stops = tuple((target, round(draw.uniform(1.0, 10.0), 2)) for target in drawn)
+    return Pause(round(draw.uniform(0.0, 5.0), 3), stops)

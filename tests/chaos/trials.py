@@ -1,62 +1,100 @@
-"""Trials carried out: a platform, a run, what dies of it, and what came of it.
+"""Trials carried out: a platform, a run, what is done to its processes, and what came of it.
 
 Each trial is a run that must end, with the hash of its undisturbed twin, nothing lost, nothing done
-twice.
+twice. A run that does not end is a wrong line in the ledger too, with what was found beside it.
 """
 
+import os
 import random
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from infra.stack.components import components
-from tests.chaos.plan import CONFIGS, Trial
-from tests.chaos.victims import kill
+import httpx
+
+from infra.stack.components import Components, components
+from tests.chaos.faults import Faults
+from tests.chaos.hangs import keep
+from tests.chaos.plan import CONFIGS, Mode, Trial
+from tests.chaos.scene import INSIDE, SLOW_GIT, Corner, Scene
+from tests.chaos.syncs import Syncs
 from tests.kit.ledger import check
 from tests.kit.platform import (
     GRADER_ONLY,
+    ROOT,
     Platform,
     eventually,
     final_adapter,
     make_workspace,
     platform,
-    serving,
 )
 from tests.kit.stacks import RealStack
 
-Corner = Callable[[], Mapping[str, str]]
-"""The settings of a platform in a place of its own."""
-
-WITHIN_S = 300.0
+WITHIN_S = 80.0
 FILES = {
     "rollouts/graded/main.py": GRADER_ONLY,
     "rollouts/graded/pyproject.toml": '[project]\nname = "graded"\nversion = "0"\n',
 }
+POOL = "3"
+"""HEADRACE_DATABASE_POOL where each consumer has two processes: a server has some 100 connections."""
 
 
 class Chaos:
     """A home, its workspace, and the hash that each shape of run must end in."""
 
-    def __init__(self, root: Path, *, seed: int, corner: Corner) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        seed: int,
+        corner: Corner,
+        found: Components | None = None,
+        kept: Path | None = None,
+    ) -> None:
+        """`kept`: where to put what is found of runs that do not end."""
         self.root = root
         self.seed = seed
         self.corner = corner
+        self.components = found
+        self.kept = kept or root / "hangs"
         self.workspace = make_workspace(root / "workspace", FILES)
         self.calm: dict[str, str] = {}
-        self.started: Platform | None = None
 
     @contextmanager
     def platform(self, home: str, **environment: str) -> Iterator[Platform]:
         """A platform with the workspace and the dataset."""
-        settings = {**self.corner(), **environment}
+        settings = {**self.corner(), "PYTHONPATH": f"{ROOT}:{INSIDE}", **environment}
         with platform(self.root / home, environment=settings) as started:
             made = started.post("/workspaces", {"url": str(self.workspace), "name": "w"}, key="w")
             assert made.status_code == 201, made.text
             started.upload("numbers")
             yield started
+
+    @contextmanager
+    def scene(self, mode: Mode, home: str) -> Iterator[Scene]:
+        """What trials of this mode run on, in a home of its own; the twins are done."""
+        environment = {"PATH": self._slow_git()} if mode == "children" else {}
+        if mode == "twice":
+            environment["HEADRACE_DATABASE_POOL"] = POOL
+        with self.platform(home, **environment) as first:
+            if not self.calm:
+                self.twins(first)
+            scene = Scene(self.root, first, self.components)
+            if mode == "twice":
+                with scene.doubled(f"{home}-second"):
+                    yield scene
+            else:
+                yield scene
+
+    def _slow_git(self) -> str:
+        """A PATH on which git takes long enough to be killed."""
+        wrapper = self.root / "slow" / "git"
+        wrapper.parent.mkdir(exist_ok=True)
+        wrapper.write_text(SLOW_GIT)
+        wrapper.chmod(0o755)
+        return f"{wrapper.parent}:{os.environ['PATH']}"
 
     def twins(self, started: Platform) -> None:
         """The undisturbed runs."""
@@ -64,7 +102,7 @@ class Chaos:
             info = started.wait(started.submit(config, workspace="w"), "finished")
             self.calm[shape] = final_adapter(info)
 
-    def line(self, one: Trial, run: str, started: Platform, deaths: list[str]) -> dict[str, Any]:
+    def line(self, one: Trial, run: str, started: Platform) -> dict[str, Any]:
         """Wait for the end of a trial's run, and hold it against its twin."""
         begun = time.monotonic()
         info = started.wait(run, within_s=WITHIN_S)
@@ -74,8 +112,6 @@ class Chaos:
             "run": run,
             "status": info["run"]["status"],
             "seconds": round(time.monotonic() - begun, 1),
-            "kills": len(deaths),
-            "deaths": deaths,
         }
         if line["status"] != "finished":
             return {**line, "wrong": str(info["run"]["error"])}
@@ -97,7 +133,7 @@ class Chaos:
             markers = self.root / home / "failpoints"
             for _ in range(4):
                 run = started.submit(CONFIGS[one.shape], workspace="w")
-                line = self.line(one, run, started, [])
+                line = self.line(one, run, started)
                 verified(started, run)
                 fired = {m.name for m in markers.iterdir()} if markers.exists() else set()
                 if "wrong" in line or fired == set(one.failpoints):
@@ -107,29 +143,37 @@ class Chaos:
             line["wrong"] = f"never fired: {missing}"
         return {**line, "kills": len(fired), "deaths": sorted(fired)}
 
-    def killed(self, one: Trial, started: Platform) -> dict[str, Any]:
-        """A trial of random kills, in a platform that goes on from trial to trial."""
+    def disturbed(self, one: Trial, scene: Scene, mode: Mode) -> dict[str, Any]:
+        """A trial of faults, in a scene that goes on from trial to trial. A line with `hung` says that
+        the scene is of no more use."""
         draw = random.Random(f"{self.seed}/{one.index}/victims")
-        run = started.submit(CONFIGS[one.shape], workspace="w")
-        begun, deaths = time.monotonic(), []
-        for planned in one.kills:
-            time.sleep(max(0.0, begun + planned.after_s - time.monotonic()))
-            died = kill(started, planned.target, draw)
-            if died is not None:
-                deaths.append(died)
-            if planned.target == "supervisor":
-                started.process.wait(60)
-                eventually(lambda: _gone(started), within_s=30, what="what it left is gone")
-                started.process = serving(started.environment)
-        return self.line(one, run, started, deaths)
+        faults = Faults(scene, draw, syncs=Syncs(self.workspace, scene, one.index))
+        run = ""
+        try:
+            scene.lay_out(one.layout)
+            if mode == "children":
+                faults.syncs.commit()
+            run = scene.first.submit(CONFIGS[one.shape], workspace="w")
+            faults.carry_out(one.faults)
+            line = self.line(one, run, scene.first)
+            if mode == "children" and "wrong" not in line and (wrong := faults.syncs.wrong()):
+                line["wrong"] = wrong
+        except (AssertionError, OSError, httpx.HTTPError) as error:
+            line = self._hung(one, run, scene, str(error))
+        finally:
+            faults.undo()
+        return {**line, "layout": one.layout, **faults.counted(), "did": faults.did}
 
-
-def _gone(started: Platform) -> bool | None:
-    """Whether nobody owns the home's database directory any more."""
-    found = subprocess.run(
-        ["pgrep", "-f", str(started.home)], capture_output=True, check=False, text=True
-    )
-    return True if not found.stdout.strip() else None
+    def _hung(self, one: Trial, run: str, scene: Scene, error: str) -> dict[str, Any]:
+        directory = self.kept / f"trial-{one.index}"
+        summed = keep(directory, run, scene.platforms, scene.database)
+        return {
+            "index": one.index,
+            "shape": one.shape,
+            "run": run,
+            "wrong": f"{error[:300]}: {summed}",
+            "hung": str(directory),
+        }
 
 
 def verified(started: Platform, run: str) -> None:
@@ -145,10 +189,10 @@ def verified(started: Platform, run: str) -> None:
 
 
 @contextmanager
-def corners(stack: str, root: Path) -> Iterator[Corner]:
-    """What gives each platform the settings of a place of its own on this stack."""
+def corners(stack: str, root: Path) -> Iterator[tuple[Corner, Components | None]]:
+    """What gives each platform the settings of a place of its own on this stack, and its components."""
     if stack == "embedded":
-        yield dict
+        yield dict, None
         return
     with components(root / "stack") as found:
-        yield RealStack.of(found).corner
+        yield RealStack.of(found).corner, found

@@ -12,7 +12,8 @@ import pytest
 
 from infra.failpoints import CONSUMERS
 from tests.chaos.plan import Trial, batches, points, trial
-from tests.chaos.trials import Chaos, Corner
+from tests.chaos.scene import Corner
+from tests.chaos.trials import Chaos
 from tests.kit.stacks import RealStack
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]

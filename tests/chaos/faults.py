@@ -1,0 +1,94 @@
+"""Faults carried out: kills, pauses, and members that leave and join again, each at its moment."""
+
+import random
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tests.chaos.plan import JOIN, Kill, Pause
+from tests.chaos.scene import Scene
+from tests.chaos.syncs import Syncs
+from tests.chaos.victims import GIT, caught, kill, signalled
+from tests.kit.platform import eventually
+
+SHORT_LIVED = (GIT, "discover")
+NOT_KEPT = ("supervisor", "postmaster", "broker")
+"""What nobody restarts on its own, or not on every stack."""
+
+
+class Faults:
+    """What was done to the processes of one trial. `did` says it, in order."""
+
+    def __init__(self, scene: Scene, draw: random.Random, *, syncs: Syncs) -> None:
+        self._scene = scene
+        self._draw = draw
+        self.syncs = syncs
+        self.did: list[str] = []
+        self._kills = 0
+        self._pauses = 0
+        self._stopped: list[tuple[float, list[int]]] = []
+
+    def carry_out(self, faults: Sequence[Kill | Pause]) -> None:
+        """All of them, each so long after now as it says."""
+        begun = time.monotonic()
+        for fault in faults:
+            self._until(begun + fault.after_s)
+            if isinstance(fault, Pause):
+                self._pause(fault)
+            elif fault.target == JOIN:
+                self._scene.join_again()
+                self.did.append(JOIN)
+            else:
+                self._kill(fault.target)
+        while self._stopped:
+            self._until(self._stopped[0][0])
+
+    def undo(self) -> None:
+        """Continue whatever still stands."""
+        for _, pids in self._stopped:
+            signalled(pids, signal.SIGCONT)
+        self._stopped.clear()
+
+    def counted(self) -> dict[str, Any]:
+        """How many faults met a process."""
+        return {"kills": self._kills, "pauses": self._pauses}
+
+    def _until(self, moment: float) -> None:
+        """Sleep until then, continuing what is due meanwhile."""
+        while self._stopped and self._stopped[0][0] <= moment:
+            due, pids = self._stopped.pop(0)
+            time.sleep(max(0.0, due - time.monotonic()))
+            signalled(pids, signal.SIGCONT)
+        time.sleep(max(0.0, moment - time.monotonic()))
+
+    def _pause(self, pause: Pause) -> None:
+        met = []
+        for target, for_s in pause.stops:
+            pids = self._scene.processes.stopped_together(target, self._draw)
+            if there := signalled(pids, signal.SIGSTOP):
+                self._stopped.append((time.monotonic() + for_s, there))
+                met.append(f"{target} {there[0]} for {for_s} s")
+        self._stopped.sort()
+        if met:
+            self._pauses += 1
+            self.did.append(", ".join(met))
+
+    def _kill(self, target: str) -> None:
+        if target in SHORT_LIVED:
+            self.syncs.push()
+            died = caught(self._scene.processes, target, self._draw)
+        else:
+            died = kill(self._scene.processes, target, self._draw)
+        if died is None:
+            return
+        self._kills += 1
+        self.did.append(died)
+        if target == "supervisor":
+            eventually(self._one_ended, within_s=60, what="a killed supervisor ended")
+        if target in NOT_KEPT:
+            self._scene.mend()
+
+    def _one_ended(self) -> bool | None:
+        ended = [one for one in self._scene.platforms if one.process.poll() is not None]
+        return True if ended else None
