@@ -109,6 +109,7 @@ class Arithmetic:
             config["experiment"]["dataset"] = self.RIGHT
             config["advanced"] |= {"batch_size": 64, "max_sequence_length": 64}
             config["advanced"].pop("kl_coef", None)
+            _sampled_no_more(config)
         return config
 
     def _read(self, name: str) -> Config:
@@ -139,7 +140,15 @@ class Digits:
         )
         if cell.algorithm == "sft":
             config["advanced"]["batch_size"] = 4
+            _sampled_no_more(config)
         return config
+
+
+def _sampled_no_more(config: Config) -> None:
+    """Take out what sft would not read."""
+    config.pop("sampling", None)
+    for key in ("n_samples_per_prompt", "rollout_batch_size"):
+        config["training"].pop(key, None)
 
 
 def demonstrations(workspace: Path) -> str:

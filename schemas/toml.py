@@ -16,6 +16,8 @@ from pydantic import BaseModel, ValidationError
 from schemas.algorithms import mode_issues, objective_issues
 from schemas.config import EvalConfig, Experiment, RunConfig
 from schemas.errors import InvalidConfig, Issue
+from schemas.key_hints import hint
+from schemas.unread_keys import unread_issues
 
 C = TypeVar("C", RunConfig, EvalConfig)
 ErrorDetails = Mapping[str, Any]
@@ -112,6 +114,7 @@ def _incoherent(config: RunConfig | EvalConfig) -> Iterator[Issue]:
     if isinstance(config, RunConfig):
         yield from objective_issues(config)
         yield from mode_issues(config.advanced)
+        yield from unread_issues(config)
     if experiment.entrypoint is not None and (wrong := _bad_entrypoint(experiment.entrypoint)):
         yield Issue("experiment.entrypoint", wrong)
     yield from _bad_env(config)
@@ -184,11 +187,13 @@ def _unrecognized(location: tuple[Any, ...], value: object, model: type[BaseMode
         close = difflib.get_close_matches(name, sections, n=1)
         if isinstance(value, dict):
             return Issue(name, "Unrecognized section", close[0] if close else None)
-        elsewhere = keys.get(name)
+        elsewhere = keys.get(name) or hint(name, keys.values())
         return Issue(name, "Unrecognized key: every key stands in a section", elsewhere)
     section = str(location[0])
     if name in keys and len(location) == 2:
         return Issue(_key(location), "Unrecognized key", keys[name])
+    if len(location) == 2 and (meant := hint(name, keys.values())):
+        return Issue(_key(location), "Unrecognized key", meant)
     likeness = {
         full: difflib.SequenceMatcher(None, name, key).ratio()
         + (OWN_SECTION if full.startswith(f"{section}.") else 0.0)

@@ -45,6 +45,8 @@ def refused(samples: int = 2, **advanced: object) -> dict[str, str]:
         "training": {"n_samples_per_prompt": samples, "max_response_length": 8},
         "advanced": advanced,
     }
+    if advanced.get("algorithm") == "sft":
+        del document["training"]
     try:
         parse_run(document)
     except InvalidConfig as error:

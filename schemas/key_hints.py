@@ -1,0 +1,63 @@
+"""What the keys of other trainers are called here, for the hint beside an unrecognized key.
+
+Names that are spelt alike are found by likeness (`schemas/toml.py`); here are those that are not.
+"""
+
+from collections.abc import Collection
+
+MEANT: dict[str, tuple[str, ...]] = {
+    "advanced.adam_beta1": ("beta1",),
+    "advanced.adam_beta2": ("beta2",),
+    "advanced.algorithm": ("advantage_estimator", "adv_estimator", "loss_type", "objective"),
+    "advanced.batch_size": ("train_batch_size", "per_device_train_batch_size"),
+    "advanced.clip_high": ("epsilon_high", "clip_ratio_high", "clip_range_high", "eps_clip_high"),
+    "advanced.clip_low": (
+        *("epsilon", "clip_ratio", "clip_range", "cliprange", "eps_clip"),
+        *("clip_epsilon", "epsilon_low", "clip_ratio_low"),
+    ),
+    "advanced.critic_lr": ("critic_learning_rate", "value_lr"),
+    "advanced.gae_lambda": ("lam", "lambda", "gae_lam"),
+    "advanced.grad_clip": ("max_grad_norm", "clip_grad", "max_norm", "gradient_clipping"),
+    "advanced.kl_coef": (
+        *("beta", "kl_penalty", "kl_beta", "kl_loss_coef", "init_kl_coef", "kl_weight", "kl"),
+        *("kl_penalty_coef", "kl_coefficient"),
+    ),
+    "advanced.lora_rank": ("lora_r", "r", "rank"),
+    "advanced.lora_targets": ("target_modules", "lora_target_modules"),
+    "advanced.loss_aggregation": ("loss_agg_mode", "loss_reduction"),
+    "advanced.lr_schedule": ("lr_scheduler_type", "lr_scheduler", "scheduler"),
+    "advanced.max_sequence_length": ("max_seq_length", "max_length", "cutoff_len"),
+    "advanced.max_steps": ("num_steps", "total_steps", "steps", "total_training_steps"),
+    "advanced.micro_batch_tokens": ("ppo_max_token_len_per_gpu", "max_tokens_per_batch"),
+    "advanced.precision": ("dtype", "torch_dtype", "bf16", "mixed_precision"),
+    "advanced.recompute": ("gradient_checkpointing", "enable_gradient_checkpointing"),
+    "advanced.rewards": ("reward_funcs", "reward_functions", "reward_fns"),
+    "advanced.seed": ("random_seed",),
+    "advanced.updates_per_step": ("num_iterations", "ppo_epochs", "mu"),
+    "advanced.validation_dataset": ("eval_dataset", "val_dataset", "test_dataset"),
+    "advanced.value_clip": ("vf_clip", "cliprange_value"),
+    "advanced.value_coef": ("vf_coef", "value_loss_coef"),
+    "advanced.warmup_steps": ("warmup", "num_warmup_steps", "lr_warmup_steps"),
+    "checkpoints.checkpoint_save_freq": ("save_steps", "save_freq", "save_interval"),
+    "checkpoints.eval_interval": ("eval_steps", "test_freq", "val_interval"),
+    "evaluation.n": ("n_samples", "num_samples", "n_samples_per_prompt"),
+    "experiment.dataset": ("train_dataset", "dataset_name", "train_files", "data"),
+    "experiment.model_path": ("model", "model_name", "base_model", "model_name_or_path"),
+    "sampling.rollout_temperature": ("temperature", "temp"),
+    "training.lr": ("learning_rate", "actor_lr", "step_size"),
+    "training.max_prompt_length": ("max_prompt_tokens", "prompt_length"),
+    "training.max_response_length": (
+        *("max_completion_length", "max_new_tokens", "max_tokens", "response_length"),
+        *("max_completion_tokens", "generate_max_len"),
+    ),
+    "training.n_samples_per_prompt": ("num_generations", "group_size", "n", "num_samples"),
+    "training.rollout_batch_size": ("prompts_per_step", "num_prompts", "groups_per_step"),
+    "training.total_epochs": ("epochs", "num_epochs", "num_train_epochs"),
+}
+"""`section.key` -> what other trainers call it."""
+
+
+def hint(name: str, known: Collection[str]) -> str | None:
+    """The `section.key`, one of `known`, that other trainers call `name`."""
+    wanted = name.lower().replace("-", "_")
+    return next((full for full, names in MEANT.items() if wanted in names and full in known), None)

@@ -1,0 +1,88 @@
+"""Keys that a run was given and would not read: refused by name, never ignored.
+
+`schemas/algorithms.py` has the keys that only some objectives read. Here is what follows from the shape
+of the run: an SFT run samples nothing in training, and without a rollout it runs no user code.
+"""
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from schemas.config import RunConfig
+from schemas.errors import Issue
+
+SFT_ONLY = {
+    "batch_size": "the groups of a step are training.rollout_batch_size",
+    "max_sequence_length": "set training.max_prompt_length and training.max_response_length",
+}
+SAMPLED_IN_TRAINING = {
+    "training.n_samples_per_prompt": "nothing is sampled in training",
+    "training.rollout_batch_size": "the rows of a step are advanced.batch_size",
+    "sampling.rollout_temperature": "validation has advanced.validation_temperature",
+    "sampling.rollout_top_p": "nothing is sampled in training",
+}
+SAMPLED_IN_VALIDATION = (
+    "training.max_prompt_length",
+    "training.max_response_length",
+    "training.agent_workflow_timeout_s",
+    "training.grader_timeout_s",
+)
+CODE = ("experiment.entrypoint", "experiment.branch", "experiment.commit_sha")
+ADAPTER = ("lora_rank", "lora_alpha", "lora_targets")
+
+
+def unread_issues(config: RunConfig) -> Iterator[Issue]:
+    """One issue for each key that stands in the file and that this run would not read."""
+    given = frozenset(_given(config))
+    advanced = config.advanced
+    if advanced.algorithm == "sft":
+        yield from _unread_by_sft(config, given)
+    else:
+        for key, instead in SFT_ONLY.items():
+            if f"advanced.{key}" in given:
+                yield Issue(
+                    f"advanced.{key}",
+                    f"is not read by {advanced.algorithm}, only by sft; {instead}",
+                )
+    for key in ADAPTER:
+        if advanced.tuning == "full" and f"advanced.{key}" in given:
+            message = "is not read with tuning = 'full', which trains all weights; leave it out"
+            yield Issue(f"advanced.{key}", message)
+    if advanced.lr_schedule == "constant" and "advanced.lr_min_ratio" in given:
+        message = "is not read with lr_schedule = 'constant'; use 'linear' or 'cosine'"
+        yield Issue("advanced.lr_min_ratio", message)
+
+
+def _unread_by_sft(config: RunConfig, given: frozenset[str]) -> Iterator[Issue]:
+    for key, instead in SAMPLED_IN_TRAINING.items():
+        if key in given:
+            yield Issue(key, f"is not read by sft; {instead}")
+    rollout, validated = config.experiment.rollout, config.advanced.validation_dataset
+    if not (rollout and validated):
+        for key in SAMPLED_IN_VALIDATION:
+            if key in given:
+                message = (
+                    "is not read by sft unless experiment.rollout and advanced.validation_dataset "
+                    "are given; leave it out"
+                )
+                yield Issue(key, message)
+    if rollout:
+        return
+    for key in ("advanced.validation_samples", "advanced.validation_temperature"):
+        if validated and key in given:
+            message = "is not read without experiment.rollout: validation measures the loss"
+            yield Issue(key, message)
+    for key in CODE:
+        if key in given:
+            yield Issue(key, "is not read without experiment.rollout; leave it out")
+    if config.env:
+        yield Issue("env", "is not read without experiment.rollout: no user code runs")
+
+
+def _given(config: RunConfig) -> Iterator[str]:
+    """`section.key` of what the file holds; null is as good as left out."""
+    for section in ("experiment", "training", "sampling", "advanced"):
+        values: BaseModel = getattr(config, section)
+        for key in values.model_fields_set:
+            if getattr(values, key) is not None:
+                yield f"{section}.{key}"
