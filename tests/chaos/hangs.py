@@ -13,7 +13,7 @@ import asyncpg
 import httpx
 
 from infra.home import read_state
-from tests.chaos.victims import pids, signalled
+from tests.chaos.victims import Processes, pids, signalled
 from tests.kit.platform import Platform
 
 QUESTIONS = {
@@ -29,21 +29,27 @@ QUESTIONS = {
     " order by xid desc, position desc limit 60",
     "now": "select clock_timestamp(), pg_current_snapshot()",
 }
+SERVERS = ("postmaster", "auxiliary", "backend", "broker")
 SAID_S = 2.0
 """Stacks are written within this time, or the process does not run at all."""
 
 
-def keep(directory: Path, run: str, platforms: Sequence[Platform], database: str) -> str:
+def keep(directory: Path, run: str, processes: Processes, database: str) -> str:
     """Write down everything into `directory`. Returns one line that sums it up."""
     directory.mkdir(parents=True, exist_ok=True)
+    platforms = processes.platforms
+    servers = [pid for target in SERVERS for pid in processes.of(target)]
     found: dict[str, Any] = {
         "status": _answer(platforms[0], "/status"),
         "run": _answer(platforms[0], f"/runs/{run}"),
         **_asked(database),
         "processes": [_process(pid) for platform in platforms for pid in _everyone(platform)],
+        "servers": [_process(pid) for pid in servers],
     }
     (directory / "found.json").write_text(json.dumps(found, indent=1, default=str))
     _stacks(platforms)
+    if log := processes.database_log():
+        shutil.copy(log, directory / "postgres.log")
     for number, platform in enumerate(platforms):
         shutil.copytree(platform.home / "logs", directory / f"logs-{number}", dirs_exist_ok=True)
         said = platform.home.with_name(f"{platform.home.name}.up.log")

@@ -166,7 +166,7 @@ class Chaos:
 
     def _hung(self, one: Trial, run: str, scene: Scene, error: str) -> dict[str, Any]:
         directory = self.kept / f"trial-{one.index}"
-        summed = keep(directory, run, scene.platforms, scene.database)
+        summed = keep(directory, run, scene.processes, scene.database)
         return {
             "index": one.index,
             "shape": one.shape,

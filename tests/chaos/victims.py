@@ -52,12 +52,21 @@ class Processes:
         found = self.of(target)
         return [draw.choice(found)] if found else []
 
-    def _postmaster(self) -> list[int]:
+    def database_log(self) -> Path | None:
+        """What the database server says."""
         if self.components is not None:
-            data: Path | None = self.components.postgres.data
-        else:
-            place = place_of(self.platforms[0].home)
-            data = place.data if place else None
+            return self.components.postgres.log
+        data = self._data()
+        return data.parent / "postgres.log" if data else None
+
+    def _data(self) -> Path | None:
+        if self.components is not None:
+            return self.components.postgres.data
+        place = place_of(self.platforms[0].home)
+        return place.data if place else None
+
+    def _postmaster(self) -> list[int]:
+        data = self._data()
         try:
             pid = int((data / "postmaster.pid").read_text().split()[0]) if data else 0
         except (OSError, ValueError, IndexError):
