@@ -8,6 +8,7 @@ back. Repositories are hostile: nothing of a commit is checked out, and only its
 run, confined.
 """
 
+import asyncio
 import io
 import tarfile
 from dataclasses import dataclass, replace
@@ -99,7 +100,7 @@ async def perform(effect: FetchCommit, ports: Ports) -> CommitFetched:
     repositories = need(ports.repositories, "repositories")
     sha = await repositories.fetch(effect.workspace, effect.commit)
     tree = await repositories.snapshot(effect.workspace, sha)
-    entrypoints = effect.entrypoints or entrypoints_in(tree)
+    entrypoints = effect.entrypoints or await asyncio.to_thread(entrypoints_in, tree)
     snapshot = await ports.artifacts.put(tree, run=effect.workspace, blob=True)
     rollouts = await need(ports.user, "sandbox").discover(tree, entrypoints)
     return CommitFetched(

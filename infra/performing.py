@@ -18,6 +18,7 @@ from schemas.errors import (
     FailureCategory,
     Refused,
     ReplayDiverged,
+    RepositoryAway,
     StoreAway,
     UserCodeError,
 )
@@ -66,6 +67,10 @@ async def perform_once(consumer: Consumer[Any], claimed: Claimed, ports: Ports) 
     except StoreAway as error:
         logger.warning("%s waits: %s", claimed.effect.type, error)
         pause_s = random.uniform(0.5, 1.5) * STORE_PAUSE_S  # noqa: S311 - jitter
+        return Performing(claimed, None, retry_in_s=pause_s, error=str(error), counted=False)
+    except RepositoryAway as error:
+        logger.warning("%s waits: %s", claimed.effect.type, error)
+        pause_s = random.uniform(0.5, 1.0) * error.pause_s  # noqa: S311 - jitter
         return Performing(claimed, None, retry_in_s=pause_s, error=str(error), counted=False)
     except UserCodeError as error:
         return _failed(claimed, error.category, error.message)

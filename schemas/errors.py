@@ -8,6 +8,7 @@ HeadraceError
 +-- UserCodeError          the workspace's own code failed: data about a sample, never a crash
 +-- TransientError         the outside did not answer this time; try again later
 |   +-- StoreAway          the store of blobs takes nothing now: whoever works waits for it
+|   +-- RepositoryAway     a git repository cannot be reached now: whoever works waits for it
 +-- CorruptData            bytes do not have the hash they were promised with
 +-- ReplayDiverged         a step that was run again gave other bits than the log holds
 """
@@ -87,6 +88,16 @@ class TransientError(HeadraceError):
 class StoreAway(TransientError):
     """The store of blobs takes or gives nothing now (full, away, or it refuses us): no fault of the work
     that met it, which waits as long as that lasts. The message says what a person can do."""
+
+
+class RepositoryAway(TransientError):
+    """A git repository does not answer now: the network, the server or git on this machine failed, and
+    git stated nothing about the repository itself. The work is retried after `pause_s` seconds, for as
+    long as this lasts. The message says what failed."""
+
+    def __init__(self, message: str, *, pause_s: float = 2.0) -> None:
+        super().__init__(message)
+        self.pause_s = pause_s
 
 
 class CorruptData(HeadraceError):

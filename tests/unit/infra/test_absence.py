@@ -8,7 +8,7 @@ import pytest
 from infra import away, performing, runtime
 from infra.away import Away
 from infra.memory import MemoryEffects
-from schemas.errors import StoreAway
+from schemas.errors import RepositoryAway, StoreAway
 from tests.kit.hosting import Bench, Script, consumer
 
 
@@ -70,7 +70,10 @@ async def test_claims_without_an_answer_are_claimed_again(tmp_path: Path, when: 
     assert bench.world.effects == {}
 
 
-@pytest.mark.parametrize("error", [Away("gone"), StoreAway("the disk is full; make room")])
+@pytest.mark.parametrize(
+    "error",
+    [Away("gone"), StoreAway("the disk is full"), RepositoryAway("asked again", pause_s=0.0)],
+)
 async def test_an_attempt_that_met_no_database_or_no_store_is_not_counted(
     tmp_path: Path, error: Exception
 ) -> None:

@@ -95,7 +95,7 @@ async def test_hostile_branches_are_refused(
 
 async def test_what_is_no_repository_says_so(repositories: GitRepositories, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(NotFound, match="no git repository"):
+    with pytest.raises(NotFound, match="is not a git repository"):
         await repositories.check(str(tmp_path / "empty"))
     git(tmp_path / "empty", "init", "-q")
     with pytest.raises(InvalidConfig, match="no commit"):

@@ -1,0 +1,207 @@
+"""Run git with our own configuration only, under limits and with a deadline.
+
+A hostile repository can make git use any amount of resources, so the process and its children have
+limits on CPU time, address space, file size and the number of processes. A shell sets them before it
+executes git. Output is read as a stream, and the amount that is kept is bounded too.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+CPU_S = 240
+ADDRESS_BYTES = 4 << 30
+FILE_BYTES = 1 << 30
+PROCESSES = 4096
+"""Limits of one git process and of each of its children. The last counts all processes of our user."""
+
+MOST_OUTPUT = 64 << 20
+KEPT_ERRORS = 16 << 10
+CHUNK = 1 << 18
+
+LOCAL_S = 300.0
+"""The longest that a command may take which reaches no network."""
+
+END_S = 5.0
+"""How long an ended process may hold its pipes: a child that left its session could keep them open."""
+
+LIMITED = (
+    'ulimit -c 0; ulimit -S -t "$1"; ulimit -H -t "$(($1 + 10))"; ulimit -v "$2"; ulimit -f "$3";'
+    ' ulimit -u "$4" 2>/dev/null || ulimit -p "$4" 2>/dev/null;'
+    ' shift 4; exec git "$@"'
+)
+"""Becomes git under limits; a lower limit of the system stays. The soft limit of CPU time is below the
+hard one, so that the process ends by SIGXCPU, which says which limit it was."""
+
+CONFIG = (
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.bigFileThreshold=64m",
+    "core.packedGitLimit=512m",
+    "pack.threads=1",
+    "transfer.fsckObjects=true",
+    "http.lowSpeedLimit=1000",
+    "http.lowSpeedTime=60",
+    "safe.directory=*",
+    "gc.auto=0",
+    "maintenance.auto=false",
+    "protocol.allow=never",
+)
+
+PROTOCOLS = ("https", "ssh", "file")
+"""What a command that reaches a repository may speak; a local one has no protocol allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a command reaches to: `url` was checked. `config` is the file that stands for the user's."""
+
+    url: str
+    config: Path
+
+
+class GitFailed(Exception):
+    """Git ended badly: its exit status (negative: the signal that ended it), and what it said."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(f"git ended with {status}: {said}")
+        self.status = status
+        self.said = said
+
+
+class TooLate(GitFailed):
+    """Git did not end before its deadline."""
+
+    def __init__(self, deadline_s: float) -> None:
+        super().__init__(-signal.SIGKILL, f"no answer within {deadline_s:g} s")
+
+
+async def run_git(
+    *arguments: str,
+    where: Path | None = None,
+    source: Source | None = None,
+    send: bytes | None = None,
+    sink: Callable[[bytes], None] | None = None,
+    deadline_s: float = LOCAL_S,
+) -> bytes:
+    """Run git and return its output. With `sink`, the output goes there instead, piece by piece and in a
+    thread; an error that `sink` raises ends git. Raises GitFailed, TooLate, and OSError if git cannot
+    be started."""
+    process = await asyncio.create_subprocess_exec(
+        "/bin/sh",
+        "-c",
+        LIMITED,
+        "sh",
+        *(str(n) for n in (CPU_S, ADDRESS_BYTES >> 10, FILE_BYTES >> 9, PROCESSES)),
+        *(item for setting in _config(source) for item in ("-c", setting)),
+        *arguments,
+        cwd=where,
+        env=_environment(source) | ({"GIT_DIR": str(where)} if where else {}),
+        stdin=asyncio.subprocess.PIPE if send is not None else asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        limit=CHUNK,
+        start_new_session=True,
+    )
+    kept = bytearray()
+    try:
+        async with asyncio.timeout(deadline_s):
+            said = await _talk(process, send, sink or _keeper(kept))
+    except TimeoutError as error:
+        raise TooLate(deadline_s) from error
+    finally:
+        await _end(process)
+    if process.returncode:
+        raise GitFailed(process.returncode, said)
+    return bytes(kept)
+
+
+async def _talk(
+    process: asyncio.subprocess.Process, send: bytes | None, sink: Callable[[bytes], None]
+) -> str:
+    """Write its input and read its output at the same time; returns its error text. An error in one of
+    the three tasks cancels the others."""
+    try:
+        async with asyncio.TaskGroup() as together:
+            together.create_task(_give(process, send))
+            together.create_task(_take(process, sink))
+            saying = together.create_task(_errors(process))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    await process.wait()
+    return saying.result()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End it and its children. Its pipes are emptied: asyncio sees no end behind a full one."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_S):
+            for stream in (process.stdout, process.stderr):
+                while stream is not None and await stream.read(CHUNK):
+                    pass
+            await process.wait()
+
+
+async def _give(process: asyncio.subprocess.Process, send: bytes | None) -> None:
+    if process.stdin is None:
+        return
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(send or b"")
+        await process.stdin.drain()
+    process.stdin.close()
+
+
+async def _take(process: asyncio.subprocess.Process, sink: Callable[[bytes], None]) -> None:
+    assert process.stdout is not None  # noqa: S101 - it was started with one
+    while chunk := await process.stdout.read(CHUNK):
+        await asyncio.to_thread(sink, chunk)
+
+
+async def _errors(process: asyncio.subprocess.Process) -> str:
+    """The end of what it said; a hostile server can say any amount."""
+    assert process.stderr is not None  # noqa: S101 - it was started with one
+    kept = b""
+    while chunk := await process.stderr.read(CHUNK):
+        kept = (kept + chunk)[-KEPT_ERRORS:]
+    text = kept.decode(errors="replace")
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text).strip()
+
+
+def _keeper(kept: bytearray) -> Callable[[bytes], None]:
+    def keep(chunk: bytes) -> None:
+        if len(kept) + len(chunk) > MOST_OUTPUT:
+            raise GitFailed(1, f"git answered more than {MOST_OUTPUT >> 20} MiB")
+        kept.extend(chunk)
+
+    return keep
+
+
+def _config(source: Source | None) -> tuple[str, ...]:
+    if source is None:
+        return CONFIG
+    allowed = (f"protocol.{protocol}.allow=always" for protocol in PROTOCOLS)
+    return (*CONFIG, *allowed)
+
+
+def _environment(source: Source | None) -> dict[str, str]:
+    passed = ("PATH", "HOME", "SSH_AUTH_SOCK")
+    return {
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/nonexistent",
+        **{name: os.environ[name] for name in passed if os.environ.get(name)},
+        "LC_ALL": "C",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": str(source.config) if source else "/dev/null",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_NO_LAZY_FETCH": "1",
+        "GIT_ASKPASS": "/bin/false",
+        "GIT_SSH_COMMAND": "ssh -oBatchMode=yes -oConnectTimeout=30 -oServerAliveInterval=15",
+    }

@@ -1,0 +1,107 @@
+"""A git server over HTTP: git's own `http-backend` behind a small server that can also fail."""
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+
+class GitServer:
+    """Serves the repositories below `root` at `url`. `status`: what it answers instead, if not 200.
+    `held`: transfers wait for it; `transferring` is set once one does."""
+
+    def __init__(self, root: Path, port: int = 0) -> None:
+        self.root = root
+        self.status = 200
+        self.held: threading.Event | None = None
+        self.transferring = threading.Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.answer(self)
+
+            def do_POST(self) -> None:
+                outer.answer(self)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server.daemon_threads = True
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), daemon=True
+        )
+
+    def url(self, repository: str) -> str:
+        return f"http://127.0.0.1:{self.port}/{repository}"
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        """Answer one request, by git or by a failure."""
+        body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        if self.status != 200:
+            request.send_error(self.status)
+            return
+        if self.held is not None and request.command == "POST":
+            self.transferring.set()
+            self.held.wait(60)
+        head, _, content = self._backend(request, body).partition(b"\r\n\r\n")
+        request.send_response(200)
+        for line in head.decode().splitlines():
+            name, _, value = line.partition(": ")
+            request.send_header(name, value)
+        request.send_header("Connection", "close")
+        request.end_headers()
+        try:
+            request.wfile.write(content)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def _backend(self, request: BaseHTTPRequestHandler, body: bytes) -> bytes:
+        parts = urlsplit(request.path)
+        environment = {
+            "PATH": os.environ["PATH"],
+            "GIT_PROJECT_ROOT": str(self.root),
+            "GIT_HTTP_EXPORT_ALL": "1",
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": "safe.directory",
+            "GIT_CONFIG_VALUE_0": "*",
+            "GIT_PROTOCOL": request.headers.get("Git-Protocol") or "",
+            "REQUEST_METHOD": request.command,
+            "PATH_INFO": parts.path,
+            "QUERY_STRING": parts.query,
+            "CONTENT_TYPE": request.headers.get("Content-Type") or "",
+            "CONTENT_LENGTH": str(len(body)),
+            "HTTP_CONTENT_ENCODING": request.headers.get("Content-Encoding") or "",
+            "REMOTE_ADDR": "127.0.0.1",
+        }
+        done = subprocess.run(
+            ["git", "http-backend"], input=body, env=environment, capture_output=True, check=True
+        )
+        return done.stdout
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self.held is not None:
+            self.held.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@contextmanager
+def git_server(root: Path, *, port: int = 0) -> Iterator[GitServer]:
+    """A server that ends with its context."""
+    server = GitServer(root, port)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
