@@ -78,6 +78,14 @@ def _entry(index: int) -> SampleEntry:
     return SampleEntry(index=index, prompt_tokens=4, completion_tokens=3, num_turns=1)
 
 
+def told(world: World) -> list[str]:
+    """All streams as payloads; ids and the order of independent facts left out."""
+    return sorted(
+        f"{r.stream} {r.event.type} {UUIDS.sub('*', r.event.model_dump_json())}"
+        for r in world.events
+    )
+
+
 @dataclass
 class Process:
     """One process: what it hosts, and what it remembers of streams."""
@@ -205,8 +213,4 @@ class Simulation:
                         await self.deliver(consumer, recorded)
 
     def told(self) -> list[str]:
-        """All streams as payloads; ids and the order of independent facts left out."""
-        return sorted(
-            f"{r.stream} {r.event.type} {UUIDS.sub('*', r.event.model_dump_json())}"
-            for r in self.world.events
-        )
+        return told(self.world)

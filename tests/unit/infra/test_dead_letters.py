@@ -9,6 +9,7 @@ import pytest
 
 from infra import runtime
 from infra.consumer import NOTHING, Decision
+from infra.isolate import TRIES
 from infra.memory import MemoryLog
 from infra.poison import PAYLOAD_JSON_BYTES
 from schemas.events import MAX_EVENT_BYTES, CheckpointFailed, MessageDeadLettered, MessageRedriven
@@ -77,6 +78,33 @@ async def test_a_raising_decider_holds_its_run_alone(tmp_path: Path) -> None:
     assert "on_event" in letter.trace
     assert bench.gates("bad", "good") == {"bad": "paused", "good": "open"}
     assert (consumer(script).name, bad.id) in bench.world.inbox
+
+
+async def test_whose_stream_moves_while_it_is_put_aside_is_decided_on_after_all(
+    tmp_path: Path,
+) -> None:
+    """It fails on what its stream was, each time; before the letter is written another process appends
+    what it lacks."""
+    script, raised = Script(), []
+    bench = Bench(tmp_path, [consumer(script)])
+
+    def lacks(event: object) -> None:
+        if bench.world.version(checkpoint_stream("bad")):
+            return
+        raised.append(event)
+        if len(raised) == TRIES:
+            appended = bench.write(CheckpointFailed(run="bad", step=0, message="what it lacks"))
+            with pytest.raises(StopIteration):
+                appended.send(None)
+        raise ZeroDivisionError("too early")
+
+    script.on_event = lacks
+    await bench.warn("bad", 1)
+    async with bench.running():
+        await bench.until(lambda: bench.seen("bad") == [0, 1])
+    assert len(raised) == TRIES
+    assert bench.letters() == []
+    assert bench.gates("bad") == {"bad": "open"}
 
 
 async def test_a_raising_fold_of_its_own_events_is_put_aside_too(tmp_path: Path) -> None:

@@ -1,0 +1,196 @@
+"""Several runtimes over one log in memory: who reads, decides, commits or performs next is drawn from a
+seed, and what each remembers of streams is lost now and then. What performing comes to follows from the
+effect."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from consumers.__main__ import REGISTRY, lanes_of, load
+from infra.artifacts import ArtifactStore
+from infra.clock import ManualClock
+from infra.consumer import Consumer
+from infra.datasets import DatasetCache
+from infra.draft import Work
+from infra.hosting import Hosting
+from infra.memory import MemoryEffects, MemoryLog, World
+from infra.memory_blobs import MemoryBlobs
+from infra.memory_bus import MemoryBus
+from infra.notify import Wakeup
+from infra.ports import Commit, Ports, Recorded
+from infra.runtime import Runtime
+from infra.settings import Settings
+from schemas.events import Event
+from schemas.ids import ConsumerName, StreamName, WorkerId
+from schemas.messages import Effect, Outcome
+from tests.kit.simulate import CAUSE, outcome_of, told
+
+LOOK_S = 0.01
+
+OFTEN = 0.1
+"""The share of records that every host of a consumer is brought."""
+
+TURNS = 6
+"""The most turns of the event loop that a call of the log takes."""
+
+
+class SlowLog(MemoryLog):
+    """Answers after some turns of the event loop, in which others go on."""
+
+    def __init__(self, world: World, draw: random.Random) -> None:
+        super().__init__(world)
+        self._draw = draw
+
+    async def load(
+        self, streams: Mapping[StreamName, int], *, limit: int | None = None
+    ) -> Mapping[StreamName, Sequence[Recorded]]:
+        found = await super().load(streams, limit=limit)
+        await self._turns()
+        return found
+
+    async def commit(self, commit: Commit) -> Sequence[Recorded]:
+        await self._turns()
+        recorded = await super().commit(commit)
+        await self._turns()
+        return recorded
+
+    async def _turns(self) -> None:
+        for _ in range(self._draw.randrange(TURNS)):
+            await asyncio.sleep(0)
+
+
+class SharedBus(MemoryBus):
+    """Brings each record to one of the runtimes that host its consumer, whichever, and now and then to
+    all of them, as a broker does whose partitions wander."""
+
+    def __init__(self, world: World, crowd: "Crowd", number: int, *, batch: int) -> None:
+        super().__init__(world, batch=batch)
+        self._crowd, self._number = crowd, number
+
+    async def subscribe(
+        self, consumers: Mapping[ConsumerName, Sequence[str]]
+    ) -> AsyncGenerator[Sequence[tuple[ConsumerName, Recorded]], None]:
+        async with aclosing(super().subscribe(consumers)) as batches:
+            async for batch in batches:
+                ours = [(name, r) for name, r in batch if self._is_ours(name, r)]
+                if ours:
+                    yield ours
+                else:
+                    await self.acknowledge(ours)
+
+    def _is_ours(self, name: ConsumerName, recorded: Recorded) -> bool:
+        hosts = [n for n, hosted in enumerate(self._crowd.hosted) if name in hosted]
+        draw = random.Random(f"{self._crowd.seed}{name}{recorded.stream}{recorded.version}")
+        return draw.random() < OFTEN or draw.choice(hosts) == self._number
+
+
+class ForgetfulRuntime(Runtime):
+    """Loses each state that it remembers with probability `forgets`, whenever it decides. Nothing that
+    it performs takes any time."""
+
+    draw: random.Random
+    forgets: float
+
+    async def _settle(self, works: Sequence[Work]) -> None:
+        await super()._settle([replace(work, seconds=0.0) for work in works])
+
+    async def _write(self, *arguments: Any) -> None:
+        cached = self._states._cache
+        self._states.forget([s for s in cached if self.draw.random() < self.forgets])
+        await super()._write(*arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Who hosts what: the names of the consumers of each runtime; and how they are disturbed."""
+
+    hosted: tuple[tuple[str, ...], ...]
+    seed: int = 0
+    forgets: float = 0.0
+
+    @classmethod
+    def drawn(cls, seed: int) -> "Crowd":
+        """Two to four runtimes that host everything, or each consumer by itself, two to four times."""
+        draw = random.Random(seed)
+        each = draw.choice([[tuple(REGISTRY)], [(name,) for name in REGISTRY]])
+        return cls(tuple(each * draw.randint(2, 4)), seed, draw.choice([0.0, 0.1, 0.5]))
+
+
+ALONE = Crowd((tuple(REGISTRY),))
+"""One runtime that hosts everything."""
+
+
+async def told_by(crowd: Crowd, events: Sequence[Event], *, within_s: float = 60.0) -> list[str]:
+    """All streams, as told in the end, of what `events` lead to; in made time (tests/kit/virtual.py).
+    Raises AssertionError when there is no end within so many seconds."""
+    world, draw = World(), random.Random(crowd.seed)
+    await MemoryLog(world).append(events, cause=CAUSE)
+    async with _at_work(world, crowd, draw):
+        for _ in range(int(within_s / LOOK_S)):
+            if _rests(world):
+                return told(world)
+            await asyncio.sleep(LOOK_S)
+    raise AssertionError("it does not come to an end")
+
+
+def _rests(world: World) -> bool:
+    """Whether everything is consumed and nothing is asked for."""
+    if world.effects:
+        return False
+    consumers = [_load(name) for name in REGISTRY]
+    return all(
+        (consumer.name, recorded.id) in world.inbox
+        for recorded in world.events
+        for consumer in consumers
+        if type(recorded.event) in consumer.reads and consumer.routes(recorded.event)
+    )
+
+
+async def _perform(effect: Effect, ports: Ports) -> Outcome:
+    return outcome_of(effect)
+
+
+def _load(name: str) -> Consumer[Any]:
+    consumer = load(name)
+    return replace(consumer, perform=_perform if consumer.perform else None)
+
+
+@asynccontextmanager
+async def _at_work(world: World, crowd: Crowd, draw: random.Random) -> AsyncIterator[None]:
+    runtimes = [_runtime(world, crowd, draw, number) for number in range(len(crowd.hosted))]
+    tasks = [asyncio.ensure_future(runtime.run()) for runtime in runtimes]
+    try:
+        yield
+    finally:
+        for runtime in runtimes:
+            runtime.stop()
+        await asyncio.gather(*tasks)
+
+
+def _runtime(world: World, crowd: Crowd, draw: random.Random, number: int) -> Runtime:
+    worker = WorkerId(f"runtime-{number}")
+    world.workers[worker] = world.now.replace(year=2100)
+    log = SlowLog(world, draw)
+    artifacts = ArtifactStore(log, MemoryBlobs())
+    consumers = tuple(_load(name) for name in crowd.hosted[number])
+    runtime = ForgetfulRuntime(
+        Hosting(worker, consumers, lanes_of(consumers)),
+        log=log,
+        effects=MemoryEffects(world),
+        bus=SharedBus(world, crowd, number, batch=draw.choice([1, 3, 100])),
+        ports=Ports(
+            log=log,
+            blobs=MemoryBlobs(),
+            artifacts=artifacts,
+            datasets=DatasetCache(artifacts),
+            clock=ManualClock(),
+            settings=Settings.load({"HEADRACE_HOME": "/nowhere"}),
+        ),
+        artifacts=artifacts,
+        wakeup=Wakeup(),
+    )
+    runtime.draw, runtime.forgets = draw, crowd.forgets
+    return runtime

@@ -1,0 +1,43 @@
+"""Two to four runtimes that host the same consumers end in the streams of one, whoever is quick and
+whatever each still remembers of streams that the others have moved."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.memory import MemoryLog
+from infra.ports import Commit
+from tests.kit import virtual
+from tests.kit.several import ALONE, Crowd, told_by
+from tests.properties.test_cascade import MODE, events
+
+
+@cache
+def reference(mode: str) -> list[str]:
+    return virtual.run(told_by(ALONE, events(mode)))
+
+
+@settings(max_examples=30)
+@given(MODE, st.integers(0, 2**32))
+def test_several_runtimes_end_in_the_streams_of_one(mode: str, seed: int) -> None:
+    assert sum("rl.run.finished" in line for line in reference(mode)) == 1
+    assert virtual.run(told_by(Crowd.drawn(seed), events(mode))) == reference(mode)
+
+
+def test_twin_without_the_versions_that_were_read_they_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check = MemoryLog._check
+
+    def what_grows_alone(log: MemoryLog, commit: Commit) -> None:
+        grows = {new.stream for new in commit.events}
+        expected = {s: v for s, v in (commit.expected or {}).items() if s in grows}
+        check(log, replace(commit, expected=expected))
+
+    expected = reference("sync")
+    monkeypatch.setattr(MemoryLog, "_check", what_grows_alone)
+    crowds = [Crowd.drawn(seed) for seed in range(20)]
+    assert any(virtual.run(told_by(crowd, events("sync"))) != expected for crowd in crowds)
