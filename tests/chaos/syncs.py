@@ -44,7 +44,8 @@ class Syncs:
                 self._refused.append(answer.text)
 
     def wrong(self) -> str | None:
-        """Wait for all pushes; what was refused or rejected of them."""
+        """Push once more, and wait for all pushes; what was refused or rejected of them."""
+        self.push()
         for push in self._pushes:
             push.join(300)
         if self._refused:
