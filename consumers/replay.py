@@ -43,6 +43,7 @@ def job_of(spec: TrainSpec) -> LearnerJob:
         model=spec.model,
         total_steps=spec.total_steps,
         rules=spec.rules,
+        date=spec.date,
     )
 
 

@@ -103,6 +103,7 @@ def _started(request: RunRequested, rollout: RolloutRef | None) -> RunStarted:
             dataset=request.dataset,
             validation=request.validation if rollout is None else None,
             rules=RULES,
+            date=request.today,
         ),
         template=_template(request, rollout, validation=False) if rollout else None,
         validation=(
@@ -133,6 +134,7 @@ def _template(request: RunRequested, rollout: RolloutRef, *, validation: bool) -
             max_new_tokens=config.training.max_response_length,
             seed=advanced.seed,
             deterministic=advanced.deterministic,
+            date=request.today,
         ),
         num_samples=(
             advanced.validation_samples if validation else config.training.n_samples_per_prompt

@@ -12,6 +12,7 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC
 
 from infra import telemetry
 from infra.failpoints import hit
@@ -42,7 +43,7 @@ from schemas.ids import (
     run_stream,
     short_id,
 )
-from schemas.sampling import ModelRef, PolicyRef, SamplingParams
+from schemas.sampling import Day, ModelRef, PolicyRef, SamplingParams
 from schemas.specs import CommitSpec, DatasetRef, Entrypoint, GroupTemplate
 from schemas.toml import not_built, parse_eval, parse_run, refuse
 
@@ -149,6 +150,7 @@ class Submitter:
             dataset=resolved.dataset,
             validation=resolved.validation,
             workspace=resolved.workspace.id if resolved.workspace else None,
+            date=await self._today(),
         )
         events: list[Event] = [requested]
         if resolved.workspace is not None:
@@ -178,7 +180,7 @@ class Submitter:
         requested = EvaluationRequested(
             evaluation=evaluation,
             eval_name=await self._name("evaluation", asked.name, evaluation),
-            template=_template(config, model, dataset.dataset),
+            template=_template(config, model, dataset.dataset, today=await self._today()),
             rows=rows,
             batch_size=config.evaluation.batch_size,
             pass_threshold=config.evaluation.pass_threshold,
@@ -232,6 +234,11 @@ class Submitter:
                 return name
         return identity
 
+    async def _today(self) -> Day:
+        """The day by the clock that stamps events: a fact of what is appended, so that no prompt depends
+        on when it is rendered."""
+        return (await self._log.now()).astimezone(UTC).date().isoformat()
+
     async def _dataset(self, ref: str, key: str) -> DatasetRegistered:
         try:
             return await find_dataset(self._log, ref)
@@ -263,7 +270,9 @@ def _rows(config: EvalConfig, dataset: DatasetRef) -> tuple[int, ...]:
     return tuple(sorted(drawn))
 
 
-def _template(config: EvalConfig, model: ModelRef, dataset: DatasetRef) -> GroupTemplate:
+def _template(
+    config: EvalConfig, model: ModelRef, dataset: DatasetRef, *, today: Day
+) -> GroupTemplate:
     advanced = config.advanced
     return GroupTemplate(
         dataset=dataset,
@@ -275,6 +284,7 @@ def _template(config: EvalConfig, model: ModelRef, dataset: DatasetRef) -> Group
             max_new_tokens=advanced.max_response_length,
             seed=advanced.seed,
             deterministic=advanced.deterministic,
+            date=advanced.date or today,
         ),
         num_samples=config.evaluation.n,
     )

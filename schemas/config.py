@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from schemas.sampling import Precision
+from schemas.sampling import Day, Precision
 
 Algorithm = Literal[
     "grpo",
@@ -115,6 +115,9 @@ class Advanced(Section):
     """of everything random: order of the rows, first values, samples"""
     deterministic: bool = False
     """the same run again has the same bits; costs speed"""
+    date: Day | None = None
+    """the day, as `"2026-11-22"`, that a chat template which asks for the time is told; default: the
+    day of the submit"""
     tuning: Literal["lora", "full"] = "lora"
     """what is trained: an adapter, or all weights"""
     lora_rank: int = Field(default=16, ge=1, le=512)
@@ -254,6 +257,8 @@ class EvalAdvanced(Section):
     """of the rows and the samples"""
     deterministic: bool = False
     """the same evaluation again has the same bits; costs speed"""
+    date: Day | None = None
+    """as in training"""
     temperature: float = Field(default=0.0, ge=0, le=2)
     """0 is greedy"""
     max_prompt_length: int = Field(default=8192, ge=1, le=262_144)

@@ -180,7 +180,8 @@ class _StepEvent(_RunEvent):
 
 
 class RunRequested(_RunEvent):
-    """A validated, admitted request for a run. `workspace` is None when no user code is needed."""
+    """A validated, admitted request for a run. `workspace` is None when no user code is needed; chat
+    templates take `date`, the day of the request, for today, unless the config names another."""
 
     type: ClassVar[str] = "rl.run.requested"
     run_name: str
@@ -190,6 +191,12 @@ class RunRequested(_RunEvent):
     validation: DatasetRef | None = None
     workspace: str | None = None
     from_state: StateRef | None = None
+    date: str | None = None
+
+    @property
+    def today(self) -> str | None:
+        """What the run's chat templates take for today."""
+        return self.config.advanced.date or self.date
 
 
 class RunRejected(_RunEvent):

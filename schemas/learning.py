@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from schemas.config import RunConfig
-from schemas.sampling import ModelRef, SampleRecord
+from schemas.sampling import Day, ModelRef, SampleRecord
 
 RULES = 2
 """What a step computes from its batch, by number. A run keeps the rules that it began with
@@ -22,13 +22,14 @@ RULES = 2
 
 @dataclass(frozen=True, slots=True)
 class LearnerJob:
-    """What stays the same over all steps of a run."""
+    """What stays the same over all steps of a run. `date`: what chat templates take for today."""
 
     run: str
     config: RunConfig
     model: ModelRef
     total_steps: int
     rules: int = RULES
+    date: Day | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,27 @@ itself chose token t, 0 for prompt, tool and observation tokens; `logprobs[t]` i
 policy's log-probability of token t after temperature (0.0 where the mask is 0).
 """
 
+from datetime import date
 from typing import Annotated, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from schemas.errors import FailureCategory
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+def _day(text: str) -> str:
+    date.fromisoformat(text)
+    return text
+
+
+Day = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), AfterValidator(_day)]
+"""A day as `2026-11-22`."""
+
+UNDATED: Day = "2024-07-26"
+"""What a chat template takes for today where no day was recorded (runs of before): the day that the
+templates of Llama 3 name themselves when they are given no clock."""
 
 
 class Value(BaseModel):
@@ -71,7 +85,8 @@ class PolicyRef(Value):
 
 
 class SamplingParams(Value):
-    """How tokens are drawn. temperature 0 is greedy. `seed` is the run's seed."""
+    """How tokens are drawn. temperature 0 is greedy. `seed` is the run's seed. `date`: what a chat
+    template that asks for the time takes for today, for a prompt must not depend on when it is made."""
 
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -80,6 +95,7 @@ class SamplingParams(Value):
     stop: tuple[str, ...] = ()
     seed: int = 0
     deterministic: bool = False
+    date: Day | None = None
 
 
 class DrawKey(Value):

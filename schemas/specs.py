@@ -10,6 +10,7 @@ from schemas.config import RunConfig
 from schemas.ids import GroupKey, Purpose
 from schemas.sampling import (
     ArtifactRef,
+    Day,
     DrawKey,
     ModelRef,
     PolicyRef,
@@ -153,7 +154,8 @@ class BatchGroup(Value):
 class TrainSpec(Value):
     """Everything the learner must know of a run. `validation`: the held-out conversations whose loss it
     measures (supervised runs without user code; where there is some, its grader scores a validation).
-    `rules`: what its steps compute, by number (`schemas.learning.RULES`); 1 in logs that do not say."""
+    `rules`: what its steps compute, by number (`schemas.learning.RULES`); 1 in logs that do not say.
+    `date`: what chat templates take for today."""
 
     run: str
     config: RunConfig
@@ -162,6 +164,7 @@ class TrainSpec(Value):
     dataset: DatasetRef
     validation: DatasetRef | None = None
     rules: int = 1
+    date: Day | None = None
 
     def is_scored(self, step: int) -> bool:
         """Whether the learner measures the held-out loss of this version: the first, the last, and every

@@ -5,17 +5,34 @@ conversation extends what was sampled, the next prompt is the previous prompt's 
 ids, and the ids of what the template puts after the reply. When the template rewrites what came
 before (some drop earlier reasoning), the conversation is rendered afresh, and a new training row
 starts.
+
+A template may ask for the time (Llama 3's writes the date into each prompt). It is told the day that
+is recorded for the run, never this machine's: the same conversation has the same ids on every day.
 """
 
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Any
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from schemas.errors import FailureCategory, UserCodeError
-from schemas.sampling import Message, SampleRequest
+from schemas.sampling import UNDATED, Day, Message, SampleRequest
+
+CLOCK = "strftime_now"
+"""What templates call for the time, with a format."""
+
+DAY = """{% macro strftime_now(format) %}{% set at = namespace(code='') %}{% for c in format %}\
+{% if at.code == '%' and c in '-_0^#' %}{% set at.code = '%' + c %}\
+{% elif at.code %}{{ headrace_today.get(at.code + c, at.code + c) }}{% set at.code = '' %}\
+{% elif c == '%' %}{% set at.code = c %}{% else %}{{ c }}{% endif %}\
+{% endfor %}{{ at.code }}{% endmacro %}{{ '' }}"""
+"""Begins a template that asks for the time: what it calls is then this, and not the machine's clock. A
+template is given plain data only, so a day is what each code of a format stands for on it."""
 
 BEGINNINGS = 64
 """Conversations whose ids are kept: the samples of a group begin alike."""
@@ -30,11 +47,18 @@ class Closed:
 
 
 class Chat:
-    """A tokenizer and the ids that end a turn."""
+    """A tokenizer, the ids that end a turn, and the day that templates take for today."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_ids: frozenset[int],
+        *,
+        date: Day | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._stop_ids = stop_ids
+        self._today = codes_of(datetime.fromisoformat(date or UNDATED).replace(tzinfo=UTC))
         self._begun = lru_cache(BEGINNINGS)(self._begin)
 
     def text(self, messages: Sequence[Message], *, reply_next: bool) -> str:
@@ -43,7 +67,7 @@ class Chat:
         plain = [{"role": m.role, "content": m.content} for m in messages]
         try:
             rendered = self._tokenizer.apply_chat_template(
-                plain, tokenize=False, add_generation_prompt=reply_next
+                plain, tokenize=False, add_generation_prompt=reply_next, **self._dated()
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise UserCodeError(
@@ -51,6 +75,13 @@ class Chat:
                 f"the model's chat template does not take these messages: {error}",
             ) from error
         return str(rendered)
+
+    def _dated(self) -> dict[str, Any]:
+        """The template with its day, where it asks for the time."""
+        template = self._tokenizer.get_chat_template()
+        if CLOCK not in template:
+            return {}
+        return {"chat_template": DAY + template, "headrace_today": self._today}
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -103,3 +134,10 @@ class Chat:
     def _end_id(self) -> int:
         eos = self._tokenizer.eos_token_id
         return int(eos) if isinstance(eos, int) else min(self._stop_ids)
+
+
+@lru_cache(8)
+def codes_of(day: datetime) -> dict[str, str]:
+    """What each code of `strftime` stands for, with and without its flags."""
+    codes = [flag + code for flag in ("", *"-_0^#") for code in f"{string.ascii_letters}%"]
+    return {f"%{code}": day.strftime(f"%{code}") for code in codes}

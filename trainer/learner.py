@@ -206,7 +206,7 @@ def _step(session: Session, job: LearnerJob, batch: StepBatch, *, export_state: 
         base = policy.loaded.base
         metrics, plan = sft.step(
             policy,
-            Chat(base.tokenizer, base.stop_ids),
+            Chat(base.tokenizer, base.stop_ids, date=job.date),
             batch.conversations,
             advanced,
             tokens=tokens,
@@ -237,7 +237,7 @@ def _evaluate(
 ) -> dict[str, float]:
     advanced, base = job.config.advanced, policy.loaded.base
     tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
-    chat = Chat(base.tokenizer, base.stop_ids)
+    chat = Chat(base.tokenizer, base.stop_ids, date=job.date)
     return sft.evaluate(policy, chat, conversations, advanced, tokens=tokens, rules=job.rules)
 
 

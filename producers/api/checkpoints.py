@@ -79,7 +79,7 @@ async def chat(request: Request) -> Response:
     asked = SampleRequest(
         model=checkpoint.model(),
         policy=PolicyRef(version=0),
-        params=_params(body),
+        params=_params(body).model_copy(update={"date": checkpoint.run.today}),
         key=DrawKey(purpose="chat", step=0, slot=0, replacement=0, sample=0),
         messages=_messages(body),
     )

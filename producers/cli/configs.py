@@ -38,7 +38,7 @@ def _check(value: object, path: Path, key: str) -> None:
         for inner in value:
             _check(inner, path, key)
     elif isinstance(value, date | time):
-        issue = Issue(key, "no key takes a date or a time")
+        issue = Issue(key, f'write it in quotes, as "{value}"')
         raise Failure("VALIDATION", f"{path}: {key} holds {value}, a date", issues=(issue,))
 
 

@@ -49,6 +49,21 @@ async def world(fakes: tuple[FakeVllm, FakeVllm], tmp_path: Path) -> AsyncIterat
         yield world
 
 
+async def test_a_server_is_given_the_ids_of_a_dated_prompt(
+    world: World, fakes: tuple[FakeVllm, FakeVllm]
+) -> None:
+    """What day it is for the server does not matter: it renders nothing."""
+    loaded = await world.sampler._store.loaded(world.model)
+    tokenizer = loaded.base.tokenizer
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}"
+    for day, says in (("2026-11-22", "22 Nov 2026"), ("2031-01-02", "02 Jan 2031")):
+        turn = await world.sampler.sample(world.ask("hi", date=day))
+        assert tokenizer.decode(list(turn.prompt_ids)) == f"{says}hi"
+        asked = [ask for fake in fakes for ask in fake.asked]
+        assert list(turn.prompt_ids) in [ask["prompt"] for ask in asked]
+        assert all(isinstance(ask["prompt"], list) for ask in asked)
+
+
 async def eventually(reached: Callable[[], bool]) -> None:
     """Let everything that is under way go on until this holds."""
     async with asyncio.timeout(60):

@@ -26,6 +26,7 @@ BY_NAME = {
     "num_samples": 4,
     "total_steps": 9,
     "deterministic": True,
+    "date": "2026-11-22",
 }
 """Values whose form the schema does not fully say."""
 

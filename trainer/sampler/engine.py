@@ -80,9 +80,10 @@ class TorchSampler:
             logger.warning("a version could not be made ready: %r", error)
 
     def _chat(self, request: SampleRequest, loaded: Loaded) -> Chat:
-        key = request.model.model_dump_json()
+        date, base = request.params.date, loaded.base
+        key = f"{request.model.model_dump_json()}|{date}"
         chat = self._chats.get(key)
-        return chat or self._chats.put(key, Chat(loaded.base.tokenizer, loaded.base.stop_ids))
+        return chat or self._chats.put(key, Chat(base.tokenizer, base.stop_ids, date=date))
 
     async def _sampled(self, row: Row) -> Turn:
         if self._closed:

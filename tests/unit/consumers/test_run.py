@@ -22,6 +22,7 @@ from schemas.events import (
     StepSkipped,
     WorkspaceRejected,
 )
+from schemas.learning import RULES
 from schemas.sampling import SampleFailure
 from schemas.specs import Entrypoint
 from tests.kit.decider import given
@@ -49,6 +50,21 @@ def test_a_run_waits_for_its_workspace_and_starts_with_all_that_others_need() ->
     assert started.template.rollout is not None
     assert started.template.rollout.workflow == "Say"
     given(CONSUMER, requested(), started).when(synced()).then_nothing()
+
+
+@pytest.mark.parametrize(("key", "day"), [(None, "2026-11-22"), ("2025-01-02", "2025-01-02")])
+def test_the_day_of_the_request_is_the_runs_unless_a_key_names_another(
+    key: str | None, day: str
+) -> None:
+    wants = requested(validate=True, advanced={"date": key} if key else {})
+    wants = wants.model_copy(update={"date": "2026-11-22"})
+    (started,) = given(CONSUMER, wants).when(synced()).then_types(RunStarted).events
+    assert isinstance(started, RunStarted)
+    assert started.spec.date == day
+    assert started.template is not None
+    assert started.validation is not None
+    assert started.template.params.date == started.validation.params.date == day
+    assert started.spec.rules == RULES
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def test_every_key_that_may_be_silent_is_in_the_table() -> None:
         "micro_batch_tokens",
         "validation_dataset",
         "state_interval",
+        "date",
     }
     assert set(READ_BY) == silent - others
 

@@ -1,5 +1,7 @@
 """Templates and ids: exact continuation, fresh rendering where the template rewrites."""
 
+from datetime import UTC, datetime
+
 import pytest
 import torch
 
@@ -81,6 +83,22 @@ def test_a_template_that_refuses_is_the_samples_failure(chat: Chat) -> None:
     chat._tokenizer.chat_template = "{{ raise_exception('no system role') }}"
     with pytest.raises(UserCodeError, match="no system role"):
         chat.prompt_ids(request("x"))
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["%d %b %Y", "%A, %-d %B %y", "%e|%j|%^a|%%|%H:%M:%S", "plain", "100% of %m", "%Q %", ""],
+)
+def test_a_template_that_asks_for_the_time_is_told_the_day_as_python_would(
+    chat: Chat, form: str
+) -> None:
+    dated = Chat(chat._tokenizer, chat._stop_ids, date="2026-02-03")
+    chat._tokenizer.chat_template = (
+        "\n {% if strftime_now is defined %}{{ strftime_now(f) }}{% endif %}"
+    )
+    chat._tokenizer.chat_template = chat._tokenizer.chat_template.replace("(f)", f"({form!r})")
+    expected = datetime(2026, 2, 3, tzinfo=UTC).strftime(form)
+    assert dated.text(request("x").messages, reply_next=True) == "\n" + expected
 
 
 def test_what_cannot_be_spelled_is_unknown(chat: Chat) -> None:

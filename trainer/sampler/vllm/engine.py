@@ -1,9 +1,10 @@
 """The vLLM sampler: `schemas.sampling.Sampler` over one server or many.
 
-Tokenising, the continuation of what was sampled, and where a completion ends are those of the torch
-engine (`rows.py`): a server is given ids and a seed, and gives ids and logprobs back. The seed is keyed
-as the torch engine's draws are, so a sample that is sampled again elsewhere, because its server died
-with it, is the same sample, up to how the servers' kernels round.
+Templates and the day they are told, tokenising, the continuation of what was sampled, and where a
+completion ends are those of the torch engine (`rows.py`): a server is given ids and a seed, and gives
+ids and logprobs back. The seed is keyed as the torch engine's draws are, so a sample that is sampled
+again elsewhere, because its server died with it, is the same sample, up to how the servers' kernels
+round.
 """
 
 from schemas.errors import Refused, TransientError
@@ -48,8 +49,10 @@ class VllmSampler:
         loaded = await self._store.loaded(request.model)
         trained = await self._store.trained(request.policy)
         key, weights = request.model.model_dump_json(), request.policy.weights
-        chat = self._chats.get(key) or self._chats.put(
-            key, Chat(loaded.base.tokenizer, loaded.base.stop_ids)
+        dated = f"{key}|{request.params.date}"
+        chat = self._chats.get(dated) or self._chats.put(
+            dated,
+            Chat(loaded.base.tokenizer, loaded.base.stop_ids, date=request.params.date),
         )
         version = Version(key, "", loaded, trained, request.lora_alpha)
         return Asked(version, chat, weights.sha256 if weights else None)

@@ -19,7 +19,9 @@ ASK = {"messages": [{"role": "user", "content": "Say 3"}], "temperature": 0.5, "
 
 
 def saved() -> list[Event]:
-    return [*list(beginning("r1", "first", steps=1))[:1], checkpoint("r1", 1, ref("manifest"))]
+    [requested] = list(beginning("r1", "first", steps=1))[:1]
+    dated = requested.model_copy(update={"date": "2026-11-22"})
+    return [dated, checkpoint("r1", 1, ref("manifest"))]
 
 
 def answer(request: SampleRequest) -> Turn:
@@ -47,6 +49,7 @@ async def test_a_worker_answers_with_the_checkpoint(app: Application) -> None:
     assert (asked.model.kind, asked.model.name) == ("checkpoint", "r1@1")
     assert "adapter_model.safetensors" in asked.model.files
     assert (asked.params.temperature, asked.params.max_new_tokens) == (0.5, 7)
+    assert asked.params.date == "2026-11-22", "the run's day, whatever day it is here"
     long = await app.post(
         "/checkpoints/r1@last/chat", {"messages": [{"role": "user", "content": "too long"}]}
     )

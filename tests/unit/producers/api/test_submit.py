@@ -1,5 +1,6 @@
 """Submitting runs: what is refused, what is appended, and what asking twice means."""
 
+from datetime import UTC, date
 from pathlib import Path
 from uuid import uuid4
 
@@ -59,6 +60,25 @@ async def test_a_run_is_requested_with_the_push_that_brings_its_commit(ready: Ap
     assert pushed.requester == streams[0]
     assert pushed.commit.branch == "dev"
     assert loaded[streams[0]][0].cursor < loaded[streams[1]][-1].cursor
+
+
+async def test_the_day_of_the_submit_is_recorded_by_the_clock_that_stamps_events(
+    ready: Application,
+) -> None:
+    made = await ready.post("/runs", {"config": config()})
+    stream = run_stream(made.json()["run"]["id"])
+    recorded = (await ready.services.log.load({stream: 0}))[stream][0]
+    assert isinstance(recorded.event, RunRequested)
+    assert recorded.event.date is not None
+    stamped = recorded.time.astimezone(UTC).date()
+    assert 0 <= (stamped - date.fromisoformat(recorded.event.date)).days <= 1
+
+
+@pytest.mark.parametrize("day", ["2026-02-30", "22 Nov 2026", "20261122", 20261122])
+async def test_a_day_that_is_none_is_refused(ready: Application, day: object) -> None:
+    refused = await ready.post("/runs", {"config": config(advanced={"date": day})})
+    assert refused.status_code == 400
+    assert "advanced.date" in refused.text
 
 
 async def test_the_precision_is_part_of_which_model_it_is(ready: Application) -> None:
