@@ -158,18 +158,20 @@ def rows(event: Event, at: datetime) -> tuple[Write, ...]:
 @rows.register
 def repository_pushed(event: RepositoryPushed, at: datetime) -> tuple[Write, ...]:
     put = PutWorkspace(event.workspace, event.workspace_name, event.commit.url, at)
-    if event.requester is None or category(event.requester) != "run":
+    if event.requester is None:
+        return (put, ChangeWorkspace(event.workspace, at, "syncing"))
+    if category(event.requester) != "run":
         return (put,)
     return (put, ChangeRun(_requester(event.requester), at, phase="provision"))
 
 
 @rows.register
 def workspace_synced(event: WorkspaceSynced, at: datetime) -> tuple[Write, ...]:
-    """A run's own commit may be an old one: only a plain push says where the workspace stands."""
-    found = json.dumps([rollout.model_dump() for rollout in event.rollouts])
-    rollouts = found if event.rollouts else None
+    """A run's own commit may be an old one, and it looked into one rollout: the workspace shows what
+    its own pushes found (`consumers/sync.py` makes one when a run finds a new head)."""
     if event.requester is not None:
-        return (ChangeWorkspace(event.workspace, at, "synced", None, rollouts, ""),)
+        return ()
+    rollouts = json.dumps([rollout.model_dump() for rollout in event.rollouts])
     return (ChangeWorkspace(event.workspace, at, "synced", event.commit, rollouts, ""),)
 
 

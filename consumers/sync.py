@@ -6,39 +6,40 @@ Safe to repeat because: one FetchCommit per push, and a push that was answered d
 A push is a hint: the ref is resolved when the effect runs, so a late delivery never moves a head
 back. Repositories are hostile: nothing of a commit is checked out, and only its entry points are
 run, confined.
+
+A run's push looks into the run's own entry point only, so that it does not wait for other rollouts. If
+the run followed the default branch to a new commit, the workspace follows: a look of its own finds all
+rollouts there.
 """
 
-import asyncio
-import io
-import tarfile
 from dataclasses import dataclass, replace
 from typing import assert_never
 from uuid import UUID
 
+from consumers import snapshot as snapshot_of
 from consumers.excerpt import excerpt
 from consumers.needs import need
 from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
 from infra.ports import Ports
-from schemas.errors import Refused
 from schemas.events import RepositoryPushed, WorkspaceRejected, WorkspaceSynced
-from schemas.ids import ConsumerName, StreamName
+from schemas.ids import ConsumerName, StreamName, derive_id
 from schemas.messages import CommitFetched, Failed, FetchCommit
-from schemas.specs import DiscoveredRollout, Entrypoint
+from schemas.specs import CommitSpec, DiscoveredRollout
 
 ANSWERED_KEPT = 256
 """How many answered pushes are remembered; older ones lie below the watermark and are consumed."""
-
-MAX_ENTRYPOINTS = 64
-"""Entry points of one commit; what is found in them must fit into one event."""
 
 WorkspaceEvent = RepositoryPushed | WorkspaceSynced | WorkspaceRejected
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceState:
-    """The pushes that were answered last, by event id."""
+    """The pushes that were answered last, by event id; the last push that was not a run's, and the
+    commit that it found."""
 
     answered: tuple[UUID, ...] = ()
+    looked: UUID | None = None
+    commit: str | None = None
 
 
 def evolve(state: WorkspaceState, event: WorkspaceEvent) -> WorkspaceState:
@@ -47,7 +48,10 @@ def evolve(state: WorkspaceState, event: WorkspaceEvent) -> WorkspaceState:
         case RepositoryPushed():
             return state
         case WorkspaceSynced() | WorkspaceRejected():
-            return replace(state, answered=(*state.answered, event.push)[-ANSWERED_KEPT:])
+            new = replace(state, answered=(*state.answered, event.push)[-ANSWERED_KEPT:])
+            if isinstance(event, WorkspaceRejected) or event.requester is not None:
+                return new
+            return replace(new, looked=event.push, commit=event.commit)
         case _:
             assert_never(event)
 
@@ -73,7 +77,7 @@ def handle(state: WorkspaceState, message: Message, meta: Meta) -> Decision:
                 rollouts=message.rollouts,
                 requester=_requester(effect),
             )
-            return Decision(events=(synced,))
+            return Decision(events=(synced,), effects=_look(state, effect, message.commit))
         case Failed(effect=FetchCommit() as effect) if effect.push not in state.answered:
             rejected = WorkspaceRejected(
                 workspace=effect.workspace,
@@ -84,6 +88,19 @@ def handle(state: WorkspaceState, message: Message, meta: Meta) -> Decision:
             return Decision(events=(rejected,))
         case _:
             return NOTHING
+
+
+def _look(state: WorkspaceState, effect: FetchCommit, commit: str) -> tuple[FetchCommit, ...]:
+    """The workspace's own look at a commit that a run was the first to see. Many runs ask for one."""
+    spec = effect.commit
+    followed = effect.requester is not None and spec.sha is None and spec.branch is None
+    if not followed or state.looked is None or state.commit == commit:
+        return ()
+    push = derive_id(state.looked, f"look/{commit}")
+    look = FetchCommit(
+        workspace=effect.workspace, push=push, commit=CommitSpec(url=spec.url), entrypoints=()
+    )
+    return () if push in state.answered else (look,)
 
 
 def _requester(effect: FetchCommit) -> StreamName | None:
@@ -100,28 +117,25 @@ async def perform(effect: FetchCommit, ports: Ports) -> CommitFetched:
     repositories = need(ports.repositories, "repositories")
     sha = await repositories.fetch(effect.workspace, effect.commit)
     tree = await repositories.snapshot(effect.workspace, sha)
-    entrypoints = effect.entrypoints or await asyncio.to_thread(entrypoints_in, tree)
+    entrypoints = effect.entrypoints or await snapshot_of.entrypoints(tree)
     snapshot = await ports.artifacts.put(tree, run=effect.workspace, blob=True)
-    rollouts = await need(ports.user, "sandbox").discover(tree, entrypoints)
+    refused = await snapshot_of.refused(tree, entrypoints)
+    usable = tuple(entry for entry in entrypoints if entry.rollout not in refused)
+    found = await need(ports.user, "sandbox").discover(tree, usable) if usable else ()
+    rollouts = (
+        *found,
+        *(
+            DiscoveredRollout(entrypoint=entry, error=refused[entry.rollout])
+            for entry in entrypoints
+            if entry.rollout in refused
+        ),
+    )
     return CommitFetched(
         effect=effect,
         commit=sha,
         snapshot=snapshot,
         rollouts=tuple(_presentable(rollout, len(rollouts)) for rollout in rollouts),
     )
-
-
-def entrypoints_in(tree: bytes) -> tuple[Entrypoint, ...]:
-    """Every `rollouts/<name>/main.py` of a snapshot, by name. Raises Refused when they are many."""
-    with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
-        paths = [member.name.split("/") for member in tar if member.isfile()]
-    names = sorted(p[1] for p in paths if len(p) == 3 and p[0] == "rollouts" and p[2] == "main.py")
-    if len(names) > MAX_ENTRYPOINTS:
-        raise Refused(
-            f"the commit has {len(names)} rollouts, more than {MAX_ENTRYPOINTS}; name the entry "
-            "point in the run's TOML, or split the workspace"
-        )
-    return tuple(Entrypoint(rollout=name) for name in names)
 
 
 def _presentable(rollout: DiscoveredRollout, num_rollouts: int) -> DiscoveredRollout:
@@ -141,4 +155,5 @@ CONSUMER = Consumer(
     handle=handle,
     routes=routes,
     perform=perform,
+    fold_version=2,
 )

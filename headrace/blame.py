@@ -12,13 +12,17 @@ LONGEST = 2000
 
 MOST_CALLERS = 4
 
+CAN_IMPORT = (
+    "a rollout can import only the standard library, headrace and the files beside its entry point"
+)
+
 
 def blame(error: BaseException, entry: Path) -> str:
     """`rollouts/<rollout>/<file>:<line> in <function>: <Type>: <text>`, and the callers among the
     workspace's functions, innermost first. Without a line where no frame is the workspace's."""
     frames = own_frames(error, entry)
     text, kind = _text(error), type(error).__name__
-    what = f"{kind}: {text}" if text else kind
+    what = f"{kind}: {text}{import_hint(error)}" if text else kind
     if not frames:
         return what[:LONGEST]
     first, *callers = [f"{shown(Path(f.filename), entry)}:{f.lineno} in {f.name}" for f in frames]
@@ -26,6 +30,13 @@ def blame(error: BaseException, entry: Path) -> str:
     if callers:
         said += f" (called from {', '.join(callers[:MOST_CALLERS])})"
     return said[:LONGEST]
+
+
+def import_hint(error: BaseException) -> str:
+    """What a rollout can import, behind the error of an import that it cannot."""
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
+    return f" ({CAN_IMPORT})"
 
 
 def _text(error: BaseException) -> str:

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.blame import own_frames, shown
+from headrace.blame import import_hint, own_frames, shown
 from headrace.grading import Grader
 from headrace.rewards import is_reward
 from headrace.workflow import AgentWorkflow
@@ -32,7 +32,8 @@ def load(path: Path) -> types.ModuleType:
         where = shown(Path(error.filename or str(path)), path)
         raise Unusable(f"{where}:{error.lineno}: SyntaxError: {error.msg}") from error
     except BaseException as error:
-        raise Unusable(f"{_place(error, path)}: {type(error).__name__}: {error}") from error
+        said = f"{_place(error, path)}: {type(error).__name__}: {error}{import_hint(error)}"
+        raise Unusable(said) from error
     return module
 
 

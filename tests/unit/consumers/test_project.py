@@ -1,5 +1,6 @@
 """What events mean for the tables; and that the tables follow from the log alone."""
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,15 +21,18 @@ from infra.readmodel_runs import Page
 from schemas.events import (
     ALL_EVENTS,
     Event,
+    RepositoryPushed,
     RunFailed,
     RunPaused,
     RunResumed,
     RunWarned,
     StepSettled,
     WorkspaceRejected,
+    WorkspaceSynced,
 )
 from schemas.ids import EventId, run_stream
-from tests.kit.specs import version
+from schemas.specs import CommitSpec, DiscoveredRollout, Entrypoint
+from tests.kit.specs import ref, version
 from tests.kit.story import WORKSPACE, beginning, whole_run
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -93,6 +97,29 @@ def test_a_run_whose_commit_is_missing_does_not_break_its_workspace() -> None:
     alone = rejected.model_copy(update={"requester": None})
     [change] = [write for write in writes(alone) if isinstance(write, ChangeWorkspace)]
     assert change.error == "no such branch"
+
+
+def test_a_workspace_shows_the_last_commit_that_it_looked_at_and_all_rollouts() -> None:
+    found = tuple(DiscoveredRollout(entrypoint=Entrypoint(rollout=f"r{n}")) for n in range(7))
+    synced = WorkspaceSynced(
+        workspace=WORKSPACE, push=uuid4(), commit="b" * 40, snapshot=ref("tree"), rollouts=found
+    )
+    [change] = [write for write in writes(synced) if isinstance(write, ChangeWorkspace)]
+    assert (change.status, change.commit_sha) == ("synced", "b" * 40)
+    assert change.rollouts is not None
+    assert len(json.loads(change.rollouts)) == 7
+    of_a_run = synced.model_copy(update={"requester": run_stream("r1"), "rollouts": found[:1]})
+    assert not [write for write in writes(of_a_run) if isinstance(write, ChangeWorkspace)]
+
+
+def test_a_push_of_the_workspace_is_awaited_by_whoever_adds_it_again() -> None:
+    pushed = RepositoryPushed(
+        workspace=WORKSPACE, workspace_name="w", commit=CommitSpec(url="/srv/repo")
+    )
+    [change] = [write for write in writes(pushed) if isinstance(write, ChangeWorkspace)]
+    assert change.status == "syncing"
+    of_a_run = pushed.model_copy(update={"requester": run_stream("r1")})
+    assert not [write for write in writes(of_a_run) if isinstance(write, ChangeWorkspace)]
 
 
 def test_conversations_that_were_cut_are_told() -> None:

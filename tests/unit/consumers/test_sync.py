@@ -2,20 +2,22 @@
 
 import io
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID, uuid5
 
 import pytest
 
+from consumers.requirements import CAN_IMPORT, MOST_BYTES, unmet
+from consumers.snapshot import MAX_ENTRYPOINTS, entrypoints_in
 from consumers.sync import (
     ANSWERED_KEPT,
     CONSUMER,
-    MAX_ENTRYPOINTS,
     WorkspaceState,
-    entrypoints_in,
     evolve,
     perform,
 )
+from headrace import blame
 from schemas.errors import FailureCategory, Refused
 from schemas.events import RepositoryPushed, WorkspaceRejected, WorkspaceSynced
 from schemas.ids import HEADRACE, StreamName
@@ -89,6 +91,35 @@ def test_a_huge_error_fits_into_the_event() -> None:
     assert "\x00" not in rejected.message
 
 
+PLAIN = SYNCED.model_copy(update={"requester": None, "commit": "a" * 40})
+"""The workspace's own first look, at an older commit than the one that the run found."""
+
+FOLLOWS = CommitSpec(url="/srv/repo")
+
+
+def fetched(spec: CommitSpec) -> CommitFetched:
+    return replace(FETCHED, effect=FETCH.model_copy(update={"commit": spec, "push": UUID(int=9)}))
+
+
+def test_a_run_that_finds_a_new_head_has_the_workspace_look_at_all_of_it() -> None:
+    found = given(CONSUMER, PUSHED, PLAIN).when(fetched(FOLLOWS), stream=STREAM)
+    [look] = found.effects
+    assert isinstance(look, FetchCommit)
+    assert (look.commit, look.entrypoints, look.requester) == (FOLLOWS, (), None)
+    again = given(CONSUMER, PUSHED, PLAIN).when(fetched(FOLLOWS), stream=STREAM)
+    assert again.effects[0].id == look.id, "the runs of a sweep ask for one look"
+    looked = PLAIN.model_copy(update={"push": look.push, "commit": FETCHED.commit})
+    known = given(CONSUMER, PUSHED, PLAIN, looked).when(fetched(FOLLOWS), stream=STREAM)
+    assert known.effects == []
+
+
+@pytest.mark.parametrize(
+    "spec", [CommitSpec(url="/srv/repo", sha="c" * 40), CommitSpec(url="/srv/repo", branch="dev")]
+)
+def test_a_run_of_another_commit_does_not_move_the_workspace(spec: CommitSpec) -> None:
+    assert given(CONSUMER, PUSHED, PLAIN).when(fetched(spec), stream=STREAM).effects == []
+
+
 def test_the_state_stays_small() -> None:
     state = WorkspaceState()
     for number in range(3 * ANSWERED_KEPT):
@@ -96,13 +127,16 @@ def test_the_state_stays_small() -> None:
     assert len(state.answered) == ANSWERED_KEPT
 
 
-def tree(*names: str) -> bytes:
+def tree(*names: str, **texts: str) -> bytes:
+    """A snapshot; `texts`: the `pyproject.toml` of rollouts by name."""
+    files = dict.fromkeys(names, "\n")
+    files |= {f"rollouts/{name}/pyproject.toml": text for name, text in texts.items()}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name in names:
+        for name, text in files.items():
             member = tarfile.TarInfo(name)
-            member.size = 1
-            tar.addfile(member, io.BytesIO(b"\n"))
+            member.size = len(text.encode())
+            tar.addfile(member, io.BytesIO(text.encode()))
     return buffer.getvalue()
 
 
@@ -135,3 +169,47 @@ async def test_performing_looks_into_the_entry_points_that_were_named(tmp_path: 
     named = (Entrypoint(rollout="say", path="agent.py"),)
     await perform(FETCH.model_copy(update={"entrypoints": named}), ports)
     assert user.discovered == [named]
+
+
+NEEDS = '[project]\nname = "x"\nversion = "0"\ndependencies = ["numpy>=2", "headrace"]\n'
+
+
+async def test_a_rollout_with_dependencies_is_refused_by_name_and_its_neighbours_are_not(
+    tmp_path: Path,
+) -> None:
+    mains = ("rollouts/a/main.py", "rollouts/b/main.py")
+    plain = NEEDS.replace('"numpy>=2", ', "")
+    user = FakeUserCode()
+    repositories = FakeRepositories(tree(*mains, a=NEEDS, b=plain))
+    outcome = await perform(FETCH, bench(tmp_path, repositories=repositories, user=user).ports)
+    assert user.discovered == [(Entrypoint(rollout="b"),)]
+    [refused] = [found for found in outcome.rollouts if found.entrypoint.rollout == "a"]
+    assert refused.error is not None
+    assert "rollouts/a/pyproject.toml asks for numpy>=2" in refused.error
+    assert CAN_IMPORT in refused.error
+    assert "Remove them from rollouts/a/pyproject.toml" in refused.error
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", None),
+        ('[project]\nname = "x"\ndependencies = []\n', None),
+        ('[project.optional-dependencies]\ndev = ["pytest"]\n', None),
+        ('[tool.poetry.dependencies]\npython = ">=3.11"\n', None),
+        ('[tool.poetry.dependencies]\nnumpy = "*"\n', "asks for numpy"),
+        ('[project]\ndynamic = ["dependencies"]\n', "dynamic dependencies"),
+        ("[project", "is not valid TOML"),
+        ("a = " + "[" * 20_000, "is not valid TOML"),
+        ("#" * (MOST_BYTES + 1), "has more than 64 KiB"),
+    ],
+)
+def test_what_a_pyproject_may_ask_for(text: str, says: str | None) -> None:
+    with tarfile.open(fileobj=io.BytesIO(tree(x=text))) as tar:
+        found = unmet(tar, "x")
+        assert unmet(tar, "absent") is None
+    assert (found is None) if says is None else (found is not None and says in found)
+
+
+def test_sync_and_the_sdk_say_the_same_about_imports() -> None:
+    assert CAN_IMPORT == blame.CAN_IMPORT

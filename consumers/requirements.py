@@ -1,0 +1,66 @@
+"""What a rollout's `pyproject.toml` asks for, and whether it can be had.
+
+User code runs on the standard library and `headrace`. A rollout that declares anything else would fail
+at its first import, in the middle of a run, so it is refused when its commit is synced.
+"""
+
+import re
+import tarfile
+import tomllib
+from collections.abc import Iterator, Mapping
+
+MOST_BYTES = 64 << 10
+"""The longest `pyproject.toml` that is parsed: it comes from a hostile repository."""
+
+CAN_IMPORT = (
+    "a rollout can import only the standard library, headrace and the files beside its entry point"
+)
+PROVIDED = ("headrace", "python")
+
+
+def unmet(tree: tarfile.TarFile, rollout: str) -> str | None:
+    """Why the rollout cannot run on what is provided, with the file to edit; None if it can."""
+    path = f"rollouts/{rollout}/pyproject.toml"
+    try:
+        member = tree.getmember(path)
+    except KeyError:
+        return None
+    if member.size > MOST_BYTES:
+        return f"{path} has more than {MOST_BYTES >> 10} KiB; shorten it"
+    source = tree.extractfile(member)
+    try:
+        document = tomllib.loads(source.read().decode() if source else "")
+    except (ValueError, RecursionError) as error:
+        return f"{path} is not valid TOML: {error}; correct it"
+    asked = [name for name in _asked(document) if _name(name) not in PROVIDED]
+    if not asked:
+        return None
+    listed = ", ".join(asked[:5]) + (" ..." if len(asked) > 5 else "")
+    return (
+        f"{path} asks for {listed}, and dependencies are not installed yet: {CAN_IMPORT}. Remove them "
+        f"from {path} and from the code"
+    )
+
+
+def _asked(document: Mapping[str, object]) -> Iterator[str]:
+    """The dependencies of a project, as it writes them."""
+    project = _table(document, "project")
+    listed = project.get("dependencies")
+    if isinstance(listed, list):
+        yield from map(str, listed)
+    dynamic = project.get("dynamic")
+    if isinstance(dynamic, list) and "dependencies" in dynamic:
+        yield "dynamic dependencies"
+    yield from _table(document, "tool", "poetry", "dependencies")
+
+
+def _table(document: Mapping[str, object], *keys: str) -> Mapping[str, object]:
+    for key in keys:
+        inner = document.get(key)
+        document = inner if isinstance(inner, dict) else {}
+    return document
+
+
+def _name(requirement: str) -> str:
+    """The name of a requirement: `Headrace>=0.1` is headrace."""
+    return re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0].lower()

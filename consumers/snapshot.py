@@ -1,0 +1,46 @@
+"""What a snapshot holds, before any of its code runs: entry points, and what their projects ask for.
+
+Reading a large archive takes a while, so it is done in a thread: the control process answers requests.
+"""
+
+import asyncio
+import io
+import tarfile
+from collections.abc import Sequence
+
+from consumers.requirements import unmet
+from schemas.errors import Refused
+from schemas.specs import Entrypoint
+
+MAX_ENTRYPOINTS = 64
+"""Entry points of one commit; what is found in them must fit into one event."""
+
+
+async def entrypoints(tree: bytes) -> tuple[Entrypoint, ...]:
+    """`entrypoints_in`, in a thread."""
+    return await asyncio.to_thread(entrypoints_in, tree)
+
+
+async def refused(tree: bytes, wanted: Sequence[Entrypoint]) -> dict[str, str]:
+    """`refused_in`, in a thread."""
+    return await asyncio.to_thread(refused_in, tree, wanted)
+
+
+def entrypoints_in(tree: bytes) -> tuple[Entrypoint, ...]:
+    """Every `rollouts/<name>/main.py` of a snapshot, by name. Raises Refused when they are many."""
+    with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
+        paths = [member.name.split("/") for member in tar if member.isfile()]
+    names = sorted(p[1] for p in paths if len(p) == 3 and p[0] == "rollouts" and p[2] == "main.py")
+    if len(names) > MAX_ENTRYPOINTS:
+        raise Refused(
+            f"the commit has {len(names)} rollouts, more than {MAX_ENTRYPOINTS}; name the entry "
+            "point in the run's TOML, or split the workspace"
+        )
+    return tuple(Entrypoint(rollout=name) for name in names)
+
+
+def refused_in(tree: bytes, entrypoints: Sequence[Entrypoint]) -> dict[str, str]:
+    """Rollout -> why its dependencies cannot be met."""
+    with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
+        reasons = {entry.rollout: unmet(tar, entry.rollout) for entry in entrypoints}
+    return {rollout: reason for rollout, reason in reasons.items() if reason is not None}
