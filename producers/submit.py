@@ -21,6 +21,7 @@ from infra.ports import EventLog, Recorded
 from producers.admission import evaluation_issues, training_issues
 from producers.datasets import find as find_dataset
 from producers.lookup import Lookup
+from producers.model_facts import ModelFacts, length_issues, model_facts
 from producers.models import resolve_model
 from producers.run_names import invented_name
 from producers.workspaces import Workspace, Workspaces
@@ -87,6 +88,7 @@ class Resolved:
 
     config: RunConfig
     model: ModelRef
+    facts: ModelFacts
     dataset: DatasetRef
     validation: DatasetRef | None
     workspace: Workspace | None
@@ -123,12 +125,16 @@ class Submitter:
             config.experiment.model_path, seed=config.advanced.seed, lookup=self._lookup
         )
         model = model.model_copy(update={"dtype": config.advanced.precision})
+        facts = await model_facts(model, self._lookup)
+        if too_long := length_issues(config, facts.context):
+            raise refuse("training", too_long)
         workspace = None
         if config.experiment.rollout is not None:
             workspace = await self._workspaces.choose(asked.workspace)
         return Resolved(
             config=config,
             model=model,
+            facts=facts,
             dataset=dataset.dataset,
             validation=validation.dataset if validation else None,
             workspace=workspace,
@@ -176,6 +182,9 @@ class Submitter:
         model = await resolve_model(
             config.experiment.model_path, seed=config.advanced.seed, lookup=self._lookup
         )
+        facts = await model_facts(model, self._lookup)
+        if too_long := length_issues(config, facts.context):
+            raise refuse("evaluation", too_long)
         workspace = await self._workspaces.choose(asked.workspace)
         requested = EvaluationRequested(
             evaluation=evaluation,

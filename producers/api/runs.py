@@ -59,8 +59,11 @@ async def submit(request: Request) -> Response:
 async def _dry_run(request: Request, wanted: Asked) -> Mapping[str, object]:
     resolved = await services(request).submitter.resolve_run(wanted)
     steps = total_steps(resolved.config, resolved.dataset.num_rows)
-    figures = await asyncio.to_thread(
-        estimate, resolved.config, resolved.model, steps=steps, gpu=has_gpu()
+    figures = estimate(
+        resolved.config,
+        resolved.facts.parameters,
+        steps=steps,
+        gpu=await asyncio.to_thread(has_gpu),
     )
     return {
         "config": resolved.config.model_dump(mode="json"),

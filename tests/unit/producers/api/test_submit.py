@@ -10,6 +10,7 @@ from producers.api import runs
 from schemas.events import RepositoryPushed, RunRequested
 from schemas.ids import run_stream, workspace_stream
 from tests.kit.application import Application, rows
+from tests.kit.hub import QWEN3_06B, hub
 from tests.kit.specs import ref
 from tests.kit.story import checkpoint
 
@@ -209,6 +210,12 @@ async def test_names_are_invented_kept_and_refused_when_taken(ready: Application
             None,
         ),
         ({"secrets": {"required": ["KEY"]}}, "secrets.required", "not built", None),
+        (
+            {"training": {"max_response_length": 2000}},
+            "training.max_response_length",
+            "must be at most 1023, got 2000: the model has 1024 positions",
+            None,
+        ),
     ],
 )
 async def test_what_cannot_be_run_is_refused_with_its_key(
@@ -269,6 +276,36 @@ async def test_a_dry_run_shows_and_appends_nothing(ready: Application) -> None:
     assert said["estimates"]["memory_bytes"] > 0
     assert said["issues"] == []
     assert (await ready.get("/runs"))["total_count"] == 0
+
+
+async def test_a_dry_run_estimates_a_model_of_the_hub_and_a_misspelt_one_is_refused(
+    ready: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    with hub(Qwen__Qwen3=QWEN3_06B) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        known = config(experiment={"model_path": "Qwen/Qwen3"})
+        shown = await ready.post("/runs", {"config": known, "dry_run": True})
+        assert shown.status_code == 200, shown.text
+        assert shown.json()["estimates"]["parameters"] > 590_000_000
+        gone = config(experiment={"model_path": "Qwen/Qwne3"})
+        for path in ("/runs", "/evals"):
+            body = {"config": gone if path == "/runs" else {"experiment": gone["experiment"]}}
+            refused = await ready.post(path, body)
+            assert refused.status_code == 400
+            (issue,) = refused.json()["issues"]
+            assert issue["key"] == "experiment.model_path"
+            assert "has no model Qwen/Qwne3" in issue["message"]
+
+
+async def test_a_checkpoint_has_the_context_of_the_model_its_run_began_with(
+    ready: Application,
+) -> None:
+    made = (await ready.post("/runs", {"config": config()})).json()["run"]
+    await ready.append([checkpoint(made["id"], 4, ref("manifest"))])
+    long = config(training={"max_prompt_length": 4096})
+    refused = await ready.post("/runs", {"config": long, "from": f"{made['name']}@4"})
+    assert refused.json()["issues"][0]["key"] == "training.max_prompt_length"
 
 
 async def test_an_evaluation_draws_its_rows_from_the_seed(ready: Application) -> None:

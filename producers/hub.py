@@ -1,0 +1,134 @@
+"""A model's config.json on the Hugging Face hub: from this machine's cache, else from the hub itself.
+
+Asked when a run is submitted, so that a name which the hub does not know, or a hub that is away, is told
+within seconds and not by a worker's retries. The variables are those of huggingface_hub: HF_ENDPOINT,
+HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from schemas.errors import InvalidConfig, Issue
+
+KEY = "experiment.model_path"
+ENDPOINT = "https://huggingface.co"
+ANSWER_S = 4.0
+"""How long the hub has to answer, redirects and all."""
+MAX_CONFIG_BYTES = 4 << 20
+TRUE = ("1", "ON", "YES", "TRUE")
+INSTEAD = "or give the absolute path of a directory that holds the model"
+
+Config = Mapping[str, Any]
+
+
+async def hub_config(name: str) -> Config:
+    """The content of `name`'s config.json. Raises InvalidConfig with an issue for
+    `experiment.model_path`: no such model, not allowed, offline, or no answer."""
+    if (cached := await asyncio.to_thread(_cached, name)) is not None:
+        return cached
+    endpoint = (os.environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
+    offline = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    for variable in (v for v in offline if os.environ.get(v, "").upper() in TRUE):
+        raise _wrong(
+            f"the model {name} is not in this machine's cache ({_cache()}), and {variable} forbids to "
+            f"ask {endpoint}; download it first, {INSTEAD}"
+        )
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await _asked(endpoint, name)
+    except (TimeoutError, httpx.HTTPError, OSError) as error:
+        raise _wrong(
+            f"the model {name} is not in this machine's cache ({_cache()}), and {endpoint} "
+            f"{_why(error)}; check the connection, set HF_ENDPOINT, {INSTEAD}"
+        ) from error
+
+
+async def _asked(endpoint: str, name: str) -> Config:
+    """Raises InvalidConfig for what the hub refuses, httpx's errors when it cannot be asked."""
+    token = os.environ.get("HF_TOKEN") or await asyncio.to_thread(_token)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    url = f"{endpoint}/{name}/resolve/main/config.json"
+    async with (
+        httpx.AsyncClient(follow_redirects=True, timeout=ANSWER_S) as client,
+        client.stream("GET", url, headers=headers) as answer,
+    ):
+        if answer.status_code in (401, 403, 404):
+            raise _wrong(_refusal(endpoint, name, answer, with_token=bool(token)))
+        answer.raise_for_status()
+        data = bytearray()
+        async for chunk in answer.aiter_bytes():
+            data += chunk
+            if len(data) > MAX_CONFIG_BYTES:
+                raise _wrong(f"the config.json of {name} has more than {MAX_CONFIG_BYTES} bytes")
+    config = parsed(bytes(data))
+    if config is None:
+        raise _wrong(f"{url} is not a JSON object; check HF_ENDPOINT")
+    return config
+
+
+def _refusal(endpoint: str, name: str, answer: httpx.Response, *, with_token: bool) -> str:
+    """Why the hub gives no config.json. It answers 401 also for a model that does not exist."""
+    code = answer.headers.get("x-error-code", "")
+    if code == "GatedRepo":
+        return (
+            f"the model {name} is gated: accept its terms at {endpoint}/{name}, then set HF_TOKEN for "
+            "server and workers"
+        )
+    if code == "EntryNotFound":
+        return f"{endpoint}/{name} has no config.json, so Transformers cannot load it"
+    token = "this HF_TOKEN may not read it" if with_token else "it is private (set HF_TOKEN)"
+    return f"{endpoint} has no model {name}, or {token}; check the spelling, {INSTEAD}"
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"answered {error.response.status_code}"
+    if isinstance(error, TimeoutError | httpx.TimeoutException):
+        return f"did not answer within {ANSWER_S:g} s"
+    return f"cannot be reached ({error})"
+
+
+def _home() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("HF_HOME") or f"{cache}/huggingface").expanduser()
+
+
+def _cache() -> Path:
+    named = os.environ.get("HF_HUB_CACHE")
+    return Path(named).expanduser() if named else _home() / "hub"
+
+
+def _token() -> str | None:
+    try:
+        return (_home() / "token").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _cached(name: str) -> Config | None:
+    """The config.json of the revision that was downloaded last, if one was."""
+    place = _cache() / f"models--{name.replace('/', '--')}"
+    try:
+        revision = (place / "refs" / "main").read_text().strip()
+        return parsed((place / "snapshots" / revision / "config.json").read_bytes())
+    except OSError:
+        return None
+
+
+def parsed(data: bytes) -> Config | None:
+    """JSON text as an object, or None when it is not one."""
+    try:
+        config = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def _wrong(message: str) -> InvalidConfig:
+    return InvalidConfig(message, issues=(Issue(KEY, message),))
