@@ -117,6 +117,7 @@ class Draft:
             events=tuple(self.events),
             effects=tuple(self.effects),
             artifacts=tuple(artifact for work in self.works for artifact in work.artifacts),
+            cursors={w.delivery: w.delivered.cursor for w in self.works if w.delivered},
         )
 
 

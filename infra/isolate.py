@@ -46,7 +46,7 @@ class Isolation:
                 consumer.name,
                 message or recorded,
                 error,
-                delivery=recorded.id,
+                delivered=recorded,
                 pauses=not isinstance(error, BadEvent),
             )
             return None
@@ -107,7 +107,7 @@ class Isolation:
                 work.consumer.name,
                 work.recorded,
                 error,
-                delivery=work.delivery,
+                delivered=work.delivered,
                 pauses=True,
                 read=error.read,
             )

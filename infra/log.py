@@ -34,7 +34,7 @@ UNCONSUMED = (
 """Whether a consumer has not consumed an event. One statement, so one snapshot: who no longer sees a
 purged inbox row sees the watermark."""
 
-COMMIT = f"select * from commit_decision({', '.join(f'${n}' for n in range(1, 33))})"  # noqa: S608 - constants
+COMMIT = f"select * from commit_decision({', '.join(f'${n}' for n in range(1, 35))})"  # noqa: S608 - constants
 
 
 class PostgresLog:
@@ -76,6 +76,8 @@ class PostgresLog:
         except asyncpg.PostgresError as error:
             if error.sqlstate == "HR001":
                 raise CommitMiss("stale", str(error.args[0])) from error
+            if error.sqlstate == "HR004":
+                raise CommitMiss("duplicate", str(error.args[0])) from error
             if error.sqlstate == "HR002":
                 raise CommitMiss("fenced", str(error.args[0])) from error
             if error.sqlstate in ("40P01", "40001"):

@@ -115,6 +115,10 @@ class MemoryLog:
         for key in commit.consumed:
             if key in world.inbox:
                 raise CommitMiss("duplicate", str(key))
+            consumer, event_id = key
+            cursor = commit.cursors.get(event_id)
+            if cursor is not None and cursor <= world.marks.get(consumer, Cursor()):
+                raise CommitMiss("duplicate", str(key))
         for effect_id, epoch in commit.finished:
             held = world.effects.get(effect_id)
             if held is None or (held.worker, held.epoch) != (commit.worker, epoch):

@@ -23,6 +23,7 @@ from infra.ports import (
     Claimed,
     Commit,
     CommitMiss,
+    Cursor,
     Encoded,
     EventLog,
     NewEvent,
@@ -47,11 +48,11 @@ async def dead_letter(
     message: Recorded,
     error: Exception,
     *,
-    delivery: EventId | None = None,
+    delivered: Recorded | None = None,
     pauses: bool = False,
     read: Mapping[StreamName, int] | None = None,
 ) -> None:
-    """Put `message` aside for `consumer`; `delivery` is what brought it, when that was not itself.
+    """Put `message` aside for `consumer`; `delivered` is what brought it, when that was not itself.
     `read`: the versions of the streams on which it could not be decided. Doing it again changes nothing.
     Raises CommitMiss (stale) when one of those has moved: then it may be decided on."""
     data = _bytes(message)
@@ -67,8 +68,10 @@ async def dead_letter(
             "pauses": pauses,
         }
     )
-    consumed = (consumer, delivery or message.id)
-    await put_aside(log, letter, content, consumed, message.correlation, read=read)
+    delivered = delivered or message
+    consumed = (consumer, delivered.id)
+    cursors = {delivered.id: delivered.cursor}
+    await put_aside(log, letter, content, consumed, message.correlation, read=read, cursors=cursors)
 
 
 async def dead_outcome(
@@ -152,6 +155,7 @@ async def put_aside(
     correlation: UUID,
     *,
     read: Mapping[StreamName, int] | None = None,
+    cursors: Mapping[EventId, Cursor] | None = None,
 ) -> None:
     """Write a dead letter and that `consumed` is settled by it; doing it again changes nothing. Raises
     CommitMiss (stale) when a stream in `read` does not have its version any more."""
@@ -173,6 +177,7 @@ async def put_aside(
             expected={**(read or {}), letter.stream: version},
             events=(new,),
             artifacts=content,
+            cursors=cursors or {},
         )
         try:
             await log.commit(commit)

@@ -151,6 +151,8 @@ class Commit:
 
     `expected` are the versions of every stream that the decision was made on, be it that it gets no
     event: all must still have them. A stream that does not exist has version 0.
+    `cursors` are where the consumed events lie, for those that are in the log already: they must lie
+    above the watermarks of their consumers.
     `finished` are the effects whose outcomes are decided here, with the claim epochs that fence them.
     """
 
@@ -161,6 +163,7 @@ class Commit:
     events: tuple[NewEvent, ...] = ()
     effects: tuple[NewEffect, ...] = ()
     artifacts: tuple["SmallArtifact", ...] = ()
+    cursors: Mapping[EventId, Cursor] = field(default_factory=dict)
 
     @property
     def gates(self) -> Sequence[tuple[str, str]]:
@@ -187,8 +190,9 @@ class SmallArtifact:
 class CommitMiss(Exception):
     """Nothing was written: what was read is no longer so. Read again and decide again.
 
-    kind `stale`: a stream moved; `duplicate`: an inbox row exists; `fenced`: a claim was lost (its
-    effect is finished, or another worker holds it). `what` names the stream, event or effect.
+    kind `stale`: a stream moved; `duplicate`: an event was consumed (its inbox row exists, or it lies
+    below its consumer's watermark); `fenced`: a claim was lost (its effect is finished, or another
+    worker holds it). `what` names the stream, event or effect.
     """
 
     def __init__(self, kind: str, what: str) -> None:

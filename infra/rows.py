@@ -35,6 +35,7 @@ def arguments_of(commit: Commit) -> tuple[Any, ...]:
     """What `commit_decision` is called with, in its order. Raises Unwritable."""
     events, effects = commit.events, commit.effects
     consumed = sorted(commit.consumed)  # who waits for another waits in the order of both
+    places = [commit.cursors.get(event_id) for _, event_id in consumed]
     heads = sorted((commit.expected or {}).items())
     written = {new.stream: new.version for new in events}
     gates = commit.gates
@@ -42,6 +43,8 @@ def arguments_of(commit: Commit) -> tuple[Any, ...]:
         commit.worker,
         [name for name, _ in consumed],
         [event_id for _, event_id in consumed],
+        [cursor and cursor.xid for cursor in places],
+        [cursor and cursor.position for cursor in places],
         [effect_id for effect_id, _ in commit.finished],
         [epoch for _, epoch in commit.finished],
         [stream for stream, _ in heads],

@@ -172,6 +172,38 @@ class EventLogSuite:
         other = (CONSUMER, EventId(uuid4()))
         assert await log.consumed([key, other]) == frozenset({key})
 
+    async def test_what_lies_below_the_watermark_is_not_consumed_again(self, log: EventLog) -> None:
+        name, other = ConsumerName(uuid4().hex), ConsumerName(uuid4().hex)
+        written = [(await log.commit(one(warned(uuid4().hex, n), 1)))[0] for n in (1, 2, 3)]
+        ids = [EventId(r.id) for r in written]
+        cursors = {EventId(r.id): r.cursor for r in written}
+        await log.commit(Commit(consumed=((name, ids[0]),), cursors=cursors))
+        await log.advance([name], written[1].cursor)
+        stream = await grown(log, 1)
+        for event_id in ids[:2]:
+            again = Commit(
+                consumed=((name, event_id), (name, ids[2])),
+                cursors=cursors,
+                expected={stream: 1},
+                events=(new(warned(stream[4:], 2), 2),),
+            )
+            with pytest.raises(CommitMiss) as miss:
+                await log.commit(again)
+            assert miss.value.kind == "duplicate"
+        assert await log.consumed([(name, ids[2])]) == frozenset()
+        assert (await log.versions([stream]))[stream] == 1
+        await log.commit(Commit(consumed=((name, ids[2]), (other, ids[0])), cursors=cursors))
+
+    async def test_what_the_same_decision_appends_lies_above_every_watermark(
+        self, log: EventLog
+    ) -> None:
+        name, appended = ConsumerName(uuid4().hex), new(warned(uuid4().hex, 1), 1)
+        (last,) = await log.commit(one(warned(uuid4().hex, 1), 1))
+        await log.advance([name], last.cursor)
+        key = (name, appended.id)
+        await log.commit(Commit(consumed=(key,), expected={appended.stream: 0}, events=(appended,)))
+        assert await log.consumed([key]) == frozenset({key})
+
     async def test_an_unknown_effect_is_fenced(self, log: EventLog) -> None:
         effect = uuid4()
         commit = one(warned(uuid4().hex, 1), 1, finished=((effect, 1),))

@@ -2,7 +2,9 @@
 
 So nothing but the inbox keeps it from counting a message twice, and nothing but the claim's epoch from
 taking an outcome twice: the deciders of Headrace would hide a hole here by knowing what they did.
-Started as `python -m tests.crash.naive URL HOME GO`; an effect is done once the file GO exists.
+Started as `python -m tests.crash.naive URL HOME GO`; an effect is done once the file GO exists. With
+NAIVE_SHY=1 it appends nothing, so that no stream's version says what was decided: it asks for effects,
+and each leaves a line in HOME/performed.
 """
 
 import asyncio
@@ -13,7 +15,7 @@ from pathlib import Path
 from uuid import UUID
 
 from infra import failpoints
-from infra.consumer import Consumer, Decision, Meta
+from infra.consumer import NOTHING, Consumer, Decision, Meta
 from infra.database import connect
 from infra.hosting import Hosting
 from infra.lease import LeaseKeeper
@@ -27,6 +29,7 @@ from schemas.specs import CommitSpec
 from tests.kit.runtimes import runtime_on
 
 PUSH = UUID(int=7)
+SHY = os.environ.get("NAIVE_SHY") == "1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ def evolve(state: Nothing, event: Event) -> Nothing:
 
 def handle(state: Nothing, message: RunWarned | Done, meta: Meta) -> Decision:
     if isinstance(message, Done):
+        if SHY:
+            return NOTHING
         run = message.effect.run_id
         return Decision(events=(CheckpointFailed(run=run, step=2, message="an outcome"),))
     counted = CheckpointFailed(run=message.run, step=1, message="a message")
@@ -55,7 +60,7 @@ def handle(state: Nothing, message: RunWarned | Done, meta: Meta) -> Decision:
         entrypoints=(),
         requester=f"run-{message.run}",
     )
-    return Decision(events=(counted,), effects=(asked,))
+    return Decision(events=() if SHY else (counted,), effects=(asked,))
 
 
 def routes(message: RunWarned) -> tuple[StreamName, ...]:
@@ -66,6 +71,9 @@ async def perform(effect: FetchCommit, ports: Ports) -> Done:
     go = Path(sys.argv[3])
     while not await asyncio.to_thread(go.exists):
         await asyncio.sleep(0.02)
+    if SHY:
+        with (Path(sys.argv[2]) / "performed").open("a") as lines:
+            lines.write(f"{effect.run_id}\n")
     return Done(effect)
 
 

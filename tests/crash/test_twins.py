@@ -24,7 +24,8 @@ from infra.database import connect
 from infra.log import PostgresLog
 from infra.notify import Notifier
 from infra.ports import Cursor
-from schemas.events import RunWarned
+from schemas.events import CheckpointFailed, RunWarned
+from schemas.ids import ConsumerName
 from schemas.messages import SaveCheckpoint
 from tests.kit.fakes import bench
 from tests.kit.platform import ROOT
@@ -33,6 +34,7 @@ from tests.kit.specs import checkpoint_spec, version
 pytestmark = [pytest.mark.processes, pytest.mark.postgres]
 
 INBOX = "insert into inbox (consumer, event_id) select * from unnest(p_consumers, p_consumed);"
+PASSED = "raise exception '%', lost using errcode = 'HR004';"
 FENCE = "raise exception '%', lost using errcode = 'HR002';"
 
 
@@ -41,6 +43,7 @@ async def switched_off(url: str, protection: str) -> None:
     connection = await asyncpg.connect(url)
     source = await connection.fetchval(
         "select pg_get_functiondef(oid) from pg_proc where proname = 'commit_decision'"
+        " order by pronargs desc limit 1"
     )
     assert source.count(protection) == 1, "the statement is not where it was"
     await connection.execute(source.replace(protection, "null;"))
@@ -70,11 +73,14 @@ async def reached(what: Callable[[], Awaitable[bool]], *, within_s: float = 90.0
         await asyncio.sleep(0.05)
 
 
-def started(url: str, home: Path, go: Path, failpoint: str = "") -> "subprocess.Popen[bytes]":
+def started(
+    url: str, home: Path, go: Path, failpoint: str = "", *, shy: bool = False
+) -> "subprocess.Popen[bytes]":
+    settings = {"HEADRACE_FAILPOINT": failpoint, "NAIVE_SHY": str(int(shy))}
     return subprocess.Popen(
         [sys.executable, "-m", "tests.crash.naive", url, str(home), str(go)],
         cwd=ROOT,
-        env={**os.environ, "HEADRACE_FAILPOINT": failpoint, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, **settings, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.DEVNULL,
     )
 
@@ -173,6 +179,69 @@ async def test_twin_without_the_claim_epoch_it_is_taken_twice(
 ) -> None:
     await switched_off(database_url, FENCE)
     assert await stopped_for_longer_than_its_lease(database_url, tmp_path, settle_s=60) == 2
+
+
+async def performed_after_the_watermark_passed(url: str, tmp_path: Path) -> int:
+    """A worker stops between reading a message and committing what it decides; an heir decides on it and
+    performs what follows; the watermark passes and the inbox is cleared; the worker goes on. How often
+    was the effect performed? No stream moves in all this."""
+    run, go = uuid4().hex, tmp_path / "go"
+    go.touch()
+    await warn(url, run)
+    zombie = started(url, tmp_path, go, "naive.intake.tx_before_commit:1:stop", shy=True)
+    heir = None
+    try:
+        await reached(lambda: _stopped(zombie), why="the first worker is stopped")
+        heir = started(url, tmp_path, go, shy=True)
+        await reached(lambda: _performed(tmp_path, run), why="the heir performed the effect")
+        await warn(url, later := uuid4().hex)
+        await reached(lambda: _performed(tmp_path, later), why="the heir went on")
+        heir.kill()
+        heir.wait(60)
+        await _watermark_passes(url)
+        zombie.send_signal(signal.SIGCONT)
+        await warn(url, last := uuid4().hex)
+        await reached(lambda: _performed(tmp_path, last), why="the first worker went on")
+    finally:
+        for process in (zombie, heir):
+            if process is not None:
+                process.kill()
+                process.wait(60)
+    return (tmp_path / "performed").read_text().split().count(run)
+
+
+async def _stopped(process: "subprocess.Popen[bytes]") -> bool:
+    return not await _woken(process)
+
+
+async def _performed(home: Path, run: str) -> bool:
+    lines = home / "performed"
+    return lines.exists() and run in lines.read_text().split()
+
+
+async def _watermark_passes(url: str) -> None:
+    """As the reconciler moves it, once the heir's inbox rows lie below it; and leases last."""
+    async with connect(url, size=1) as database, Notifier(database) as notifier:
+        log = PostgresLog(database, notifier)
+        await log.append([CheckpointFailed(run="else", step=1, message="x")], cause=uuid4())
+        await log.advance([ConsumerName("naive")], await log.head())
+        assert await database.durable.fetchval("select count(*) from inbox") == 0
+        await database.durable.execute(
+            "update workers set expires_at = clock_timestamp() + interval '1 hour'"
+        )
+
+
+async def test_what_the_watermark_passed_is_not_decided_on_again(
+    database_url: str, tmp_path: Path
+) -> None:
+    assert await performed_after_the_watermark_passed(database_url, tmp_path) == 1
+
+
+async def test_twin_without_the_watermark_in_the_commit_an_effect_comes_back(
+    database_url: str, tmp_path: Path
+) -> None:
+    await switched_off(database_url, PASSED)
+    assert await performed_after_the_watermark_passed(database_url, tmp_path) == 2
 
 
 class Overwriting(LocalBlobs):
