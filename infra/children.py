@@ -5,13 +5,16 @@ is dead. A child is in a session of its own (a terminal's Ctrl-C reaches the sup
 then stops things in order) and is killed by the kernel when the supervisor dies.
 """
 
+import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 from infra.forkserver import ForkServer, Process
@@ -76,7 +79,7 @@ class Child:
         self.starts += 1
         self.worker = f"{socket.gethostname()}-{self.starts}-{uuid4().hex[:12]}"
         self._started_at = self._clock()
-        _make_room(self.log)
+        make_room(self.log)
         environment = {**self.spec.environment, "HEADRACE_WORKER_ID": self.worker}
         self._process = self._fork(environment) or self._started(environment)
 
@@ -127,6 +130,27 @@ def pause_s(deaths: int) -> float:
     return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(deaths - 2, 16)))
 
 
-def _make_room(log: Path) -> None:
-    if log.exists() and log.stat().st_size > LARGEST_LOG_BYTES:
-        log.rename(log.with_suffix(".log.1"))
+def make_room(log: Path) -> None:
+    """Once a log is large, keep what it holds beside it and empty it, while others go on writing: they
+    append, so their next line is the first of the empty file. Lines that are written in between are
+    lost. Raises nothing: a log that cannot be copied is only emptied. Follows no links, because a
+    directory of logs may belong to another user."""
+    with contextlib.suppress(OSError), _opened(log, os.O_RDWR) as file:
+        if os.fstat(file.fileno()).st_size <= LARGEST_LOG_BYTES:
+            return
+        try:
+            with _opened(former_log(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as kept:
+                shutil.copyfileobj(file, kept, 1 << 20)
+        except OSError:
+            former_log(log).unlink(missing_ok=True)
+        os.ftruncate(file.fileno(), 0)
+
+
+def _opened(path: Path, flags: int) -> BinaryIO:
+    descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    return os.fdopen(descriptor, "rb" if flags == os.O_RDWR else "wb")
+
+
+def former_log(log: Path) -> Path:
+    """Where the lines are that were written before the newest ones."""
+    return log.with_suffix(".log.1")

@@ -53,6 +53,10 @@ class Place:
     user: str | None
 
     @property
+    def log(self) -> Path:
+        return self.data.parent / "postgres.log"
+
+    @property
     def url(self) -> str:
         return f"postgresql:///postgres?host={self.socket}&user=postgres"
 
@@ -65,6 +69,7 @@ class EmbeddedPostgres:
         self._binaries = binaries
         self.process = _spawn(place, binaries)
         self.url = place.url
+        self.log = place.log
 
     def revive(self) -> None:
         """Start it again after it died (its disk was full, somebody killed it); whoever needs it waits
@@ -144,7 +149,7 @@ def start(home: Path) -> EmbeddedPostgres:
 
 def _spawn(place: Place, binaries: Path) -> subprocess.Popen[bytes]:
     options = [f"-c{key}={value}" for key, value in SETTINGS.items()]
-    with _appended(place.data.parent / "postgres.log") as log:
+    with _appended(place.log) as log:
         return subprocess.Popen(
             [str(binaries / "postgres"), "-D", str(place.data), "-k", str(place.socket), *options],
             stdin=subprocess.DEVNULL,
@@ -273,7 +278,7 @@ def _wait_until_ready(server: EmbeddedPostgres, place: Place) -> None:
     while not asyncio.run(_answers(server.url)):
         if server.process.poll() is not None or time.monotonic() > deadline:
             server.stop()
-            tail = (place.data.parent / "postgres.log").read_text()[-500:]
+            tail = place.log.read_text()[-500:]
             raise TransientError(f"the embedded Postgres did not come up: {tail}")
         time.sleep(0.05)
 

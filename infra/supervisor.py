@@ -2,9 +2,10 @@
 
 Starts Postgres (unless HEADRACE_DATABASE_URL names one), brings its schema up to date, starts the
 control process and the device worker, restarts what dies, and on SIGTERM or SIGINT stops it all in
-order: workers, control, Postgres. It has one thread and waits for signals, so it costs nothing while
-nothing happens; a dead child is a signal too, and its lease is ended at once, so that the work it
-held is taken up without waiting for the lease to run out.
+order: workers, control, Postgres. It has one thread and waits for signals, and looks at the size of the
+logs now and then, so it costs next to nothing while nothing happens; a dead child is a signal too, and
+its lease is ended at once, so that the work it held is taken up without waiting for the lease to run
+out.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from infra import embedded, home
 from infra.backend import check_blobs
-from infra.children import Child, ChildSpec
+from infra.children import Child, ChildSpec, make_room
 from infra.database import connect
 from infra.effects import PostgresEffects
 from infra.embedded import EmbeddedPostgres
@@ -56,6 +57,8 @@ READY_POLL_S = 0.05
 READY_S = 120.0
 REVIVE_S = 3.0
 """The embedded server is started again at most this often."""
+LOGS_S = 10.0
+"""How often it looks whether a log has grown too large."""
 EARLY_DEATHS = 3
 """So many deaths of the control process before it ever answered mean that it never will."""
 
@@ -187,6 +190,7 @@ class Supervisor:
         try:
             while not self._told_to_stop():
                 self._restart()
+                self._shorten_logs()
                 if not self._ready and self._answers():
                     self._ready = True
                     self._record()
@@ -198,9 +202,16 @@ class Supervisor:
                 self._forks.stop()
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
+    def _shorten_logs(self) -> None:
+        """Whatever is written while this goes on, each log and its former half stay bounded."""
+        logs = [*(self._settings.home / "logs").glob("*.log")]
+        for log in (*logs, self._server.log) if self._server else logs:
+            make_room(log)
+
     def _told_to_stop(self) -> bool:
         """Wait for a signal, or until something is due. True when the signal means: stop."""
-        due = [
+        due = [LOGS_S]
+        due += [
             READY_POLL_S if child.waits() else s
             for child in self._children
             if (s := child.due_in_s()) is not None
@@ -211,7 +222,7 @@ class Supervisor:
             due.append(max(0.0, self._revived_at + REVIVE_S - time.monotonic()))
         if not self._ready:
             due.append(READY_POLL_S)
-        came = signal.sigtimedwait(WATCHED, min(due)) if due else signal.sigwaitinfo(WATCHED)
+        came = signal.sigtimedwait(WATCHED, min(due))
         return came is not None and came.si_signo in STOP
 
     def _revive(self) -> bool:

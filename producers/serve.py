@@ -5,13 +5,11 @@ This is a composition root: the one place under producers/ that may import consu
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import sys
 
-import uvicorn
 from starlette.applications import Starlette
 
 from consumers.__main__ import REGISTRY, lanes_of, load
@@ -21,6 +19,8 @@ from infra import failpoints, telemetry
 from infra.backend import open_backend
 from infra.git import GitRepositories
 from infra.hosting import Hosting
+from infra.http_limits import Limits
+from infra.http_server import HttpServer
 from infra.orphans import collecting
 from infra.readmodel import ReadModel
 from infra.settings import BadSetting, Settings
@@ -29,6 +29,9 @@ from producers.api.services import Services
 from schemas.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)
+
+LIMITS = Limits(head_s=10, body_s=60, body_rate=16 << 10)
+"""Of the API. Bodies may be large files over slow lines."""
 
 
 async def serve(settings: Settings) -> int:
@@ -51,9 +54,10 @@ async def serve(settings: Settings) -> int:
             )
         )
         server = _server(app, settings)
+        await server.listen()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
+            loop.add_signal_handler(number, server.stop)
         async with leased(hosting, backend, runtime):
             jobs = [server.serve(), projector.run(), runtime.run()]
             jobs.append(collecting(backend.database, backend.blobs, backend.clock))
@@ -61,7 +65,7 @@ async def serve(settings: Settings) -> int:
                 jobs.append(backend.relay(settings.kafka, tuple(REGISTRY)).run())
             tasks = [asyncio.ensure_future(job) for job in jobs]
             done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            server.should_exit = True
+            server.stop()
             runtime.stop()
             for task in rest:
                 task.cancel()
@@ -71,20 +75,8 @@ async def serve(settings: Settings) -> int:
     return 0
 
 
-def _server(app: Starlette, settings: Settings) -> uvicorn.Server:
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=3,
-    )
-    server = uvicorn.Server(config)
-    # Our own handlers stop all jobs of this process; uvicorn's would stop only its own.
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]  # has its shape
-    return server
+def _server(app: Starlette, settings: Settings) -> HttpServer:
+    return HttpServer(app, host=settings.host, port=settings.port, limits=LIMITS)
 
 
 def main() -> int:

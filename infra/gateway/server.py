@@ -5,26 +5,27 @@ POST /internal/sample                          the API's checkpoint chat, with t
 """
 
 import asyncio
-import contextlib
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 
-import uvicorn
 from pydantic import ValidationError
 
+from infra.gateway.bodies import Bodies, Body, Receive, Scope
 from infra.gateway.openai import answer, chunks, failure, parse
 from infra.gateway.sessions import GatewayError, GatewaySession, new_key
+from infra.http_limits import Limits
+from infra.http_server import HttpServer
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
 from schemas.sampling import Sampler, SampleRequest
 from schemas.specs import GroupSpec
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+T = TypeVar("T")
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-LONGEST_BODY = 8 << 20
+LIMITS = Limits(head_s=10, body_s=30, body_rate=1 << 20)
+KEEP_ALIVE_S = 120.0
 
 KEPT_SESSIONS = 4096
 """Beyond this many, closed sessions are forgotten: late callers then get 404, not 408."""
@@ -40,10 +41,12 @@ STATUS = {
 class HttpGateway:
     """`infra.externals.Gateway` on 127.0.0.1, on a port of its own."""
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: Sampler, *, limits: Limits = LIMITS) -> None:
         self._sampler = sampler
+        self._limits = limits
+        self._bodies = Bodies()
         self._sessions: dict[str, GatewaySession] = {}
-        self._server: uvicorn.Server | None = None
+        self._server: HttpServer | None = None
         self._task: asyncio.Task[None] | None = None
         self._url = ""
         self.internal_key = new_key()
@@ -67,63 +70,50 @@ class HttpGateway:
         return session
 
     async def start(self) -> None:
-        """Listen; returns once requests are taken."""
-        config = uvicorn.Config(
+        """Listen; returns once requests are taken. Raises InvalidConfig when it cannot."""
+        self._server = HttpServer(
             self._app,
             host="127.0.0.1",
             port=0,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            interface="asgi3",
-            proxy_headers=False,
-            backlog=4096,
-            timeout_keep_alive=120,
-            timeout_graceful_shutdown=1,
+            limits=self._limits,
+            keep_alive_s=KEEP_ALIVE_S,
+            graceful_s=1,
         )
-        self._server = server = uvicorn.Server(config)
-        # The worker has its own signal handlers; uvicorn's would take them over.
-        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]  # has its shape
-        self._task = asyncio.ensure_future(server.serve())
-        while not server.started:
-            if self._task.done():
-                self._task.result()
-                raise TransientError("the gateway could not listen on 127.0.0.1")
-            await asyncio.sleep(0.005)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        self._url = f"http://127.0.0.1:{port}"
+        await self._server.listen()
+        self._url = f"http://127.0.0.1:{self._server.port}"
+        self._task = asyncio.ensure_future(self._server.serve())
 
     async def aclose(self) -> None:
         if self._server is not None and self._task is not None:
-            self._server.should_exit = True
+            self._server.stop()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        body = Body(scope, receive, self._bodies)
         try:
-            body = await _body(receive)
             if scope["path"] == "/internal/sample":
                 await _reply(send, 200, await self._internal(scope, body))
-                return
-            await self._complete(scope, body, send)
+            else:
+                await self._complete(scope, body, send)
         except GatewayError as error:
-            await _reply(send, error.status, failure(error))
+            await _refuse(send, body, error)
 
-    async def _complete(self, scope: Scope, body: bytes, send: Send) -> None:
+    async def _complete(self, scope: Scope, body: Body, send: Send) -> None:
         session = self._session(scope)
         session.authorize(_key(scope))
-        request = parse(body)
+        with session.receiving():
+            request = parse(await _in_time(session, body.read(session.api_key)))
+        session.authorize(session.api_key)  # its time may have ended meanwhile
         messages = tuple(message.plain() for message in request.messages)
         noted, wanted = session.ask(messages, max_tokens=request.limit)
         try:
-            async with asyncio.timeout(max(0.0, session.left_s())):
-                turn = await self._sample(wanted)
-        except TimeoutError as error:
-            raise GatewayError(408, "deadline_exceeded", "this sample's time is over") from error
-        except GatewayError as error:
-            # What the platform failed at is no fact about the sample: it will run again.
-            session.interrupted |= error.status >= 500
+            turn = await _in_time(session, self._sample(wanted))
+        except BaseException as error:
+            session.refuse(noted)
+            # What the platform failed at is not a fact about the sample: it will run again.
+            session.interrupted |= isinstance(error, GatewayError) and error.status >= 500
             raise
         session.answer(noted, turn)
         request_id = f"chatcmpl-{len(session.asked)}"
@@ -155,28 +145,38 @@ class HttpGateway:
         except (Refused, CorruptData) as error:
             raise GatewayError(400, "engine_refused", str(error)) from error
 
-    async def _internal(self, scope: Scope, body: bytes) -> bytes:
+    async def _internal(self, scope: Scope, body: Body) -> bytes:
         if not hmac.compare_digest(_key(scope).encode(), self.internal_key.encode()):
             raise GatewayError(401, "invalid_api_key", "this key is not this worker's key")
         try:
-            request = SampleRequest.model_validate_json(body)
+            request = SampleRequest.model_validate_json(await body.read(self.internal_key))
         except ValidationError as error:
             raise GatewayError(400, "invalid_request", str(error)) from error
         turn = await self._sample(request)
         return bytes(turn.model_dump_json(), "utf-8")
 
 
-async def _body(receive: Receive) -> bytes:
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise GatewayError(400, "disconnected", "the client went away")
-        body += message.get("body", b"")
-        if len(body) > LONGEST_BODY:
-            raise GatewayError(413, "too_large", f"a request may have {LONGEST_BODY} bytes")
-        if not message.get("more_body"):
-            return bytes(body)
+async def _in_time(session: GatewaySession, work: Awaitable[T]) -> T:
+    """`work`, within what is left of the sample's time. Raises GatewayError (408) beyond it."""
+    try:
+        async with asyncio.timeout(max(0.0, session.left_s())):
+            return await work
+    except TimeoutError as error:
+        raise GatewayError(408, "deadline_exceeded", "this sample's time is over") from error
+
+
+async def _refuse(send: Send, body: Body, error: GatewayError) -> None:
+    """Answer with the error. Where the body was not read, go on reading for a moment and keep nothing: a
+    client that is cut off while it sends may lose the answer."""
+    data = failure(error)
+    if body.complete:
+        await _reply(send, error.status, data)
+        return
+    headers = [*_headers(data), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": data, "more_body": True})
+    await body.discard()
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _key(scope: Scope) -> str:
@@ -192,9 +192,12 @@ async def _start(send: Send, status: int, kind: bytes) -> None:
 
 
 async def _reply(send: Send, status: int, body: bytes) -> None:
-    headers = [
+    await send({"type": "http.response.start", "status": status, "headers": _headers(body)})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _headers(body: bytes) -> list[tuple[bytes, bytes]]:
+    return [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
     ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -3,6 +3,8 @@
 import hmac
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from schemas.sampling import Message, SampleRequest, Turn
@@ -24,10 +26,17 @@ class GatewayError(Exception):
 
 @dataclass(slots=True)
 class Asked:
-    """One request of a sample, in the order they came; `turn` once it is answered."""
+    """One request of a sample, in the order they came; `turn` once it is answered. One that was refused
+    counts, and its messages are let go."""
 
     messages: tuple[Message, ...]
     turn: Turn | None = None
+    refused: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is still open."""
+        return self.turn is None and not self.refused
 
     @property
     def whole(self) -> tuple[Message, ...]:
@@ -49,6 +58,7 @@ class GatewaySession:
     began: float | None = None
     closed: bool = False
     interrupted: bool = False
+    being_received: int = 0
     asked: list[Asked] = field(default_factory=list)
 
     def close(self) -> tuple[tuple[Turn, ...], tuple[Message, ...]]:
@@ -75,6 +85,20 @@ class GatewaySession:
                 400, "budget_exceeded", f"a sample may ask the policy {MOST_TURNS} times"
             )
 
+    @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """While the body of a request is read. Raises GatewayError (429) when this key's requests are
+        too many."""
+        if self.being_received >= MOST_TURNS:
+            raise GatewayError(
+                429, "too_many_requests", f"a sample may send {MOST_TURNS} requests at once"
+            )
+        self.being_received += 1
+        try:
+            yield
+        finally:
+            self.being_received -= 1
+
     def ask(
         self, messages: tuple[Message, ...], *, max_tokens: int | None
     ) -> tuple[Asked, SampleRequest]:
@@ -91,7 +115,7 @@ class GatewaySession:
         )
         others = [one for one in answered if one is not extended]
         history = [*others, extended] if extended is not None else others
-        waiting = sum(one.turn is None and one.messages == messages for one in self.asked)
+        waiting = sum(one.waits and one.messages == messages for one in self.asked)
         request = SampleRequest(
             model=template.model,
             policy=template.policy,
@@ -107,6 +131,10 @@ class GatewaySession:
         noted = Asked(messages)
         self.asked.append(noted)
         return noted, request
+
+    def refuse(self, noted: Asked) -> None:
+        """A request was refused: it was asked, and that is all that is kept of it."""
+        noted.messages, noted.refused = (), True
 
     def answer(self, noted: Asked, turn: Turn) -> None:
         """A turn happened. After `close` it is no longer part of the sample."""

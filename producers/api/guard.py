@@ -40,7 +40,7 @@ class Guard:
                 401,
                 "UNAUTHORIZED",
                 "send `Authorization: Bearer TOKEN`; the token is in $HEADRACE_HOME/token",
-                headers={"WWW-Authenticate": "Bearer"},
+                headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
             )
         elif "\0" in scope["path"] or b"%00" in scope.get("query_string", b""):
             refusal = problem(400, "VALIDATION", "a NUL character is no part of any name here")

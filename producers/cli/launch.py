@@ -28,7 +28,8 @@ def launch(home: Path, environ: Mapping[str, str], *, tied: bool) -> subprocess.
     happens; otherwise it goes on. Raises Failure with what it said when it does not start."""
     prepare(home)
     log = home / "logs" / "supervisor.log"
-    with log.open("wb") as output:
+    log.write_bytes(b"")  # its former words; what follows is appended, so that it can be shortened
+    with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "producers.cli.main", "up", "--json"],
             env=dict(environ),

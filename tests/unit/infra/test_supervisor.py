@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from infra.children import Child, ChildSpec, pause_s
+from infra.children import LARGEST_LOG_BYTES, Child, ChildSpec, make_room, pause_s
 from infra.free_port import free_port
 from infra.settings import Settings
 from infra.supervisor import check_port, specs, tail
@@ -77,10 +77,20 @@ def alive(pid: int) -> bool:
 
 
 class Started:
-    def __init__(self, root: Path, *, control: str = SERVER, worker: str = WORKER) -> None:
+    def __init__(
+        self, root: Path, *, control: str = SERVER, worker: str = WORKER, before: str = ""
+    ) -> None:
         self.root = root
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SUPERVISOR, str(root), str(free_port()), control, worker],
+            [
+                sys.executable,
+                "-c",
+                before + SUPERVISOR,
+                str(root),
+                str(free_port()),
+                control,
+                worker,
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -132,6 +142,67 @@ def test_a_dead_child_is_restarted_at_once_and_its_lease_is_ended(
     assert second["worker"] != first["worker"]
     assert (started.root / "expired").read_text().split() == [first["worker"]]
     assert alive(second["pid"])
+
+
+SHORT_LOGS = """
+from infra import children, supervisor
+children.LARGEST_LOG_BYTES, supervisor.LOGS_S = 1 << 16, 0.02
+"""
+
+CHATTY = """
+import os, sys, time
+for number in range(1 << 62):
+    os.write(1, b"%020d\\n" % number)
+    if number % 64 == 0: time.sleep(0.002)
+"""
+
+
+def test_a_log_is_shortened_while_it_is_written(start: Callable[..., Started]) -> None:
+    started = start(worker=CHATTY, before=SHORT_LOGS)
+    started.wait_ready()
+    log = started.root / "logs" / "worker.log"
+    former = log.with_suffix(".log.1")
+
+    def number(file: Path) -> int:
+        lines = file.read_bytes().split() if file.exists() else []
+        return int(lines[-2]) if len(lines) > 2 else 0
+
+    seen = [0]
+    for _ in range(3):
+        seen.append(
+            eventually(
+                lambda: n if (n := number(former)) > seen[-1] else None,
+                within_s=30,
+                what="the log was put aside",
+            )
+        )
+        assert log.stat().st_size < 1 << 22
+        assert former.stat().st_size < 1 << 22
+    assert started.child("worker")["starts"] == 1, "its writer goes on"
+    eventually(lambda: True if number(log) > seen[-1] else None, within_s=30, what="and writes")
+
+
+def test_twin_without_shortening_it_grows(start: Callable[..., Started]) -> None:
+    started = start(worker=CHATTY, before="children = None")
+    started.wait_ready()
+    log = started.root / "logs" / "worker.log"
+    eventually(lambda: True if log.stat().st_size > 1 << 20 else None, within_s=60, what="a MiB")
+    assert not log.with_suffix(".log.1").exists()
+
+
+def test_shortening_follows_no_link(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(b"x")
+    os.truncate(large, LARGEST_LOG_BYTES + 1)
+    (tmp_path / "a.log").symlink_to(large)
+    make_room(tmp_path / "a.log")
+    assert large.stat().st_size > LARGEST_LOG_BYTES
+    (tmp_path / "large.log").hardlink_to(large)
+    (tmp_path / "other").write_text("not a log")
+    (tmp_path / "large.log.1").symlink_to(tmp_path / "other")
+    make_room(tmp_path / "large.log")
+    assert large.stat().st_size == 0
+    assert (tmp_path / "other").read_text() == "not a log"
 
 
 def test_everything_stops_in_order_on_sigterm(start: Callable[..., Started]) -> None:

@@ -1,0 +1,253 @@
+"""What a client may take of an HTTP server before it has sent its request: time, bytes, connections.
+
+uvicorn limits none of these: `timeout_keep_alive` covers a connection between two requests only. Here a
+connection has a deadline for its head and one for its body, heads have a size, and connections that
+wait for a head are closed, oldest first, when there are too many.
+"""
+
+import asyncio
+import logging
+import resource
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+logger = logging.getLogger(__name__)
+
+LARGEST_HEAD = 64 << 10
+EVICTED_S = 5.0
+NO_PROGRESS = 256 << 10
+"""Bytes (of chunk sizes and trailers) that may come without a byte of the body among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`head_s`: for a request's head, from its first byte or from the connection's start. `body_s`: for
+    its body, and one second more per `body_rate` bytes that came; time in which the server does not
+    read does not count. `write_s`: for a client that takes nothing of an answer. `connections`: the
+    most at once; None: half of the files that this process may open."""
+
+    head_s: float = 10.0
+    body_s: float = 30.0
+    body_rate: int = 64 << 10
+    write_s: float = 120.0
+    connections: int | None = None
+
+    def most(self) -> int:
+        """The most connections at once."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        allowed = max(8, min(4096, soft // 2))
+        return allowed if self.connections is None else min(self.connections, allowed)
+
+
+class Phase(Enum):
+    """What a connection waits for. FIRST: the head of its first request; IDLE: of another one."""
+
+    FIRST = auto()
+    IDLE = auto()
+    BODY = auto()
+    ANSWER = auto()
+
+
+class Connections:
+    """The open connections of a server, by what they wait for."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.most = limits.most()
+        self.num = 0
+        self._waiting: dict[Phase, dict[LimitedProtocol, None]] = {Phase.FIRST: {}, Phase.IDLE: {}}
+        self._left = asyncio.Event()
+
+    def enter(self, connection: "LimitedProtocol") -> None:
+        if self.num >= self.most:
+            self.make_room()
+        self.num += 1
+        self.moved(connection, None, Phase.FIRST)
+
+    def leave(self, connection: "LimitedProtocol", phase: Phase) -> None:
+        self.num -= 1
+        self.moved(connection, phase, None)
+        self._left.set()
+
+    def moved(self, connection: "LimitedProtocol", old: Phase | None, new: Phase | None) -> None:
+        """A connection waits for something else now."""
+        if old in self._waiting:
+            self._waiting[old].pop(connection, None)
+        if new in self._waiting:
+            self._waiting[new][connection] = None
+            self._left.set()  # it may be closed for another one
+
+    def make_room(self) -> bool:
+        """Close the connection that has waited longest for a head, one without an answered request
+        before all others. Returns whether there was one."""
+        for waiting in self._waiting.values():
+            if waiting:
+                connection = next(iter(waiting))
+                del waiting[connection]
+                connection.evict()
+                return True
+        return False
+
+    async def room(self) -> None:
+        """Wait until another connection may be accepted."""
+        while self.num >= self.most and not any(self._waiting.values()):
+            self._left.clear()
+            await self._left.wait()
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with limits."""
+
+    def __init__(self, config: Config, state: ServerState, connections: Connections) -> None:
+        super().__init__(config=config, server_state=state, app_state={})
+        self._registry = connections
+        self._limits = connections.limits
+        self._phase = Phase.FIRST
+        self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._barren_bytes = 0
+        self._body_by = 0.0
+        self._gone = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._registry.enter(self)
+        self._arm(self._limits.head_s, self._head_overdue)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        if not self._gone:
+            self._gone = True
+            self._registry.leave(self, self._phase)
+        super().connection_lost(exc)
+
+    def abort(self) -> None:
+        """Close at once, whatever is on its way."""
+        self._disarm()
+        self.transport.abort()
+
+    def evict(self) -> None:
+        """Close a connection that waits for a head. An answer that is on its way has a moment."""
+        self._disarm()
+        if self.transport.get_write_buffer_size():
+            self.transport.close()
+            self.loop.call_later(EVICTED_S, self.transport.abort)
+        else:
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._phase in (Phase.FIRST, Phase.IDLE) and self._timer is None:
+            self._arm(self._limits.head_s, self._head_overdue)
+        before = self._body_bytes
+        super().data_received(data)
+        if self._phase in (Phase.FIRST, Phase.IDLE):
+            self._head_bytes += len(data)
+            if self._head_bytes > LARGEST_HEAD:
+                self._refuse(431, f"a request's head may have {LARGEST_HEAD} bytes")
+        elif self._phase is Phase.BODY:
+            self._barren_bytes = 0 if self._body_bytes > before else self._barren_bytes + len(data)
+            if self._barren_bytes > NO_PROGRESS:
+                self.abort()
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = self._body_bytes = self._barren_bytes = 0
+        self._move(Phase.BODY)
+        self._body_by = self.loop.time() + self._limits.body_s
+        self._arm(self._limits.body_s, self._body_overdue)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._disarm()
+        answered = self.cycle is not None and self.cycle.response_complete
+        self._move(Phase.IDLE if answered else Phase.ANSWER)
+        super().on_message_complete()
+        if answered and self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._phase is Phase.ANSWER and self.cycle.response_complete:
+            self._move(Phase.IDLE)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._limits.write_s, self.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _move(self, phase: Phase) -> None:
+        if not self._gone:
+            self._registry.moved(self, self._phase, phase)
+        self._phase = phase
+
+    def _arm(self, seconds: float, overdue: Any) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(seconds, overdue)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _head_overdue(self) -> None:
+        self._timer = None
+        if self._head_bytes:
+            self._refuse(
+                408, f"the head of this request did not come within {self._limits.head_s:g} s"
+            )
+        else:
+            self.abort()
+
+    def _body_overdue(self) -> None:
+        """The client's time is over, unless it sent so much, or was not read from."""
+        self._timer = None
+        now = self.loop.time()
+        if self.flow.read_paused:
+            self._body_by = max(self._body_by, now + 1.0)
+        left = self._body_by + self._body_bytes / self._limits.body_rate - now
+        if left > 0:
+            self._arm(left, self._body_overdue)
+            return
+        if self.cycle is not None and not self.cycle.response_started and not self.pipeline:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self._refuse(
+                408, f"the body of this request came too slowly ({self._body_bytes} bytes)"
+            )
+        else:
+            self.abort()
+
+    def _refuse(self, status: int, text: str) -> None:
+        """Answer without the application, and close."""
+        if self.transport.is_closing():
+            return
+        self._disarm()
+        body = text.encode()
+        reason = {408: "Request Timeout", 431: "Request Header Fields Too Large"}[status]
+        head = (
+            f"HTTP/1.1 {status} {reason}\r\ncontent-type: text/plain; charset=utf-8\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()

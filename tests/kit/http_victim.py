@@ -1,0 +1,112 @@
+"""A gateway in a process of its own, for tests of what hostile clients can take from it.
+
+`python -m tests.kit.http_victim [naive-bodies|asyncio-listener|full]`: prints its port and the key and
+address of a sample as JSON, then answers each line of its standard input with its figures.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import resource
+import sys
+
+import uvicorn
+from starlette.types import Message, Receive, Scope, Send
+
+from infra.gateway.server import HttpGateway
+from schemas.sampling import SampleRequest, Turn
+from tests.kit.specs import group_spec, template
+
+FILES = 128
+"""Files that the process may open where they are made scarce."""
+
+
+class Quick:
+    """A sampler that always says the same."""
+
+    async def sample(self, request: SampleRequest) -> Turn:
+        return Turn(
+            prompt_ids=(1,),
+            completion_ids=(2,),
+            logprobs=(-1.0,),
+            text="here",
+            finish_reason="stop",
+        )
+
+    async def prepare(self, request: SampleRequest) -> None:
+        return None
+
+
+class Lines(logging.Handler):
+    """Counts what is logged."""
+
+    num = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.num += 1
+
+
+class Naive(HttpGateway):
+    """Reads each body before it looks at the key."""
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, more = bytearray(), True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+
+        async def whole() -> Message:
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+        await super()._app(scope, whole, send)
+
+
+async def main(kind: str) -> None:
+    """Serve until standard input ends."""
+    lines = Lines()
+    logging.basicConfig(handlers=[lines], level=logging.INFO)
+    gateway = (Naive if kind == "naive-bodies" else HttpGateway)(Quick())
+    await gateway.start()
+    session = gateway.open(group_spec(template()), 0, deadline_s=600)
+    url, plain = session.base_url, None
+    if kind == "asyncio-listener":
+        config = uvicorn.Config(gateway._app, port=0, log_config=None, backlog=4096, lifespan="off")
+        server = uvicorn.Server(config)
+        plain = asyncio.ensure_future(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{port}/v1/samples/{url.rpartition('/')[2]}"
+    held: list[int] = []
+    loop = asyncio.get_running_loop()
+    sys.stdout.write(json.dumps({"url": url, "key": session.api_key}) + "\n")
+    sys.stdout.flush()
+    while asked := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
+        if asked == "fill":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
+            held = filled()
+        if asked == "free":
+            for each in held[: len(held) // 2]:
+                os.close(each)
+        peak = resource.getrusage(resource.RUSAGE_SELF)
+        figures = {"peak_kb": peak.ru_maxrss, "lines": lines.num, "cpu_s": peak.ru_utime}
+        sys.stdout.write(json.dumps(figures) + "\n")
+        sys.stdout.flush()
+    if plain is not None:
+        plain.cancel()
+
+
+def filled() -> list[int]:
+    """As many files as there may be."""
+    found = []
+    while True:
+        try:
+            found.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            return found
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else ""))

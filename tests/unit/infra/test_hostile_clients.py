@@ -1,0 +1,352 @@
+"""The gateway and the API server, spoken to by clients that want to use them up. Real sockets."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from infra.gateway import bodies, sessions
+from infra.gateway.server import HttpGateway
+from infra.http_limits import Connections, Limits
+from infra.settings import Settings
+from producers import serve
+from tests.kit.http_victim import Quick
+from tests.kit.platform import PATIENCE, ROOT, eventually
+from tests.kit.specs import group_spec, template
+
+MIB = 1 << 20
+LARGE = 8 * MIB
+SHORT = Limits(head_s=0.3, body_s=0.3, body_rate=1 << 20, connections=32)
+FOREVER = Limits(head_s=3600, body_s=3600, connections=32)
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+class Victim:
+    """A gateway in another process."""
+
+    def __init__(self, kind: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.kit.http_victim", kind],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        said = self._line()
+        self.url, self.key = said["url"], said["key"]
+        self.port = urlsplit(self.url).port
+
+    def figures(self, ask: str = "look") -> Any:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{ask}\n")
+        self.process.stdin.flush()
+        return self._line()
+
+    def _line(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+
+@contextmanager
+def victim(kind: str = "") -> Iterator[Victim]:
+    made = Victim(kind)
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.communicate()
+
+
+def head(url: str, key: str, length: int) -> bytes:
+    path = urlsplit(url).path
+    return (
+        f"POST {path}/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
+        f"content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    ).encode()
+
+
+def grown_by(kind: str, num: int) -> int:
+    """MiB that a gateway grows by when so many clients send it large bodies with a wrong key."""
+    with victim(kind) as gateway, contextlib.ExitStack() as stack:
+        before = gateway.figures()["peak_kb"]
+        for _ in range(num):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", gateway.port)))
+            client.settimeout(5)
+            client.sendall(head(gateway.url, "wrong", LARGE))
+            with contextlib.suppress(OSError):
+                client.sendall(b"x" * (LARGE - 1))
+        good = httpx.post(f"{gateway.url}/chat/completions", json=HELLO, headers=auth(gateway.key))
+        assert good.status_code == 200, "a good client is served meanwhile"
+        return int(gateway.figures()["peak_kb"] - before) // 1024
+
+
+def auth(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.processes
+def test_a_body_is_not_read_before_its_key_is_known_to_be_good() -> None:
+    assert grown_by("", 100) < 60
+
+
+@pytest.mark.processes
+def test_twin_bodies_that_are_read_first_are_all_held() -> None:
+    assert grown_by("naive-bodies", 25) > 80
+
+
+@asynccontextmanager
+async def gateway(limits: Limits) -> AsyncIterator[sessions.GatewaySession]:
+    made = HttpGateway(Quick(), limits=limits)
+    await made.start()
+    yield made.open(group_spec(template()), 0, deadline_s=600)
+    await made.aclose()
+
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Connection]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    """What the server says until it closes; nothing if it cuts the connection off."""
+    try:
+        return await asyncio.wait_for(reader.read(), PATIENCE * 30)
+    except ConnectionError:
+        return b""
+
+
+async def served(session: sessions.GatewaySession) -> None:
+    async with httpx.AsyncClient(timeout=30) as http:
+        answer = await http.post(
+            f"{session.base_url}/chat/completions", json=HELLO, headers=auth(session.api_key)
+        )
+    assert answer.status_code == 200, answer.text
+
+
+async def drip(session: sessions.GatewaySession, data: bytes, first: int) -> bytes:
+    """Send `first` bytes, then a byte at a time; what the server says to it."""
+    async with connected(session.base_url) as (reader, writer):
+        writer.write(data[:first])
+        with contextlib.suppress(ConnectionError):
+            for number in range(first, len(data)):
+                writer.write(data[number : number + 1])
+                await writer.drain()
+                with contextlib.suppress(TimeoutError):
+                    return await asyncio.wait_for(reader.readline(), 0.02)
+    return b"all of it was taken"
+
+
+@pytest.mark.parametrize("what", ["head", "body"])
+async def test_what_comes_a_byte_at_a_time_has_a_deadline(what: str) -> None:
+    async with gateway(SHORT) as session:
+        request = head(session.base_url, session.api_key, 4096)
+        first = len(request) if what == "body" else 1
+        slow = [drip(session, request + b"x" * 4096, first) for _ in range(20)]
+        *said, _ = await asyncio.gather(*slow, served(session))
+        assert {each[:12] for each in said} == {b"HTTP/1.1 408"}
+        assert session.asked[0].turn is not None
+        assert len(session.asked) == 1, "nothing was asked by those"
+
+
+@pytest.mark.parametrize("what", ["head", "body", "nothing"])
+async def test_twin_without_deadlines_they_stay(what: str) -> None:
+    async with gateway(FOREVER) as session:
+        request = head(session.base_url, session.api_key, 4096)
+        async with connected(session.base_url) as (reader, writer):
+            writer.write({"head": request[:9], "body": request, "nothing": b""}[what])
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(reader.read(), 3 * SHORT.head_s)
+
+
+async def test_a_connection_that_says_nothing_is_closed() -> None:
+    async with gateway(SHORT) as session, connected(session.base_url) as (reader, _):
+        assert await rest(reader) == b""
+
+
+async def test_a_head_without_end_is_refused() -> None:
+    async with gateway(Limits()) as session, connected(session.base_url) as (reader, writer):
+        said = b""
+        with contextlib.suppress(ConnectionError):
+            writer.write(b"POST / HTTP/1.1\r\n")
+            for _ in range(64):
+                writer.write(b"x: " + b"y" * 8000 + b"\r\n")
+                await writer.drain()
+            said = await reader.read()
+        assert said[:12] in (b"HTTP/1.1 431", b""), "or the answer was lost to the reset"
+        await served(session)
+
+
+@asynccontextmanager
+async def flooded(session: sessions.GatewaySession, num: int) -> AsyncIterator[list[Connection]]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(connected(session.base_url)) for _ in range(num)]
+
+
+@pytest.fixture
+def most_open(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many connections a server had, each time that it accepted one."""
+    found: list[int] = []
+    enter = Connections.enter
+
+    def noted(self: Connections, connection: Any) -> None:
+        enter(self, connection)
+        found.append(self.num)
+
+    monkeypatch.setattr(Connections, "enter", noted)
+    return found
+
+
+async def test_a_flood_of_connections_closes_the_oldest_that_wait(most_open: list[int]) -> None:
+    async with gateway(FOREVER) as session, flooded(session, 150):
+        await served(session)
+    assert max(most_open) <= FOREVER.most() + 1
+
+
+async def test_twin_without_room_being_made_they_pile_up(
+    most_open: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connections, "make_room", lambda self: False)
+    async with gateway(FOREVER) as session, flooded(session, 150):
+        await served(session)
+    assert max(most_open) > 100
+
+
+async def test_what_is_being_answered_is_never_closed_for_others() -> None:
+    class Slow(Quick):
+        async def sample(self, request: Any) -> Any:
+            await go.wait()
+            return await super().sample(request)
+
+    go = asyncio.Event()
+    made = HttpGateway(Slow(), limits=FOREVER)
+    await made.start()
+    session = made.open(group_spec(template()), 0, deadline_s=600)
+    asking = asyncio.ensure_future(served(session))
+    while not session.asked:
+        await asyncio.sleep(0.01)
+    async with flooded(session, 100):
+        go.set()
+        await asking
+    await made.aclose()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("kind", "quiet"), [("", True), ("asyncio-listener", False)])
+def test_at_the_limit_of_files_it_neither_spins_nor_fills_the_log(kind: str, quiet: bool) -> None:
+    """The second case is the twin: asyncio's own listener, as it was used before."""
+    with victim(kind) as gateway, contextlib.ExitStack() as stack:
+        gateway.figures("fill")
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", gateway.port)))
+            for _ in range(20)
+        ]
+
+        def known() -> int | None:
+            lines = int(gateway.figures()["lines"])
+            return lines if lines else None
+
+        lines = eventually(known, within_s=20, what="a line of the log")
+        if not quiet:
+            eventually(
+                lambda: True if gateway.figures()["lines"] > 1000 else None,
+                within_s=20,
+                what="lines without end",
+            )
+            return
+        before = gateway.figures()["cpu_s"]
+        clients[0].settimeout(2)
+        with pytest.raises(TimeoutError):
+            clients[0].recv(1)
+        after = gateway.figures()
+        assert after["lines"] - lines <= 2
+        assert after["cpu_s"] - before < 1.0
+        gateway.figures("free")
+        good = httpx.post(
+            f"{gateway.url}/chat/completions", json=HELLO, headers=auth(gateway.key), timeout=30
+        )
+        assert good.status_code == 200
+
+
+async def test_bodies_of_refused_requests_are_not_kept() -> None:
+    async with gateway(Limits()) as session:
+        async with httpx.AsyncClient() as http:
+            for body in ({**HELLO, "n": 2}, {"messages": []}):
+                answer = await http.post(
+                    f"{session.base_url}/chat/completions", json=body, headers=auth(session.api_key)
+                )
+                assert answer.status_code == 400
+        assert session.asked == []
+        noted, _ = session.ask((), max_tokens=None)
+        session.refuse(noted)
+        assert (noted.messages, noted.waits, len(session.asked)) == ((), False, 1)
+
+
+async def test_too_large_a_body_is_refused_before_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "LARGE_BODIES", 1)
+    async with gateway(Limits()) as session, connected(session.base_url) as (reader, writer):
+        writer.write(head(session.base_url, session.api_key, LARGE + 1))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+
+
+async def test_large_bodies_of_one_key_wait_for_each_other() -> None:
+    turns, inside, most = bodies.Bodies(), 0, 0
+
+    async def one(key: str) -> None:
+        nonlocal inside, most
+        async with turns.turn(key):
+            inside += 1
+            most = max(most, inside)
+            await asyncio.sleep(0)
+            inside -= 1
+
+    await asyncio.gather(*(one("a") for _ in range(40)))
+    assert most == bodies.LARGE_OF_A_KEY
+    await asyncio.gather(*(one(str(n)) for n in range(100)))
+    assert most == bodies.LARGE_BODIES
+    assert turns._keys == {}
+
+
+async def test_the_api_server_gives_heads_a_deadline_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(serve, "LIMITS", SHORT)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    url = {"HEADRACE_HOME": str(tmp_path), "HEADRACE_URL": "http://127.0.0.1:0"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url["HEADRACE_URL"] = f"http://127.0.0.1:{free.getsockname()[1]}"
+    server = serve._server(app, Settings.load(url))  # type: ignore[arg-type]  # any ASGI application
+    await server.listen()
+    task = asyncio.ensure_future(server.serve())
+    async with contextlib.AsyncExitStack() as stack:
+        slow = [await stack.enter_async_context(connected(url["HEADRACE_URL"])) for _ in range(60)]
+        for _, writer in slow:
+            writer.write(b"GET /healthz HTTP/1.1\r\nhost:")
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(f"{url['HEADRACE_URL']}/healthz")).status_code == 204
+        for reader, _ in slow:
+            assert (await rest(reader))[:12] in (b"HTTP/1.1 408", b"")
+    server.stop()
+    await task
