@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from consumers.letters import letters
 from consumers.narrate import narrate
 from infra.away import AWAY
+from infra.ending import go_on
 from infra.notify import Wakeup
 from infra.ports import Cursor, EventLog, Recorded
 from infra.projection import (
@@ -112,6 +113,7 @@ class Projector:
         try:
             return await self.step()
         except AWAY as error:
+            go_on()
             logger.warning("the read model waits for the database: %s", error)
             return 0
 

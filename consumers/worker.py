@@ -21,7 +21,7 @@ from infra.consumer import Consumer
 from infra.gateway.server import HttpGateway
 from infra.git import GitRepositories
 from infra.hosting import Hosting
-from infra.lease import LeaseKeeper
+from infra.lease import LEASE_LOST, LeaseKeeper, leave
 from infra.notify import News
 from infra.ports import Ports
 from infra.readmodel import announce_door
@@ -33,9 +33,6 @@ from schemas.ids import WorkerId
 from schemas.messages import Lane
 
 logger = logging.getLogger(__name__)
-
-LEASE_LOST = 3
-"""Exit code of a worker whose lease ran out: what it holds is no longer its own."""
 
 
 def worker_id() -> WorkerId:
@@ -85,19 +82,32 @@ async def leased(
     loop = asyncio.get_running_loop()
 
     def beat() -> None:
-        asyncio.run_coroutine_threadsafe(runtime.apply_gates(), loop)
+        asyncio.run_coroutine_threadsafe(_applied(runtime), loop)
 
     def lost() -> None:
         loop.call_soon_threadsafe(runtime.stop)
 
     keeper = LeaseKeeper(
-        backend.database.url, hosting.worker, lanes=hosting.lanes, on_beat=beat, on_lost=lost
+        backend.database.url,
+        hosting.worker,
+        lanes=hosting.lanes,
+        on_beat=beat,
+        on_lost=lost,
+        on_overdue=leave,
     )
     await keeper.start()
     try:
         yield keeper
     finally:
         await keeper.stop()
+
+
+async def _applied(runtime: Runtime) -> None:
+    """Nobody awaits it: what goes wrong is said here, and the next heartbeat tries again."""
+    try:
+        await runtime.apply_gates()
+    except Exception:
+        logger.exception("the gates could not be applied")
 
 
 @asynccontextmanager

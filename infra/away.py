@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import asyncpg
 
+from infra.ending import go_on
 from schemas.errors import TransientError
 
 logger = logging.getLogger(__name__)
@@ -46,12 +47,14 @@ AWAY: tuple[type[Exception], ...] = (Away, *ERRORS)
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Turn asyncpg's errors into Away. Raises Away."""
+    """Turn asyncpg's errors into Away. Raises Away; CancelledError where the error is what became of a
+    cancellation."""
     try:
         yield
     except ERRORS as error:
         if isinstance(error, ValueError):
             raise
+        go_on()
         if isinstance(error, asyncpg.DiskFullError):
             raise DiskFull(f"{DiskFull.PLAIN} ({error})") from error
         raise Away(_said(error)) from error
@@ -67,10 +70,12 @@ def _said(error: Exception) -> str:
 
 async def through(loop: Callable[[], Awaitable[None]]) -> None:
     """Run a loop through the database's absences: it starts again, after a pause, each time it ends with
-    Away. Returns when it returns; raises whatever else it raises."""
+    Away. Returns when it returns; raises whatever else it raises. A task that was told to end starts
+    nothing again."""
     while True:
         try:
             return await loop()
         except Away as error:
+            go_on()
             logger.warning("%s", error)
         await asyncio.sleep(random.uniform(0.5, 1.5) * PAUSE_S)  # noqa: S311 - jitter

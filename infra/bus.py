@@ -8,6 +8,7 @@ the reconciler at once, so that a run depends on neither being quick, and on the
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
+from infra.ending import end
 from infra.follow import Patience
 from infra.notify import Notifier
 from infra.ports import Bus, EventLog
@@ -68,9 +69,7 @@ class Reconciled:
                     yield task.result()
                     waiting[asyncio.ensure_future(_next(open_[self._from]))] = self._from
         finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+            await end(waiting)
             for batches in open_.values():
                 await batches.aclose()
 

@@ -7,10 +7,13 @@ cut forgets is claimed again under another epoch.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import asyncpg
+
 from infra.database import Database
-from infra.ports import Claimed
+from infra.ports import Claimed, Disowned, Holding
 from schemas.ids import ConsumerName, EffectId, StreamName, WorkerId
 from schemas.messages import ALL_EFFECTS, Effect, Lane
+from schemas.plain import plain
 
 CRASH_LIMIT = 20
 """How often the workers of an effect may die before it ends as a crash."""
@@ -77,14 +80,21 @@ class PostgresEffects:
         lanes: Sequence[Lane],
         consumers: Sequence[ConsumerName],
         limit: int,
+        generation: int = 0,
     ) -> Sequence[Claimed]:
-        rows = await self._pool.fetch(
-            "select * from claim_effects($1, $2, $3, $4)",
-            worker,
-            [str(lane) for lane in lanes],
-            list(consumers),
-            limit,
-        )
+        try:
+            rows = await self._pool.fetch(
+                "select * from claim_effects($1, $2, $3, $4, $5)",
+                worker,
+                [str(lane) for lane in lanes],
+                list(consumers),
+                limit,
+                generation,
+            )
+        except asyncpg.PostgresError as error:
+            if error.sqlstate == "HR003":
+                raise Disowned(worker, generation) from error
+            raise
         return [
             _claimed(row) for row in sorted(rows, key=lambda row: (row["due_at"], row["created"]))
         ]
@@ -98,7 +108,7 @@ class PostgresEffects:
             " where id = $1 and epoch = $2",
             claimed.id,
             claimed.epoch,
-            error[:2000],
+            plain(error[:2000]),
             delay_s,
             int(counted),
         )
@@ -110,12 +120,22 @@ class PostgresEffects:
             claimed.epoch,
         )
 
-    async def disown(self, worker: WorkerId, *, keep: Sequence[EffectId]) -> None:
-        await self._pool.execute(
-            "update effects set worker = null where worker = $1 and id <> all ($2)",
+    async def holding(self, worker: WorkerId) -> Holding:
+        rows = await self._pool.fetch(
+            "select w.generation, e.id, e.epoch from workers w"
+            " left join effects e on e.worker = w.id where w.id = $1",
             worker,
-            list(keep),
         )
+        claims = {EffectId(row["id"]): row["epoch"] for row in rows if row["id"] is not None}
+        return Holding(rows[0]["generation"] if rows else 0, claims)
+
+    async def disown(
+        self, worker: WorkerId, *, generation: int, keep: Sequence[EffectId]
+    ) -> int | None:
+        raised: int | None = await self._pool.fetchval(
+            "select disown_effects($1, $2, $3)", worker, generation, list(keep)
+        )
+        return raised
 
     async def memo(self, claimed: Claimed, memo: str) -> bool:
         status = await self._pool.execute(
@@ -157,6 +177,16 @@ class PostgresEffects:
     async def depth(self) -> Mapping[str, int]:
         rows = await self._pool.fetch("select lane, count(*) from effects group by lane")
         return {row["lane"]: row["count"] for row in rows}
+
+    async def left(self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]) -> int:
+        count: int = await self._pool.fetchval(
+            "select count(*) from effects e where e.lane = any ($1) and e.consumer = any ($2)"
+            " and not exists (select from run_gates g"
+            " where g.run_id = e.run_id and (g.state <> 'open' or g.holds > 0))",
+            [str(lane) for lane in lanes],
+            list(consumers),
+        )
+        return count
 
 
 def _claimed(row: Any) -> Claimed:

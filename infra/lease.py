@@ -1,7 +1,7 @@
 """A worker's lease, renewed from its own thread and connection, so that a busy process keeps it.
 
-Losing the lease means that others may already hold what we hold: `on_lost` must stop this worker.
-Outcomes that still arrive are fenced by their claim epochs.
+Losing the lease means that others may already hold what we hold: `on_lost` must stop this worker, and
+`on_overdue` ends it where that did not help. Outcomes that still arrive are fenced by their epochs.
 """
 
 import asyncio
@@ -26,6 +26,20 @@ logger = logging.getLogger(__name__)
 LEASE_S = 5.0
 BEAT_S = 1.0
 
+LEASE_LOST = 3
+"""Exit code of a worker whose lease ran out: what it holds is no longer its own."""
+
+LEAVE_S = 15.0
+"""How long a process that has lost its lease may take to end in order."""
+
+
+def leave() -> None:
+    """End this process now, whatever its loops do. The message takes no lock that one may hold."""
+    message = f"the lease ran out {LEAVE_S:.0f} s ago and the process is still here: it is ended\n"
+    with contextlib.suppress(OSError):
+        os.write(2, message.encode())
+    os._exit(LEASE_LOST)
+
 
 class LeaseKeeper:
     """Holds a lease while started. `lost` is set once it ran out although the database was there (this
@@ -39,12 +53,16 @@ class LeaseKeeper:
         lanes: Sequence[Lane] = (),
         on_beat: Callable[[], None],
         on_lost: Callable[[], None],
+        on_overdue: Callable[[], None] | None = None,
     ) -> None:
+        """`on_overdue` is called, in a thread, when this process still is there LEAVE_S after its lease
+        was lost (`leave`); None where others share the process."""
         self._url = url
         self._worker = worker
         self._lanes = lanes
         self._on_beat = on_beat
         self._on_lost = on_lost
+        self._on_overdue = on_overdue
         self._stop = threading.Event()
         self._registered = threading.Event()
         self._failed: Exception | None = None
@@ -75,6 +93,11 @@ class LeaseKeeper:
     def _lose(self) -> None:
         if not self._stop.is_set():
             self.lost = True
+            logger.error("the lease of %s ran out; this process ends", self._worker)
+            if self._on_overdue is not None:
+                overdue = threading.Timer(LEAVE_S, self._on_overdue)
+                overdue.daemon = True
+                overdue.start()
             self._on_lost()
 
     async def _keep(self) -> None:

@@ -16,7 +16,9 @@ from infra.ports import (
     Commit,
     CommitMiss,
     Cursor,
+    Disowned,
     Encoded,
+    Holding,
     NewEffect,
     NewEvent,
     Recorded,
@@ -51,6 +53,7 @@ class World:
     gates: dict[str, str] = field(default_factory=dict)
     holds: Counter[str] = field(default_factory=Counter)
     workers: dict[WorkerId, datetime] = field(default_factory=dict)
+    generations: Counter[WorkerId] = field(default_factory=Counter)
     artifacts: dict[str, bytes] = field(default_factory=dict)
     snapshots: dict[tuple[StreamName, int], Snapshot] = field(default_factory=dict)
     now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
@@ -308,8 +311,11 @@ class MemoryEffects:
         lanes: Sequence[Lane],
         consumers: Sequence[ConsumerName],
         limit: int,
+        generation: int = 0,
     ) -> Sequence[Claimed]:
         world = self._world
+        if world.live(worker) and world.generations[worker] != generation:
+            raise Disowned(worker, generation)
         due = [
             held
             for held in sorted(world.effects.values(), key=lambda held: (held.due_at, held.order))
@@ -341,10 +347,22 @@ class MemoryEffects:
         if held is not None:
             held.worker = None
 
-    async def disown(self, worker: WorkerId, *, keep: Sequence[EffectId]) -> None:
+    async def holding(self, worker: WorkerId) -> Holding:
+        world = self._world
+        claims = {key: held.epoch for key, held in world.effects.items() if held.worker == worker}
+        return Holding(world.generations[worker], claims)
+
+    async def disown(
+        self, worker: WorkerId, *, generation: int, keep: Sequence[EffectId]
+    ) -> int | None:
+        world = self._world
+        if worker not in world.workers or world.generations[worker] != generation:
+            return None
+        world.generations[worker] += 1
         for effect_id, held in self._world.effects.items():
             if held.worker == worker and effect_id not in keep:
                 held.worker = None
+        return world.generations[worker]
 
     async def memo(self, claimed: Claimed, memo: str) -> bool:
         held = self._held(claimed)
@@ -379,6 +397,14 @@ class MemoryEffects:
             lane = str(held.new.effect.lane)
             depth[lane] = depth.get(lane, 0) + 1
         return depth
+
+    async def left(self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]) -> int:
+        return sum(
+            held.new.effect.lane in lanes
+            and held.new.consumer in consumers
+            and self._world.gate(held.new.effect.run_id) == "open"
+            for held in self._world.effects.values()
+        )
 
     def _held(self, claimed: Claimed) -> _Effect | None:
         held = self._world.effects.get(claimed.id)

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from infra.away import AWAY
 from infra.database import CONNECT_S, Database, open_session
+from infra.ending import end, go_on
 
 COALESCE_S = 0.005
 """At most one NOTIFY per process in this time."""
@@ -52,7 +53,8 @@ class Wakeup:
         self._event.clear()
 
     async def wait(self, timeout_s: float) -> None:
-        """Return once set (and clear it), or after the time."""
+        """Return once set (and clear it), or after the time. Who was told to end does not wait."""
+        go_on()
         await _within(self._event, timeout_s)
         self.clear()
 
@@ -78,9 +80,7 @@ class Notifier:
         trace: TracebackType | None,
     ) -> None:
         tasks = [task for task in (self._listener, self._sender) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(tasks)
 
     def subscribe(self, news: News = News.LOG) -> Wakeup:
         """A wake-up that is set by every notification of these news from now on."""
@@ -110,6 +110,7 @@ class Notifier:
     async def _send(self) -> None:
         while self._told:
             told, self._told = self._told, set()
+            go_on()
             with contextlib.suppress(*AWAY):
                 await self._database.lazy.execute(";".join(f"notify {news}" for news in told))
             await asyncio.sleep(COALESCE_S)
@@ -118,6 +119,7 @@ class Notifier:
         while True:
             with contextlib.suppress(*AWAY):
                 await self._listen_once()
+            go_on()
             await asyncio.sleep(1.0)
 
     async def _listen_once(self) -> None:

@@ -7,7 +7,7 @@ answer is tried again later; only then does it become `Failed` too. So the *run*
 import asyncio
 import logging
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from infra.away import Away
@@ -23,6 +23,7 @@ from schemas.errors import (
     UserCodeError,
 )
 from schemas.messages import Failed, Outcome
+from schemas.plain import plain, said
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ async def perform_once(consumer: Consumer[Any], claimed: Claimed, ports: Ports) 
         async with asyncio.timeout(DEADLINE_S):
             outcome = await consumer.perform(claimed.effect, ports)
     except Away as error:
-        return Performing(claimed, None, error=str(error), away=True)
+        return Performing(claimed, None, error=plain(str(error)), away=True)
     except StoreAway as error:
         logger.warning("%s waits: %s", claimed.effect.type, error)
         pause_s = random.uniform(0.5, 1.5) * STORE_PAUSE_S  # noqa: S311 - jitter
@@ -75,9 +76,9 @@ async def perform_once(consumer: Consumer[Any], claimed: Claimed, ports: Ports) 
     except UserCodeError as error:
         return _failed(claimed, error.category, error.message)
     except Refused as error:
-        failed = Failed(
-            claimed.effect, FailureCategory.VALIDATION, error.message, issues=error.issues
-        )
+        issues = tuple(replace(issue, message=plain(issue.message)) for issue in error.issues)
+        message = plain(error.message)
+        failed = Failed(claimed.effect, FailureCategory.VALIDATION, message, issues=issues)
         return Performing(claimed, failed)
     except CorruptData as error:
         return _failed(claimed, FailureCategory.INTERNAL, str(error))
@@ -89,12 +90,12 @@ async def perform_once(consumer: Consumer[Any], claimed: Claimed, ports: Ports) 
 
 
 def _failed(claimed: Claimed, category: FailureCategory, message: str) -> Performing:
-    return Performing(claimed, Failed(claimed.effect, category, message))
+    return Performing(claimed, Failed(claimed.effect, category, plain(message)))
 
 
 def _again(claimed: Claimed, error: Exception) -> Performing:
     """Not our day: try again later, or give up with the error as the outcome."""
-    text = f"{type(error).__name__}: {error}"
+    text = said(error)
     logger.warning(
         "%s attempt %d: %s", claimed.effect.type, claimed.attempts + 1, text, exc_info=error
     )

@@ -146,6 +146,21 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
+class Holding:
+    """What a worker holds: effect -> epoch. `generation`: how often it has disowned claims."""
+
+    generation: int
+    claims: Mapping[EffectId, int]
+
+
+class Disowned(Exception):
+    """A claim was asked for under a generation that is over: nothing was claimed."""
+
+    def __init__(self, worker: WorkerId, generation: int) -> None:
+        super().__init__(f"{worker} claimed under generation {generation}, which is over")
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """One decision, to be written whole or not at all.
 
@@ -328,10 +343,13 @@ class Effects(Protocol):
         lanes: Sequence[Lane],
         consumers: Sequence[ConsumerName],
         limit: int,
+        generation: int = 0,
     ) -> Sequence[Claimed]:
         """Claim due effects, within a lane of a consumer the one that is due the longest first: gate
         open, no live claim, and not held by this worker already. Epoch + 1 each; a claim taken over
-        from a dead worker counts a crash. A worker whose own lease ran out gets nothing."""
+        from a dead worker counts a crash. A worker whose own lease ran out gets nothing. Raises
+        Disowned, with nothing claimed, when `generation` is not the worker's any more: a claim that a
+        network delivers late must take nothing, for nobody would know of it."""
         ...
 
     async def retry(
@@ -344,9 +362,17 @@ class Effects(Protocol):
         """Give back without counting an attempt (pause, shutdown)."""
         ...
 
-    async def disown(self, worker: WorkerId, *, keep: Sequence[EffectId]) -> None:
+    async def holding(self, worker: WorkerId) -> Holding:
+        """What the worker holds, and its generation (0 until it has disowned anything)."""
+        ...
+
+    async def disown(
+        self, worker: WorkerId, *, generation: int, keep: Sequence[EffectId]
+    ) -> int | None:
         """Give back, without counting anything, what the worker holds beyond `keep`: claims whose
-        answers never reached it."""
+        answers never reached it. In the same breath its generation is raised, so that those that are
+        still on their way take nothing; returns the new one. None, with nothing given back, when
+        `generation` is not the worker's: a call that comes late must not give back what it holds now."""
         ...
 
     async def memo(self, claimed: Claimed, memo: str) -> bool:
@@ -366,6 +392,11 @@ class Effects(Protocol):
 
     async def depth(self) -> Mapping[str, int]:
         """Effects per lane that are waiting or claimed."""
+        ...
+
+    async def left(self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]) -> int:
+        """How many effects of these lanes and consumers there are, waiting (be it for a later time) or
+        claimed, but for those of runs that are paused, held or closed."""
         ...
 
 

@@ -20,6 +20,7 @@ import asyncpg
 
 from infra import failpoints
 from infra.away import AWAY
+from infra.ending import end, go_on
 from infra.follow import Patience
 from infra.kafka.publisher import BrokerAway, Forgotten, Publisher, Sent
 from infra.notify import Wakeup
@@ -140,6 +141,7 @@ class Relay:
         """Until cancelled; goes on through the death of the database and of the broker."""
         while True:
             await self._tried()
+            go_on()
             await asyncio.sleep(PAUSE_S)
 
     async def _tried(self) -> None:
@@ -228,9 +230,7 @@ async def _all(*jobs: Coroutine[Any, Any, None]) -> None:
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(tasks)
     for task in done:
         task.result()
 

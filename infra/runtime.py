@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -25,6 +25,7 @@ from infra.artifacts import ArtifactStore
 from infra.away import Away, through
 from infra.clock import LogTime
 from infra.draft import DecisionError, Draft, Drafter, Work
+from infra.ending import END_S, end, go_on
 from infra.hosting import Hosting
 from infra.isolate import Isolation
 from infra.notify import Wakeup
@@ -34,6 +35,7 @@ from infra.ports import (
     Claimed,
     Commit,
     CommitMiss,
+    Disowned,
     Effects,
     EventLog,
     Ports,
@@ -44,6 +46,7 @@ from infra.states import States
 from schemas.events import MessageRedriven
 from schemas.ids import ConsumerName, EffectId
 from schemas.messages import Effect
+from schemas.plain import said
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +56,9 @@ when somebody gives an effect back, or ends a lease before its time."""
 
 AWAY_S = 0.2
 """The pause before a database that was away is asked again."""
+
+CHECK_S = 30.0
+"""How often what the database says is ours is held against what is in hand, though all seems well."""
 
 Apart = frozenset[tuple[ConsumerName, UUID]]
 """Messages of a cascade that are left for the bus to bring by themselves."""
@@ -91,7 +97,9 @@ class Runtime:
         self._held: dict[EffectId, asyncio.Task[None]] = {}
         self._runs: dict[EffectId, Claimed] = {}
         self._outcomes: asyncio.Queue[Performing] = asyncio.Queue()
-        self._deciding: list[EffectId] = []
+        self._deciding: dict[EffectId, Claimed] = {}
+        self._generation = 0
+        self._checked_at = 0.0
         self._full = False
         self._unsure = False
         self._absences = 0
@@ -117,14 +125,18 @@ class Runtime:
         self._stopping.set()
 
     async def apply_gates(self) -> None:
-        """Give up the effects whose run is no longer open (called with each heartbeat)."""
+        """Give up the effects whose run is no longer open (called with each heartbeat). A database that
+        is away is asked at the next one."""
         runs = {claimed.effect.run_id for claimed in self._runs.values()}
         if not runs:
             return
-        gates = await self._effects.gates(sorted(runs))
-        for effect_id, claimed in list(self._runs.items()):
+        try:
+            gates = await self._effects.gates(sorted(runs))
+        except Away:
+            return
+        for claimed in list(self._runs.values()):
             if gates.get(claimed.effect.run_id, "open") != "open":
-                await self._give_back(effect_id, claimed)
+                await self._give_back(claimed)
 
     # --- intake ---------------------------------------------------------------------------------
 
@@ -171,6 +183,7 @@ class Runtime:
         problem: DecisionError | CommitMiss | None = None
         async with self._settling:
             while works:
+                go_on()
                 try:
                     if problem is None:
                         await self._write(works, apart)
@@ -256,18 +269,10 @@ class Runtime:
     async def _perform(self) -> None:
         self._unsure = True  # we start, or start again because an answer was lost
         while True:
-            await self._disown()
+            go_on()
+            await self._check()
             room = self._hosting.capacity - len(self._held)
-            claimed = (
-                await self._effects.claim(
-                    self._hosting.worker,
-                    lanes=self._hosting.lanes,
-                    consumers=self._performing,
-                    limit=room,
-                )
-                if room > 0
-                else ()
-            )
+            claimed = await self._claimed(room)
             # Whether more may wait than we have room for: then it is claimed as room comes.
             self._full = len(claimed) >= room
             for one in claimed:
@@ -275,15 +280,61 @@ class Runtime:
             if not claimed:
                 await self._rest()
 
-    async def _disown(self) -> None:
-        """After an answer was lost, or what we last wrote: give back what the database says is ours and
-        we do not know of. Nobody else could take it while our lease lives."""
-        if not self._unsure and self._absences == self._wake.absences:
+    async def _claimed(self, room: int) -> Sequence[Claimed]:
+        """New claims, at most `room`. None when another generation of ours holds them: then we do not
+        know what is ours."""
+        if room <= 0:
+            return ()
+        try:
+            return await self._effects.claim(
+                self._hosting.worker,
+                lanes=self._hosting.lanes,
+                consumers=self._performing,
+                limit=room,
+                generation=self._generation,
+            )
+        except Disowned as error:
+            logger.warning("%s", error)
+            self._unsure = True
+            return ()
+
+    async def _check(self) -> None:
+        """After an answer was lost, or what we last wrote, and now and then without any reason: what the
+        database says is ours and is not in hand is given back, for nobody else could take it while our
+        lease lives; what is in hand and not ours ends. No claim and no commit is under way meanwhile;
+        what is still on its way through a network comes under an old generation, and takes nothing."""
+        unsure = self._unsure or self._absences != self._wake.absences
+        if not unsure and time.monotonic() < self._checked_at + CHECK_S:
             return
         async with self._settling:
             self._unsure, self._absences = False, self._wake.absences
-            keep = [*self._held, *self._deciding]
-            await self._effects.disown(self._hosting.worker, keep=keep)
+            holding = await self._effects.holding(self._hosting.worker)
+            self._checked_at = time.monotonic()
+            lost = self._lost(holding.claims)
+            keep = {**self._runs, **self._deciding}
+            unknown = [str(found) for found in holding.claims if found not in keep]
+            if unknown and not unsure:
+                logger.error("claims that nobody here knew of are given back: %s", unknown)
+            if unknown or unsure:
+                generation = await self._effects.disown(
+                    self._hosting.worker, generation=holding.generation, keep=list(keep)
+                )
+                if generation is None:
+                    self._unsure = True  # another call of ours came in between, late
+                else:
+                    self._generation = generation
+        await end(lost)
+
+    def _lost(self, ours: Mapping[EffectId, int]) -> list[asyncio.Task[None]]:
+        """Forget what is in hand under claims that are lost, for their outcomes would be refused;
+        returns what is to end."""
+        lost = [held for held in self._runs.values() if ours.get(held.id) != held.epoch]
+        if lost:
+            logger.warning("claims are lost: %s", [str(held.id) for held in lost])
+        tasks = [self._held[held.id] for held in lost]
+        for held in lost:
+            self._forget(held)
+        return tasks
 
     async def _rest(self) -> None:
         due = await self._effects.next_due_s(
@@ -293,13 +344,30 @@ class Runtime:
         await self._wake.wait(wait)
 
     def _start(self, claimed: Claimed) -> None:
-        if claimed.id in self._held:
+        if (held := self._runs.get(claimed.id)) is not None:
+            self._unsure |= held.epoch != claimed.epoch
             return
         failpoints.hit(f"{claimed.consumer}.perform.{claimed.effect.type}.claimed")
         self._runs[claimed.id] = claimed
         self._held[claimed.id] = asyncio.ensure_future(self._one(claimed))
 
     async def _one(self, claimed: Claimed) -> None:
+        """Perform an effect and hand its outcome on. Whatever goes wrong beside the attempt itself, the
+        effect is given back: nobody awaits this task, and nobody else may take what is ours."""
+        try:
+            done = await self._attempt(claimed)
+            go_on()
+        except Exception as error:
+            logger.exception("%s could not be carried out", claimed.effect.type)
+            done = Performing(
+                claimed, None, retry_in_s=SLOW_POLL_S, error=said(error), counted=False
+            )
+        if done.outcome is None:
+            await self._try_later(done)
+        else:
+            await self._outcomes.put(done)
+
+    async def _attempt(self, claimed: Claimed) -> Performing:
         consumer = self._by_name[claimed.consumer]
         staged = self._artifacts.stage()
         began = time.monotonic()
@@ -313,14 +381,11 @@ class Runtime:
             traceparent=context or claimed.traceparent,
         )
         failpoints.hit(f"{claimed.consumer}.perform.{claimed.effect.type}.effect_done")
-        if done.outcome is None:
-            self._forget(claimed)
-            await self._try_later(done)
-            return
-        await self._outcomes.put(done)
+        return done
 
     async def _try_later(self, done: Performing) -> None:
-        """Give the effect back; a database that was away is no fault of the attempt."""
+        """Give the effect back; a database that was away is no fault of the attempt. What cannot be
+        given back is found by the check."""
         try:
             if done.away:
                 await self._effects.release(done.claimed)
@@ -333,10 +398,17 @@ class Runtime:
                 )
         except Away:
             self._unsure = True
+        except Exception:
+            logger.exception("%s could not be given back", done.claimed.effect.type)
+            await asyncio.sleep(SLOW_POLL_S)
+            self._unsure = True
+        finally:
+            self._forget(done.claimed)
         self._wake.set()
 
     async def _settle_outcomes(self) -> None:
         while True:
+            go_on()
             ready = [await self._outcomes.get()]
             # Outcomes of effects that were performed as one batch become ready in one turn of the
             # event loop: let them all arrive, so that they share the commit.
@@ -355,24 +427,24 @@ class Runtime:
                     seconds=done.seconds,
                 )
                 for done in ready
-                if done.outcome is not None and done.claimed.id in self._held
+                if done.outcome is not None and self._runs.get(done.claimed.id) is done.claimed
             ]
-            self._deciding = [done.claimed.id for done in ready]
+            self._deciding = {work.claimed.id: work.claimed for work in works if work.claimed}
             for done in ready:
                 self._forget(done.claimed)
             await self._settle(works)
-            self._deciding = []
+            self._deciding = {}
 
     def _forget(self, claimed: Claimed) -> None:
-        self._held.pop(claimed.id, None)
-        self._runs.pop(claimed.id, None)
+        """This claim; not a later one of the same effect."""
+        if self._runs.get(claimed.id) is claimed:
+            del self._runs[claimed.id], self._held[claimed.id]
 
-    async def _give_back(self, effect_id: EffectId, claimed: Claimed) -> None:
-        task = self._held.pop(effect_id, None)
-        self._runs.pop(effect_id, None)
+    async def _give_back(self, claimed: Claimed) -> None:
+        task = self._held.get(claimed.id)
+        self._forget(claimed)
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end([task])
         try:
             await self._effects.release(claimed)
         except Away:
@@ -381,17 +453,19 @@ class Runtime:
     # --- the end --------------------------------------------------------------------------------
 
     async def _drained(self) -> None:
-        """Returns once the bus is idle and no effect of our lanes waits or is held."""
+        """Returns once the bus is idle and nothing is left that we might perform: no effect of our
+        consumers whose run is open, be it that it is tried again later or that another worker has it,
+        for its outcome or its lease's end may bring us more."""
         while True:
             await asyncio.sleep(0.05)
-            depth = await self._effects.depth()
-            busy = any(depth.get(lane, 0) for lane in self._hosting.lanes)
-            if not busy and not self._held and await self._bus.idle():
+            left = await self._effects.left(lanes=self._hosting.lanes, consumers=self._performing)
+            if not left and not self._held and await self._bus.idle():
                 return
 
     async def _end(self, tasks: Sequence[asyncio.Future[Any]]) -> None:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for effect_id, claimed in list(self._runs.items()):
-            await self._give_back(effect_id, claimed)
+        """Nothing here may take for ever: what is not given back is taken up when our lease ends."""
+        await end([*tasks, *self._held.values()])
+        # In tasks of their own: this one may have been told to end, and would ask nothing any more.
+        giving = [asyncio.ensure_future(self._give_back(c)) for c in self._runs.values()]
+        if giving:
+            await asyncio.wait(giving, timeout=END_S)

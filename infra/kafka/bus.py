@@ -18,6 +18,7 @@ from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssigno
 from aiokafka.errors import IllegalStateError, KafkaError
 from aiokafka.structs import TopicPartition
 
+from infra.ending import end, go_on
 from infra.kafka.connect import hang_up, options, quieten
 from infra.kafka.intake import Intake
 from infra.kafka.settings import KafkaSettings
@@ -71,6 +72,7 @@ class KafkaBus:
                         else:
                             await self.acknowledge(batch)
             except (KafkaError, OSError) as error:
+                go_on()
                 self._say(f"Kafka brings nothing ({error}); events come from the log, later")
             await asyncio.sleep(RETRY_S)
 
@@ -140,8 +142,7 @@ class KafkaBus:
             try:
                 yield consumer
             finally:
-                committing.cancel()
-                await asyncio.gather(committing, return_exceptions=True)
+                await end([committing])
                 await self._commit(consumer)
         finally:
             await _stop(consumer)

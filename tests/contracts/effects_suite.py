@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from infra.ports import Commit, CommitMiss, Effects, EventLog, NewEffect
+from infra.ports import Commit, CommitMiss, Disowned, Effects, EventLog, NewEffect
 from schemas.events import (
     Event,
     MessageDeadLettered,
@@ -94,9 +94,17 @@ def driven(dead: MessageDeadLettered) -> MessageRedriven:
 
 
 async def claim(
-    bound: Bound, who: WorkerId, *, lane: Lane = Lane.CONTROL, limit: int = 1000
+    bound: Bound,
+    who: WorkerId,
+    *,
+    lane: Lane = Lane.CONTROL,
+    limit: int = 1000,
+    generation: int = 0,
 ) -> list:
-    return list(await bound.effects.claim(who, lanes=[lane], consumers=[SYNC], limit=limit))
+    found = await bound.effects.claim(
+        who, lanes=[lane], consumers=[SYNC], limit=limit, generation=generation
+    )
+    return list(found)
 
 
 class EffectsSuite:
@@ -296,11 +304,56 @@ class EffectsSuite:
         await bound.log.commit(Commit(effects=tuple(effect(uuid4().hex) for _ in range(3))))
         first, second = await claim(bound, one, limit=2)
         (others,) = await claim(bound, two)
-        await bound.effects.disown(one, keep=[first.id])
-        (found,) = await claim(bound, one)
+        assert await bound.effects.disown(one, generation=0, keep=[first.id]) == 1
+        (found,) = await claim(bound, one, generation=1)
         assert (found.id, found.attempts, found.crashes) == (second.id, 0, 0)
         with pytest.raises(CommitMiss, match="fenced"):
             await bound.log.commit(Commit(worker=one, finished=((second.id, second.epoch),)))
         done = ((first.id, first.epoch), (found.id, found.epoch))
         await bound.log.commit(Commit(worker=one, finished=done))
         await bound.log.commit(Commit(worker=two, finished=((others.id, others.epoch),)))
+
+    async def test_a_claim_that_comes_after_its_generation_takes_nothing(
+        self, bound: Bound
+    ) -> None:
+        who, other = await worker(bound), await worker(bound)
+        assert await bound.effects.disown(who, generation=0, keep=[]) == 1
+        await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))
+        with pytest.raises(Disowned):
+            await claim(bound, who, generation=0)
+        (found,) = await claim(bound, who, generation=1)
+        held = await bound.effects.holding(who)
+        assert (held.generation, held.claims) == (1, {found.id: found.epoch})
+        assert (await bound.effects.holding(other)).claims == {}
+
+    async def test_a_disowning_that_comes_late_gives_nothing_back(self, bound: Bound) -> None:
+        who = await worker(bound)
+        assert await bound.effects.disown(who, generation=0, keep=[]) == 1
+        await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))
+        (found,) = await claim(bound, who, generation=1)
+        assert await bound.effects.disown(who, generation=0, keep=[]) is None
+        assert (await bound.effects.holding(who)).claims == {found.id: found.epoch}
+
+    async def test_a_worker_that_nobody_knows_of_disowns_nothing(self, bound: Bound) -> None:
+        stranger = WorkerId(uuid4().hex)
+        assert await bound.effects.disown(stranger, generation=0, keep=[]) is None
+        assert (await bound.effects.holding(stranger)).claims == {}
+
+    async def test_what_rests_or_is_over_is_not_left_to_do(self, bound: Bound) -> None:
+        async def left() -> int:
+            return await bound.effects.left(lanes=[Lane.CONTROL], consumers=[SYNC])
+
+        who, runs = await worker(bound), [uuid4().hex for _ in range(4)]
+        await bound.log.commit(Commit(effects=tuple(effect(run) for run in runs)))
+        assert await left() == 4
+        assert await bound.effects.left(lanes=[Lane.TRAIN], consumers=[SYNC]) == 0
+        stranger = ConsumerName("grade")
+        assert await bound.effects.left(lanes=[Lane.CONTROL], consumers=[stranger]) == 0
+        await gate(bound, RunPaused(run=runs[0], step=1), 1)
+        await append(bound, letter(runs[1]))
+        await gate(bound, RunStopped(run=runs[2], step=1), 1)
+        assert await left() == 1
+        (held,) = await claim(bound, who)
+        assert await left() == 1, "a claim may come back"
+        await bound.effects.retry(held, delay_s=60, error="not\0now \ud800")
+        assert await left() == 1, "what is tried again later is not done"

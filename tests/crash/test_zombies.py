@@ -20,10 +20,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from consumers.worker import LEASE_LOST
 from infra.failpoints import CONSUMERS, NAMED, runtime_points
 from infra.home import ChildState, read_state
-from infra.lease import LEASE_S
+from infra.lease import LEASE_LOST, LEASE_S
 from tests.chaos.trials import verified
 from tests.crash.zombie import forkserver, learn
 from tests.kit.platform import Platform, eventually, make_workspace, platform, run_config

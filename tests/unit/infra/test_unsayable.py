@@ -1,0 +1,175 @@
+"""Errors whose text no database takes lose no effect: their attempts are counted, and the last one is an
+outcome. On Postgres, for the in-memory twin takes any text."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+from uuid import uuid4
+
+import pytest
+
+from infra import runtime
+from infra.artifacts import ArtifactStore
+from infra.bus import EmbeddedBus
+from infra.clock import SystemClock
+from infra.consumer import Consumer, Decision, Meta
+from infra.database import Database
+from infra.datasets import DatasetCache
+from infra.effects import PostgresEffects
+from infra.hosting import Hosting
+from infra.log import PostgresLog
+from infra.memory_blobs import MemoryBlobs
+from infra.notify import News, Notifier
+from infra.ports import Ports
+from infra.runtime import Runtime
+from infra.settings import Settings
+from schemas.errors import FailureCategory, HeadraceError, Refused, UserCodeError
+from schemas.events import CheckpointFailed, RunWarned
+from schemas.ids import WorkerId, checkpoint_stream
+from schemas.messages import Failed, Lane
+from schemas.plain import plain, said
+from tests.kit.hosting import Fetched, Script, consumer
+
+pytestmark = pytest.mark.postgres
+
+WORKER = WorkerId("w")
+TEXTS = ("a NUL \0 in it", "half a pair \ud83d of surrogates", "\x1b[31mred\x07")
+
+
+class Unsayable(Exception):
+    """It cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+def failing(error: Callable[[], Exception]) -> Consumer[int]:
+    """A consumer whose effect always raises; what comes of it is recorded in its stream."""
+    script = Script(asks=True)
+    plain_one = consumer(script)
+
+    async def perform(effect: object, ports: object) -> None:
+        script.performed.append("")
+        raise error()
+
+    def handle(state: int, message: Any, meta: Meta) -> Decision:
+        if isinstance(message, Failed):
+            told = CheckpointFailed(
+                run=message.effect.run_id, step=len(script.performed), message=message.message
+            )
+            return Decision(events=(told,))
+        assert not isinstance(message, Fetched)
+        return plain_one.handle(state, message, meta)
+
+    return replace(plain_one, perform=perform, handle=handle)
+
+
+@asynccontextmanager
+async def working(
+    hosted: Consumer[Any], database: Database, home: Path
+) -> AsyncIterator[tuple[PostgresLog, Runtime]]:
+    async with Notifier(database) as notifier:
+        log, effects = PostgresLog(database, notifier), PostgresEffects(database)
+        await effects.register(WORKER, host="h", pid=1, lease_s=600)
+        artifacts = ArtifactStore(log, MemoryBlobs())
+        ports = Ports(
+            log=log,
+            blobs=MemoryBlobs(),
+            artifacts=artifacts,
+            datasets=DatasetCache(artifacts),
+            clock=SystemClock(),
+            settings=Settings.load({"HEADRACE_HOME": str(home)}),
+        )
+        started = Runtime(
+            Hosting(WORKER, (hosted,), (Lane.CONTROL,)),
+            log=log,
+            effects=effects,
+            bus=EmbeddedBus(log, notifier),
+            ports=ports,
+            artifacts=artifacts,
+            wakeup=notifier.subscribe(News.WORK),
+        )
+        task = asyncio.ensure_future(started.run())
+        try:
+            yield log, started
+        finally:
+            started.stop()
+            await task
+
+
+async def outcome(log: PostgresLog, run: str) -> CheckpointFailed:
+    """What was recorded about the effect of this run."""
+    async with asyncio.timeout(60):
+        while True:
+            found = await log.load({checkpoint_stream(run): 0})
+            for recorded in found[checkpoint_stream(run)]:
+                return cast("CheckpointFailed", recorded.event)
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
+    monkeypatch.setattr("infra.performing.ATTEMPTS", 3)
+
+
+@pytest.mark.parametrize("kind", [ValueError, UserCodeError, Refused, Unsayable])
+@pytest.mark.parametrize("text", TEXTS)
+async def test_an_error_of_any_text_ends_as_an_outcome(
+    kind: type[Exception], text: str, database: Database, tmp_path: Path
+) -> None:
+    def error() -> Exception:
+        if kind is UserCodeError:
+            return UserCodeError(FailureCategory.VALIDATION, text)
+        return kind(text)
+
+    run = uuid4().hex
+    async with working(failing(error), database, tmp_path) as (log, _):
+        await log.append([RunWarned(run=run, step=1, message="look")], cause=uuid4())
+        told = await outcome(log, run)
+    assert told.step == (1 if issubclass(kind, HeadraceError) else 3)
+    assert told.message.removeprefix("ValueError: ") in (plain(text), said(Unsayable()))
+
+
+async def test_a_performer_that_fails_beside_the_attempt_gives_back_and_goes_on(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = 0
+    original = runtime.perform_once
+
+    async def broken(*arguments: Any) -> Any:
+        nonlocal times
+        times += 1
+        if times < 4:
+            raise AssertionError("nobody thought \0 of this")
+        return await original(*arguments)
+
+    monkeypatch.setattr(runtime, "perform_once", broken)
+    run = uuid4().hex
+    async with working(failing(lambda: Refused("no")), database, tmp_path) as (log, _):
+        await log.append([RunWarned(run=run, step=1, message="look")], cause=uuid4())
+        await outcome(log, run)
+    assert times == 4
+
+
+async def test_what_cannot_even_be_given_back_is_found_again(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twin of cleaning the text: Postgres refuses it, and still the effect is not lost."""
+    monkeypatch.setattr("infra.effects.plain", lambda text: text)
+    monkeypatch.setattr("infra.performing.said", str)
+    times = 0
+
+    def error() -> Exception:
+        nonlocal times
+        times += 1
+        return ValueError(TEXTS[0]) if times < 3 else Refused("no")
+
+    run = uuid4().hex
+    async with working(failing(error), database, tmp_path) as (log, _):
+        await log.append([RunWarned(run=run, step=1, message="look")], cause=uuid4())
+        await outcome(log, run)
+    assert times == 3
