@@ -15,8 +15,10 @@ RULES = 2
 """What a step computes from its batch, by number. A run keeps the rules that it began with
 (`TrainSpec.rules`): an upgrade changes neither a run that is under way nor what verifies its log.
 
-1: a group that shares its prompt is one pass, whatever `micro_batch_tokens` says.
-2: no pass is larger than `micro_batch_tokens`, unless it is one sample.
+1: a group that shares its prompt is one pass, whatever `micro_batch_tokens` says; the answers of a
+   conversation are encoded each by itself.
+2: no pass is larger than `micro_batch_tokens`, unless it is one sample; answers have the ids that they
+   have in the whole conversation.
 """
 
 

@@ -12,9 +12,8 @@ is recorded for the run, never this machine's: the same conversation has the sam
 
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -22,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import UNDATED, Day, Message, SampleRequest
+from trainer.parts import ids_of_parts, prepends
 
 CLOCK = "strftime_now"
 """What templates call for the time, with a format."""
@@ -38,16 +38,9 @@ BEGINNINGS = 64
 """Conversations whose ids are kept: the samples of a group begin alike."""
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """A turn that has ended: its text as the template wrote it, its ids with the one that ends it."""
-
-    text: str
-    ids: list[int]
-
-
 class Chat:
-    """A tokenizer, the ids that end a turn, and the day that templates take for today."""
+    """A tokenizer, the ids that end a turn, and the day that templates take for today. `apart`: texts
+    that follow one another are encoded each by itself (rules 1, `schemas.learning`)."""
 
     def __init__(
         self,
@@ -55,8 +48,10 @@ class Chat:
         stop_ids: frozenset[int],
         *,
         date: Day | None = None,
+        apart: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
+        self._apart = apart
         self._stop_ids = stop_ids
         self._today = codes_of(datetime.fromisoformat(date or UNDATED).replace(tzinfo=UTC))
         self._begun = lru_cache(BEGINNINGS)(self._begin)
@@ -86,6 +81,16 @@ class Chat:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
+    def parts(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of texts that follow one another (`trainer/parts.py`)."""
+        if not self._prepends:
+            return [self.encode(text) for text in texts]
+        return ids_of_parts(self._tokenizer, texts)
+
+    @cached_property
+    def _prepends(self) -> bool:
+        return not self._apart and prepends(self._tokenizer)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -110,21 +115,23 @@ class Chat:
         whole = self.text(request.messages, reply_next=True)
         if not whole.startswith(said):
             return None
-        suffix = self.encode(whole[len(said) :])
+        _, suffix = self.parts((said, whole[len(said) :]))
         ended = last.completion_ids[-1:]
         if ended and ended[0] in self._stop_ids and suffix[:1] == list(ended):
             suffix = suffix[1:]
         return [*last.prompt_ids, *last.completion_ids, *suffix]
 
-    def closed(self, text: str) -> "Closed":
+    def closed(self, text: str) -> str:
         """What a template wrote, up to and with the last token that ends a turn; what comes after it
-        belongs to nobody. Where the template has no such token the model's own is added: the policy
-        must learn to stop."""
+        belongs to nobody."""
         ends = (text.rfind(end) + len(end) for end in self._stop_texts if end in text)
-        said = text[: max(ends, default=len(text))]
-        ids = self.encode(said)
+        return text[: max(ends, default=len(text))]
+
+    def ended(self, ids: Sequence[int]) -> list[int]:
+        """The ids of a turn with the one that ends it. Where the template has no such token the model's
+        own is added: the policy must learn to stop."""
         is_ended = bool(ids) and ids[-1] in self._stop_ids
-        return Closed(said, ids if is_ended else [*ids, self._end_id])
+        return [*ids] if is_ended else [*ids, self._end_id]
 
     @property
     def _stop_texts(self) -> list[str]:

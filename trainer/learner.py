@@ -27,6 +27,7 @@ from schemas.learning import (
     StepResult,
 )
 from trainer import sft
+from trainer.base import Base
 from trainer.chat import Chat
 from trainer.objectives import OBJECTIVES, settings_of
 from trainer.optimizer import Optimizer, lr_at
@@ -206,7 +207,7 @@ def _step(session: Session, job: LearnerJob, batch: StepBatch, *, export_state: 
         base = policy.loaded.base
         metrics, plan = sft.step(
             policy,
-            Chat(base.tokenizer, base.stop_ids, date=job.date),
+            _chat(base, job),
             batch.conversations,
             advanced,
             tokens=tokens,
@@ -232,13 +233,18 @@ def _versions(policy: Policy, job: LearnerJob) -> dict[str, str]:
     return {"kernels": policy.kernels, "rules": str(job.rules)}
 
 
+def _chat(base: Base, job: LearnerJob) -> Chat:
+    return Chat(base.tokenizer, base.stop_ids, date=job.date, apart=job.rules < 2)
+
+
 def _evaluate(
     policy: Policy, job: LearnerJob, conversations: Sequence[Conversation]
 ) -> dict[str, float]:
     advanced, base = job.config.advanced, policy.loaded.base
     tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
-    chat = Chat(base.tokenizer, base.stop_ids, date=job.date)
-    return sft.evaluate(policy, chat, conversations, advanced, tokens=tokens, rules=job.rules)
+    return sft.evaluate(
+        policy, _chat(base, job), conversations, advanced, tokens=tokens, rules=job.rules
+    )
 
 
 def _updates(

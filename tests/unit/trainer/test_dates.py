@@ -1,7 +1,7 @@
 """A template that asks for the time is told the day that is recorded: the same prompt, answer, step and
 held-out loss on every day of this machine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from schemas.learning import Conversation, LearnerJob, StepBatch
-from schemas.sampling import UNDATED, SampleRequest
+from schemas.sampling import UNDATED, Message, SampleRequest
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.chat import Chat
 from trainer.engine import Engine
@@ -85,8 +85,8 @@ async def test_what_was_recorded_without_a_day_has_a_fixed_one(on: Callable[[int
 async def test_twin_with_the_machines_clock_another_day_is_another_run(
     on: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def careless(chat: Chat, messages: object, *, reply_next: bool) -> str:
-        plain = [{"role": m.role, "content": m.content} for m in messages]  # type: ignore[attr-defined]
+    def careless(chat: Chat, messages: Sequence[Message], *, reply_next: bool) -> str:
+        plain = [{"role": m.role, "content": m.content} for m in messages]
         return str(
             chat._tokenizer.apply_chat_template(
                 plain, tokenize=False, add_generation_prompt=reply_next

@@ -1,0 +1,106 @@
+"""Small tokenizers in the manner of published ones, trained here, and templates to them."""
+
+import json
+from functools import cache
+from typing import Any, Literal
+
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
+from transformers import PreTrainedTokenizerFast
+
+Kind = Literal["legacy", "always", "first", "unigram", "bytes"]
+PREFIXED: tuple[Kind, ...] = ("legacy", "always", "first", "unigram")
+"""Llama 2 and Mistral 7B v0.1; the same without legacy; a prefix at the very beginning only; a unigram
+model. Each puts a space before a text."""
+
+SPECIAL = ("<unk>", "<s>", "</s>")
+CORPUS = [
+    "[INST] What is 2 + 2 ? [/INST] It is 4 , of course .",
+    "the answer is seven ; the other answer is nine .",
+    "<|user|> hello there , how are you ? <|assistant|> I am well .",
+    "one two three four five six seven eight nine ten\n\nA new line .",
+    *(f"{n} plus {n} is {2 * n}" for n in range(40)),
+]
+LLAMA2 = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<s>[INST] ' + m.content + ' [/INST]' }}"
+    "{% elif m.role == 'assistant' %}{{ ' ' + m.content + ' </s>' }}{% endif %}{% endfor %}"
+)
+MISTRAL = (
+    "{{ '<s>' }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+    "{% elif m.role == 'assistant' %}{{ m.content + '</s>' }}{% endif %}{% endfor %}"
+)
+LINES = (
+    "{% for m in messages %}{{ m.role + ':\\n' + m.content + '</s>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:\\n' }}{% endif %}"
+)
+TEMPLATES = {
+    "llama 2": LLAMA2,
+    "mistral": MISTRAL,
+    "lines": LINES,
+    "plain": LINES.replace("</s>", ""),
+}
+
+
+@cache
+def tokenizer_of(kind: Kind) -> PreTrainedTokenizerFast:
+    """A tokenizer that knows what it was not trained on, byte by byte."""
+    special = [AddedToken(text, special=True, normalized=False) for text in SPECIAL]
+    made = _bytes() if kind == "bytes" else _pieces(kind)
+    made.add_special_tokens(special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+
+
+def _pieces(kind: Kind) -> Tokenizer:
+    """Trained word by word, as theirs are: no piece reaches over a space."""
+    unigram = kind == "unigram"
+    made = Tokenizer(models.Unigram() if unigram else models.BPE())
+    made.pre_tokenizer = pre_tokenizers.Metaspace(split=True)
+    trainer = trainers.UnigramTrainer if unigram else trainers.BpeTrainer
+    made.train_from_iterator(CORPUS, trainer(vocab_size=300, show_progress=False))
+    made = Tokenizer(_with_bytes(json.loads(made.to_str())["model"]))
+    if kind == "legacy":
+        spaces = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        made.normalizer = normalizers.Sequence(spaces)
+    else:
+        scheme = "first" if kind == "first" else "always"
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    strip = decoders.Strip(" ", 1, 0)
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip]
+    )
+    return made
+
+
+def _with_bytes(trained: dict[str, Any]) -> models.Model:
+    """The trained model, which falls back to bytes where it knows no piece."""
+    more = (*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)))
+    if trained["type"] == "Unigram":
+        pieces = [(text, score) for text, score in trained["vocab"] if text not in more]
+        scored = [*((text, 0.0) for text in more), *pieces]
+        return models.Unigram(scored, unk_id=0, byte_fallback=True)
+    vocabulary = {text: n for n, text in enumerate((*more, *trained["vocab"]))}
+    merges = [(left, right) for left, right in trained["merges"]]
+    return models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+
+
+def _bytes() -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(CORPUS, trainer)
+    return made
