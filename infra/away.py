@@ -35,6 +35,7 @@ class DiskFull(Away):
 ERRORS: tuple[type[Exception], ...] = (
     OSError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the server ended the connection between our calls
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.InsufficientResourcesError,

@@ -67,6 +67,9 @@ class Pool:
                 connection.terminate()
                 await self._pool.expire_connections()
                 raise
+            except asyncpg.InternalClientError:
+                connection.terminate()  # it may still count as open
+                raise
             finally:
                 await self._pool.release(connection, timeout=CONNECT_S)
 

@@ -1,0 +1,26 @@
+"""A connection that the server has ended, but whose end has not arrived yet, is away: it is dropped."""
+
+import struct
+
+import pytest
+
+from infra.away import Away
+from infra.database import connect
+
+pytestmark = pytest.mark.postgres
+
+FIELDS = b"SFATAL\0VFATAL\0C57P01\0Mterminating connection due to unexpected postmaster exit\0\0"
+ENDED = b"E" + struct.pack("!i", 4 + len(FIELDS)) + FIELDS
+"""What a server says last (protocol 3.0, ErrorResponse); nothing follows but the end of the stream."""
+
+
+async def test_the_next_call_is_away_and_the_one_after_it_gets_a_new_connection(
+    database_url: str,
+) -> None:
+    async with connect(database_url, size=1) as database:
+        async with database.durable.acquire() as connection:
+            pid = await connection.fetchval("select pg_backend_pid()")
+            connection._con._protocol.data_received(ENDED)
+        with pytest.raises(Away):
+            await database.durable.fetchval("select 1")
+        assert await database.durable.fetchval("select pg_backend_pid()") != pid
