@@ -14,13 +14,12 @@ from uuid import UUID
 import asyncpg
 
 from infra.database import Database
+from infra.horizon import Horizon
 from infra.notify import News, Notifier
 from infra.ports import Commit, CommitMiss, Cursor, NewEvent, Recorded, Snapshot
 from infra.rows import COLUMNS, arguments_of, edge_ids, known_in, recorded_in, written_as
 from schemas.events import EVENT_TYPES, Event
 from schemas.ids import ConsumerName, EventId, StreamName
-
-BELOW_HORIZON = "xid < pg_snapshot_xmin(pg_current_snapshot())"
 
 KNOWN = "id = any ($1) and causation = correlation"
 """Events of edges, and of nobody else: what an edge appends begins a correlation of its own. An index
@@ -44,6 +43,7 @@ class PostgresLog:
         self._pool = database.durable
         self._lazy = database.lazy
         self._notifier = notifier
+        self._horizon = Horizon()
 
     async def load(
         self, streams: Mapping[StreamName, int], *, limit: int | None = None
@@ -129,7 +129,7 @@ class PostgresLog:
         bound = " and (xid, position) <= ($4, $5)" if upto is not None else ""
         rows = await self._pool.fetch(
             f"select {COLUMNS} from events where (xid, position) > ($1, $2){bound}"  # noqa: S608 - constants
-            f" and {BELOW_HORIZON} order by xid, position limit $3",
+            f" and {self._horizon.below} order by xid, position limit $3",
             after.xid,
             after.position,
             limit,
@@ -149,11 +149,12 @@ class PostgresLog:
             after.xid,
             after.position,
         )
+        self._horizon.seen(after, hidden=found is not None)
         return found is not None
 
     async def head(self) -> Cursor:
         row = await self._pool.fetchrow(
-            f"select xid, position from events where {BELOW_HORIZON}"  # noqa: S608 - constants
+            f"select xid, position from events where {self._horizon.below}"  # noqa: S608 - constants
             " order by xid desc, position desc limit 1"
         )
         return Cursor(row["xid"], row["position"]) if row else Cursor()
@@ -192,7 +193,7 @@ class PostgresLog:
     ) -> Sequence[Recorded]:
         rows = await self._pool.fetch(
             f"select {COLUMNS} from events where run_id = $1 and (xid, position) > ($2, $3)"  # noqa: S608 - constants
-            f" and {BELOW_HORIZON} and ($5::text[] is null or type = any ($5))"
+            f" and {self._horizon.below} and ($5::text[] is null or type = any ($5))"
             " order by xid, position limit $4",
             run,
             after.xid,

@@ -129,7 +129,7 @@ class Platform:
         )
 
     async def horizon_age_s(self) -> float:
-        """Since when the oldest transaction of the server holds the log's horizon back."""
+        """Since when the oldest writing transaction of our database holds the log's horizon back."""
         age = await self._pool.fetchval("select horizon_age_s()")
         return float(age or 0.0)
 

@@ -1,5 +1,6 @@
-"""Who tails the log sees every committed event once and each stream in its order, under writers whose
+"""A tail of the log sees every committed event once and each stream in its order, under writers whose
 transactions overlap, wait and roll back; a tail by position alone loses events under the same writers.
+So does a tail by the horizon of our own writers, and a transaction of another database cannot stop it.
 
 HEADRACE_TAIL_S says for how long they write.
 """
@@ -10,6 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -17,9 +19,11 @@ import asyncpg
 import pytest
 
 from infra.database import Database
+from infra.horizon import BELOW_OWN_HORIZON, Horizon
 from infra.log import PostgresLog
 from infra.notify import Notifier
 from infra.ports import Cursor
+from tests.kit.postgres import database_of, execute
 
 pytestmark = pytest.mark.postgres
 
@@ -80,6 +84,39 @@ class Writer:
         await connection.close()
 
 
+class AlwaysOwn(Horizon):
+    """As if an event had just been hidden for too long."""
+
+    @property
+    def below(self) -> str:
+        return BELOW_OWN_HORIZON
+
+
+@asynccontextmanager
+async def another_database(url: str) -> AsyncIterator[str]:
+    """The URL of another database on the same server, with a table `t`."""
+    name = f"t{uuid4().hex[:12]}"
+    await execute(url, f"create database {name}")
+    other = database_of(url, name)
+    try:
+        await execute(other, "create table t (n integer)")
+        yield other
+    finally:
+        await execute(url, f"drop database {name} with (force)")
+
+
+@asynccontextmanager
+async def writing(url: str) -> AsyncIterator[None]:
+    """A transaction that writes to `t` of this database is open while inside."""
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute("begin; insert into t values (1)")
+        yield
+        await connection.execute("rollback")
+    finally:
+        await connection.close()
+
+
 @dataclass
 class Tail:
     """Who follows by horizon, as every reader of Headrace does."""
@@ -117,6 +154,95 @@ async def follow_naively(database: Database, stop: asyncio.Event) -> set[int]:
         if last and not rows:
             return seen
         await asyncio.sleep(0.001)
+
+
+async def foreign_writers(url: str, until: float) -> None:
+    """Short transactions of another database, so that sessions come and go all the time."""
+    draw = random.Random("foreign")
+    while time.monotonic() < until:
+        connection = await asyncpg.connect(url)
+        for _ in range(draw.randint(1, 5)):
+            async with connection.transaction():
+                await connection.execute("insert into t values (1)")
+                await asyncio.sleep(draw.choice((0.0, 0.001, 0.02)))
+        await connection.close()
+
+
+async def test_the_tail_by_our_own_writers_misses_nothing_beside_another_database(
+    log: PostgresLog, database: Database
+) -> None:
+    """All of it is seen while a transaction of the other database, older than every event, is open."""
+    log._horizon = AlwaysOwn()
+    stop, tail = asyncio.Event(), Tail()
+    async with another_database(database.url) as other, writing(other):
+        good = asyncio.ensure_future(tail.follow(log, stop))
+        writers = [Writer(number) for number in range(WRITERS)]
+        until = time.monotonic() + SECONDS / 2
+        await asyncio.gather(
+            *(writer.write(database.url, until) for writer in writers),
+            *(foreign_writers(other, until) for _ in range(4)),
+        )
+        stop.set()
+        await good
+        kept = {position for writer in writers for position in writer.kept}
+        assert tail.seen == Counter(kept)
+        assert not tail.disorder, tail.disorder[:5]
+        log._horizon = Horizon()
+        assert await log.tail(Cursor(), limit=PAGE) == ([], Cursor()), "by the server's: nothing"
+
+
+HELD_UP = """
+create function held_up_horizon(pg_snapshot) returns xid8 language plpgsql stable as $$
+begin
+    perform pg_advisory_xact_lock_shared(1);
+    return {};
+end $$
+"""
+RIGHT = "own_horizon($1)"
+NAIVE = """(select coalesce(
+    (select backend_xid::text::xid8 from pg_stat_activity
+     where backend_xid is not null and datname = current_database()
+     order by backend_xid::text::bigint limit 1),
+    pg_snapshot_xmax($1)))"""
+"""The oldest of our writers, whatever the snapshot says: one that ends after the snapshot was taken and
+before the sessions are looked at is in neither."""
+
+
+class HeldUp(Horizon):
+    """Between its snapshot and its look at the sessions a reader waits for a lock."""
+
+    @property
+    def below(self) -> str:
+        return "xid < (select held_up_horizon(pg_current_snapshot()))"
+
+
+@pytest.mark.parametrize("horizon", [RIGHT, pytest.param(NAIVE, id="twin")])
+async def test_a_writer_that_ends_while_sessions_are_looked_at_is_not_passed(
+    log: PostgresLog, database: Database, horizon: str
+) -> None:
+    """Its event is older than one that is committed already."""
+    await execute(database.url, HELD_UP.format(horizon))
+    log._horizon = HeldUp()
+    older = await asyncpg.connect(database.url)
+    await older.execute("begin")
+    hidden = await older.fetchval(INSERT, uuid4(), "run-older", 1, PAYLOAD)
+    newer = await asyncpg.connect(database.url)
+    await newer.fetchval(INSERT, uuid4(), "run-newer", 1, PAYLOAD)
+    await newer.execute("select pg_advisory_lock(1)")
+    tailing = asyncio.ensure_future(log.tail(Cursor(), limit=PAGE))
+    while not await newer.fetchval(
+        "select count(*) from pg_stat_activity where wait_event = 'advisory' and"
+        " datname = current_database()"
+    ):
+        await asyncio.sleep(0.01)
+    await older.execute("commit")
+    await newer.execute("select pg_advisory_unlock(1)")
+    first, cursor = await tailing
+    then, _ = await log.tail(cursor, limit=PAGE)
+    found = hidden in {recorded.cursor.position for recorded in (*first, *then)}
+    assert found == (horizon is RIGHT), "the twin passes it and never sees it"
+    await older.close()
+    await newer.close()
 
 
 async def test_the_tail_by_horizon_misses_nothing_where_the_naive_tail_does(

@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from infra.database import Database
+from infra.follow import Patience
 from infra.log import PostgresLog
 from infra.notify import Notifier
 from infra.ports import Cursor
@@ -136,6 +137,34 @@ async def test_a_prepared_transaction_holds_the_log_back_until_somebody_ends_it(
         async with asyncio.timeout(60):
             while await platform.horizon_age_s() > 0:
                 await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def elsewhere(preparing: str) -> Iterator[str]:
+    """Another database of that server."""
+    with fresh_database(preparing) as url:
+        yield url
+
+
+async def test_another_database_of_the_server_holds_nothing_back(
+    preparing: str, elsewhere: str
+) -> None:
+    """Neither an open transaction that writes there nor a prepared one, both older than the event. By
+    the server's horizon alone, the twin, the event stays hidden."""
+    async with connected(preparing) as database, Notifier(database) as notifier:
+        log, platform = PostgresLog(database, notifier), Platform(database)
+        patience = Patience(log, notifier.subscribe())
+        await execute(elsewhere, f"begin;{FILL.format(events=1)};prepare transaction 'there'")
+        writing = "insert into streams values ('s', 1)"
+        async with open_transaction(elsewhere, writing, isolation="read_committed"):
+            cursor = await appended(log)
+            async with asyncio.timeout(60):
+                while not await seen(log, cursor):
+                    await patience.wait(Cursor())
+            assert await platform.horizon_age_s() == 0, "nothing holds this log back"
+            twin = PostgresLog(database, notifier)
+            assert not await seen(twin, cursor), "the twin"
+        await execute(elsewhere, "rollback prepared 'there'")
 
 
 async def test_a_long_log_is_not_walked_for_its_lag(database: Database) -> None:
