@@ -4,16 +4,26 @@ A group's samples share one event, so their messages share one room. What a term
 would stumble over (control characters, lone surrogates) does not enter the log.
 """
 
+import itertools
+
 from schemas.plain import plain
 
-ROOM_CHARS = 6000
-"""Characters of message text that all samples of one event may take together."""
+ROOM_BYTES = 6000
+"""Bytes of message text that all samples of one event may take together, as JSON."""
 
-LONGEST_CHARS = 400
+LONGEST_BYTES = 400
 
 
 def excerpt(message: str, *, num_samples: int = 1) -> str:
     """The part of `message` that an event about `num_samples` samples can carry, printable."""
-    limit = max(24, min(LONGEST_CHARS, ROOM_CHARS // num_samples))
+    limit = max(24, min(LONGEST_BYTES, ROOM_BYTES // num_samples))
     text = plain(message[: 2 * limit].strip())
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    if sum(map(_size, text)) <= limit:
+        return text
+    ends = itertools.accumulate(map(_size, text))
+    return text[: sum(end <= limit - 1 for end in ends)] + "…"
+
+
+def _size(character: str) -> int:
+    """The bytes that a printable character takes as JSON."""
+    return 2 if character in '"\\\n\t' else len(character.encode())

@@ -91,10 +91,10 @@ def encode(event: Event) -> str:
         data = event.model_dump_json()
     except PydanticSerializationError as error:
         raise Unwritable(event, f"cannot be written as JSON: {error}") from error
-    if len(data) > MAX_EVENT_BYTES:
+    if (size := len(data.encode())) > MAX_EVENT_BYTES:
         raise Unwritable(
             event,
-            f"has {len(data)} bytes; an event may have {MAX_EVENT_BYTES}. Make the step smaller "
+            f"has {size} bytes; an event may have {MAX_EVENT_BYTES}. Make the step smaller "
             "(rollout_batch_size, n_samples_per_prompt)",
         )
     return data

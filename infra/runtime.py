@@ -101,6 +101,7 @@ class Runtime:
         self._generation = 0
         self._checked_at = 0.0
         self._full = False
+        self._born = 0
         self._unsure = False
         self._absences = 0
         self._stopping = asyncio.Event()
@@ -187,7 +188,7 @@ class Runtime:
                 try:
                     if problem is None:
                         await self._write(works, apart)
-                        return
+                        break
                     works, apart = await self._solved(works, apart, problem)
                     problem = None
                 except (DecisionError, CommitMiss) as error:
@@ -198,8 +199,10 @@ class Runtime:
                     await asyncio.sleep(AWAY_S)
                 tries += 1
                 await asyncio.sleep(random.uniform(0, min(0.05, 0.001 * 2 ** min(tries, 6))))  # noqa: S311 - jitter
+            self._born = 0
 
     async def _write(self, works: Sequence[Work], apart: Apart) -> None:
+        self._born = 0
         draft = await self._drafter.draft(works, without=apart)
         self._pass(draft, "decided")
         self._pass(draft, "tx_before_commit")
@@ -263,20 +266,32 @@ class Runtime:
     # --- perform --------------------------------------------------------------------------------
 
     def _claims(self, effect: Effect) -> bool:
-        """Whether an effect decided here is born claimed by this process."""
-        return self._hosting.performs(effect) and len(self._held) < self._hosting.capacity
+        """Whether an effect decided here is born claimed by this process. What the same draft has
+        claimed before it is in nobody's hands yet, and counts."""
+        if not self._hosting.performs(effect) or self._room() <= 0:
+            return False
+        self._born += 1
+        return True
+
+    def _room(self) -> int:
+        """How many more effects this process may hold."""
+        return self._hosting.capacity - len(self._held) - self._born
 
     async def _perform(self) -> None:
         self._unsure = True  # we start, or start again because an answer was lost
         while True:
             go_on()
             await self._check()
-            room = self._hosting.capacity - len(self._held)
+            room = self._room()
             claimed = await self._claimed(room)
+            # What was born claimed meanwhile took its part of the room.
+            left = max(0, self._room())
             # Whether more may wait than we have room for: then it is claimed as room comes.
-            self._full = len(claimed) >= room
-            for one in claimed:
+            self._full = len(claimed) >= min(room, left)
+            for one in claimed[:left]:
                 self._start(one)
+            for one in claimed[left:]:
+                await self._effects.release(one)
             if not claimed:
                 await self._rest()
 

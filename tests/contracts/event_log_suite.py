@@ -16,7 +16,7 @@ from infra.ports import (
     Snapshot,
 )
 from schemas.errors import Refused
-from schemas.events import RunPaused, RunWarned
+from schemas.events import MAX_EVENT_BYTES, RunPaused, RunWarned
 from schemas.ids import ConsumerName, EventId, StreamName
 from schemas.messages import FetchCommit
 from schemas.specs import CommitSpec
@@ -380,7 +380,17 @@ class EventLogSuite:
 
     async def test_an_event_that_is_too_large_is_refused(self, log: EventLog) -> None:
         run = uuid4().hex
-        event = RunWarned(run=run, step=1, message="x" * 70_000)
-        with pytest.raises(Refused, match="65536"):
-            await log.commit(one(event, 1))
-        assert list((await log.load({event.stream: 0}))[event.stream]) == []
+        for text in ("x" * 70_000, "\N{CJK UNIFIED IDEOGRAPH-6E20}" * 22_000):
+            event = RunWarned(run=run, step=1, message=text)
+            with pytest.raises(Refused, match="65536"):
+                await log.commit(one(event, 1))
+            assert list((await log.load({event.stream: 0}))[event.stream]) == []
+
+    async def test_an_event_may_have_64_kib(self, log: EventLog) -> None:
+        event = RunWarned(run=uuid4().hex, step=1, message="")
+        room = MAX_EVENT_BYTES - len(event.model_dump_json().encode())
+        largest = event.model_copy(update={"message": "é" * (room // 2) + "x" * (room % 2)})
+        await log.commit(one(largest, 1))
+        larger = largest.model_copy(update={"message": largest.message + "x"})
+        with pytest.raises(Refused, match="65537 bytes"):
+            await log.commit(one(larger, 2))

@@ -68,7 +68,7 @@ class When:
             for event in decision.events:
                 assert event.stream == stream, f"{event.type} does not belong to {stream}"
                 assert type(event) in self.given.consumer.emits, f"{event.type} is not announced"
-                assert len(event.model_dump_json()) <= MAX_EVENT_BYTES, event.type
+                assert len(event.model_dump_json().encode()) <= MAX_EVENT_BYTES, event.type
             for effect in decision.effects:
                 assert type(effect) in self.given.consumer.effects, effect.type
 

@@ -134,6 +134,7 @@ class Bench:
     home: Path
     consumers: Sequence[Consumer[Any]]
     world: World = field(default_factory=World)
+    capacity: int = 1024
 
     def __post_init__(self) -> None:
         self.log = Flaky(MemoryLog(self.world))
@@ -176,7 +177,7 @@ class Bench:
             settings=Settings.load({"HEADRACE_HOME": str(self.home)}),
         )
         runtime = Runtime(
-            Hosting(WORKER, tuple(self.consumers), (Lane.CONTROL,)),
+            Hosting(WORKER, tuple(self.consumers), (Lane.CONTROL,), self.capacity),
             log=cast("Any", self.log),
             effects=cast("Any", self.effects),
             bus=MemoryBus(self.world),

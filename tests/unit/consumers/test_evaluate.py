@@ -115,7 +115,7 @@ def test_a_chunk_of_any_size_fits_into_its_events() -> None:
     requests = [event for event in asked if isinstance(event, GroupsRequested)]
     assert [slot.row for event in requests for slot in event.slots] == list(range(5000))
     assert len({event.name for event in requests}) == len(requests)
-    assert max(len(event.model_dump_json()) for event in requests) < MAX_EVENT_BYTES / 2
+    assert max(len(event.model_dump_json().encode()) for event in requests) < MAX_EVENT_BYTES / 2
 
 
 def test_when_every_sample_fails_the_first_error_is_quoted() -> None:

@@ -34,7 +34,7 @@ def test_the_largest_group_that_is_admitted_fits_into_its_event(num_rewards: int
         ),
         grades=tuple(Grade(index=n, reward=-1.2345678901234567, parts=parts) for n in range(num)),
     )
-    size = len(event.model_dump_json())
+    size = len(event.model_dump_json().encode())
     assert size <= MAX_EVENT_BYTES
     reason = too_many_samples(num + 1, rewards)
     assert reason is not None

@@ -1,0 +1,30 @@
+"""What users' errors say fits into an event, in whatever language they say it."""
+
+import pytest
+
+from consumers.excerpt import excerpt
+from schemas.events import MAX_EVENT_BYTES, GroupGenerated
+from schemas.limits import too_many_samples
+from schemas.sampling import ArtifactRef
+from schemas.specs import SampleEntry
+from tests.kit.specs import group_spec, template
+
+MOST = next(n for n in range(1, 10_000) if too_many_samples(n + 1, ()))
+
+
+@pytest.mark.parametrize("character", ["x", '"', "\\", "é", "漢", "\N{GRINNING FACE}"])
+@pytest.mark.parametrize("num", [1, 8, MOST])
+def test_a_group_of_which_every_sample_failed_fits(character: str, num: int) -> None:
+    message = excerpt(character * 10_000, num_samples=num)
+    assert message.endswith("…")
+    entries = tuple(SampleEntry(index=n, failure="user", message=message) for n in range(num))
+    part = ArtifactRef(uri="row:" + "0" * 64, sha256="0" * 64, size=1)
+    event = GroupGenerated(
+        spec=group_spec(template(num_samples=num)), entries=entries, parts=(part,) * num
+    )
+    assert len(event.model_dump_json().encode()) <= MAX_EVENT_BYTES
+
+
+def test_what_is_short_stays_as_it_is() -> None:
+    assert excerpt(" 値が 3 より大きい ") == "値が 3 より大きい"
+    assert excerpt("a\0b\ud800c") == "a?b?c"

@@ -1,0 +1,61 @@
+"""A process holds no more effects than it has room for, however they come to it."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import runtime
+from infra.consumer import NOTHING, Consumer, Decision, Meta
+from infra.ports import Ports
+from schemas.events import RunWarned
+from schemas.messages import FetchCommit
+from tests.kit.hosting import WORKER, Bench, Fetched, Script, consumer, effect
+
+ASKED, CAPACITY = 40, 3
+
+
+class Counting:
+    """A consumer that asks for many effects at once, and how many of them were in hand at most."""
+
+    def __init__(self) -> None:
+        self.performed: set[str] = set()
+        self.now = self.most = 0
+        self.go = asyncio.Event()
+        self.consumer: Consumer[Any] = replace(
+            consumer(Script()), handle=self.handle, perform=self.perform
+        )
+
+    def handle(self, state: int, message: RunWarned | Fetched, meta: Meta) -> Decision:
+        if isinstance(message, Fetched):
+            return NOTHING
+        return Decision(effects=tuple(effect(message.run, n) for n in range(ASKED)))
+
+    async def perform(self, asked: FetchCommit, ports: Ports) -> Fetched:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await self.go.wait()
+        self.now -= 1
+        self.performed.add(asked.workspace)
+        return Fetched(asked)
+
+
+@pytest.mark.parametrize("messages", [1, 5])
+async def test_one_decision_is_born_claimed_as_far_as_there_is_room(
+    tmp_path: Path, messages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
+    counting = Counting()
+    bench = Bench(tmp_path, [counting.consumer], capacity=CAPACITY)
+    runs = [f"r{n}" for n in range(messages)]
+    for run in runs:
+        await bench.warn(run, 1)
+    async with bench.running():
+        await bench.until(lambda: len(bench.world.effects) == messages * ASKED)
+        await bench.until(lambda: counting.now >= CAPACITY)
+        held = [one for one in bench.world.effects.values() if one.worker == WORKER]
+        counting.go.set()
+        await bench.until(lambda: len(counting.performed) == messages * ASKED)
+    assert len(held) == counting.most == CAPACITY
