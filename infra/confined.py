@@ -257,4 +257,9 @@ def _result(message: Json, role: str) -> Json:
 
 def describe_user() -> str:
     """Who user code runs as, for the log."""
-    return f"uid {UNPRIVILEGED}" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
+    if os.geteuid() == 0:
+        return f"uid {UNPRIVILEGED}"
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container's user need not have an entry
+        return f"uid {os.geteuid()}"

@@ -83,6 +83,17 @@ class EmbeddedPostgres:
             self.process.wait(30)
 
 
+def check_user() -> None:
+    """Raises InvalidConfig for a user that Postgres would refuse to run as, with a text of its own."""
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError as error:
+        raise InvalidConfig(
+            f"the embedded Postgres needs a user with an entry in /etc/passwd, and uid {os.geteuid()} "
+            "has none; add one, or name a server in HEADRACE_DATABASE_URL"
+        ) from error
+
+
 def place_for(home: Path) -> Place:
     """Where the database of this home lives, from now on if it had none. Raises InvalidConfig when it is
     another home's."""
@@ -136,6 +147,7 @@ def start(home: Path) -> EmbeddedPostgres:
     Raises InvalidConfig when the wheel is missing or another server owns the data directory,
     TransientError when it does not come up.
     """
+    check_user()
     place = place_for(home)
     _prepare(place)
     binaries = _binaries(place)

@@ -6,8 +6,10 @@ ended once may have been killed by somebody else; what ends it whenever it is tr
 """
 
 import asyncio
+import fcntl
 import io
 import logging
+import os
 import shutil
 import tarfile
 import tempfile
@@ -16,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import headrace
-from infra.confined import ConfinedProcess, Ended, Json, describe_user
+from infra.confined import UNPRIVILEGED, ConfinedProcess, Ended, Json, describe_user
 from infra.externals import WorkflowResult
 from infra.settings import Settings
 from schemas.errors import CorruptData, FailureCategory, TransientError, UserCodeError
@@ -26,6 +28,9 @@ from schemas.specs import DiscoveredRollout, Entrypoint, RolloutRef
 logger = logging.getLogger(__name__)
 
 Fetch = Callable[[ArtifactRef], Awaitable[bytes]]
+
+PREFIX, HELD = "headrace-code-", "held"
+"""Directories of unpacked user code, and the file in each that its process holds a lock on."""
 
 WARM = 8
 """Processes kept warm; the one unused for longest ends first."""
@@ -42,8 +47,7 @@ class ProcessSandbox:
 
     def __init__(self, settings: Settings, *, fetch: Fetch) -> None:
         self._fetch = fetch
-        self._root = Path(tempfile.mkdtemp(prefix="headrace-code-"))
-        self._root.chmod(0o755)
+        self._root, self._held = code_directory()
         self._sdk = self._root / "sdk"
         shutil.copytree(
             Path(headrace.__file__).parent,
@@ -133,6 +137,7 @@ class ProcessSandbox:
             await process.aclose()
         self._warm.clear()
         await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
+        os.close(self._held)
 
     async def _call(
         self, rollout: RolloutRef, role: str, name: str, message: Json, *, deadline_s: float
@@ -220,6 +225,38 @@ class ProcessSandbox:
         return DiscoveredRollout.model_validate({"entrypoint": entrypoint, **found})
 
 
+def code_directory() -> tuple[Path, int]:
+    """A directory for user code, and the descriptor that holds it for as long as we live. Only we and
+    the user of user code can enter it. Directories that killed processes left behind are removed."""
+    for former in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        _remove_unheld(former)
+    root = Path(tempfile.mkdtemp(prefix=PREFIX))
+    held = os.open(root / HELD, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if os.geteuid() == 0:
+        os.chown(root, -1, UNPRIVILEGED)
+        root.chmod(0o710)
+    return root, held
+
+
+def _remove_unheld(former: Path) -> None:
+    """Remove a directory of ours that nobody holds. One without the file that is held is being made
+    now, or belongs to an earlier version."""
+    try:
+        if former.is_symlink() or former.stat().st_uid != os.geteuid():
+            return
+        descriptor = os.open(former / HELD, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(former, ignore_errors=True)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(descriptor)
+
+
 def unpack(snapshot: bytes, directory: Path) -> None:
     """Regular files of a snapshot into `directory`, readable by all. Raises CorruptData on anything
     else: the snapshot was made by us."""
@@ -243,10 +280,13 @@ def _mains(tree: Path) -> list[Entrypoint]:
 
 def _entry_file(tree: Path, entrypoint: Entrypoint) -> Path | None:
     """The entry point's file, if it is one and lies inside its rollout."""
-    rollout = (tree / "rollouts" / entrypoint.rollout).resolve()
-    path = (rollout / entrypoint.path).resolve()
-    inside = path.is_relative_to(rollout) and rollout.is_relative_to(tree.resolve())
-    return path if inside and path.is_file() and path.suffix == ".py" else None
+    try:
+        rollout = (tree / "rollouts" / entrypoint.rollout).resolve()
+        path = (rollout / entrypoint.path).resolve()
+        inside = path.is_relative_to(rollout) and rollout.is_relative_to(tree.resolve())
+        return path if inside and path.is_file() and path.suffix == ".py" else None
+    except (OSError, ValueError):  # a name that no file can have
+        return None
 
 
 def _message(returned: object) -> Message:

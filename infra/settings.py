@@ -4,6 +4,7 @@ A bad value stops the process at start with one line that names the variable, wh
 it may hold. A value that is valid but whose feature is not built yet is refused by name.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 from infra.kafka.settings import KafkaSettings
 from infra.s3_place import S3Place
 from infra.vllm_server import BadValue, VllmServer
+from schemas.redact import redacted_setting
 
 
 class BadSetting(ValueError):
@@ -46,8 +48,8 @@ class Settings:
 
     home: Path
     url: str
-    token: str | None
-    database_url: str | None
+    token: str | None = field(repr=False)
+    database_url: str | None = field(repr=False)
     database: DatabaseLimits
     kafka: KafkaSettings | None
     blobs: str
@@ -61,7 +63,7 @@ class Settings:
     @classmethod
     def load(cls, environ: Mapping[str, str]) -> "Settings":
         """Read the environment. Raises BadSetting."""
-        home = Path(environ.get("HEADRACE_HOME") or "~/.headrace").expanduser().absolute()
+        home = _home(environ)
         return cls(
             home=home,
             url=_url(environ),
@@ -99,6 +101,18 @@ class Settings:
             return self.token
         path = self.home / "token"
         return path.read_text().strip() if path.exists() else None
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    value = environ.get("HEADRACE_HOME")
+    try:
+        return Path(value or "~/.headrace").expanduser().absolute()
+    except RuntimeError as error:
+        held = f"holds {value!r}" if value else "is not set"
+        raise BadSetting(
+            f"HEADRACE_HOME {held}, and that user (uid {os.geteuid()}) has no home directory; set it "
+            "to the absolute path of a directory of your own"
+        ) from error
 
 
 def _url(environ: Mapping[str, str]) -> str:
@@ -202,10 +216,11 @@ def _one_of(
         return value
     if value.startswith(later):
         raise BadSetting(
-            f"{name} holds {value!r}; that is not built in this version: use {', '.join(known)}"
+            f"{name} holds {redacted_setting(value)!r}; that is not built in this version: use "
+            f"{', '.join(known)}"
         )
     raise _bad(name, value, ", ".join(known))
 
 
 def _bad(name: str, value: str, may: str) -> BadSetting:
-    return BadSetting(f"{name} holds {value!r}; it may hold {may}")
+    return BadSetting(f"{name} holds {redacted_setting(value)!r}; it may hold {may}")

@@ -17,6 +17,7 @@ from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from infra.settings import Settings
+from schemas.redact import redacted
 
 TRACER = "headrace"
 PARENT = "traceparent"
@@ -114,10 +115,10 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "service": self._service,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": redacted(record.getMessage()),
         }
         if record.exc_info:
-            line["trace"] = self.formatException(record.exc_info)
+            line["trace"] = redacted(self.formatException(record.exc_info))
         return json.dumps(line)
 
 

@@ -50,7 +50,7 @@ def dataset_id(name: str) -> DatasetId:
 
 def check_name(name: str) -> None:
     """Raises InvalidConfig when a dataset cannot be called so."""
-    if not NAME.match(name):
+    if not NAME.fullmatch(name):
         raise InvalidConfig(
             f"{name!r} cannot name a dataset: use letters, digits, '.', '_' and '-', at most 128",
             issues=(Issue("name", "must be letters, digits, '.', '_' and '-'"),),

@@ -71,7 +71,7 @@ class Lookup:
 
     async def checkpoint(self, ref: str) -> Checkpoint:
         """`run@step`, `run@last` or `run@best` (the highest reward; of equals the latest)."""
-        parts = CHECKPOINT.match(ref)
+        parts = CHECKPOINT.fullmatch(ref)
         if parts is None:
             raise NotFound(f"{ref!r} is no checkpoint; write run@step, run@last or run@best")
         run = await self.run(parts["run"])

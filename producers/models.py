@@ -18,11 +18,11 @@ async def resolve_model(path: str, *, seed: int, lookup: Lookup) -> ModelRef:
     """What `path` names. Raises InvalidConfig with an issue for `experiment.model_path`."""
     if path.startswith(PREFIX):
         return ModelRef(kind="scratch", name=scratch_shape(path).name, seed=seed)
-    if CHECKPOINT.match(path):
+    if CHECKPOINT.fullmatch(path):
         return await _checkpoint(path, lookup)
     if path.startswith(("/", "~", ".")):
         return await asyncio.to_thread(_directory, path)
-    if HUB.match(path):
+    if HUB.fullmatch(path):
         return ModelRef(kind="hub", name=path)
     raise _wrong(
         f"{path!r} is no model: use {PREFIX}NAME, run@step, run@last, run@best, an absolute "
@@ -39,7 +39,10 @@ async def _checkpoint(path: str, lookup: Lookup) -> ModelRef:
 
 
 def _directory(path: str) -> ModelRef:
-    directory = Path(path).expanduser()
+    try:
+        directory = Path(path).expanduser()
+    except RuntimeError as error:
+        raise _wrong(f"{path!r} names the home of a user that the server does not have") from error
     if not directory.is_absolute():
         raise _wrong(f"{path!r} is relative; the server needs the absolute path of the directory")
     if not directory.is_dir():

@@ -231,7 +231,7 @@ class Submitter:
     async def _name(self, kind: Kind, wanted: str | None, identity: str) -> str:
         """Take the wanted name, or one made from the id. Raises Conflict."""
         if wanted is not None:
-            if not NAME.match(wanted):
+            if not NAME.fullmatch(wanted):
                 message = f"{wanted!r} cannot name it: use letters, digits, '.', '_' and '-'"
                 raise InvalidConfig(message, issues=(Issue("name", message),))
             if await self._names.take(kind, wanted, identity) != identity:

@@ -37,7 +37,7 @@ class Workspaces:
     async def add(self, url: str, name: str | None = None) -> Recorded:
         """Register a repository, or fetch one again that is registered. Raises InvalidConfig for a
         bad name, Refused when `url` is no repository, Conflict when the name stands for another."""
-        if name is not None and not NAME.match(name):
+        if name is not None and not NAME.fullmatch(name):
             message = f"{name!r} cannot name a workspace: use a-z, 0-9, '-' and '_', at most 63"
             raise InvalidConfig(message, issues=(Issue("name", message),))
         url = url.rstrip("/") if len(url) > 1 else url

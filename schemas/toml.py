@@ -8,6 +8,7 @@ import difflib
 import json
 import math
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
@@ -25,6 +26,15 @@ ErrorDetails = Mapping[str, Any]
 
 ALIKE, OWN_SECTION = 0.75, 0.1
 """How alike a key must be to be meant, and how much more likely one of the same section is."""
+MOST_ISSUES = 100
+"""Issues that are reported: what comes after is seen once these are corrected."""
+
+LONGEST = 64
+"""Characters of a key that are compared and quoted."""
+
+LONGEST_NAME, DEEPEST = 255, 31
+"""Bytes of a name, and levels of a path inside a rollout, that every disk and a commit can hold."""
+
 LORA_TARGETS = ("advanced", "lora_targets")
 """The one key that may hold either of two types; what pydantic says of each member is about no key."""
 RESERVED_ENV_PREFIXES = ("_OSMOSIS_", "HEADRACE_")
@@ -79,13 +89,13 @@ def _sft_ignores(config: RunConfig) -> Iterator[Issue]:
 
 
 def _parse(data: Mapping[str, object], model: type[C], what: str) -> C:
-    if early := tuple(_not_json("", data)):
+    if early := tuple(islice(_not_json("", data), MOST_ISSUES)):
         raise refuse(what, early)
     try:
         config = model.model_validate_json(json.dumps(data))
     except ValidationError as error:
         raise refuse(what, _issues(error, model)) from error
-    if late := tuple(_incoherent(config)):
+    if late := tuple(islice(_incoherent(config), MOST_ISSUES)):
         raise refuse(what, late)
     return config
 
@@ -94,14 +104,27 @@ def _not_json(key: str, value: object) -> Iterator[Issue]:
     """TOML knows dates, inf and nan; no key of ours does."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _not_json(f"{key}.{name}".lstrip("."), inner)
+            if not _is_text(name):
+                yield Issue(key or "config", f"holds a key that is not text, {ascii(name)[:60]}")
+            else:
+                yield from _not_json(f"{key}.{_bounded(name)}".lstrip("."), inner)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _not_json(f"{key}[{index}]", inner)
     elif isinstance(value, float) and not math.isfinite(value):
         yield Issue(key, f"must be a finite number, got {value}")
+    elif isinstance(value, str) and not _is_text(value):
+        yield Issue(key, "must be text, got a lone surrogate; correct its encoding")
     elif value is not None and not isinstance(value, str | int | float | bool):
         yield Issue(key, f"must not be a date or a time, got {value}; put it in quotes")
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _incoherent(config: RunConfig | EvalConfig) -> Iterator[Issue]:
@@ -130,6 +153,8 @@ def _bad_entrypoint(entrypoint: str) -> str | None:
     path = PurePosixPath(entrypoint)
     if path.is_absolute() or ".." in path.parts or "\\" in entrypoint or "\0" in entrypoint:
         return f"must be a path inside its rollout, got {entrypoint!r}"
+    if any(len(part.encode()) > LONGEST_NAME for part in path.parts) or len(path.parts) > DEEPEST:
+        return f"must be a path that a disk can hold, got {entrypoint[:60]!r}..."
     if path.suffix != ".py":
         return f"must be a Python file like 'main.py', got {entrypoint!r}"
     return None
@@ -152,13 +177,15 @@ def _issues(error: ValidationError, model: type[BaseModel]) -> tuple[Issue, ...]
     """One issue per key; a union reports the same key once per member."""
     found: dict[str, Issue] = {}
     for details in error.errors(include_url=False):
+        if len(found) == MOST_ISSUES:
+            break
         issue = _issue(details, model)
         found.setdefault(issue.key, issue)
     return tuple(found.values())
 
 
 def _issue(details: ErrorDetails, model: type[BaseModel]) -> Issue:
-    location = tuple(details["loc"])
+    location = tuple(_bounded(part) for part in details["loc"])
     kind = details["type"]
     if kind == "extra_forbidden":
         return _unrecognized(location, details["input"], model)
@@ -177,6 +204,12 @@ def _issue(details: ErrorDetails, model: type[BaseModel]) -> Issue:
         got = _shown(details["input"])
         return Issue(_key(location), f"must be a string or a list of strings, got {got}")
     return Issue(_key(location), _sentence(details), _meant_value(details))
+
+
+def _bounded(part: Any) -> Any:
+    """A part of a key, not longer than any name that is compared with ours: comparing takes time that
+    grows with both, and the key is quoted."""
+    return part if not isinstance(part, str) or len(part) <= LONGEST else f"{part[:LONGEST]}..."
 
 
 def _unrecognized(location: tuple[Any, ...], value: object, model: type[BaseModel]) -> Issue:

@@ -34,6 +34,7 @@ from schemas.sampling import ModelRef, Precision
 from trainer.adapters import adapter_pairs, merged_weight
 from trainer.architectures import advice, check_causal, check_known
 from trainer.characters import character_tokenizer
+from trainer.model_files import check_files
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_NAME = "adapter_model.safetensors"
@@ -191,6 +192,7 @@ def merged(
 
 def _pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
+        check_files(name, what=what)
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         check_known(config, what=what)
         model = AutoModelForCausalLM.from_pretrained(

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from schemas.redact import redacted_setting
+
 PREFIX = "HEADRACE_KAFKA"
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -78,7 +80,7 @@ class KafkaSettings:
 def _servers(value: str) -> tuple[str, ...]:
     servers = tuple(part.strip() for part in value.split(","))
     for server in servers:
-        match = SERVER.match(server)
+        match = SERVER.fullmatch(server)
         if match is None or not 0 < int(match.group(2)) < 65536:
             raise _bad(PREFIX, value, "host:port[,host:port...]")
     return servers
@@ -111,10 +113,10 @@ def _file(environ: Mapping[str, str], name: str) -> Path | None:
 
 def _prefix(environ: Mapping[str, str]) -> str:
     value = environ.get(f"{PREFIX}_PREFIX") or ""
-    if not TOPIC_PREFIX.match(value):
+    if not TOPIC_PREFIX.fullmatch(value):
         raise _bad(f"{PREFIX}_PREFIX", value, "letters, digits, dots, dashes, underscores")
     return value
 
 
 def _bad(name: str, value: str, may: str) -> ValueError:
-    return ValueError(f"{name} holds {value!r}; it may hold {may}")
+    return ValueError(f"{name} holds {redacted_setting(value)!r}; it may hold {may}")

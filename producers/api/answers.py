@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from infra.readmodel_runs import Page
 from schemas.errors import InvalidConfig, Issue, Refused
+from schemas.redact import redacted
 
 RETRY_AFTER_S = 1
 MAX_LIMIT = 1000
@@ -69,7 +70,7 @@ def problem(
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": detail,
+        "detail": redacted(detail),
         "code": code,
         "issues": [
             {"key": i.key, "message": i.message, "did_you_mean": i.did_you_mean} for i in issues

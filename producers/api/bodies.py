@@ -82,7 +82,7 @@ def idempotency_key(request: Request) -> str:
     key = request.headers.get("idempotency-key")
     if key is None:
         return uuid4().hex
-    if not KEY.match(key):
+    if not KEY.fullmatch(key):
         raise InvalidConfig("Idempotency-Key must be 1 to 200 visible ASCII characters")
     return key
 

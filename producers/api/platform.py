@@ -121,11 +121,16 @@ async def models(_: Request) -> Response:
 
 def _cached_models() -> Iterator[Mapping[str, object]]:
     """Models in the Hugging Face cache of the user who runs the server."""
-    home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
+    home = os.environ.get("HF_HOME") or _in_home(".cache/huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub")
     for found in sorted(cache.glob("models--*--*")) if cache.is_dir() else ():
         name = found.name.removeprefix("models--").replace("--", "/")
         yield {"name": name, "kind": "hub", "parameters": None}
+
+
+def _in_home(path: str) -> str:
+    """A path in the home of this process's user, who need not have one."""
+    return os.path.expanduser(f"~/{path}")  # noqa: PTH111 - the other raises without a home
 
 
 def own_version() -> str:

@@ -9,10 +9,18 @@ from producers.cli.failures import Failure
 from producers.cli.output import Document
 from schemas.errors import Issue
 
+MOST_BYTES = 256 << 10
+"""The largest file that is parsed: parsing takes longer than linear in what a file can hold."""
+
 
 def read_config(path: Path) -> Document:
     """The file as a JSON object. Raises Failure when it is missing or is not TOML."""
     try:
+        if path.stat().st_size > MOST_BYTES:
+            message = (
+                f"{path} has more than {MOST_BYTES >> 10} KiB; a config is short: name its data"
+            )
+            raise Failure("VALIDATION", message, issues=(Issue(str(path), message),))
         text = path.read_text(encoding="utf-8")
         config = tomllib.loads(text)
     except FileNotFoundError as error:
@@ -20,7 +28,7 @@ def read_config(path: Path) -> Document:
             "NOT_FOUND",
             f"there is no config file {path}; configs/training/*.toml is where they live",
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         issue = Issue(str(path), str(error))
         raise Failure(
             "VALIDATION", f"{path} is not valid TOML: {error}", issues=(issue,)

@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +16,7 @@ import click
 from producers.cli.failures import Failure
 from producers.cli.groups import command
 from producers.cli.output import print_json, say, table
+from schemas.redact import redacted
 
 if TYPE_CHECKING:
     from infra.settings import Settings
@@ -81,7 +82,11 @@ def examine(settings: "Settings") -> tuple[Check, ...]:
     """All checks, in the order in which a newcomer meets what they are about."""
     here: tuple[Callable[[], Check], ...] = (_python, _git, _torch, _compiler, _sandbox)
     about: tuple[Callable[[Settings], Check], ...] = (_postgres, _kafka, _home, _disk, _server)
-    return (*(check() for check in here), *(check(settings) for check in about))
+    checks = (*(check() for check in here), *(check(settings) for check in about))
+    return tuple(
+        replace(check, detail=redacted(check.detail), fix=check.fix and redacted(check.fix))
+        for check in checks
+    )
 
 
 def _python() -> Check:

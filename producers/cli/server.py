@@ -12,6 +12,7 @@ import click
 from producers.cli.failures import Failure
 from producers.cli.groups import command
 from producers.cli.output import console, fields, print_json, say, table
+from schemas.redact import redacted
 
 DOWN_S = 60.0
 
@@ -36,10 +37,10 @@ def up(*, detach: bool, as_json: bool) -> None:
     def ready(pid: int) -> None:
         took_s = time.monotonic() - started
         if as_json:
-            document = {"url": settings.url, "home": str(settings.home), "pid": pid}
+            document = {"url": redacted(settings.url), "home": str(settings.home), "pid": pid}
             print_json({**document, "ready_s": round(took_s, 2)})
             return
-        say(f"Headrace is ready at {settings.url} (home {settings.home}, {took_s:.1f} s)")
+        say(f"Headrace is ready at {redacted(settings.url)} (home {settings.home}, {took_s:.1f} s)")
 
     if detach:
         from producers.cli.launch import await_workers, launch
@@ -99,12 +100,12 @@ def status(*, as_json: bool) -> None:
         answer = client.get("/status")
     supervisor = asdict(state) if state and state.url == client.address.url else None
     if as_json:
-        print_json({**answer, "url": client.address.url, "supervisor": supervisor})
+        print_json({**answer, "url": redacted(client.address.url), "supervisor": supervisor})
         return
     fields(
         "Headrace",
         [
-            ("server", client.address.url),
+            ("server", redacted(client.address.url)),
             ("version", answer.get("version")),
             ("home", answer.get("home")),
             ("supervisor", f"pid {state.pid}" if supervisor and state else "not on this machine"),

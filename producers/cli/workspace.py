@@ -1,5 +1,6 @@
 """`headrace workspace`: the repositories that hold rollouts."""
 
+import os
 import time
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def add(path_or_url: str, *, name: str | None, as_json: bool) -> None:
 
     A path is read by the server from its own disk; a URL is fetched by it.
     """
-    local = Path(path_or_url).expanduser()
+    local = Path(os.path.expanduser(path_or_url))  # noqa: PTH111 - a user without a home is no error
     url = str(local.resolve()) if local.exists() else path_or_url
     body = {"url": url} | ({"name": name} if name else {})
     with Client() as client:

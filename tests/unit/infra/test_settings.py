@@ -1,12 +1,18 @@
 """Settings: defaults, and one line for what may not be."""
 
+import logging
+import os
+import pwd
 import signal
 from pathlib import Path
 
 import pytest
 
-from infra import failpoints
+from infra import embedded, failpoints
+from infra.confined import describe_user
 from infra.settings import BadSetting, Settings
+from infra.telemetry import JsonLines
+from schemas.errors import InvalidConfig
 
 
 def test_defaults_follow_from_the_home(tmp_path: Path) -> None:
@@ -35,7 +41,6 @@ def test_defaults_follow_from_the_home(tmp_path: Path) -> None:
         ("HEADRACE_BLOBS", "s3://bucket//x", "s3://bucket/prefix"),
         ("HEADRACE_BLOBS", "s3://bucket/a/../x", "s3://bucket/prefix"),
         ("HEADRACE_BLOBS", "s3://bucket/a b", "s3://bucket/prefix"),
-        ("HEADRACE_BLOBS", "s3://user:secret@host/x", "s3://bucket/prefix"),
         ("HEADRACE_S3_ENDPOINT", "minio:9000", "http://host:port"),
         ("AWS_ENDPOINT_URL", "minio", "http://host:port"),
         ("HEADRACE_SAMPLER", "magic", "torch"),
@@ -110,3 +115,54 @@ def test_the_sampler_may_be_vllm_servers() -> None:
     assert "secret" not in repr(vllm)
     with pytest.raises(BadSetting, match=r"HEADRACE_VLLM_ADAPTERS .* an absolute path"):
         Settings.load({**told, "HEADRACE_VLLM_ADAPTERS": "adapters"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HEADRACE_DATABASE_URL", "mysql://user:hunter2@host/db"),
+        ("HEADRACE_URL", "http://user:hunter2@host:notaport"),
+        ("HEADRACE_S3_ENDPOINT", "user:hunter2@host"),
+        ("HEADRACE_BLOBS", "s3://user:hunter2@bucket/prefix"),
+        ("HEADRACE_SAMPLER", "vllm=http://user:hunter2@host:port"),
+        ("HEADRACE_KAFKA", "user:hunter2@host:9092"),
+        ("HEADRACE_SANDBOX", "user:hunter2@x"),
+    ],
+)
+def test_an_error_shows_no_password(name: str, value: str, tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match=name) as raised:
+        Settings.load({"HEADRACE_HOME": str(tmp_path), name: value})
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_representation_of_the_settings_shows_no_secret(tmp_path: Path) -> None:
+    settings = Settings.load(
+        {
+            "HEADRACE_HOME": str(tmp_path),
+            "HEADRACE_TOKEN": "hunter2",
+            "HEADRACE_DATABASE_URL": "postgresql://u:hunter2@h/d",
+        }
+    )
+    assert "hunter2" not in repr(settings)
+
+
+def test_a_log_line_shows_no_password() -> None:
+    record = logging.makeLogRecord({"msg": "%s", "args": ("postgresql://u:hunter2@h/d",)})
+    assert "hunter2" not in JsonLines("test").format(record)
+
+
+def test_a_user_without_a_home_is_told_to_name_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unknown(uid: int) -> object:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.delenv("HOME")
+    with pytest.raises(BadSetting, match=r"HEADRACE_HOME is not set.*no home directory; set it"):
+        Settings.load({})
+    assert Settings.load({"HEADRACE_HOME": str(tmp_path)}).home == tmp_path
+    with pytest.raises(InvalidConfig, match="name a server in HEADRACE_DATABASE_URL"):
+        embedded.check_user()
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    assert describe_user() == "uid 54321"

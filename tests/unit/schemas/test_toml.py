@@ -1,11 +1,12 @@
 """Mistakes in a TOML become sentences with a key; what is not built is refused by name."""
 
 import datetime
+import difflib
 
 import pytest
 
 from schemas.errors import InvalidConfig, Issue
-from schemas.toml import not_built, parse_eval, parse_run
+from schemas.toml import MOST_ISSUES, not_built, parse_eval, parse_run
 
 EXPERIMENT = {
     "rollout": "say",
@@ -181,3 +182,46 @@ def test_an_evaluation_is_read_with_its_own_sections() -> None:
     assert not_built(config) == ()
     with pytest.raises(InvalidConfig, match=r"Invalid evaluation config: training Unrecognized"):
         parse_eval(toml(training={"lr": 1}))
+
+
+def test_thousands_of_unknown_keys_are_answered_by_the_first_hundred() -> None:
+    """Each unknown key is compared with all that are known: the number of comparisons is bounded."""
+    found = refused(training={f"learning_rote_{number}" * 20: 1 for number in range(20_000)})
+    assert len(found) <= MOST_ISSUES
+    assert all(len(key) < 100 for key in found)
+
+
+def test_names_are_compared_up_to_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+    original = difflib.SequenceMatcher.ratio
+
+    def ratio(matcher: difflib.SequenceMatcher[str]) -> float:
+        compared.append(str(matcher.a))
+        return original(matcher)
+
+    monkeypatch.setattr(difflib.SequenceMatcher, "ratio", ratio)
+    refused(training={"x" * 100_000: 1})
+    assert compared
+    assert max(map(len, compared)) < 100
+
+
+def test_twin_without_the_bound_every_key_is_an_issue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schemas.toml.MOST_ISSUES", 10**9)
+    found = refused(training={f"learning_rote_{number}": 1 for number in range(3 * MOST_ISSUES)})
+    assert len(found) == 3 * MOST_ISSUES
+
+
+@pytest.mark.parametrize(
+    "entrypoint", ["x" * 256 + ".py", "/".join(["d"] * 40) + "/main.py", "\ud800.py", "a\0.py"]
+)
+def test_an_entry_point_that_no_disk_can_hold_is_refused_by_name(entrypoint: str) -> None:
+    assert set(refused(experiment={"entrypoint": entrypoint})) == {"experiment.entrypoint"}
+
+
+def test_a_key_that_is_not_text_is_refused() -> None:
+    assert "not text" in refused(training={"\ud800": 1})["training"].message
+
+
+@pytest.mark.parametrize("key", ["rollout", "commit_sha"])
+def test_a_name_that_ends_in_a_newline_is_refused(key: str) -> None:
+    assert set(refused(experiment={key: "abcdef0\n"})) == {f"experiment.{key}"}

@@ -70,3 +70,14 @@ def test_the_age_of_the_horizon_is_judged(
     monkeypatch.setattr("producers.cli.client.Client.ready", lambda _: True)
     server.answer("GET", "/status", {"horizon_age_s": age})
     assert check(headrace("doctor", "--json"), "server")["ok"] is ok
+
+
+def test_passwords_are_not_shown(
+    headrace: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HEADRACE_URL", "http://user:hunter2@127.0.0.1:9")
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    for arguments in (("doctor", "--json"), ("doctor",), ("status",), ("status", "--json")):
+        ran = headrace(*arguments)
+        assert "hunter2" not in ran.out + ran.err, arguments
+    assert "user:***@127.0.0.1:9" in str(check(headrace("doctor", "--json"), "server")["detail"])

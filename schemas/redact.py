@@ -1,0 +1,33 @@
+"""Passwords in text that is shown or logged: they are replaced by ***."""
+
+import re
+
+HIDDEN = "***"
+
+IN_URL = re.compile(r"(?P<begin>[A-Za-z][A-Za-z0-9+.-]*://[^\s/:@'\"]*):[^\s/@'\"]*@")
+"""`scheme://user:password@`."""
+
+IN_PARAMETER = re.compile(
+    r"(?P<begin>\b(?:ssl)?pass(?:word|wd|file)?\s*=\s*)(?:'[^']*'|[^\s&'\"]+)", re.IGNORECASE
+)
+"""`password=...`, of a query or of a connection string."""
+
+
+def redacted(text: str) -> str:
+    """`text` without the passwords of URLs and connection strings."""
+    if "@" not in text and "pass" not in text.lower():
+        return text
+    text = IN_URL.sub(rf"\g<begin>:{HIDDEN}@", text)
+    return IN_PARAMETER.sub(rf"\g<begin>{HIDDEN}", text)
+
+
+def redacted_setting(value: str) -> str:
+    """A setting's value as an error shows it. It may be malformed, so everything that could be a
+    password is hidden: what is between the scheme (and a user's name) and the last @."""
+    scheme, separator, rest = value.rpartition("://")
+    if "@" in rest:
+        login, _, place = rest.rpartition("@")
+        rest = (
+            f"{login.partition(':')[0]}:{HIDDEN}@{place}" if ":" in login else f"{HIDDEN}@{place}"
+        )
+    return redacted(f"{scheme}{separator}{rest}")

@@ -1,0 +1,57 @@
+"""Names are checked whole: `re.match` with `$` lets a newline at the end pass."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from infra.kafka.settings import KafkaSettings
+from producers import datasets, lookup, models, submit, workspaces
+from producers.api import bodies
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOTS = ("schemas", "trainer", "infra", "consumers", "producers", "headrace")
+
+
+def calls_of_match(path: Path) -> list[str]:
+    """The places where something's `match` is called."""
+    return [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "match"
+    ]
+
+
+def test_nothing_is_checked_by_match() -> None:
+    found = [
+        place
+        for root in ROOTS
+        for path in (ROOT / root).rglob("*.py")
+        for place in calls_of_match(path)
+    ]
+    assert not found, "use fullmatch (or search): match ignores a newline before the end"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        (datasets.NAME, "a-dataset"),
+        (submit.NAME, "a-run"),
+        (workspaces.NAME, "a-workspace"),
+        (lookup.CHECKPOINT, "run@3"),
+        (models.HUB, "org/name"),
+        (bodies.KEY, "a-key"),
+    ],
+)
+def test_a_newline_at_the_end_is_no_part_of_a_name(pattern: re.Pattern[str], name: str) -> None:
+    assert pattern.fullmatch(name)
+    assert pattern.fullmatch(f"{name}\n") is None
+    assert pattern.match(f"{name}\n"), "the twin: this is what `match` lets pass"
+
+
+def test_a_topic_prefix_that_ends_in_a_newline_is_refused() -> None:
+    with pytest.raises(ValueError, match="HEADRACE_KAFKA_PREFIX"):
+        KafkaSettings.load({"HEADRACE_KAFKA": "h:9092", "HEADRACE_KAFKA_PREFIX": "x\n"})

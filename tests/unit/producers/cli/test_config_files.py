@@ -1,0 +1,31 @@
+"""A config file is looked at before it is parsed."""
+
+from pathlib import Path
+
+import pytest
+
+from producers.cli import configs
+from producers.cli.configs import MOST_BYTES, read_config
+from producers.cli.failures import Failure
+
+
+def test_a_file_of_megabytes_is_refused_before_it_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "big.toml"
+    path.write_text("# " + "x" * MOST_BYTES)
+    parsed: list[str] = []
+    monkeypatch.setattr(configs.tomllib, "loads", lambda text: parsed.append(text) or {})
+    with pytest.raises(Failure, match="more than 256 KiB"):
+        read_config(path)
+    assert not parsed
+    path.write_text("a = 1")
+    read_config(path)
+    assert parsed == ["a = 1"], "the twin: below the limit it is parsed"
+
+
+def test_a_file_of_brackets_is_not_valid_toml(tmp_path: Path) -> None:
+    path = tmp_path / "deep.toml"
+    path.write_text("a = " + "[" * 50_000)
+    with pytest.raises(Failure, match="is not valid TOML"):
+        read_config(path)

@@ -1,0 +1,60 @@
+"""A model's files may not lead to other code, or to another base model."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from schemas.errors import Refused
+from schemas.sampling import ModelRef
+from trainer import base
+from trainer.base import build_base
+
+
+def load(directory: Path) -> None:
+    build_base(ModelRef(kind="directory", name=str(directory)), {}, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({"_attn_implementation": "evil/kernel"}, "_attn_implementation"),
+        ({"attn_implementation": "evil/kernel:run"}, "attn_implementation"),
+        ({"text_config": {"_attn_implementation": "evil/kernel"}}, "_attn_implementation"),
+        ({"_attn_implementation": {"": "eager", "text": "evil/kernel"}}, "_attn_implementation"),
+    ],
+)
+def test_a_config_that_names_code_of_the_hub_is_refused(
+    tmp_path: Path, config: dict[str, object], key: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **config}))
+    with pytest.raises(Refused, match=f"holds {key} = 'evil/kernel.*code on the hub"):
+        load(tmp_path)
+
+
+def test_twin_without_the_check_the_config_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "check_files", lambda name, what: None)
+    document = {"model_type": "qwen3", "_attn_implementation": "evil/kernel"}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(Exception) as raised:
+        load(tmp_path)
+    assert "code on the hub" not in str(raised.value)
+
+
+def test_an_adapter_is_not_taken_for_a_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    (tmp_path / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": "evil/base"})
+    )
+    with pytest.raises(Refused, match=r"adapter_config\.json: it is an adapter"):
+        load(tmp_path)
+
+
+def test_what_ships_with_transformers_is_fine(tmp_path: Path) -> None:
+    document = {"model_type": "qwen3", "_attn_implementation": "sdpa"}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(Refused, match="cannot be loaded"):
+        load(tmp_path)

@@ -1,0 +1,45 @@
+"""What a model's files may not hold, because loading them would load something else.
+
+Both are read before any weight: a config that names a kernel of the hub makes Transformers fetch and run
+its code, and an adapter's config makes it load whatever base model that names.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from transformers import PreTrainedConfig
+from transformers.utils.peft_utils import find_adapter_config_file
+
+from schemas.errors import Refused
+
+ADAPTER = "adapter_config.json"
+
+
+def check_files(name: str, *, what: str) -> None:
+    """Raises Refused for a model (a directory or a hub id) whose files lead elsewhere; OSError when it
+    cannot be read."""
+    is_here = (Path(name) / ADAPTER).exists()
+    if is_here or (not Path(name).is_dir() and find_adapter_config_file(name) is not None):
+        raise Refused(
+            f"{what} holds an {ADAPTER}: it is an adapter, and would be loaded with whatever base model "
+            "that file names. Name the base model, or merge the adapter and remove the file"
+        )
+    config, _ = PreTrainedConfig.get_config_dict(name)
+    for key, value in _implementations(config):
+        raise Refused(
+            f"the config.json of {what} holds {key} = {value[:100]!r}, which is code on the hub: "
+            f"remove {key} from it"
+        )
+
+
+def _implementations(config: object, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Keys that choose how something is computed, and name code elsewhere (`organisation/kernel`)."""
+    if not isinstance(config, Mapping) or depth > 8:
+        return
+    for key, value in config.items():
+        if "implementation" in str(key):
+            for named in value.values() if isinstance(value, Mapping) else (value,):
+                if isinstance(named, str) and ("/" in named or ":" in named):
+                    yield str(key), named
+        else:
+            yield from _implementations(value, depth + 1)
