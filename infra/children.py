@@ -38,6 +38,8 @@ class ChildSpec:
     environment: Mapping[str, str]
     stop_s: float
     forked: Sequence[str] | None = None
+    leased: bool = False
+    """Whether it holds a lease in the database while it is at work."""
 
 
 class Child:
@@ -55,6 +57,7 @@ class Child:
         self.log = log
         self.starts = 0
         self.worker = ""
+        self.note = ""
         self._clock = clock
         self._forks = forks if spec.forked is not None else None
         self._process: Process | None = None
@@ -65,7 +68,11 @@ class Child:
     @property
     def state(self) -> ChildState:
         pid = self._process.pid if self._process else None
-        return ChildState(self.spec.name, pid, self.worker, self.starts, str(self.log))
+        return ChildState(self.spec.name, pid, self.worker, self.starts, str(self.log), self.note)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
 
     def due_in_s(self) -> float | None:
         """Seconds until it is to be started (0: now); None while it runs."""
@@ -109,6 +116,11 @@ class Child:
         self._deaths = 0 if lived_s >= STEADY_S else self._deaths + 1
         self._due_at = self._clock() + pause_s(self._deaths)
         return code
+
+    def kill(self) -> None:
+        """End it at once; it is found dead, and started again, as if it had died."""
+        if self._process is not None:
+            self._process.kill()
 
     def stop(self) -> None:
         """Ask it to stop, wait, and kill it when it does not."""

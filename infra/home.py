@@ -28,6 +28,7 @@ class ChildState:
     worker: str
     starts: int
     log: str
+    note: str = ""
 
     @property
     def restarts(self) -> int:

@@ -28,6 +28,7 @@ from infra.database import connect
 from infra.effects import PostgresEffects
 from infra.embedded import EmbeddedPostgres
 from infra.forkserver import ForkServer, reap_strangers
+from infra.leases import LeaseWatch, live_workers, stands_still
 from infra.migrate import migrate
 from infra.settings import Settings
 from schemas.errors import Conflict, HeadraceError, Refused, TransientError
@@ -59,6 +60,7 @@ REVIVE_S = 3.0
 """The embedded server is started again at most this often."""
 LOGS_S = 10.0
 """How often it looks whether a log has grown too large."""
+NO_LEASE = "no lease"
 EARLY_DEATHS = 3
 """So many deaths of the control process before it ever answered mean that it never will."""
 
@@ -136,7 +138,7 @@ def specs(
     hosted = HOSTED[settings.workers]
     beside = settings.vllm.server if settings.vllm else None
     return (
-        ChildSpec("control", control, {**shared, "OMP_NUM_THREADS": "1"}, stop_s=8),
+        ChildSpec("control", control, {**shared, "OMP_NUM_THREADS": "1"}, stop_s=8, leased=True),
         *(
             [ChildSpec("vllm", beside.argv, beside.environment(shared), VLLM_STOP_S)]
             if beside
@@ -149,6 +151,7 @@ def specs(
                 device,
                 stop_s=15,
                 forked=(*consumers, "--forever"),
+                leased=True,
             )
             for name, consumers in hosted.items()
         ),
@@ -183,6 +186,7 @@ class Supervisor:
         self._started_at = datetime.now(UTC).isoformat()
         self._ready_by = time.monotonic() + READY_S
         self._ready = False
+        self._watch = LeaseWatch()
 
     def run(self, on_ready: Callable[[], None]) -> None:
         """Start, watch, restart; returns after everything was stopped."""
@@ -190,6 +194,7 @@ class Supervisor:
         try:
             while not self._told_to_stop():
                 self._restart()
+                self._look_at_leases()
                 self._shorten_logs()
                 if not self._ready and self._answers():
                     self._ready = True
@@ -222,6 +227,8 @@ class Supervisor:
             due.append(max(0.0, self._revived_at + REVIVE_S - time.monotonic()))
         if not self._ready:
             due.append(READY_POLL_S)
+        if self._leased():
+            due.append(self._watch.due_in_s())
         came = signal.sigtimedwait(WATCHED, min(due))
         return came is not None and came.si_signo in STOP
 
@@ -253,6 +260,33 @@ class Supervisor:
                 changed = True
         if self._forks is not None:
             reap_strangers(self._known(self._forks))
+        if changed:
+            self._record()
+
+    def _leased(self) -> dict[str, Child]:
+        """The children at work that should hold a lease, by worker id."""
+        return {c.worker: c for c in self._children if c.spec.leased and c.pid is not None}
+
+    def _look_at_leases(self) -> None:
+        """End who is alive and has had no lease for long: it does nothing, and holds up what it held."""
+        if self._watch.due_in_s() > 0 or not (running := self._leased()):
+            return
+        still = {w for w, child in running.items() if child.pid and stands_still(child.pid)}
+        live = asyncio.run(live_workers(self._url, running.keys()))
+        without = self._watch.look(running.keys(), live, still=still)
+        changed = False
+        for worker, child in running.items():
+            note = "" if child.note.startswith(NO_LEASE) else child.note
+            if worker in without:
+                note = f"{NO_LEASE} for {without[worker]:.0f} s"
+                if self._watch.overdue(worker, without[worker]):
+                    logger.error(
+                        "%s (pid %s) is alive, with %s: it is killed", worker, child.pid, note
+                    )
+                    note = f"was killed: {note}"
+                    child.kill()
+            changed |= note != child.note
+            child.note = note
         if changed:
             self._record()
 

@@ -116,8 +116,10 @@ def status(*, as_json: bool) -> None:
         ],
     )
     if supervisor and state:
-        rows = [(c.name, c.pid or "starting", c.restarts, c.log) for c in state.children]
-        table("Processes", ("name", "pid", "restarts", "log"), rows)
+        rows = [
+            (c.name, c.pid or "starting", c.restarts, c.note or "-", c.log) for c in state.children
+        ]
+        table("Processes", ("name", "pid", "restarts", "note", "log"), rows)
     workers = [
         (w.get("id"), w.get("host"), w.get("pid"), ", ".join(w.get("lanes") or ()))
         for w in answer.get("workers") or ()

@@ -2,7 +2,9 @@
 
 While it is cut nothing arrives and nobody is told, as when a switch loses power: connections stay open
 and stall, new ones are taken and never answered. When it is healed, the stalled ones go on, or (with
-`forget`) they are dead for good without anyone being told, as behind a firewall that lost its state.
+`forget`) they are dead for good without anyone being told, as behind a firewall that lost its state, or
+(with `late`) what was sent over them arrives when the test says so (`deliver`), long after their client
+has given them up.
 """
 
 import asyncio
@@ -14,10 +16,14 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class _Line:
-    """One connection. `dead`: whatever is sent over it disappears."""
+    """One connection. `dead`: whatever is sent over it disappears; `late`: it waits to be delivered.
+    `stalled` is what its client sent meanwhile."""
 
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
     dead: bool = False
+    late: bool = False
+    stalled: bytes = b""
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Cutoff:
@@ -29,6 +35,7 @@ class Cutoff:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._whole = asyncio.Event()
+        self._late = asyncio.Event()
         self._server: asyncio.Server | None = None
         self.port = 0
 
@@ -42,9 +49,15 @@ class Cutoff:
         self._thread.join(10)
         self._loop.close()
 
-    def cut(self, *, forget: bool = False) -> None:
-        """From now on nothing arrives. `forget`: what is open now never works again."""
-        self._loop.call_soon_threadsafe(self._cut, forget)
+    def cut(self, *, forget: bool = False, late: bool = False) -> None:
+        """From now on nothing arrives. `forget`: what is open now never works again. `late`: it
+        stalls, and what its clients still send is kept for `deliver`."""
+        asyncio.run_coroutine_threadsafe(self._cut(forget, late), self._loop).result(10)
+
+    def deliver(self) -> int:
+        """The server gets what was sent over the lines that were cut `late`, though their clients are
+        gone, and has answered; returns over how many of them something came."""
+        return asyncio.run_coroutine_threadsafe(self._deliver(), self._loop).result(30)
 
     def heal(self) -> None:
         self._loop.call_soon_threadsafe(self._whole.set)
@@ -58,6 +71,7 @@ class Cutoff:
         assert self._server is not None
         self._server.close()
         self._whole.set()
+        self._late.set()
         for line in self._lines:
             for writer in line.writers:
                 writer.transport.abort()
@@ -66,11 +80,23 @@ class Cutoff:
         if others:
             await asyncio.wait(others, timeout=5)
 
-    def _cut(self, forget: bool) -> None:
+    async def _cut(self, forget: bool, late: bool) -> None:
         self._whole.clear()
-        if forget:
-            for line in self._lines:
-                line.dead = True
+        for line in self._lines:
+            line.dead |= forget
+            line.late |= late
+
+    async def _deliver(self) -> int:
+        waiting = [line for line in self._lines if line.late and line.stalled]
+        for line in waiting:
+            line.answered.clear()
+            line.writers[1].write(line.stalled)
+            line.stalled = b""
+        for line in waiting:
+            async with asyncio.timeout(20):
+                await line.answered.wait()
+        self._late.set()
+        return len(waiting)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = _Line([writer])
@@ -79,7 +105,7 @@ class Cutoff:
             await self._whole.wait()
             back, forth = await asyncio.open_connection(*self._target)
             line.writers.append(forth)
-            await asyncio.gather(self._pump(line, reader, forth), self._pump(line, back, writer))
+            await asyncio.gather(self._there(line, reader, forth), self._back(line, back, writer))
         except OSError:
             pass
         finally:
@@ -87,14 +113,39 @@ class Cutoff:
             for one in line.writers:
                 one.close()
 
-    async def _pump(
+    async def _there(
         self, line: _Line, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        """From the client to the server."""
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                if line.late:
+                    line.stalled += data
+                    continue
+                await self._whole.wait()
+                if not line.dead:
+                    writer.write(data)
+                    await writer.drain()
+        if line.late:
+            await self._late.wait()  # the client is gone, what it sent is still on its way
+        if not line.dead:
+            with suppress(OSError):
+                writer.write_eof()
+
+    async def _back(
+        self, line: _Line, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """From the server to the client."""
         while data := await reader.read(65536):
+            line.answered.set()
+            if line.late:
+                continue
             await self._whole.wait()
             if not line.dead:
-                writer.write(data)
-                await writer.drain()
+                with suppress(ConnectionError):
+                    writer.write(data)
+                    await writer.drain()
+        line.answered.set()
         if not line.dead:
             with suppress(OSError):
                 writer.write_eof()

@@ -44,7 +44,7 @@ while True: signal.pause()
 
 SUPERVISOR = """
 import os, pathlib, sys
-from infra import home, supervisor
+from infra import home, leases, supervisor
 from infra.children import Child, ChildSpec
 from infra.settings import Settings
 
@@ -56,8 +56,17 @@ async def expire(url, worker):
     (root / "expired").open("a").write(worker + "\\n")
 
 supervisor._expire = expire
+
+async def live(url, workers):
+    (root / "looks").open("a").write(".")
+    gone = (root / "lost").read_text().split() if (root / "lost").exists() else ()
+    return frozenset(workers) - frozenset(gone)
+
+supervisor.live_workers = live
+leases.LOOK_S, leases.LEASELESS_S = 0.05, 0.3
 children = tuple(
-    Child(ChildSpec(name, [sys.executable, "-c", code, *arguments], os.environ, stop_s=2),
+    Child(ChildSpec(name, [sys.executable, "-c", code, *arguments], os.environ, stop_s=2,
+                    leased=name == "worker"),
           log=root / "logs" / (name + ".log"))
     for name, code, arguments in (
         ("control", sys.argv[3], [port, str(root / "order")]),
@@ -203,6 +212,43 @@ def test_shortening_follows_no_link(tmp_path: Path) -> None:
     make_room(tmp_path / "large.log")
     assert large.stat().st_size == 0
     assert (tmp_path / "other").read_text() == "not a log"
+
+
+def test_a_child_without_a_lease_is_ended_and_started_again(start: Callable[..., Started]) -> None:
+    """It is alive, and nobody would wait for it: it holds up what it held."""
+    started = start()
+    started.wait_ready()
+    first = started.child("worker")
+    looks = started.root / "looks"
+    eventually(lambda: looks.exists() or None, within_s=20, what="it was seen with its lease")
+    (started.root / "lost").write_text(first["worker"])
+    second = eventually(
+        lambda: c if (c := started.child("worker"))["pid"] not in (first["pid"], None) else None,
+        within_s=20,
+        what="the worker is started again",
+    )
+    assert second["note"].startswith("was killed: no lease for")
+    assert not alive(first["pid"])
+    assert (started.root / "expired").read_text().split() == [first["worker"]]
+
+
+def test_a_child_that_was_stopped_is_not_ended_for_its_lease(
+    start: Callable[..., Started],
+) -> None:
+    started = start()
+    started.wait_ready()
+    first = started.child("worker")
+    os.kill(first["pid"], signal.SIGSTOP)
+    try:
+        (started.root / "lost").write_text(first["worker"])
+        looks = started.root / "looks"
+        wanted = looks.stat().st_size + 20
+        eventually(
+            lambda: looks.stat().st_size > wanted or None, within_s=20, what="it is looked at"
+        )
+        assert started.child("worker")["pid"] == first["pid"]
+    finally:
+        os.kill(first["pid"], signal.SIGCONT)
 
 
 def test_everything_stops_in_order_on_sigterm(start: Callable[..., Started]) -> None:

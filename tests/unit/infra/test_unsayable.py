@@ -2,8 +2,7 @@
 outcome. On Postgres, for the in-memory twin takes any text."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,30 +11,19 @@ from uuid import uuid4
 import pytest
 
 from infra import runtime
-from infra.artifacts import ArtifactStore
-from infra.bus import EmbeddedBus
-from infra.clock import SystemClock
 from infra.consumer import Consumer, Decision, Meta
 from infra.database import Database
-from infra.datasets import DatasetCache
-from infra.effects import PostgresEffects
-from infra.hosting import Hosting
 from infra.log import PostgresLog
-from infra.memory_blobs import MemoryBlobs
-from infra.notify import News, Notifier
-from infra.ports import Ports
-from infra.runtime import Runtime
-from infra.settings import Settings
 from schemas.errors import FailureCategory, HeadraceError, Refused, UserCodeError
 from schemas.events import CheckpointFailed, RunWarned
-from schemas.ids import WorkerId, checkpoint_stream
-from schemas.messages import Failed, Lane
+from schemas.ids import checkpoint_stream
+from schemas.messages import Failed
 from schemas.plain import plain, said
 from tests.kit.hosting import Fetched, Script, consumer
+from tests.kit.on_postgres import working
 
 pytestmark = pytest.mark.postgres
 
-WORKER = WorkerId("w")
 TEXTS = ("a NUL \0 in it", "half a pair \ud83d of surrogates", "\x1b[31mred\x07")
 
 
@@ -65,39 +53,6 @@ def failing(error: Callable[[], Exception]) -> Consumer[int]:
         return plain_one.handle(state, message, meta)
 
     return replace(plain_one, perform=perform, handle=handle)
-
-
-@asynccontextmanager
-async def working(
-    hosted: Consumer[Any], database: Database, home: Path
-) -> AsyncIterator[tuple[PostgresLog, Runtime]]:
-    async with Notifier(database) as notifier:
-        log, effects = PostgresLog(database, notifier), PostgresEffects(database)
-        await effects.register(WORKER, host="h", pid=1, lease_s=600)
-        artifacts = ArtifactStore(log, MemoryBlobs())
-        ports = Ports(
-            log=log,
-            blobs=MemoryBlobs(),
-            artifacts=artifacts,
-            datasets=DatasetCache(artifacts),
-            clock=SystemClock(),
-            settings=Settings.load({"HEADRACE_HOME": str(home)}),
-        )
-        started = Runtime(
-            Hosting(WORKER, (hosted,), (Lane.CONTROL,)),
-            log=log,
-            effects=effects,
-            bus=EmbeddedBus(log, notifier),
-            ports=ports,
-            artifacts=artifacts,
-            wakeup=notifier.subscribe(News.WORK),
-        )
-        task = asyncio.ensure_future(started.run())
-        try:
-            yield log, started
-        finally:
-            started.stop()
-            await task
 
 
 async def outcome(log: PostgresLog, run: str) -> CheckpointFailed:

@@ -1,0 +1,72 @@
+"""A runtime in this process over a real database, with consumers of the test's own."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from infra.artifacts import ArtifactStore
+from infra.bus import EmbeddedBus
+from infra.clock import SystemClock
+from infra.consumer import Consumer
+from infra.database import Database
+from infra.datasets import DatasetCache
+from infra.effects import PostgresEffects
+from infra.hosting import Hosting
+from infra.log import PostgresLog
+from infra.memory_blobs import MemoryBlobs
+from infra.notify import News, Notifier
+from infra.ports import Effects, Ports
+from infra.runtime import Runtime
+from infra.settings import Settings
+from schemas.ids import WorkerId
+from schemas.messages import Lane
+
+WORKER = WorkerId("w")
+
+
+def runtime_on(
+    hosted: Consumer[Any],
+    database: Database,
+    notifier: Notifier,
+    home: Path,
+    effects: Effects | None = None,
+) -> tuple[PostgresLog, Runtime]:
+    """A log and a runtime over it that hosts one consumer. `effects` in the place of the adapter."""
+    log = PostgresLog(database, notifier)
+    artifacts = ArtifactStore(log, MemoryBlobs())
+    ports = Ports(
+        log=log,
+        blobs=MemoryBlobs(),
+        artifacts=artifacts,
+        datasets=DatasetCache(artifacts),
+        clock=SystemClock(),
+        settings=Settings.load({"HEADRACE_HOME": str(home)}),
+    )
+    runtime = Runtime(
+        Hosting(WORKER, (hosted,), (Lane.CONTROL,)),
+        log=log,
+        effects=effects or PostgresEffects(database),
+        bus=EmbeddedBus(log, notifier),
+        ports=ports,
+        artifacts=artifacts,
+        wakeup=notifier.subscribe(News.WORK),
+    )
+    return log, runtime
+
+
+@asynccontextmanager
+async def working(
+    hosted: Consumer[Any], database: Database, home: Path, effects: Effects | None = None
+) -> AsyncIterator[tuple[PostgresLog, Runtime]]:
+    """A runtime at work under a long lease."""
+    async with Notifier(database) as notifier:
+        await PostgresEffects(database).register(WORKER, host="h", pid=1, lease_s=600)
+        log, started = runtime_on(hosted, database, notifier, home, effects)
+        task = asyncio.ensure_future(started.run())
+        try:
+            yield log, started
+        finally:
+            started.stop()
+            await task

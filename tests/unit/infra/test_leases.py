@@ -1,0 +1,85 @@
+"""When a process that is alive is ended for having no lease: only when it is known for long enough."""
+
+from collections.abc import Collection
+from uuid import uuid4
+
+import pytest
+
+from infra.database import Database
+from infra.effects import PostgresEffects
+from infra.leases import LEASELESS_S, LOOK_S, STARTING_S, LeaseWatch, live_workers
+from schemas.ids import WorkerId
+
+ME = "me"
+
+
+class Watched:
+    """A watch over one worker, under a clock of the test's own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.watch = LeaseWatch(clock=lambda: self.now)
+
+    def looks(
+        self,
+        seconds: float,
+        live: Collection[str] | None,
+        *,
+        still: Collection[str] = (),
+        every_s: float = LOOK_S,
+    ) -> bool:
+        """Look for so long; whether it was ever to be ended."""
+        overdue, until = False, self.now + seconds
+        while self.now < until:
+            self.now += every_s
+            without = self.watch.look([ME], live, still=still)
+            overdue |= any(self.watch.overdue(w, s) for w, s in without.items())
+        return overdue
+
+
+def test_who_lost_its_lease_and_does_not_end_is_ended() -> None:
+    watched = Watched()
+    assert not watched.looks(20, [ME])
+    assert not watched.looks(LEASELESS_S - LOOK_S, [])
+    assert watched.looks(2 * LOOK_S, [])
+
+
+def test_who_starts_has_more_time() -> None:
+    watched = Watched()
+    assert not watched.looks(STARTING_S - LOOK_S, [])
+    assert watched.looks(2 * LOOK_S, [])
+
+
+def test_a_lease_that_is_had_again_is_none_lost() -> None:
+    watched = Watched()
+    for _ in range(20):
+        assert not watched.looks(LEASELESS_S - LOOK_S, [])
+        assert not watched.looks(LOOK_S, [ME])
+
+
+@pytest.mark.parametrize("unknown", ["away", "stopped", "the supervisor was stopped"])
+def test_what_is_not_known_counts_for_nothing(unknown: str) -> None:
+    watched = Watched()
+    watched.looks(20, [ME])
+    for _ in range(5):
+        assert not watched.looks(LEASELESS_S - LOOK_S, [])
+        if unknown == "away":
+            assert not watched.looks(300, None)
+        elif unknown == "stopped":
+            assert not watched.looks(300, [], still=[ME])
+        else:
+            assert not watched.looks(300, [], every_s=300)
+
+
+@pytest.mark.postgres
+async def test_the_database_says_who_has_a_live_lease(database: Database) -> None:
+    effects, names = PostgresEffects(database), [WorkerId(uuid4().hex) for _ in range(3)]
+    for name in names[:2]:
+        await effects.register(name, host="h", pid=1, lease_s=60)
+    await effects.expire(names[1])
+    assert await live_workers(database.url, names) == {names[0]}
+
+
+async def test_a_database_that_is_not_there_says_nothing() -> None:
+    assert await live_workers("postgresql://postgres@127.0.0.1:1/none", [ME]) is None
+    assert await live_workers("", [ME]) is None
