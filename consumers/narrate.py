@@ -115,6 +115,8 @@ def run_requested(event: RunRequested) -> Iterator[Line]:
         f"Run {event.run_name} is requested: {algorithm} of {experiment.model_path} on "
         f"{event.dataset.name} ({event.dataset.num_rows} rows)",
     )
+    for warning in event.warnings:
+        yield "warning", None, warning
 
 
 @lines.register

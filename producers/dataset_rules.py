@@ -2,9 +2,9 @@
 
 Two modes, chosen by the columns. *Prompt*: `user_prompt` and `ground_truth` (or `label`), optionally
 `system_prompt`; or `messages`, a whole conversation (`producers/dataset_messages.py`); other columns
-are allowed and not passed on. *Metadata* (a `metadata` column exists): every row carries a JSON object,
-the prompt columns are optional. One type per column, at least four rows. The file is hostile: it is
-read a bounded line at a time, and nothing in it is trusted.
+are allowed, not passed on, and named to the user. *Metadata* (a `metadata` column exists): every row
+carries a JSON object, the prompt columns are optional. One type per column, at least four rows. The
+file is hostile: it is read a bounded line at a time, and nothing in it is trusted.
 """
 
 import csv
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NoReturn
 
+from producers.dataset_mapping import misfits, renamed
 from producers.dataset_messages import BadMessages, conversation
 from schemas.datasets import Row
 from schemas.errors import Issue
@@ -25,6 +26,7 @@ MAX_ROWS = 5_000_000
 MAX_COLUMNS = 256
 MAX_DEPTH = 32
 MIN_ROWS = 4
+MAX_CHARACTERS = 512
 SHOWN_ISSUES = 5
 INT64 = 2**63
 
@@ -45,11 +47,13 @@ class BadRow(Exception):
 
 @dataclass
 class Report:
-    """What was found. `issues` holds the first five problems; none: the dataset is good."""
+    """What was found. `issues` holds the first five problems; none: the dataset is good. `characters`:
+    those of prompts and labels, sorted, the first 512."""
 
     num_rows: int = 0
     columns: tuple[str, ...] = ()
     issues: list[Issue] = field(default_factory=list)
+    characters: str = ""
 
     @property
     def full(self) -> bool:
@@ -60,14 +64,27 @@ class Report:
             self.issues.append(Issue(where, message))
 
 
-def check_file(path: Path, kind: str, write: Callable[[bytes], object]) -> Report:
-    """Check a file of `kind` jsonl or csv; `write` gets each good row as a normalised line."""
-    report = Report()
-    rules = Rules(report)
+def check_file(
+    path: Path,
+    kind: str,
+    write: Callable[[bytes], object],
+    *,
+    mapping: Mapping[str, str] | None = None,
+) -> Report:
+    """Check a file of `kind` jsonl or csv; `write` gets each good row as a normalised line. `mapping`:
+    the file's name of a column -> ours."""
+    report, named = Report(), mapping or {}
+    rules = Rules(report, named)
     try:
         with path.open("rb") as file:
             for line, values in READERS[kind](file):
-                if report.full or not rules.accept(line, values, write):
+                if report.num_rows == 0:
+                    for misfit in misfits(tuple(values), named):
+                        report.add("file", misfit)
+                row = renamed(values, named)
+                if report.full or (report.issues and report.num_rows == 0):
+                    break
+                if not rules.accept(line, row, write):
                     break
     except BadRow as bad:
         report.add(bad.issue.key, bad.issue.message)
@@ -79,8 +96,10 @@ def check_file(path: Path, kind: str, write: Callable[[bytes], object]) -> Repor
 class Rules:
     """The rules that need more than one row."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, mapping: Mapping[str, str]) -> None:
         self._report = report
+        self._sources = {target: source for source, target in mapping.items()}
+        self._characters: set[str] = set()
         self._types: dict[str, tuple[str, int]] = {}
         self._columns: tuple[str, ...] | None = None
         self._label: str | None = None
@@ -98,17 +117,26 @@ class Rules:
             row = self._row(line, values)
             if row is not None and len(self._report.issues) == before:
                 write(row.to_line())
+                self._characters.update(row.label or "", *(m.content for m in row.prompt))
         self._report.num_rows += 1
         return True
 
     def close(self) -> None:
         """The rules about the file as a whole."""
         rows = self._report.num_rows
+        self._report.characters = "".join(sorted(self._characters)[:MAX_CHARACTERS])
         if rows == 0:
             self._report.add("file", "is empty; a dataset needs at least 4 rows")
         elif rows < MIN_ROWS:
             word = "row" if rows == 1 else "rows"
             self._report.add("file", f"has {rows} {word}; a dataset needs at least {MIN_ROWS}")
+
+    def _at(self, line: int, path: str) -> str:
+        """A place in the file, with the file's own name of a column."""
+        name, dot, rest = path.partition(".")
+        if name not in self._sources:
+            return f"line {line}, column {path}"
+        return f"line {line}, column {self._sources[name]}{dot}{rest} (mapped to {name})"
 
     def _header(self, values: Values) -> bool:
         self._columns = tuple(values)
@@ -136,11 +164,11 @@ class Rules:
         expected = self._columns or ()
         for name in expected:
             if name not in values:
-                self._report.add(f"line {line}, column {name}", "is missing")
+                self._report.add(self._at(line, name), "is missing")
         for name in values:
             if name not in expected:
                 self._report.add(
-                    f"line {line}, column {name}", "is not in the first row; use one set of columns"
+                    self._at(line, name), "is not in the first row; use one set of columns"
                 )
 
     def _row(self, line: int, values: Values) -> Row | None:
@@ -172,7 +200,7 @@ class Rules:
         try:
             prompt, said = conversation(values["messages"], labelled=self._label is not None)
         except BadMessages as bad:
-            self._report.add(f"line {line}, column messages", str(bad))
+            self._report.add(self._at(line, "messages"), str(bad))
             return None
         return Row(prompt=prompt, label=said or label, metadata=metadata)
 
@@ -182,7 +210,7 @@ class Rules:
         value = values[name]
         if value is None and optional:
             return None
-        where = f"line {line}, column {name}"
+        where = self._at(line, name)
         if not isinstance(value, str):
             self._report.add(where, f"must be a string, got {_shown(value)}")
         elif not value.strip() and not optional:
@@ -192,7 +220,7 @@ class Rules:
         return None
 
     def _scalar(self, line: int, name: str, value: object) -> str | None:
-        where = f"line {line}, column {name}"
+        where = self._at(line, name)
         if isinstance(value, str):
             if value == "":
                 self._report.add(where, "is empty")
@@ -203,7 +231,7 @@ class Rules:
         return None
 
     def _metadata(self, line: int, value: object) -> Mapping[str, object] | None:
-        where = f"line {line}, column metadata"
+        where = self._at(line, "metadata")
         if isinstance(value, str):
             try:
                 value = loads(value)
@@ -219,7 +247,7 @@ class Rules:
 
     def _paths(self, line: int, path: str, value: object, *, depth: int) -> None:
         """One type per key path over all rows; nothing empty, nothing too deep or too wide."""
-        where = f"line {line}, column {path}"
+        where = self._at(line, path)
         if depth > MAX_DEPTH:
             self._report.add(where, f"is nested deeper than {MAX_DEPTH}")
         elif isinstance(value, dict):
@@ -231,7 +259,7 @@ class Rules:
             self._one_type(line, path, value)
 
     def _one_type(self, line: int, path: str, value: object) -> None:
-        where = f"line {line}, column {path}"
+        where = self._at(line, path)
         if isinstance(value, int) and not -INT64 <= value < INT64:
             self._report.add(where, "does not fit in 64 bits")
         kind = type_name(value)

@@ -1,8 +1,8 @@
 """A dataset file on its way in: checked in a confined process, normalised, stored, registered.
 
 A dataset's id follows from its name, and so does the cause of its one event: a name means one content
-for ever, whoever uploads at the same time. `python -m producers.datasets FILE KIND OUT MEMORY` is the
-confined process: it reads the hostile file under limits and prints its report as JSON.
+for ever, whoever uploads at the same time. `python -m producers.datasets FILE KIND OUT MEMORY MAPPING`
+is the confined process: it reads the hostile file under limits and prints its report as JSON.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import re
 import resource
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,9 +91,15 @@ async def received(body: AsyncIterator[bytes], directory: Path) -> AsyncIterator
         await asyncio.to_thread(_forget, Path(name))
 
 
-async def check(path: Path, kind: str, *, memory_bytes: int = MEMORY_BYTES) -> Checked:
+async def check(
+    path: Path,
+    kind: str,
+    *,
+    memory_bytes: int = MEMORY_BYTES,
+    mapping: Mapping[str, str] | None = None,
+) -> Checked:
     """Read a file in a confined process of its own. What it cannot read within its limits is a
-    problem of the file."""
+    problem of the file. `mapping`: the file's name of a column -> ours."""
     out = path.with_suffix(".rows")
     child = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -103,6 +109,7 @@ async def check(path: Path, kind: str, *, memory_bytes: int = MEMORY_BYTES) -> C
         kind,
         str(out),
         str(memory_bytes),
+        json.dumps(dict(mapping or {})),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -131,6 +138,7 @@ async def register(
     log: EventLog,
     blobs: Blobs,
     names: Names,
+    mapping: Mapping[str, str] | None = None,
 ) -> Recorded:
     """Store both forms and append DatasetRegistered. The same content under the same name is the
     same dataset. Raises InvalidConfig with the issues, Conflict for other content under a used name."""
@@ -147,6 +155,8 @@ async def register(
         file_name=file_name,
         file_size=raw.size,
         original=raw,
+        mapping=dict(mapping or {}),
+        characters=checked.report.characters,
     )
     await names.take("dataset", name, identity)
     [recorded] = await log.append([event], cause=derive_id(HEADRACE, f"dataset/{name}"))
@@ -203,10 +213,11 @@ def _report(printed: bytes) -> Report:
         num_rows=int(said["num_rows"]),
         columns=tuple(said["columns"]),
         issues=[Issue(key, message) for key, message in said["issues"]],
+        characters=str(said["characters"]),
     )
 
 
-def main(path: str, kind: str, out: str, memory_bytes: str) -> int:
+def main(path: str, kind: str, out: str, memory_bytes: str, mapping: str) -> int:
     """The confined process."""
     resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
@@ -214,11 +225,12 @@ def main(path: str, kind: str, out: str, memory_bytes: str) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
     with Path(out).open("wb") as file:
-        report = check_file(Path(path), kind, file.write)
+        report = check_file(Path(path), kind, file.write, mapping=json.loads(mapping))
     said = {
         "num_rows": report.num_rows,
         "columns": report.columns,
         "issues": [(issue.key, issue.message) for issue in report.issues],
+        "characters": report.characters,
     }
     sys.stdout.write(json.dumps(said))
     return 0

@@ -14,10 +14,12 @@ from producers.hub import hub_config, parsed
 from producers.lookup import Lookup
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue, NotFound
+from schemas.events import DatasetRegistered
 from schemas.models import CHARACTERS, scratch_shape
 from schemas.sampling import ModelRef
 
 MAX_ANCESTORS = 64
+SHOWN_CHARACTERS = 8
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
@@ -129,3 +131,21 @@ def length_issues(config: RunConfig | EvalConfig, context: int | None) -> tuple[
 
 def _beyond(length: int, context: int, *, room: int = 0) -> str:
     return f"must be at most {context - room}, got {length}: the model has {context} positions"
+
+
+def unknown_characters(facts: ModelFacts, *datasets: DatasetRegistered | None) -> tuple[str, ...]:
+    """A warning for each dataset that holds characters which a character vocabulary cannot spell."""
+    if facts.characters is None:
+        return ()
+    found = []
+    for dataset in (d for d in datasets if d is not None):
+        lacking = [c for c in dataset.characters if c not in facts.characters]
+        if lacking:
+            shown = " ".join(map(repr, lacking[:SHOWN_CHARACTERS]))
+            more = ", ..." if len(lacking) > SHOWN_CHARACTERS else ""
+            found.append(
+                f"the model's vocabulary has no symbol for {len(lacking)} characters of "
+                f"{dataset.dataset.name}, which it reads as <|unk|>: {shown}{more}; choose another "
+                "shape (`headrace models`) or a model with a tokenizer of its own"
+            )
+    return tuple(found)

@@ -21,8 +21,9 @@ from infra.ports import EventLog, Recorded
 from producers.admission import evaluation_issues, training_issues
 from producers.datasets import find as find_dataset
 from producers.lookup import Lookup
-from producers.model_facts import ModelFacts, length_issues, model_facts
+from producers.model_facts import ModelFacts, length_issues, model_facts, unknown_characters
 from producers.models import resolve_model
+from producers.rollouts import check_rollout
 from producers.run_names import invented_name
 from producers.workspaces import Workspace, Workspaces
 from schemas.config import EvalConfig, Experiment, RunConfig
@@ -92,6 +93,7 @@ class Resolved:
     dataset: DatasetRef
     validation: DatasetRef | None
     workspace: Workspace | None
+    warnings: tuple[str, ...]
 
 
 class Submitter:
@@ -128,9 +130,11 @@ class Submitter:
         facts = await model_facts(model, self._lookup)
         if too_long := length_issues(config, facts.context):
             raise refuse("training", too_long)
+        warnings = unknown_characters(facts, dataset, validation)
         workspace = None
         if config.experiment.rollout is not None:
             workspace = await self._workspaces.choose(asked.workspace)
+            warnings += await check_rollout(self._log, workspace.id, config.experiment)
         return Resolved(
             config=config,
             model=model,
@@ -138,6 +142,7 @@ class Submitter:
             dataset=dataset.dataset,
             validation=validation.dataset if validation else None,
             workspace=workspace,
+            warnings=warnings,
         )
 
     async def submit_run(self, asked: Asked, *, key: str) -> Recorded:
@@ -157,6 +162,7 @@ class Submitter:
             validation=resolved.validation,
             workspace=resolved.workspace.id if resolved.workspace else None,
             date=await self._today(),
+            warnings=resolved.warnings,
         )
         events: list[Event] = [requested]
         if resolved.workspace is not None:
@@ -185,7 +191,9 @@ class Submitter:
         facts = await model_facts(model, self._lookup)
         if too_long := length_issues(config, facts.context):
             raise refuse("evaluation", too_long)
+        warnings = unknown_characters(facts, dataset)
         workspace = await self._workspaces.choose(asked.workspace)
+        warnings += await check_rollout(self._log, workspace.id, config.experiment)
         requested = EvaluationRequested(
             evaluation=evaluation,
             eval_name=await self._name("evaluation", asked.name, evaluation),
@@ -195,6 +203,7 @@ class Submitter:
             pass_threshold=config.evaluation.pass_threshold,
             config=config,
             workspace=workspace.id,
+            warnings=warnings,
         )
         push = _push(workspace, config.experiment, stream)
         taken = Taken("evaluation", requested.eval_name, evaluation)

@@ -137,7 +137,9 @@ class WorkspaceRejected(_WorkspaceEvent):
 
 
 class DatasetRegistered(Event):
-    """A dataset was uploaded, validated and stored."""
+    """A dataset was uploaded, validated and stored. `columns` are named as they are read; `mapping` says
+    what the file called those that have another name there. `characters`: those of prompts and labels,
+    sorted, the first 512."""
 
     type: ClassVar[str] = "rl.dataset.registered"
     topic: ClassVar[str] = WORKSPACE_TOPIC
@@ -146,6 +148,8 @@ class DatasetRegistered(Event):
     file_name: str
     file_size: int
     original: ArtifactRef
+    mapping: dict[str, str] = {}
+    characters: str = ""
 
     @property
     def stream(self) -> StreamName:
@@ -181,7 +185,8 @@ class _StepEvent(_RunEvent):
 
 class RunRequested(_RunEvent):
     """A validated, admitted request for a run. `workspace` is None when no user code is needed; chat
-    templates take `date`, the day of the request, for today, unless the config names another."""
+    templates take `date`, the day of the request, for today, unless the config names another.
+    `warnings`: what can be run and is probably not meant."""
 
     type: ClassVar[str] = "rl.run.requested"
     run_name: str
@@ -192,6 +197,7 @@ class RunRequested(_RunEvent):
     workspace: str | None = None
     from_state: StateRef | None = None
     date: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def today(self) -> str | None:
@@ -524,6 +530,7 @@ class EvaluationRequested(_EvaluationEvent):
     step: int | None = None
     config: EvalConfig | None = None
     workspace: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def stream(self) -> StreamName:

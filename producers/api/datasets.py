@@ -13,25 +13,31 @@ from producers.api.answers import Answer, number, page_answer, page_of
 from producers.api.bodies import body_of
 from producers.api.content import first_lines, sent
 from producers.api.runs import services
+from producers.dataset_mapping import as_query, from_query, mapping_of, unread
 from schemas.datasets import Row
 from schemas.errors import InvalidConfig, NotFound, TransientError
 from schemas.events import DatasetRegistered
 
 
-def shown(dataset: DatasetJson) -> Mapping[str, object]:
-    """A dataset as JSON."""
-    return {**dataset, "columns": json.loads(dataset["columns"] or "[]")}
+def shown(
+    dataset: DatasetJson, registered: DatasetRegistered | None = None
+) -> Mapping[str, object]:
+    """A dataset as JSON; with its event also how its columns were mapped."""
+    columns = json.loads(dataset["columns"] or "[]")
+    mapping = {"mapping": registered.mapping} if registered else {}
+    return {**dataset, "columns": columns, "unread_columns": unread(columns), **mapping}
 
 
 async def announce(request: Request) -> Response:
-    body = await body_of(request, ("name", "file_name"))
+    body = await body_of(request, ("name", "file_name", "mapping"))
+    mapping = mapping_of(body.values.get("mapping"))
     name, file_name = body.text("name"), body.text("file_name")
     datasets.check_name(name)
     datasets.file_kind(file_name)
     identity = datasets.dataset_id(name)
     await services(request).readmodel.uploads.announce(identity, name, file_name)
     pending = {"id": identity, "name": name, "status": "pending", "file_name": file_name}
-    upload = {"path": f"/api/v1/datasets/{identity}/content"}
+    upload = {"path": f"/api/v1/datasets/{identity}/content{as_query(mapping)}"}
     return Answer({"dataset": pending, "upload": upload}, status_code=201)
 
 
@@ -42,9 +48,10 @@ async def content(request: Request) -> Response:
     if announced is None:
         raise NotFound(f"no upload {ref} is announced; POST /api/v1/datasets first")
     name, file_name = announced
+    mapping = from_query(request.query_params.get("mapping"))
     async with datasets.received(request.stream(), core.settings.home / "uploads") as path:
         await core.readmodel.uploads.mark(ref, "processing")
-        checked = await datasets.check(path, datasets.file_kind(file_name))
+        checked = await datasets.check(path, datasets.file_kind(file_name), mapping=mapping)
         if checked.report.issues:
             refusal = datasets.refusal(file_name, checked.report)
             await core.readmodel.uploads.mark(ref, "error", refusal.message)
@@ -57,12 +64,13 @@ async def content(request: Request) -> Response:
             log=core.log,
             blobs=core.blobs,
             names=core.readmodel.names,
+            mapping=mapping,
         )
     await core.readmodel.caught_up(recorded.cursor)
     found = await core.readmodel.registry.dataset(ref)
     if found is None or not isinstance(recorded.event, DatasetRegistered):
         raise TransientError(f"dataset {name} is not in the read model yet; try again")
-    return Answer({"dataset": shown(found)})
+    return Answer({"dataset": shown(found, recorded.event)})
 
 
 async def validate(request: Request) -> Response:
@@ -71,9 +79,10 @@ async def validate(request: Request) -> Response:
     if not file_name:
         raise InvalidConfig("name the file: ?file_name=data.jsonl")
     kind = datasets.file_kind(file_name)
+    mapping = from_query(request.query_params.get("mapping"))
     home = services(request).settings.home
     async with datasets.received(request.stream(), home / "uploads") as path:
-        report = (await datasets.check(path, kind)).report
+        report = (await datasets.check(path, kind, mapping=mapping)).report
     issues = [
         {"key": issue.key, "message": issue.message, "did_you_mean": issue.did_you_mean}
         for issue in report.issues
@@ -83,6 +92,7 @@ async def validate(request: Request) -> Response:
             "valid": not issues,
             "num_rows": report.num_rows,
             "columns": report.columns,
+            "unread_columns": unread(report.columns),
             "issues": issues,
         }
     )
@@ -100,7 +110,8 @@ async def show(request: Request) -> Response:
     if found is None:
         await datasets.find(services(request).log, ref)
         raise TransientError(f"dataset {ref} is not in the read model yet; try again")
-    return Answer({"dataset": shown(found)})
+    registered = await _registered(request) if found["status"] == "uploaded" else None
+    return Answer({"dataset": shown(found, registered)})
 
 
 async def preview(request: Request) -> Response:

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from infra.readmodel_registry import EvaluationJson
 from producers.api.answers import Answer, page_answer, page_of
 from producers.api.bodies import body_of, cause_of, idempotency_key
-from producers.api.runs import asked, log_page, services
+from producers.api.runs import asked, log_page, services, warnings_of
 from producers.api.samples import sample_page
 from schemas.errors import TransientError
 
@@ -33,7 +33,7 @@ async def submit(request: Request) -> Response:
     recorded = await core.submitter.submit_eval(asked(body), key=idempotency_key(request))
     await core.readmodel.caught_up(recorded.cursor)
     found = await _found(request, recorded.event.run_id)
-    return Answer({"eval": shown(found)}, status_code=201)
+    return Answer({"eval": shown(found), "warnings": warnings_of(recorded.event)}, status_code=201)
 
 
 async def listed(request: Request) -> Response:

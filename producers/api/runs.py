@@ -16,6 +16,7 @@ from producers.api.services import Services
 from producers.estimates import estimate, has_gpu
 from producers.submit import Asked
 from schemas.errors import InvalidConfig, Issue, TransientError
+from schemas.events import EvaluationRequested, Event, RunRequested
 from schemas.limits import total_steps
 
 STATUSES = (
@@ -53,7 +54,13 @@ async def submit(request: Request) -> Response:
         return Answer(await _dry_run(request, asked(body)))
     recorded = await core.submit_run(asked(body), key=idempotency_key(request))
     run = recorded.event.run_id
-    return Answer({"run": await run_json(request, run, after=recorded.cursor)}, status_code=201)
+    made = await run_json(request, run, after=recorded.cursor)
+    return Answer({"run": made, "warnings": warnings_of(recorded.event)}, status_code=201)
+
+
+def warnings_of(event: Event) -> tuple[str, ...]:
+    """What was recorded with a request for its maker to read."""
+    return event.warnings if isinstance(event, RunRequested | EvaluationRequested) else ()
 
 
 async def _dry_run(request: Request, wanted: Asked) -> Mapping[str, object]:
@@ -70,6 +77,7 @@ async def _dry_run(request: Request, wanted: Asked) -> Mapping[str, object]:
         "total_steps": steps,
         "estimates": figures,
         "issues": [],
+        "warnings": resolved.warnings,
     }
 
 

@@ -1,8 +1,9 @@
 """`headrace dataset`: what runs learn from and are measured on."""
 
+import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -28,6 +29,28 @@ dataset = group("dataset", "Datasets: JSON Lines and the like, validated as they
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
+def _pairs(_context: object, _option: object, given: Sequence[str]) -> dict[str, str]:
+    """`COLUMN=NAME`, several times, as a mapping."""
+    pairs = [text.partition("=") for text in given]
+    for source, _, target in pairs:
+        if not source or not target:
+            raise click.BadParameter("write COLUMN=NAME, like question=user_prompt")
+    if len({source for source, _, _ in pairs}) < len(pairs):
+        raise click.BadParameter("maps a column twice")
+    return {source: target for source, _, target in pairs}
+
+
+MAP = click.option(
+    "--map",
+    "mapping",
+    metavar="COLUMN=NAME",
+    multiple=True,
+    callback=_pairs,
+    help="Read a column of the file as user_prompt, system_prompt, ground_truth, label, messages or "
+    "metadata; can be given often.",
+)
+
+
 def _readable(file: Path) -> Path:
     if not file.is_file():
         raise Failure("NOT_FOUND", f"there is no file {file}")
@@ -42,20 +65,42 @@ def default_name(file: Path) -> str:
 @command(dataset, "upload", example="headrace dataset upload data/rl.jsonl --name sums")
 @click.argument("file", metavar="FILE", type=FILE)
 @click.option("--name", help="Default: from the file's name.")
-def upload(file: Path, *, name: str | None, as_json: bool) -> None:
+@MAP
+def upload(file: Path, *, name: str | None, mapping: Mapping[str, str], as_json: bool) -> None:
     """Upload a dataset: JSON Lines, CSV, or Parquet (with pyarrow). It is validated first: what is
-    wrong is named by row and column."""
+    wrong is named by row and column, and so are columns that nothing reads.
+
+    With --map a public dataset needs no rewriting: --map question=user_prompt --map answer=ground_truth
+    """
     with Client() as client, as_text(_readable(file)) as text:
-        made = send(client, text, name or default_name(file), quiet=as_json)
+        made = send(client, text, name or default_name(file), quiet=as_json, mapping=mapping)
     if as_json:
         print_json({"dataset": made})
     else:
         say(f"uploaded {made.get('name')}: {made.get('num_rows')} rows")
+        _say_unread(made)
 
 
-def send(client: Client, file: Path, name: str, *, quiet: bool) -> Document:
+def _say_unread(found: Document) -> None:
+    """Name the columns that no run will see."""
+    unread = found.get("unread_columns") or ()
+    if unread:
+        say(
+            f"note: nothing reads the columns {', '.join(unread)}; to use one, give --map COLUMN=NAME"
+        )
+
+
+def send(
+    client: Client,
+    file: Path,
+    name: str,
+    *,
+    quiet: bool,
+    mapping: Mapping[str, str] | None = None,
+) -> Document:
     """Register a dataset and stream its content; returns it. Raises Failure."""
-    made = client.post("/datasets", {"name": name, "file_name": file.name})
+    body = {"name": name, "file_name": file.name} | ({"mapping": mapping} if mapping else {})
+    made = client.post("/datasets", body)
     with _opened(file, quiet=quiet) as stream:
         put: Document = client.put(str(made["upload"]["path"]), stream)
     found: Document = put["dataset"]
@@ -80,10 +125,12 @@ def _opened(file: Path, *, quiet: bool) -> Iterator[BinaryIO]:
 
 @command(dataset, "validate", example="headrace dataset validate data/rl.jsonl")
 @click.argument("file", metavar="FILE", type=FILE)
-def validate(file: Path, *, as_json: bool) -> None:
+@MAP
+def validate(file: Path, *, mapping: Mapping[str, str], as_json: bool) -> None:
     """Ask the server whether it would take a file, without keeping it. Exit 1 when it would not."""
+    named = {"mapping": json.dumps(mapping)} if mapping else {}
     with Client() as client, as_text(_readable(file)) as text:
-        answer = client.post_file("/datasets/validate", text, file_name=text.name)
+        answer = client.post_file("/datasets/validate", text, file_name=text.name, **named)
     if not answer.get("valid"):
         from schemas.errors import Issue
 
@@ -97,6 +144,7 @@ def validate(file: Path, *, as_json: bool) -> None:
     else:
         columns = ", ".join(answer.get("columns") or ())
         say(f"{file} is fine: {answer.get('num_rows')} rows, columns {columns}")
+        _say_unread(answer)
 
 
 @command(dataset, "list", example="headrace dataset list")

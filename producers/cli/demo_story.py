@@ -151,7 +151,8 @@ class Story:
         config["experiment"] |= {"model_path": model, "dataset": self._own(DATASETS["heldout"])}
         config["advanced"]["seed"] = seed
         name = self._own(f"heldout-{when}-{how}")
-        started = evaluation.request(self._client, config, workspace=self._workspace, name=name)
+        answer = evaluation.request(self._client, config, workspace=self._workspace, name=name)
+        started = answer["eval"]
         found = evaluation.watched(self._client, started, quiet=self._quiet)
         if found["status"] != "finished" or found.get("reward") is None:
             raise Failure(

@@ -12,8 +12,17 @@ from producers.cli.client import Client, part
 from producers.cli.configs import read_config
 from producers.cli.failures import Failure, Interrupted
 from producers.cli.groups import command, group
-from producers.cli.output import Document, console, fields, print_json, say, table, when
-from producers.cli.repository import around, workspace_of
+from producers.cli.output import (
+    Document,
+    console,
+    fields,
+    print_json,
+    say,
+    say_warnings,
+    table,
+    when,
+)
+from producers.cli.repository import around, check_rollout, reads_working_trees, workspace_of
 
 evaluation = group("eval", "Evaluations of a model or checkpoint on a dataset.")
 
@@ -32,8 +41,11 @@ def submit(
     """Start an evaluation from a TOML (configs/eval/*.toml)."""
     document = read_config(config)
     with Client() as client:
-        place = workspace or workspace_of(client, around(config))
-        started = request(client, document, workspace=place, name=name)
+        place = workspace or _place(client, config, document)
+        answer = request(client, document, workspace=place, name=name)
+        started: Document = answer["eval"]
+        if not as_json:
+            say_warnings(answer)
         if watch:
             started = watched(client, started, quiet=as_json)
     if as_json:
@@ -46,13 +58,20 @@ def submit(
         _verdict(started)
 
 
+def _place(client: Client, config: Path, document: Document) -> str:
+    """The workspace whose code grades."""
+    repository = around(config)
+    if reads_working_trees(client):
+        check_rollout(repository, document)
+    return workspace_of(client, repository)
+
+
 def request(
     client: Client, config: Document, *, workspace: str, name: str | None = None
 ) -> Document:
-    """Start an evaluation; returns it."""
+    """Start an evaluation; returns the server's answer."""
     body = {"config": config, "workspace": workspace} | ({"name": name} if name else {})
-    started: Document = client.post("/evals", body)["eval"]
-    return started
+    return client.post("/evals", body)
 
 
 def wait(client: Client, ref: str, *, each: Callable[[Document], None]) -> Document:

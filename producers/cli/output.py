@@ -63,6 +63,12 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+def say_warnings(answer: Document) -> None:
+    """What the server can do and thinks is not meant."""
+    for warning in answer.get("warnings") or ():
+        say(f"warning: {warning}")
+
+
 def printable(text: str) -> str:
     """`text` without control characters: hostile text must not move a terminal's cursor."""
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf"))

@@ -5,6 +5,7 @@ looked up among the server's workspaces, by its path or its origin, and register
 What runs is a *commit*: changes that were not committed are not part of it, and that is said.
 """
 
+import difflib
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 from producers.cli.client import Client
 from producers.cli.failures import Failure
 from producers.cli.output import Document
+from schemas.errors import Issue
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,35 @@ def around(path: Path) -> Repository:
     return Repository(root, origin, tuple(line[3:] for line in changed))
 
 
+def check_rollout(repository: Repository, config: Document) -> None:
+    """Look for the rollout that a config names in the commit that will run. Raises Failure when the
+    repository has that commit and the commit does not have the rollout."""
+    experiment: Document = config.get("experiment") or {}
+    name, path = experiment.get("rollout"), experiment.get("entrypoint") or "main.py"
+    commit = experiment.get("commit_sha") or experiment.get("branch") or "HEAD"
+    root = repository.root
+    if not isinstance(name, str) or _git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
+        return
+    place = f"rollouts/{name}/{path}"
+    if _git(root, "cat-file", "-e", f"{commit}:{place}") is not None:
+        return
+    known = (_git(root, "ls-tree", "--name-only", "-d", f"{commit}:rollouts") or "").splitlines()
+    if (root / place).is_file():
+        message = f"names {place}, which is not committed; commit it first"
+    else:
+        message = (
+            f"names {place}, which {commit} does not have; it has: {', '.join(known) or 'none'}"
+        )
+    close = difflib.get_close_matches(name, [one for one in known if one != name], n=1)
+    issue = Issue("experiment.rollout", message, close[0] if close else None)
+    raise Failure("VALIDATION", f"experiment.rollout {message}", issues=(issue,))
+
+
+def reads_working_trees(client: Client) -> bool:
+    """Whether the server is on this machine, where it reads a repository by its path."""
+    return urlsplit(client.address.url).hostname in ("127.0.0.1", "localhost", "::1")
+
+
 def workspace_of(client: Client, repository: Repository) -> str:
     """The id of the server's workspace for this repository; registers it when there is none.
 
@@ -51,8 +82,7 @@ def workspace_of(client: Client, repository: Repository) -> str:
     for known in client.pages("/workspaces", "workspaces"):
         if known.get("url") in addresses:
             return str(known["id"])
-    local = urlsplit(client.address.url).hostname in ("127.0.0.1", "localhost", "::1")
-    url = str(repository.root) if local else repository.origin
+    url = str(repository.root) if reads_working_trees(client) else repository.origin
     if url is None:
         raise Failure(
             "NO_ORIGIN",

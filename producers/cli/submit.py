@@ -7,8 +7,8 @@ import click
 from producers.cli.client import Client
 from producers.cli.configs import needs_workspace, read_config
 from producers.cli.groups import command
-from producers.cli.output import Document, fields, print_json, say, table
-from producers.cli.repository import around, workspace_of
+from producers.cli.output import Document, fields, print_json, say, say_warnings, table
+from producers.cli.repository import around, check_rollout, reads_working_trees, workspace_of
 from producers.cli.train import train
 
 
@@ -43,8 +43,10 @@ def submit(
                 as_json=as_json,
             )
             return
-        run: Document = request(client, document, workspace=place, name=name, start=start)["run"]
+        answer = request(client, document, workspace=place, name=name, start=start)
+        run: Document = answer["run"]
         if not as_json:
+            say_warnings(answer)
             say(f"submitted {run['name']} ({run['id']})")
         if watch:
             from producers.cli.watch import watch_run
@@ -52,7 +54,7 @@ def submit(
             watch_run(client, str(run["id"]), str(run["name"]), as_json=as_json)
             return
     if as_json:
-        print_json({"run": run})
+        print_json({"run": run, "warnings": answer.get("warnings") or []})
     else:
         say(f"watch it with: headrace train watch {run['name']}")
 
@@ -64,6 +66,8 @@ def _place(client: Client, config: Path, document: Document, *, quiet: bool) -> 
     repository = around(config)
     if repository.changed and not quiet:
         say(f"note: not committed, so not part of the run: {', '.join(repository.changed[:5])}")
+    if reads_working_trees(client):
+        check_rollout(repository, document)
     return workspace_of(client, repository)
 
 
@@ -93,5 +97,6 @@ def _dry(answer: Document, *, as_json: bool) -> None:
         if value is not None
     ]
     table("Resolved config", ("section", "key", "value"), rows)
+    say_warnings(answer)
     estimates = list((answer.get("estimates") or {}).items())
     fields("Estimates", [("steps", answer.get("total_steps")), *estimates])

@@ -46,7 +46,8 @@ def test_the_wheel_lists_all_roots(wheel: Path) -> None:
     for path in others:
         assert str(path.relative_to(ROOT)) in names
     assert [name for name in names if name.endswith("/licenses/LICENSE")]
-    for name in ("rollouts/arithmetic/main.py", "configs/training/grpo.toml", "data/make.py"):
+    example = ("rollouts/arithmetic/main.py", "configs/training/grpo.toml", "data/make.py")
+    for name in (*example, ".gitignore"):
         assert f"producers/scaffold/arithmetic/{name}" in names
     assert not [name for name in names if name.startswith("tests/")]
 

@@ -3,17 +3,22 @@
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 
+from producers.dataset_mapping import as_query, from_query, mapping_of, unread
 from producers.dataset_rules import MAX_ROW_BYTES, Report, check_file
 from schemas.datasets import Row, parse_rows
+from schemas.errors import InvalidConfig
 
 
-def check(tmp_path: Path, content: str | bytes, kind: str = "jsonl") -> tuple[Report, list[Row]]:
+def check(
+    tmp_path: Path, content: str | bytes, kind: str = "jsonl", **mapping: str
+) -> tuple[Report, list[Row]]:
     path = tmp_path / f"file.{kind}"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     written: list[bytes] = []
-    report = check_file(path, kind, written.append)
+    report = check_file(path, kind, written.append, mapping=mapping)
     return report, list(parse_rows(b"".join(written)))
 
 
@@ -206,3 +211,80 @@ def test_a_row_may_not_be_huge(tmp_path: Path, kind: str) -> None:
     head = lines(*good()) if kind == "jsonl" else "user_prompt,label\na,b\n"
     report, _ = check(tmp_path, head + '"' + "x" * MAX_ROW_BYTES + '"\n', kind)
     assert "longer than" in report.issues[0].message
+
+
+def gsm8k(count: int = 4) -> str:
+    """Rows as a public dataset has them."""
+    return lines(*({"question": f"{n} + 1?", "answer": f"#### {n + 1}"} for n in range(count)))
+
+
+def test_a_public_dataset_is_read_as_it_is_with_a_mapping(tmp_path: Path) -> None:
+    refused, _ = check(tmp_path, gsm8k())
+    assert "Missing required columns" in refused.issues[0].message
+    report, rows = check(tmp_path, gsm8k(), question="user_prompt", answer="ground_truth")
+    assert report.issues == []
+    assert report.columns == ("user_prompt", "ground_truth")
+    assert rows[2].prompt[0].content == "2 + 1?"
+    assert rows[2].label == "#### 3"
+    swapped = lines(*({"user_prompt": "a", "ground_truth": f"q{n}"} for n in range(4)))
+    report, rows = check(tmp_path, swapped, user_prompt="ground_truth", ground_truth="user_prompt")
+    assert (rows[1].prompt[0].content, rows[1].label) == ("q1", "a")
+
+
+def test_a_mapping_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    missing, _ = check(tmp_path, gsm8k(), queston="user_prompt")
+    assert missing.issues[0].key == "file"
+    assert "has no column queston to map to user_prompt; it has: question, answer" in (
+        missing.issues[0].message
+    )
+    both = lines(*({"question": "q", "user_prompt": "p", "ground_truth": "a"} for _ in range(4)))
+    twice, _ = check(tmp_path, both, question="user_prompt")
+    assert "has a column user_prompt already" in twice.issues[0].message
+
+
+def test_what_is_wrong_is_named_as_the_file_names_it(tmp_path: Path) -> None:
+    content = lines({"question": 5, "ground_truth": "a"})
+    report, _ = check(tmp_path, content, question="user_prompt")
+    assert report.issues[0].key == "line 1, column question (mapped to user_prompt)"
+
+
+def test_columns_that_nothing_reads_are_known() -> None:
+    assert unread(("user_prompt", "ground_truth", "difficulty", "source")) == [
+        "difficulty",
+        "source",
+    ]
+    assert unread(("user_prompt", "label")) == []
+    assert unread(("user_prompt", "ground_truth", "label", "metadata")) == ["label"]
+
+
+def test_the_characters_of_prompts_and_labels_are_counted(tmp_path: Path) -> None:
+    content = lines(*({"user_prompt": "ab€", "ground_truth": "z", "note": "?"} for _ in range(4)))
+    report, _ = check(tmp_path, content)
+    assert report.characters == "abz€"
+    many = lines(*({"user_prompt": chr(0x4E00 + n), "ground_truth": "a"} for n in range(600)))
+    assert len(check(tmp_path, many)[0].characters) == 512
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"q": "prompt"}, "not a column that is read"),
+        ({"q": "user_prompt", "p": "user_prompt"}, "maps two columns to user_prompt"),
+        ({"q": 1}, "must be an object of names"),
+        ([], "must be an object of names"),
+        ({"": "user_prompt"}, "without a name"),
+    ],
+)
+def test_a_mapping_must_make_sense(said: object, says: str) -> None:
+    with pytest.raises(InvalidConfig, match=says):
+        mapping_of(said)
+
+
+def test_a_mapping_travels_in_a_path() -> None:
+    mapping = {"a question & more": "user_prompt"}
+    query = as_query(mapping)
+    assert from_query(httpx.URL(f"/x{query}").params["mapping"]) == mapping
+    assert as_query({}) == ""
+    assert from_query(None) == {}
+    with pytest.raises(InvalidConfig, match="not a JSON object"):
+        from_query("{")

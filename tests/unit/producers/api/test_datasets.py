@@ -33,6 +33,37 @@ async def test_a_dataset_is_announced_sent_and_readable(app: Application) -> Non
     assert original.text == rows(6)
 
 
+async def test_a_mapping_is_recorded_and_unread_columns_are_listed(app: Application) -> None:
+    content = "".join(
+        json.dumps({"question": f"{n}?", "answer": str(n), "source": "web"}) + "\n"
+        for n in range(4)
+    )
+    wrong = {"name": "gsm", "file_name": "gsm.jsonl", "mapping": {"question": "prompt"}}
+    refused = await app.post("/datasets", wrong)
+    assert refused.json()["issues"][0]["key"] == "mapping"
+    mapping = {"question": "user_prompt", "answer": "ground_truth"}
+    made = await app.post("/datasets", {**wrong, "mapping": mapping})
+    put = await app.api.put(made.json()["upload"]["path"], content=content.encode())
+    assert put.status_code == 200, put.text
+    shown = put.json()["dataset"]
+    assert shown["columns"] == ["user_prompt", "ground_truth", "source"]
+    assert shown["unread_columns"] == ["source"]
+    assert shown["mapping"] == mapping
+    assert (await app.get("/datasets/gsm"))["dataset"] == shown
+    registered = await datasets.find(app.services.log, "gsm")
+    assert registered.mapping == mapping
+    assert registered.characters == "0123?"
+    (row, *_) = (await app.get("/datasets/gsm/preview"))["rows"]
+    assert (row["prompt"][0]["content"], row["label"]) == ("0?", "0")
+    told = await app.api.post(
+        "/api/v1/datasets/validate",
+        params={"file_name": "x.jsonl", "mapping": json.dumps(mapping)},
+        content=content.encode(),
+    )
+    assert told.json()["valid"]
+    assert told.json()["unread_columns"] == ["source"]
+
+
 async def test_a_name_means_one_content(app: Application) -> None:
     first = await app.upload("sums", rows(6))
     again = await app.upload("sums", rows(6))
@@ -79,6 +110,7 @@ async def test_a_file_is_validated_without_being_kept(app: Application) -> None:
         "valid": True,
         "num_rows": 4,
         "columns": ["user_prompt", "ground_truth"],
+        "unread_columns": [],
         "issues": [],
     }
     assert await ask(rows(4)) == good

@@ -1,5 +1,6 @@
 """Submitting runs: what is refused, what is appended, and what asking twice means."""
 
+import json
 from datetime import UTC, date
 from pathlib import Path
 from uuid import uuid4
@@ -7,8 +8,9 @@ from uuid import uuid4
 import pytest
 
 from producers.api import runs
-from schemas.events import RepositoryPushed, RunRequested
+from schemas.events import RepositoryPushed, RunRequested, WorkspaceSynced
 from schemas.ids import run_stream, workspace_stream
+from schemas.specs import DiscoveredRollout, Entrypoint
 from tests.kit.application import Application, rows
 from tests.kit.hub import QWEN3_06B, hub
 from tests.kit.specs import ref
@@ -296,6 +298,79 @@ async def test_a_dry_run_estimates_a_model_of_the_hub_and_a_misspelt_one_is_refu
             (issue,) = refused.json()["issues"]
             assert issue["key"] == "experiment.model_path"
             assert "has no model Qwen/Qwne3" in issue["message"]
+
+
+async def test_characters_that_the_vocabulary_lacks_are_warned_of(ready: Application) -> None:
+    plain = (await ready.post("/runs", {"config": config()})).json()
+    assert plain["warnings"] == []
+    euros = "".join(
+        json.dumps({"user_prompt": f"{n} € für 作", "ground_truth": str(n)}) + "\n"
+        for n in range(4)
+    )
+    assert (await ready.upload("euros", euros)).status_code == 200
+    wanted = {"config": config(experiment={"dataset": "euros"})}
+    made = await ready.post("/runs", wanted, Idempotency_Key="k")
+    (warning,) = made.json()["warnings"]
+    assert "no symbol for 3 characters of euros" in warning
+    assert "'ü' '€' '作'" in warning
+    again = await ready.post("/runs", wanted, Idempotency_Key="k")
+    assert again.json()["warnings"] == [warning]
+    shown = await ready.post("/runs", {**wanted, "dry_run": True})
+    assert shown.json()["warnings"] == [warning]
+    logs = (await ready.get(f"/runs/{made.json()['run']['id']}/logs"))["logs"]
+    assert warning in [entry["message"] for entry in logs]
+    evaluated = await ready.post(
+        "/evals", {"config": {"experiment": wanted["config"]["experiment"]}}
+    )
+    assert evaluated.json()["warnings"] == [warning]
+
+
+async def looked_into(ready: Application, sha: str, *names: str, broken: str | None = None) -> None:
+    """A commit of the workspace that was synced with all its rollouts."""
+    workspace = await ready.services.workspaces.find("w")
+    stream = workspace_stream(workspace.id)
+    pushed = (await ready.services.log.load({stream: 0}))[stream][0]
+    found = tuple(
+        DiscoveredRollout(
+            entrypoint=Entrypoint(rollout=name), error="main.py:3" if name == broken else None
+        )
+        for name in names
+    )
+    synced = WorkspaceSynced(
+        workspace=workspace.id,
+        push=pushed.id,
+        commit=sha,
+        snapshot=ref("snapshot"),
+        rollouts=found,
+    )
+    await ready.append([synced])
+
+
+async def test_a_rollout_that_its_commit_lacks_is_refused_at_submit(ready: Application) -> None:
+    sha = "ab" * 20
+    await looked_into(ready, sha, "say", "says", "broken", broken="broken")
+    pinned = {"commit_sha": sha[:12]}
+    made = await ready.post("/runs", {"config": config(experiment=pinned)})
+    assert made.status_code == 201, made.text
+    for name, says, meant in (("sya", "does not have; it has: say, says", "say"),):
+        wrong = config(experiment={**pinned, "rollout": name})
+        refused = await ready.post("/runs", {"config": wrong})
+        assert refused.status_code == 400
+        (issue,) = refused.json()["issues"]
+        assert issue["key"] == "experiment.rollout"
+        assert says in issue["message"]
+        assert issue["did_you_mean"] == meant
+    bad = await ready.post("/runs", {"config": config(experiment={**pinned, "rollout": "broken"})})
+    assert "main.py:3" in bad.json()["issues"][0]["message"]
+
+
+async def test_a_branch_may_have_a_rollout_that_was_not_seen_yet(ready: Application) -> None:
+    await looked_into(ready, "ab" * 20, "say")
+    made = await ready.post("/runs", {"config": config(experiment={"rollout": "new"})})
+    assert made.status_code == 201, made.text
+    (warning,) = made.json()["warnings"]
+    assert "'new', which commit abababababab does not have" in warning
+    assert (await ready.post("/runs", {"config": config()})).json()["warnings"] == []
 
 
 async def test_a_checkpoint_has_the_context_of_the_model_its_run_began_with(

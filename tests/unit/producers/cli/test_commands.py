@@ -284,3 +284,75 @@ def test_workspace_init_makes_a_repository_with_data(headrace: Run, tmp_path: Pa
     assert "configs/training/grpo.toml" in tracked
     assert len((target / "data" / "heldout.jsonl").read_text().splitlines()) == 200
     assert headrace("workspace", "init", str(target), "--json").error["code"] == "CONFLICT"
+
+
+def test_upload_sends_a_mapping_and_names_what_nothing_reads(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "gsm.jsonl"
+    file.write_text("{}\n")
+    made = {"dataset": {"id": "d"}, "upload": {"path": "/api/v1/datasets/d/content"}}
+    server.answer("POST", "/datasets", made, 201)
+    found = {"name": "gsm", "num_rows": 4, "unread_columns": ["source", "level"]}
+    server.answer("PUT", "/datasets/d/content", {"dataset": found})
+    maps = ("--map", "question=user_prompt", "--map", "answer=ground_truth")
+    ran = headrace("dataset", "upload", str(file), *maps)
+    assert ran.code == 0, ran.err
+    assert "nothing reads the columns source, level" in ran.out
+    announced = next(one for one in server.asked if one.method == "POST")
+    assert announced.document["mapping"] == {"question": "user_prompt", "answer": "ground_truth"}
+    wrong = headrace("dataset", "upload", str(file), "--map", "question")
+    assert wrong.code == 2
+    assert "COLUMN=NAME" in wrong.err
+
+
+def test_what_the_server_warns_of_is_said(
+    server: FakeServer, headrace: Run, tmp_path: Path
+) -> None:
+    toml = tmp_path / "c.toml"
+    toml.write_text("[experiment]\nmodel_path = 'm'\ndataset = 'd'\n")
+    answer = {"run": {"id": "r", "name": "n"}, "warnings": ["no symbol for 'x'"]}
+    server.answer("POST", "/runs", answer, 201)
+    assert "warning: no symbol for 'x'" in headrace("train", "submit", str(toml)).out
+    said = headrace("train", "submit", str(toml), "--json").document
+    assert said["warnings"] == ["no symbol for 'x'"]
+
+
+def test_a_rollout_that_is_not_committed_is_told_before_anything_is_submitted(
+    server: FakeServer, headrace: Run, repository: Path
+) -> None:
+    toml = repository / "configs" / "grpo.toml"
+    wrong = repository / "configs" / "wrong.toml"
+    wrong.write_text(toml.read_text().replace('rollout = "r"', 'rollout = "rr"'))
+    for verb in ("train", "eval"):
+        ran = headrace(verb, "submit", str(wrong), "--json")
+        assert ran.code == 1
+        (issue,) = ran.error["issues"]
+        assert issue["key"] == "experiment.rollout"
+        assert "rollouts/rr/main.py, which HEAD does not have; it has: r" in issue["message"]
+        assert issue["did_you_mean"] == "r"
+    (repository / "rollouts" / "rr").mkdir()
+    (repository / "rollouts" / "rr" / "main.py").write_text("x = 1\n")
+    ran = headrace("train", "submit", str(wrong), "--json")
+    assert "is not committed; commit it first" in ran.error["message"]
+    assert not [one for one in server.asked if one.path.endswith(("/runs", "/evals"))]
+    server.answer("GET", "/workspaces", {"workspaces": [{"id": "w", "url": str(repository)}]})
+    server.answer("POST", "/runs", {"run": {"id": "r", "name": "n"}}, 201)
+    assert headrace("train", "submit", str(toml)).code == 0
+    unknown = toml.read_text() + 'branch = "elsewhere"\n'
+    wrong.write_text(unknown.replace('rollout = "r"', 'rollout = "rr"'))
+    assert headrace("train", "submit", str(wrong)).code == 0
+
+
+def test_a_scaffolded_workspace_ignores_what_does_not_belong_into_a_commit(
+    headrace: Run, tmp_path: Path
+) -> None:
+    place = tmp_path / "w"
+    assert headrace("workspace", "init", str(place), "--json").code == 0
+    for litter in ("rollouts/arithmetic/__pycache__/main.pyc", ".venv/x", "adapter.safetensors"):
+        (place / litter).parent.mkdir(parents=True, exist_ok=True)
+        (place / litter).write_text("")
+    done = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=place, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == ""

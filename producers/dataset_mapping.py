@@ -1,0 +1,79 @@
+"""Columns under other names: `--map question=user_prompt` reads a public dataset as it is.
+
+A mapping says which column of the file is read as which of ours. It is recorded with the dataset, whose
+`columns` are the names after mapping.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import quote
+
+from schemas.errors import InvalidConfig, Issue
+
+READ = ("user_prompt", "system_prompt", "ground_truth", "label", "messages", "metadata")
+"""The columns that are read; `label` only where there is no ground_truth."""
+MAX_BYTES = 16 << 10
+
+Columns = Mapping[str, str]
+"""The file's name of a column -> ours."""
+
+
+def mapping_of(said: object) -> dict[str, str]:
+    """A mapping as a request gives it. Raises InvalidConfig."""
+    if said is None:
+        return {}
+    if not isinstance(said, dict) or not all(isinstance(name, str) for name in said.values()):
+        raise _wrong('must be an object of names, like {"question": "user_prompt"}')
+    targets = list(said.values())
+    for target in targets:
+        if target not in READ:
+            raise _wrong(
+                f"{target!r} is not a column that is read; map to one of: {', '.join(READ)}"
+            )
+        if targets.count(target) > 1:
+            raise _wrong(f"maps two columns to {target}; keep one")
+    if not all(said):
+        raise _wrong("has a column without a name")
+    return {str(source): str(target) for source, target in said.items()}
+
+
+def from_query(text: str | None) -> dict[str, str]:
+    """The mapping in a query parameter: a JSON object. Raises InvalidConfig."""
+    if not text:
+        return {}
+    try:
+        said = json.loads(text[:MAX_BYTES])
+    except (ValueError, RecursionError) as error:
+        raise _wrong("is not a JSON object") from error
+    return mapping_of(said)
+
+
+def as_query(mapping: Columns) -> str:
+    """What `from_query` reads, as the end of a path; nothing for no mapping."""
+    return f"?mapping={quote(json.dumps(dict(mapping)), safe='')}" if mapping else ""
+
+
+def renamed(values: Mapping[str, object], mapping: Columns) -> Mapping[str, object]:
+    """A row under our names."""
+    if not mapping:
+        return values
+    return {mapping.get(name, name): value for name, value in values.items()}
+
+
+def misfits(columns: Sequence[str], mapping: Columns) -> Iterator[str]:
+    """What is wrong with a mapping for a file with these columns."""
+    for source, target in mapping.items():
+        if source not in columns:
+            yield f"has no column {source} to map to {target}; it has: {', '.join(columns) or 'none'}"
+        elif target in columns and target not in mapping:
+            yield f"has a column {target} already; map that to another name, or rename it"
+
+
+def unread(columns: Sequence[str]) -> list[str]:
+    """The columns that nothing reads."""
+    shadowed = {"label"} if "ground_truth" in columns else set()
+    return [name for name in columns if name not in READ or name in shadowed]
+
+
+def _wrong(message: str) -> InvalidConfig:
+    return InvalidConfig(f"mapping {message}", issues=(Issue("mapping", message),))
