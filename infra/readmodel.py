@@ -34,6 +34,7 @@ from infra.readmodel_letters import Letters
 from infra.readmodel_platform import Doors, Platform
 from infra.readmodel_registry import Evaluations, Registry, Uploads
 from infra.readmodel_runs import Runs
+from infra.readmodel_waits import Waits
 from schemas.ids import ConsumerName, WorkerId
 
 PROJECT = ConsumerName("project")
@@ -92,7 +93,7 @@ W = TypeVar("W")
 
 
 class ReadModel:
-    """Applies writes; `runs`, `registry`, `evaluations`, `platform`, `letters` answer."""
+    """Applies writes; `runs`, `registry`, `evaluations`, `platform`, `letters`, `waits` answer."""
 
     def __init__(self, database: Database) -> None:
         self._lazy = database.lazy
@@ -106,6 +107,7 @@ class ReadModel:
         self.doors = Doors(database)
         self.platform = Platform(database)
         self.letters = Letters(database)
+        self.waits = Waits(database)
 
     async def cursor(self) -> Cursor:
         """Up to where the log is projected."""

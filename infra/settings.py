@@ -95,6 +95,12 @@ class Settings:
     def port(self) -> int:
         return urlsplit(self.url).port or 8420
 
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """The directories on this machine that this installation writes to."""
+        blobs = Path(urlsplit(self.blobs).path) if self.blobs.startswith("file:") else self.home
+        return tuple(dict.fromkeys((self.home, blobs, (self.home / "postgres").resolve())))
+
     def read_token(self) -> str | None:
         """The API token: from the environment, else from the home's token file."""
         if self.token:

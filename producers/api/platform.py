@@ -10,8 +10,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from infra.telemetry import prometheus
+from infra.waits import holder_said
 from producers.api.answers import Answer
-from producers.api.runs import services
+from producers.api.runs import services, waiting_for
 from schemas.models import SHAPES
 
 Samples = Mapping[str, float]
@@ -39,6 +40,8 @@ async def status(request: Request) -> Response:
             "lag": await platform.lag(),
             "bus": await platform.bus(_bus_kind(request)),
             "horizon_age_s": round(await platform.horizon_age_s(), 3),
+            "horizon_holders": [holder_said(h) for h in await core.readmodel.waits.holders()],
+            "waiting_for": await waiting_for(request, None),
             "runs": await platform.run_counts(),
         }
     )

@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from infra.ports import Cursor
 from infra.readmodel_runs import RunJson
+from infra.waits import WaitJson, waits_of
 from producers.api.answers import Answer, number, page_answer, page_of
 from producers.api.bodies import Body, body_of, cause_of, idempotency_key
 from producers.api.services import Services
@@ -112,10 +113,27 @@ async def show(request: Request) -> Response:
     return Answer(
         {
             "run": {**run, "config": json.loads(config)},
+            "waiting_for": await waiting_for(request, run["id"], status=run["status"]),
             "checkpoints": await runs.checkpoints(run["id"]),
             "metrics": await runs.metrics(run["id"]),
         }
     )
+
+
+async def waiting_for(
+    request: Request, run: str | None, *, status: str = "running"
+) -> list[WaitJson]:
+    """What a run waits for (None: the platform as a whole)."""
+    if status not in ("pending", "running", "unknown"):
+        return []
+    core = services(request)
+    bus = await core.readmodel.platform.bus("kafka") if core.settings.kafka else None
+    facts = await core.readmodel.waits.facts(
+        run,
+        kafka_behind=bus["relay_behind"] if bus else None,
+        directories=core.settings.directories,
+    )
+    return waits_of(facts)
 
 
 async def listed(request: Request) -> Response:

@@ -192,10 +192,12 @@ def _server(settings: "Settings") -> Check:
         if not client.ready():
             return _port(settings)
         try:
-            age = float(client.get("/status").get("horizon_age_s") or 0.0)
+            answer = client.get("/status")
+            age = float(answer.get("horizon_age_s") or 0.0)
         except Failure as failure:
             return Check(name, ok=False, detail=failure.message, fix="set HEADRACE_TOKEN")
-    fix = "end the idle transaction that holds it: select * from pg_stat_activity"
+    holders = answer.get("horizon_holders") or ["select * from pg_stat_activity"]
+    fix = f"end the idle transaction that holds it: {holders[0]}"
     return Check(name, age < OLD_HORIZON_S, f"{settings.url}, horizon {age:.1f} s old", fix)
 
 

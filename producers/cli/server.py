@@ -113,6 +113,7 @@ def status(*, as_json: bool) -> None:
             ("bus", _bus(answer.get("bus"))),
             ("lag", _pairs(answer.get("lag"))),
             ("runs", _pairs(answer.get("runs"))),
+            *(("waits for", wait["message"]) for wait in answer.get("waiting_for") or ()),
         ],
     )
     if supervisor and state:

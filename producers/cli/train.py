@@ -63,7 +63,8 @@ def info(run: str, *, as_json: bool) -> None:
         return
     found: Document = answer["run"]
     pairs = [(key, value) for key, value in found.items() if key not in ("config", "name")]
-    fields(f"Run {found.get('name')}", pairs)
+    waits = [("waits for", wait["message"]) for wait in answer.get("waiting_for") or ()]
+    fields(f"Run {found.get('name')}", [*pairs, *waits])
     curves = []
     for key, points in sorted(answer["metrics"].items()):
         values = [float(point["value"]) for point in points]

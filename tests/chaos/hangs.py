@@ -58,14 +58,15 @@ def keep(directory: Path, run: str, processes: Processes, database: str) -> str:
 
 
 def _summary(found: dict[str, Any]) -> str:
-    run = found["run"].get("run", {}) if isinstance(found["run"], dict) else found["run"]
+    run = found["run"].get("run", {})
+    waits = [wait["message"] for wait in found["run"].get("waiting_for") or ()]
     effects = found.get("effects") or []
     waiting = [f"{e['type']} of {e['worker'] or 'nobody'}" for e in effects[:4]]
     if "database" in found:
         return f"the database does not answer: {found['database']}"
     return (
         f"{run.get('status')}/{run.get('phase')} at step {run.get('current_step')}, waits for "
-        f"{run.get('waiting_for')}; {len(effects)} effects: {', '.join(waiting)}"
+        f"{waits or None}; {len(effects)} effects: {', '.join(waiting)}"
     )
 
 

@@ -257,7 +257,9 @@ async def test_a_run_without_progress_or_workers_is_unknown(app: Application) ->
     await app.database.durable.execute(
         "update runs set last_at = last_at - interval '1 hour' where run = 'r1'"
     )
-    assert (await app.get("/runs/r1"))["run"]["status"] == "unknown"
+    unknown = await app.get("/runs/r1")
+    assert unknown["run"]["status"] == "unknown"
+    assert [wait["what"] for wait in unknown["waiting_for"]] == ["workers"]
     assert (await app.get("/runs", status="unknown"))["total_count"] == 1
     await app.services.effects.register("w", host="h", pid=1, lease_s=60)
     assert (await app.get("/runs/r1"))["run"]["status"] == "running"
@@ -270,6 +272,8 @@ async def test_the_platform_tells_about_itself(told: Application) -> None:
     assert [worker["id"] for worker in said["workers"]] == ["w"]
     assert said["lag"]["project"] == 0
     assert said["horizon_age_s"] >= 0
+    assert said["horizon_holders"] == []
+    assert said["waiting_for"] == []
     models = (await told.get("/models"))["models"]
     assert {"scratch:qwen3-2m", "scratch:qwen3-tiny"} <= {model["name"] for model in models}
     text = (await told.api.get("/metrics")).text

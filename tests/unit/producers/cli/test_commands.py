@@ -356,3 +356,12 @@ def test_a_scaffolded_workspace_ignores_what_does_not_belong_into_a_commit(
         ["git", "status", "--porcelain"], cwd=place, capture_output=True, text=True, check=True
     )
     assert done.stdout == ""
+
+
+def test_info_and_status_say_what_is_waited_for(headrace: Run, server: FakeServer) -> None:
+    waits = [{"what": "horizon", "message": "the log is held back by pid 42"}]
+    found = {"run": {"id": "1", "name": "n"}, "metrics": {}, "checkpoints": []}
+    server.answer("GET", "/runs/n", {**found, "waiting_for": waits})
+    assert "the log is held back by pid 42" in headrace("train", "info", "n").out
+    server.answer("GET", "/status", {"waiting_for": waits})
+    assert "the log is held back by pid 42" in headrace("status").out

@@ -68,8 +68,11 @@ def test_the_age_of_the_horizon_is_judged(
     headrace: Run, monkeypatch: pytest.MonkeyPatch, server: FakeServer, age: float, ok: bool
 ) -> None:
     monkeypatch.setattr("producers.cli.client.Client.ready", lambda _: True)
-    server.answer("GET", "/status", {"horizon_age_s": age})
-    assert check(headrace("doctor", "--json"), "server")["ok"] is ok
+    holder = "the transaction of pid 42 (psql, user ann)"
+    server.answer("GET", "/status", {"horizon_age_s": age, "horizon_holders": [holder]})
+    found = check(headrace("doctor", "--json"), "server")
+    assert found["ok"] is ok
+    assert ok or holder in str(found["fix"])
 
 
 def test_passwords_are_not_shown(

@@ -1,0 +1,270 @@
+"""What a run waits for: a pure function of facts that were read at one moment.
+
+The most blocking reason comes first; work that goes on comes last.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+What = Literal[
+    "letter", "gate", "disk", "git", "store", "retry", "lease", "capacity", "horizon", "broker",
+    "workers", "effect", "decision",
+]  # fmt: skip
+
+UNSEEN_S = 10.0
+"""A broker that was not seen for so long is away: the relay looks every second or so."""
+
+OLD_HORIZON_S = 1.0
+"""A transaction that holds the horizon for less than this is everyday work."""
+
+MOST_WAITS = 8
+
+DISK = ("disk", "no space left")
+STORE = ("blob", "s3", "store", "bucket")
+
+
+class WaitJson(TypedDict):
+    """`what` is one of a few words for programs, `message` a sentence for people."""
+
+    what: What
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class EffectFact:
+    """Work that was asked for. `worker` None: nobody holds it; `lease_s`: seconds until the lease of its
+    worker ends, negative since it ended; `due_s`: seconds until it may be claimed."""
+
+    type: str
+    lane: str
+    worker: str | None = None
+    lease_s: float | None = None
+    due_s: float = 0.0
+    attempts: int = 0
+    crashes: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFact:
+    """A worker with a live lease. `held`: effects that it holds, of any run."""
+
+    id: str
+    host: str
+    pid: int
+    lanes: tuple[str, ...]
+    lease_s: float
+    held: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HolderFact:
+    """A transaction of our database that writes. `pid` None: a prepared one, called `name`."""
+
+    database: str
+    username: str
+    pid: int | None = None
+    name: str | None = None
+    application: str | None = None
+    address: str | None = None
+    since_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFact:
+    id: str
+    consumer: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFact:
+    """Kafka. `seen_s`: seconds since the relay saw it; `behind`: events that it has not published."""
+
+    seen_s: float | None
+    behind: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was read. `status` is the run's ("running" for the platform as a whole); `hidden`: an event
+    of it is committed above the horizon; `undecided`: consumers that have not passed its last event;
+    `full`: directories on disks without room."""
+
+    status: str = "running"
+    gate: str = "open"
+    letters: Sequence[LetterFact] = ()
+    effects: Sequence[EffectFact] = ()
+    workers: Sequence[WorkerFact] = ()
+    holders: Sequence[HolderFact] = ()
+    hidden: bool = False
+    undecided: Sequence[str] = ()
+    broker: BrokerFact | None = None
+    full: Sequence[str] = ()
+
+
+def waits_of(facts: Facts) -> list[WaitJson]:
+    """Everything that this run waits for; empty where it has ended, or where nothing holds it up."""
+    if facts.status not in ("pending", "running"):
+        return []
+    reasons = (_letters, _gate, _disks, _retries, _leases, _capacity, _horizon, _broker, _workers)
+    found = [wait for reason in reasons for wait in reason(facts)]
+    found += list(_performed(facts)) or ([] if found else list(_decisions(facts)))
+    return found[:MOST_WAITS]
+
+
+def holder_said(holder: HolderFact) -> str:
+    """A transaction that holds the horizon, and how to end it."""
+    if holder.pid is None:
+        end = f"commit prepared or rollback prepared '{holder.name}'"
+        return (
+            f"prepared transaction '{holder.name}' of {holder.username} in database "
+            f"{holder.database}, prepared {_ago(holder.since_s)}; end it: {end}"
+        )
+    of = f"{holder.application or 'no application name'}, user {holder.username}"
+    where = f" from {holder.address}" if holder.address else ""
+    return (
+        f"the transaction of pid {holder.pid} ({of}{where}) in database {holder.database}, open "
+        f"since {_ago(holder.since_s)}; end it: select pg_terminate_backend({holder.pid})"
+    )
+
+
+def _letters(facts: Facts) -> Iterator[WaitJson]:
+    for letter in facts.letters:
+        yield _wait(
+            "letter",
+            f"dead letter {letter.id} of {letter.consumer} holds it: {letter.cause}; when the cause is "
+            f"mended: headrace dlq redrive {letter.id[:8]}",
+        )
+
+
+def _gate(facts: Facts) -> Iterator[WaitJson]:
+    if facts.gate == "paused" and not facts.letters:
+        yield _wait("gate", "it is paused: headrace train resume")
+
+
+def _disks(facts: Facts) -> Iterator[WaitJson]:
+    for directory in facts.full:
+        yield _wait("disk", f"the disk that holds {directory} is full; make room there")
+
+
+def _retries(facts: Facts) -> Iterator[WaitJson]:
+    """Effects that failed and are tried again; those with the same error together."""
+    failed = [e for e in facts.effects if e.error and not _held(e)]
+    for (type_, error), count in Counter((e.type, e.error or "") for e in failed).items():
+        due = min(e.due_s for e in failed if (e.type, e.error) == (type_, error))
+        when = f"again in {due:.0f} s" if due >= 1 else "again now"
+        yield _wait(_cause(type_, error), f"{_effects(count, type_)} failed, {when}: {error}")
+
+
+def _cause(type_: str, error: str) -> What:
+    said = error.lower()
+    if any(word in said for word in DISK):
+        return "disk"
+    if type_ == "FetchCommit":
+        return "git"
+    return "store" if any(word in said for word in STORE) else "retry"
+
+
+def _leases(facts: Facts) -> Iterator[WaitJson]:
+    """Effects that a worker without a live lease holds: somebody takes them over soon."""
+    for effect in _distinct(e for e in facts.effects if e.worker and not _held(e)):
+        ended = f"ended {_ago(-effect.lease_s)}" if effect.lease_s is not None else "is unknown"
+        taken = "another worker takes it over"
+        if not _able(facts, effect.lane):
+            taken = f"no live worker takes lane {effect.lane}"
+        yield _wait(
+            "lease", f"{effect.type} was claimed by {effect.worker}, whose lease {ended}; {taken}"
+        )
+
+
+def _capacity(facts: Facts) -> Iterator[WaitJson]:
+    """Effects that are due and that nobody holds."""
+    due = [e for e in facts.effects if e.worker is None and e.due_s <= 0 and not e.error]
+    for lane, count in Counter(e.lane for e in due).items():
+        able = _able(facts, lane)
+        types = ", ".join(sorted({e.type for e in due if e.lane == lane}))
+        said = f"{count} of its effects in lane {lane} are due ({types})"
+        if not able:
+            yield _wait("capacity", f"{said}; no live worker takes that lane: start one")
+        elif held := sum(worker.held for worker in able):
+            yield _wait(
+                "capacity", f"{said}; the workers of that lane ({len(able)}) hold {held} effects"
+            )
+        else:
+            yield _wait("capacity", f"{said}; {able[0].id} is about to claim them")
+
+
+def _horizon(facts: Facts) -> Iterator[WaitJson]:
+    if facts.hidden:
+        for holder in facts.holders:
+            if holder.since_s >= OLD_HORIZON_S:
+                yield _wait("horizon", f"the log is held back by {holder_said(holder)}")
+
+
+def _broker(facts: Facts) -> Iterator[WaitJson]:
+    broker = facts.broker
+    if broker is None or (broker.seen_s is not None and broker.seen_s < UNSEEN_S):
+        return
+    seen = "never" if broker.seen_s is None else f"last {_ago(broker.seen_s)}"
+    yield _wait(
+        "broker",
+        f"Kafka does not answer (seen {seen}, {broker.behind} events to publish); until it does, events "
+        "come from the log, which is slower",
+    )
+
+
+def _workers(facts: Facts) -> Iterator[WaitJson]:
+    if not facts.workers:
+        yield _wait("workers", "no worker has a live lease: headrace up starts them")
+
+
+def _performed(facts: Facts) -> Iterator[WaitJson]:
+    """Work that goes on."""
+    known = {worker.id: worker for worker in facts.workers}
+    held = Counter((e.type, e.worker) for e in facts.effects if _held(e))
+    for (type_, id_), count in held.items():
+        worker = known.get(id_ or "")
+        where = f" (pid {worker.pid} on {worker.host})" if worker else ""
+        lease = min(e.lease_s or 0.0 for e in facts.effects if e.worker == id_)
+        yield _wait(
+            "effect",
+            f"{id_}{where} performs {_effects(count, type_)}; its lease ends in {lease:.0f} s unless it "
+            "is renewed",
+        )
+
+
+def _decisions(facts: Facts) -> Iterator[WaitJson]:
+    if facts.undecided:
+        names = ", ".join(facts.undecided)
+        yield _wait("decision", f"its last event has not been consumed by: {names}")
+
+
+def _held(effect: EffectFact) -> bool:
+    """Whether a live worker holds it."""
+    return effect.worker is not None and (effect.lease_s or 0.0) > 0
+
+
+def _able(facts: Facts, lane: str) -> list[WorkerFact]:
+    return [worker for worker in facts.workers if lane in worker.lanes]
+
+
+def _distinct(effects: Iterable[EffectFact]) -> list[EffectFact]:
+    """One effect of each type and worker."""
+    return list({(effect.type, effect.worker): effect for effect in effects}.values())
+
+
+def _effects(count: int, type_: str) -> str:
+    return type_ if count == 1 else f"{count} {type_}"
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s ago"
+    return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
+
+
+def _wait(what: What, message: str) -> WaitJson:
+    return WaitJson(what=what, message=message)

@@ -1,0 +1,265 @@
+"""What a run waits for is said, whatever it is: from facts alone, and with facts from a database."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from infra.database import Database
+from infra.readmodel_waits import Waits
+from infra.stack.postgres import postgres_server
+from infra.waits import (
+    BrokerFact,
+    EffectFact,
+    Facts,
+    HolderFact,
+    LetterFact,
+    WorkerFact,
+    waits_of,
+)
+from tests.kit.postgres import connected, execute, fresh_database, need_programs
+
+WORKER = WorkerFact(id="w1", host="here", pid=7, lanes=("generate", "train"), lease_s=4.0)
+BUSY = replace(WORKER, held=3)
+HOLDER = HolderFact(
+    database="headrace", username="ann", pid=42, application="psql", address=None, since_s=600
+)
+TRAIN = EffectFact("TrainStep", "train")
+
+
+@pytest.mark.parametrize(
+    ("facts", "what", "said"),
+    [
+        (
+            Facts(letters=[LetterFact("0b8f6d0f-7a11", "learn", "a cause")], workers=[WORKER]),
+            "letter",
+            "dead letter 0b8f6d0f-7a11 of learn holds it: a cause",
+        ),
+        (Facts(gate="paused", workers=[WORKER]), "gate", "it is paused: headrace train resume"),
+        (Facts(full=["/home"], workers=[WORKER]), "disk", "the disk that holds /home is full"),
+        (
+            Facts(effects=[replace(TRAIN, error="No space left on device", due_s=3)]),
+            "disk",
+            "TrainStep failed, again in 3 s: No space left on device",
+        ),
+        (
+            Facts(effects=[EffectFact("FetchCommit", "control", error="could not resolve host")]),
+            "git",
+            "FetchCommit failed, again now: could not resolve host",
+        ),
+        (
+            Facts(effects=[replace(TRAIN, error="the S3 store answered 503", due_s=2)] * 2),
+            "store",
+            "2 TrainStep failed, again in 2 s: the S3 store answered 503",
+        ),
+        (Facts(effects=[replace(TRAIN, error="odd")]), "retry", "TrainStep failed, again now: odd"),
+        (
+            Facts(effects=[replace(TRAIN, worker="gone", lease_s=-30)], workers=[WORKER]),
+            "lease",
+            "claimed by gone, whose lease ended 30 s ago; another worker takes it over",
+        ),
+        (
+            Facts(effects=[replace(TRAIN, worker="gone", lease_s=-30)]),
+            "lease",
+            "no live worker takes lane train",
+        ),
+        (
+            Facts(effects=[TRAIN, TRAIN], workers=[replace(WORKER, lanes=("user",))]),
+            "capacity",
+            "2 of its effects in lane train are due (TrainStep); no live worker takes that lane",
+        ),
+        (
+            Facts(effects=[TRAIN], workers=[BUSY]),
+            "capacity",
+            "the workers of that lane (1) hold 3 effects",
+        ),
+        (
+            Facts(hidden=True, holders=[HOLDER], workers=[WORKER]),
+            "horizon",
+            "pid 42 (psql, user ann) in database headrace, open since 10 min ago; end it: select "
+            "pg_terminate_backend(42)",
+        ),
+        (
+            Facts(
+                hidden=True,
+                holders=[HolderFact("headrace", "ann", name="gid", since_s=9000)],
+                workers=[WORKER],
+            ),
+            "horizon",
+            "prepared transaction 'gid' of ann in database headrace, prepared 2 h ago; end it: "
+            "commit prepared or rollback prepared 'gid'",
+        ),
+        (
+            Facts(broker=BrokerFact(seen_s=90, behind=4), workers=[WORKER]),
+            "broker",
+            "Kafka does not answer (seen last 90 s ago, 4 events to publish)",
+        ),
+        (Facts(), "workers", "no worker has a live lease"),
+        (
+            Facts(effects=[replace(TRAIN, worker="w1", lease_s=4)], workers=[WORKER]),
+            "effect",
+            "w1 (pid 7 on here) performs TrainStep; its lease ends in 4 s unless it is renewed",
+        ),
+        (
+            Facts(undecided=["run"], workers=[WORKER]),
+            "decision",
+            "its last event has not been consumed by: run",
+        ),
+    ],
+)
+def test_each_reason_is_said(facts: Facts, what: str, said: str) -> None:
+    first = waits_of(facts)[0]
+    assert first["what"] == what
+    assert said in first["message"]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        Facts(workers=[WORKER]),
+        Facts(status="finished"),
+        Facts(holders=[HOLDER], workers=[WORKER]),
+        Facts(hidden=True, holders=[replace(HOLDER, since_s=0.1)], workers=[WORKER]),
+        Facts(broker=BrokerFact(seen_s=1, behind=1), workers=[WORKER]),
+    ],
+    ids=["nothing", "ended", "nothing-hidden", "short-transaction", "broker-seen"],
+)
+def test_what_holds_nothing_up_is_not_said(facts: Facts) -> None:
+    assert waits_of(facts) == []
+
+
+def test_what_blocks_comes_before_what_goes_on() -> None:
+    facts = Facts(
+        effects=[
+            replace(TRAIN, worker="w1", lease_s=4),
+            EffectFact("GradeGroup", "user", error="the disk is full"),
+        ],
+        workers=[WORKER],
+    )
+    assert [wait["what"] for wait in waits_of(facts)] == ["disk", "effect"]
+
+
+EFFECT = """
+insert into effects (id, consumer, stream, lane, run_id, type, data, correlation, worker, error)
+values (gen_random_uuid(), 'learn', 'policy-r', '{lane}', '{run}', '{type}', '{data}',
+        gen_random_uuid(), {worker}, {error})
+"""
+EVENT = """
+insert into events (id, stream, version, type, schema_version, data, run_id, correlation)
+values ('{id}', 'run-r', {version}, 'rl.run.warned', 1, '{{}}', 'r', '{id}')
+"""
+WORKERS = """
+insert into workers (id, host, pid, lanes, expires_at) values
+  ('live', 'here', 7, '{{train}}', clock_timestamp() + interval '1 hour'),
+  ('dead', 'here', 8, '{{train}}', clock_timestamp() - interval '1 minute')
+"""
+
+
+def effect(
+    type_: str = "TrainStep",
+    *,
+    run: str = "r",
+    lane: str = "train",
+    data: str = "{}",
+    worker: str | None = None,
+    error: str | None = None,
+) -> str:
+    quoted = {"worker": worker, "error": error}
+    values = {name: f"'{value}'" if value else "null" for name, value in quoted.items()}
+    return EFFECT.format(type=type_, run=run, lane=lane, data=data, **values)
+
+
+async def said(database: Database, run: str | None = "r", **more: object) -> list[str]:
+    facts = await Waits(database).facts(run, **more)  # type: ignore[arg-type]  # what a test names
+    return [f"{wait['what']}: {wait['message']}" for wait in waits_of(facts)]
+
+
+@pytest.mark.postgres
+async def test_effects_and_leases_are_read_for_the_run_and_for_all(database: Database) -> None:
+    fetching = effect(
+        "FetchCommit", run="w", lane="control", data='{"requester": "run-r"}', error="no host"
+    )
+    for statement in (
+        WORKERS.format(),
+        effect(worker="live"),
+        effect(worker="dead"),
+        effect("GradeGroup", lane="user"),
+        effect(run="another", lane="generate"),
+        fetching,
+    ):
+        await execute(database.url, statement)
+    found = await said(database)
+    assert [line.split(":")[0] for line in found] == ["git", "lease", "capacity", "effect"]
+    assert "no host" in found[0]
+    assert "claimed by dead, whose lease ended 60 s ago" in found[1]
+    assert "lane user" in found[2]
+    assert "live (pid 7 on here) performs TrainStep" in found[3]
+    assert any("lane generate" in line for line in await said(database, None))
+    await execute(database.url, "insert into run_gates (run_id, state) values ('r', 'paused')")
+    assert (await said(database))[0].startswith("gate: ")
+
+
+@pytest.mark.postgres
+async def test_broker_consumers_and_disks_are_read(database: Database, tmp_path: Path) -> None:
+    await execute(database.url, WORKERS.format())
+    await execute(database.url, EVENT.format(id=uuid4(), version=1))
+    await execute(database.url, "insert into watermarks values ('learn', '0', 0)")
+    await execute(
+        database.url,
+        "insert into relay (name, cluster, ends, xid, position, seen_at) values"
+        " ('kafka', 'c', '{}', '0', 0, clock_timestamp() - interval '1 minute')",
+    )
+    async with asyncio.timeout(60):
+        while (await said(database))[0] != (
+            "decision: its last event has not been consumed by: learn"
+        ):
+            await asyncio.sleep(0.01)
+    assert (await said(database, kafka_behind=3))[0].startswith("broker: Kafka does not answer")
+    assert await said(database, None, directories=[tmp_path / "none yet"]) == []
+
+
+@asynccontextmanager
+async def writing(url: str, version: int) -> AsyncIterator[int]:
+    """An open transaction that has appended an event; the pid of its session."""
+    connection = await asyncpg.connect(url, server_settings={"application_name": "forgotten"})
+    try:
+        await connection.execute("begin")
+        await connection.execute(EVENT.format(id=uuid4(), version=version))
+        yield int(await connection.fetchval("select pg_backend_pid()"))
+        await connection.execute("rollback")
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+def preparing() -> Iterator[str]:
+    """A database of a server that lets transactions be prepared."""
+    need_programs()
+    with (
+        postgres_server(settings={"max_prepared_transactions": "2"}) as server,
+        fresh_database(server.url) as url,
+    ):
+        yield url
+
+
+@pytest.mark.postgres
+async def test_who_holds_the_horizon_is_named(preparing: str) -> None:
+    """By a process that may not see the sessions of others."""
+    await execute(preparing, WORKERS.format())
+    prepared = f"begin;{EVENT.format(id=uuid4(), version=1)};prepare transaction 'left'"
+    await execute(preparing, prepared)
+    async with connected(preparing) as database, writing(preparing, 2) as pid:
+        await execute(preparing, EVENT.format(id=uuid4(), version=3))
+        async with asyncio.timeout(60):
+            while len(found := await said(database)) < 2:
+                await asyncio.sleep(0.05)
+        name = preparing.rpartition("/")[2]
+        assert f"prepared transaction 'left' of postgres in database {name}" in found[0]
+        assert f"pid {pid} (forgotten, user postgres" in found[1]
+        assert f"in database {name}" in found[1]
+    await execute(preparing, "rollback prepared 'left'")
