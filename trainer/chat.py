@@ -21,7 +21,9 @@ from transformers import PreTrainedTokenizerBase
 
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import UNDATED, Day, Message, SampleRequest
+from trainer.characters import CHAT_TEMPLATE
 from trainer.parts import ids_of_parts, prepends
+from trainer.template import shared
 
 CLOCK = "strftime_now"
 """What templates call for the time, with a format."""
@@ -61,9 +63,7 @@ class Chat:
         begins. Raises UserCodeError when the template refuses the messages."""
         plain = [{"role": m.role, "content": m.content} for m in messages]
         try:
-            rendered = self._tokenizer.apply_chat_template(
-                plain, tokenize=False, add_generation_prompt=reply_next, **self._dated()
-            )
+            rendered = self._rendered(plain, reply_next=reply_next)
         except (TemplateError, TypeError, ValueError) as error:
             raise UserCodeError(
                 FailureCategory.VALIDATION,
@@ -71,12 +71,22 @@ class Chat:
             ) from error
         return str(rendered)
 
-    def _dated(self) -> dict[str, Any]:
-        """The template with its day, where it asks for the time."""
+    def _rendered(self, messages: list[dict[str, str]], *, reply_next: bool) -> str:
+        """By the template, with its day where it asks for the time. Only our own is rendered in this
+        process: one that came with a model may loop or fill memory."""
         template = self._tokenizer.get_chat_template()
-        if CLOCK not in template:
-            return {}
-        return {"chat_template": DAY + template, "headrace_today": self._today}
+        if template == CHAT_TEMPLATE:
+            rendered = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=reply_next
+            )
+            return str(rendered)
+        names: dict[str, Any] = {
+            name: list(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            for name, value in self._tokenizer.special_tokens_map.items()
+        }
+        if CLOCK in template:
+            template, names = DAY + template, {**names, "headrace_today": self._today}
+        return shared.render(template, messages, reply_next=reply_next, names=names)
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,130 @@
+"""A chat template comes with a model, so it is hostile: its time, memory and output are bounded."""
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+from schemas.errors import UserCodeError
+from schemas.sampling import Message
+from tests.unit.trainer.support import TINY
+from tests.unit.trainer.test_parts import TEMPLATES
+from trainer import chat as chat_module
+from trainer import template as template_module
+from trainer.base import build_base
+from trainer.characters import CHAT_TEMPLATE
+from trainer.chat import Chat
+from trainer.template import TemplateProcess, shared
+
+TALK = (
+    Message(role="user", content="1+1?"),
+    Message(role="assistant", content="2 \ud800 é好"),
+    Message(role="user", content="sure?"),
+)
+FOR_EVER = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLING = (
+    "{% set n = namespace(x='aaaaaaaa') %}"
+    "{% for a in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x | length }}"
+)
+HOSTILE = {
+    "nested loops": (FOR_EVER, "did not end within"),
+    "multiplication": ("{{ ('a' * 10000000000) | length }}", "of memory"),
+    "doubling": (DOUBLING, "of memory"),
+    "padding": ("{{ '%9999999999d' % 1 }}", "of memory|does not take"),
+    "output": ("{% for a in range(90000) %}{{ 'a' * 300 }}{% endfor %}", "characters"),
+    "recursion": ("{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}", "does not take|end"),
+}
+
+
+@pytest.fixture
+def chat() -> Chat:
+    base = build_base(TINY, {}, device=torch.device("cpu"))
+    return Chat(base.tokenizer, base.stop_ids)
+
+
+@pytest.fixture(autouse=True)
+def _short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of time is the one that a test waits for."""
+    monkeypatch.setattr(template_module, "DEADLINE_S", 2.0)
+
+
+@pytest.mark.parametrize("name", sorted(HOSTILE))
+def test_a_hostile_template_is_refused_and_the_next_is_rendered(chat: Chat, name: str) -> None:
+    template, says = HOSTILE[name]
+    chat._tokenizer.chat_template = template
+    with pytest.raises(UserCodeError, match=says):
+        chat.text(TALK, reply_next=True)
+    chat._tokenizer.chat_template = "{{ messages[0].content }}"
+    assert chat.text(TALK, reply_next=True) == "1+1?"
+
+
+def test_twin_in_this_process_the_same_template_goes_on(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a thread, which ends with its loop: a shorter one than for ever."""
+    shorter = FOR_EVER.replace("99999", "2500")
+    monkeypatch.setattr(chat_module, "CHAT_TEMPLATE", shorter)
+    monkeypatch.setattr(shared, "render", lambda *_, **__: pytest.fail("it is rendered here"))
+    chat._tokenizer.chat_template = shorter
+    turned = threading.Event()
+    here = threading.Thread(target=lambda: (chat.text(TALK, reply_next=True), turned.set()))
+    here.start()
+    here.join()
+    assert turned.is_set(), "nothing bounded its 6 million turns"
+
+
+@pytest.mark.parametrize("template", [*TEMPLATES.values(), CHAT_TEMPLATE])
+@pytest.mark.parametrize("reply_next", [False, True])
+def test_a_template_writes_there_what_it_writes_here(
+    chat: Chat, template: str, reply_next: bool
+) -> None:
+    chat._tokenizer.chat_template = template
+    plain = [{"role": m.role, "content": m.content} for m in TALK]
+    here = chat._tokenizer.apply_chat_template(
+        plain, tokenize=False, add_generation_prompt=reply_next
+    )
+    names = {name: str(value) for name, value in chat._tokenizer.special_tokens_map.items()}
+    assert shared.render(template, plain, reply_next=reply_next, names=names) == here
+    assert chat.text(TALK, reply_next=reply_next) == here
+
+
+def test_a_process_that_somebody_kills_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two texts, and in the middle of one."""
+    monkeypatch.setattr(template_module, "DEADLINE_S", 60.0)
+    process = TemplateProcess()
+    slow = "{% for a in range(3000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}done"
+    said: list[str] = []
+    try:
+        assert process.render("{{ 1 }}", [], reply_next=False, names={}) == "1"
+        assert process._process is not None
+        os.kill(process._process.pid, signal.SIGKILL)
+        assert process.render("{{ 2 }}", [], reply_next=False, names={}) == "2"
+        rendering = process._process
+        asking = threading.Thread(
+            target=lambda: said.append(process.render(slow, [], reply_next=False, names={}))
+        )
+        asking.start()
+        os.kill(rendering.pid, signal.SIGKILL)
+        asking.join()
+    finally:
+        process.close()
+    assert said == ["done"]
+
+
+def test_one_that_ends_whenever_it_is_asked_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_module, "TRIES", 1)
+    process = TemplateProcess()
+    original = process._ask
+
+    def killed(running: object, request: object) -> dict[str, object]:
+        assert process._process is not None
+        process._process.kill()
+        process._process.wait()
+        return original(running, request)  # type: ignore[arg-type]  # as it was given
+
+    monkeypatch.setattr(process, "_ask", killed)
+    with pytest.raises(UserCodeError, match="ended its process 3 times"):
+        process.render("{{ 1 }}", [], reply_next=False, names={})
+    process.close()
