@@ -13,7 +13,15 @@ from typing import Any
 from uuid import UUID
 
 from infra.consumer import Consumer, Decision, Message, Meta
-from infra.ports import Claimed, Commit, NewEffect, NewEvent, Recorded, SmallArtifact
+from infra.ports import (
+    Claimed,
+    Commit,
+    CommitRefused,
+    NewEffect,
+    NewEvent,
+    Recorded,
+    SmallArtifact,
+)
 from infra.rows import Unwritable
 from infra.states import Folded, States, Unreadable, fold
 from schemas.events import Event
@@ -21,6 +29,10 @@ from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, derive_id
 from schemas.messages import Effect
 
 logger = logging.getLogger(__name__)
+
+
+Apart = frozenset[tuple[ConsumerName, UUID]]
+"""Messages of a cascade that are left for the bus to bring by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,16 @@ class DecisionError(Exception):
         self.read = read or {}
 
 
+class DraftRefused(Exception):
+    """The log refuses a draft, and will again. `decided`: the messages that it decides on; `read`: on
+    which versions of streams."""
+
+    def __init__(self, message: str, decided: Apart, read: Mapping[StreamName, int]) -> None:
+        super().__init__(message)
+        self.decided = decided
+        self.read = read
+
+
 @dataclass(slots=True)
 class Draft:
     """What was decided so far, with the states as they would be after it. `read` are the versions at
@@ -100,6 +122,11 @@ class Draft:
         cause = next(new.causation for new in self.events if new.event is refused.event)
         author = next(work for work in self.works if work.id == cause)
         return DecisionError(author, str(refused), read=self.read_for(author))
+
+    def refused(self, error: CommitRefused) -> "DraftRefused":
+        """What the log does not take, without saying whose fault it is."""
+        decided = frozenset((work.consumer.name, work.id) for work in self.works)
+        return DraftRefused(str(error), decided, self.read)
 
     def commit(self, worker: WorkerId | None) -> Commit:
         """The draft as one write. An effect is not born claimed when its run's gate shuts in the same
@@ -140,9 +167,7 @@ class Drafter:
         self._now = now
         self._claims = claims
 
-    async def draft(
-        self, works: Sequence[Work], *, without: frozenset[tuple[ConsumerName, UUID]] = frozenset()
-    ) -> Draft:
+    async def draft(self, works: Sequence[Work], *, without: Apart = frozenset()) -> Draft:
         """Decide on `works` and, in waves, on all that follows here; what is in `without` is left
         for the bus to deliver by itself. Raises DecisionError."""
         draft = Draft()
@@ -248,10 +273,13 @@ def _handle(work: Work, state: object, meta: Meta) -> Decision:
 
 def _named(work: Work, stream: StreamName, decision: Decision, version: int) -> list[NewEvent]:
     """The decision's events with their ids, which follow from the cause and the event's name."""
-    ids: Mapping[UUID, Event] = {
-        derive_id(work.id, f"{work.consumer.name}|{stream}|{event.name}"): event
-        for event in decision.events
-    }
+    try:
+        ids: Mapping[UUID, Event] = {
+            derive_id(work.id, f"{work.consumer.name}|{stream}|{event.name}"): event
+            for event in decision.events
+        }
+    except UnicodeError as error:
+        raise DecisionError(work, f"a name is no text: {error}") from error
     if len(ids) != len(decision.events):
         raise DecisionError(work, "two events of one decision have the same name")
     strangers = [event.type for event in decision.events if event.stream != stream]

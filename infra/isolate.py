@@ -7,7 +7,7 @@ from typing import Any
 
 from infra.away import Away
 from infra.consumer import Consumer
-from infra.draft import DecisionError, Drafter, Work
+from infra.draft import Apart, DecisionError, Drafter, DraftRefused, Work
 from infra.poison import dead_letter, dead_outcome, redriven
 from infra.ports import CommitMiss, Effects, EventLog, Recorded
 from infra.rows import Unwritable, encode
@@ -19,6 +19,10 @@ logger = logging.getLogger(__name__)
 
 TRIES = 3
 """How often a message whose decider raises is tried before it is a dead letter."""
+
+
+Batch = tuple[Sequence[Work], Apart]
+"""Messages to decide on together, and what of the cascade is left to the bus."""
 
 
 class Isolation:
@@ -63,22 +67,45 @@ class Isolation:
             delivered=recorded,
         )
 
-    async def without(self, works: Sequence[Work], error: DecisionError) -> Sequence[Work]:
-        """Try the culprit alone; returns the others once it is put aside, all of them if it turns out
-        well (the stream has moved on)."""
+    async def parted(
+        self, works: Sequence[Work], apart: Apart, refused: DraftRefused
+    ) -> Sequence[Batch]:
+        """The log refuses what was decided on `works`, and does not say whose fault it is: leave what
+        follows to the bus, then halve them, until one is left that it refuses; that one is put aside."""
+        ours = {(work.consumer.name, work.id) for work in works}
+        if cascade := refused.decided - ours:
+            return [(works, apart | cascade)]
+        if len(works) > 1:
+            half = len(works) // 2
+            return [(works[:half], apart), (works[half:], apart)]
+        (culprit,) = works
+        error = DecisionError(culprit, str(refused), read=refused.read)
+        logger.error("%s", error, exc_info=refused)
+        try:
+            await self._put_aside(error)
+        except CommitMiss:
+            return [(works, apart)]
+        return []
+
+    async def without(
+        self, works: Sequence[Work], error: DecisionError
+    ) -> Sequence[Sequence[Work]]:
+        """Try the culprit alone. Returns the others once it is put aside; if it turns out well (the
+        stream has moved on, or it is only its neighbours that it cannot follow) the others, and then
+        the culprit alone."""
         logger.exception("%s", error, exc_info=error)
         culprit = error.work
         for _ in range(TRIES - 1):
             self._states.forget(culprit.streams)
             failure = await self._failure(culprit)
             if failure is None:
-                return works
+                return _alone(culprit, works)
             error = failure
         try:
             await self._put_aside(error)
         except CommitMiss:
-            return works
-        return [work for work in works if work is not culprit]
+            return _alone(culprit, works)
+        return _alone(culprit, works)[:1]
 
     async def _failure(self, work: Work) -> DecisionError | None:
         """Why no decision on it comes about that the log would take; None when one does. What follows
@@ -111,3 +138,8 @@ class Isolation:
                 pauses=True,
                 read=error.read,
             )
+
+
+def _alone(culprit: Work, works: Sequence[Work]) -> Sequence[Sequence[Work]]:
+    """The others, and then the culprit."""
+    return [[work for work in works if work is not culprit], [culprit]]

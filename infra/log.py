@@ -16,7 +16,15 @@ import asyncpg
 from infra.database import Database
 from infra.horizon import Horizon
 from infra.notify import News, Notifier
-from infra.ports import Commit, CommitMiss, Cursor, NewEvent, Recorded, Snapshot
+from infra.ports import (
+    Commit,
+    CommitMiss,
+    CommitRefused,
+    Cursor,
+    NewEvent,
+    Recorded,
+    Snapshot,
+)
 from infra.rows import COLUMNS, arguments_of, edge_ids, known_in, recorded_in, written_as
 from schemas.events import EVENT_TYPES, Event
 from schemas.ids import ConsumerName, EventId, StreamName
@@ -34,6 +42,28 @@ UNCONSUMED = (
 purged inbox row sees the watermark."""
 
 COMMIT = f"select * from commit_decision({', '.join(f'${n}' for n in range(1, 35))})"  # noqa: S608 - constants
+
+
+MISSES = {"HR001": "stale", "HR002": "fenced", "HR004": "duplicate"}
+"""What `commit_decision` raises, as the kind of a CommitMiss."""
+
+REFUSED = ("22", "23", "54")
+"""Classes of SQLSTATE that say that the data is at fault: it cannot be held, breaks a constraint, or is
+beyond a limit. Asked again, the answer is the same."""
+
+
+def _missed(error: asyncpg.PostgresError) -> CommitMiss | CommitRefused | None:
+    """What an error of `commit_decision` means; None when it is none of the decision's."""
+    state, message = str(error.sqlstate), str(error.args[0])
+    if state in MISSES:
+        return CommitMiss(MISSES[state], message)
+    if state in ("40P01", "40001"):
+        return CommitMiss("stale", "a lock")
+    if state == "23505" and error.table_name == "inbox":
+        return CommitMiss("duplicate", str(error.detail))
+    if state[:2] in REFUSED:
+        return CommitRefused(f"the database cannot hold it: {message} (SQLSTATE {state})")
+    return None
 
 
 class PostgresLog:
@@ -68,21 +98,12 @@ class PostgresLog:
         return {**dict.fromkeys(names, 0), **{row["stream"]: row["version"] for row in rows}}
 
     async def commit(self, commit: Commit) -> Sequence[Recorded]:
-        arguments = arguments_of(commit)
         try:
-            rows = await self._pool.fetch(COMMIT, *arguments)
-        except asyncpg.UniqueViolationError as error:
-            raise CommitMiss("duplicate", str(error.detail)) from error
+            rows = await self._pool.fetch(COMMIT, *arguments_of(commit))
         except asyncpg.PostgresError as error:
-            if error.sqlstate == "HR001":
-                raise CommitMiss("stale", str(error.args[0])) from error
-            if error.sqlstate == "HR004":
-                raise CommitMiss("duplicate", str(error.args[0])) from error
-            if error.sqlstate == "HR002":
-                raise CommitMiss("fenced", str(error.args[0])) from error
-            if error.sqlstate in ("40P01", "40001"):
-                raise CommitMiss("stale", "a lock") from error
-            raise
+            raise _missed(error) or error from error
+        except ValueError as error:  # no text, or an argument that is none of its type
+            raise CommitRefused(f"the database cannot hold it: {error}") from error
         self._notifier.ping([News.LOG] * bool(commit.events) + [News.WORK] * commit.asks)
         return [written_as(new, row) for new, row in zip(commit.events, rows, strict=True)]
 

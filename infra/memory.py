@@ -15,6 +15,7 @@ from infra.ports import (
     Claimed,
     Commit,
     CommitMiss,
+    CommitRefused,
     Cursor,
     Disowned,
     Encoded,
@@ -115,6 +116,9 @@ class MemoryLog:
     def _check(self, commit: Commit) -> None:
         """All conditions, before anything is written."""
         world = self._world
+        for text in commit.texts:
+            if "\0" in text or not _encodes(text):
+                raise CommitRefused(f"the database cannot hold it: {text!r} is no text")
         for key in commit.consumed:
             if key in world.inbox:
                 raise CommitMiss("duplicate", str(key))
@@ -409,6 +413,14 @@ class MemoryEffects:
     def _held(self, claimed: Claimed) -> _Effect | None:
         held = self._world.effects.get(claimed.id)
         return held if held is not None and held.epoch == claimed.epoch else None
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _claimed(held: _Effect) -> Claimed:

@@ -35,6 +35,9 @@ create table if not exists migrations (
 """What was applied."""
 
 
+ENCODING = "select current_database() as name, current_setting('server_encoding') as encoding"
+
+
 @dataclass(frozen=True, slots=True)
 class Migration:
     name: str
@@ -53,10 +56,12 @@ def migrations() -> tuple[Migration, ...]:
 async def migrate(url: str) -> tuple[str, ...]:
     """Bring the database up to date; returns the names that were applied now.
 
-    Raises InvalidConfig when an applied migration is unknown here (the database is newer than this
-    code) or differs from the file of its name, TransientError when the server does not answer.
+    Raises InvalidConfig when the database has another encoding than UTF8, or when an applied migration
+    is unknown here (the database is newer than this code) or differs from the file of its name;
+    TransientError when the server does not answer.
     """
     async with administering(url) as connection, connection.transaction():
+        _refuse_encoding(await connection.fetchrow(ENCODING))
         await connection.execute("select pg_advisory_xact_lock($1)", LOCK)
         await connection.execute(TABLE)
         rows = await connection.fetch("select name, checksum from migrations")
@@ -65,6 +70,15 @@ async def migrate(url: str) -> tuple[str, ...]:
             await apply(connection, migration)
         await repair_if_moved(connection)
     return tuple(migration.name for migration in pending)
+
+
+def _refuse_encoding(row: Any) -> None:
+    if row["encoding"] != "UTF8":
+        raise InvalidConfig(
+            f"the database {row['name']!r} at HEADRACE_DATABASE_URL has the encoding {row['encoding']}, "
+            "which cannot hold every text: make another one (create database headrace "
+            "template template0 encoding 'UTF8') and name that"
+        )
 
 
 async def apply(connection: Any, migration: Migration) -> None:
@@ -78,7 +92,8 @@ async def apply(connection: Any, migration: Migration) -> None:
 
 
 async def check(database: Database) -> None:
-    """Raises InvalidConfig when the database is not at the schema of this code."""
+    """Raises InvalidConfig when the database is not at the schema of this code, or not in UTF8."""
+    _refuse_encoding(await database.durable.fetchrow(ENCODING))
     empty = await database.durable.fetchval("select to_regclass('migrations') is null")
     rows = [] if empty else await database.durable.fetch("select name, checksum from migrations")
     pending = due({row["name"]: row["checksum"] for row in rows})

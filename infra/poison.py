@@ -23,6 +23,7 @@ from infra.ports import (
     Claimed,
     Commit,
     CommitMiss,
+    CommitRefused,
     Cursor,
     Encoded,
     EventLog,
@@ -181,14 +182,41 @@ async def put_aside(
         )
         try:
             await log.commit(commit)
+            return
+        except CommitRefused:
+            if _is_ascii(letter):
+                raise
+            letter, content = _in_ascii(letter, content)
         except CommitMiss as miss:
             if miss.kind == "duplicate":
                 return
             if miss.what in (read or {}):
                 raise
             await sleep(random.uniform(0, 0.01))  # noqa: S311 - jitter
-            continue
-        return
+
+
+def _is_ascii(letter: MessageDeadLettered) -> bool:
+    text = letter.model_dump_json()
+    return text.isascii() and "\\u0000" not in text
+
+
+def _in_ascii(
+    letter: MessageDeadLettered, content: tuple[SmallArtifact, ...]
+) -> tuple[MessageDeadLettered, tuple[SmallArtifact, ...]]:
+    """The same letter for a database that cannot hold its text: in ASCII, and whole as an artifact."""
+    ref = letter.content
+    if ref is None:
+        data = letter.payload.encode()
+        sha256 = hashlib.sha256(data).hexdigest()
+        ref = ArtifactRef(uri=ROW + sha256, sha256=sha256, size=len(data))
+        content = (SmallArtifact(sha256, data),)
+    plain = {name: _ascii(text) for name, text in letter if isinstance(text, str)}
+    headers = {_ascii(name): _ascii(text) for name, text in letter.headers.items()}
+    return letter.model_copy(update={**plain, "headers": headers, "content": ref}), content
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode().replace("\0", "?")
 
 
 def _bytes(message: Recorded) -> bytes:

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from infra.externals import Artifacts, Blobs, Datasets, Gateway, Repositories, UserCode
 from schemas.envelope import decode_event
+from schemas.errors import Refused
 from schemas.events import Event
 from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId
 from schemas.learning import Learner
@@ -181,6 +182,14 @@ class Commit:
     cursors: Mapping[EventId, Cursor] = field(default_factory=dict)
 
     @property
+    def texts(self) -> Iterable[str]:
+        """What stands in columns of text: names, and traces."""
+        for new in self.events:
+            yield from (new.stream, new.event.run_id, new.traceparent or "")
+        for asked in self.effects:
+            yield from (asked.stream, asked.effect.run_id, asked.traceparent or "")
+
+    @property
     def gates(self) -> Sequence[tuple[str, str]]:
         """How these events move the gates of their runs: the last word of each run, and every hold."""
         states = {new.event.run_id: new.event.gate for new in self.events if new.event.gate}
@@ -216,6 +225,10 @@ class CommitMiss(Exception):
         self.what = what
 
 
+class CommitRefused(Refused):
+    """Nothing was written, and never will be: the decision says what the database cannot hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A folded state (as JSON text) of a stream at a version."""
@@ -239,7 +252,8 @@ class EventLog(Protocol):
         ...
 
     async def commit(self, commit: Commit) -> Sequence[Recorded]:
-        """Write a whole decision, return its events as recorded. Raises CommitMiss."""
+        """Write a whole decision, return its events as recorded. Raises CommitMiss, CommitRefused;
+        Unwritable (`infra.rows`) where one event is known to be the reason."""
         ...
 
     async def append(

@@ -18,16 +18,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
-from uuid import UUID
 
 from infra import failpoints, telemetry
 from infra.artifacts import ArtifactStore
 from infra.away import Away, through
 from infra.clock import LogTime
-from infra.draft import DecisionError, Draft, Drafter, Work
+from infra.draft import Apart, DecisionError, Draft, Drafter, DraftRefused, Work
 from infra.ending import END_S, end, go_on
 from infra.hosting import Hosting
-from infra.isolate import Isolation
+from infra.isolate import Batch, Isolation
 from infra.notify import Wakeup
 from infra.performing import Performing, perform_once
 from infra.ports import (
@@ -35,6 +34,7 @@ from infra.ports import (
     Claimed,
     Commit,
     CommitMiss,
+    CommitRefused,
     Disowned,
     Effects,
     EventLog,
@@ -60,8 +60,8 @@ AWAY_S = 0.2
 CHECK_S = 30.0
 """How often what the database says is ours is held against what is in hand, though all seems well."""
 
-Apart = frozenset[tuple[ConsumerName, UUID]]
-"""Messages of a cascade that are left for the bus to bring by themselves."""
+Problem = DecisionError | CommitMiss | DraftRefused
+"""Why a batch was not written, and what must be looked at before it is tried again."""
 
 
 class Runtime:
@@ -180,18 +180,20 @@ class Runtime:
         """Decide, commit; on a miss read again, without limit. A database that is away is waited for:
         whether it took the write is seen when it is written again."""
         tries = 0
-        apart: Apart = frozenset()
-        problem: DecisionError | CommitMiss | None = None
+        batches: list[Batch] = [(works, frozenset())]
+        problem: Problem | None = None
         async with self._settling:
-            while works:
+            while batches:
                 go_on()
                 try:
                     if problem is None:
-                        await self._write(works, apart)
-                        break
-                    works, apart = await self._solved(works, apart, problem)
+                        await self._write(*batches[0])
+                        del batches[0]
+                        continue
+                    solved = await self._solved(*batches[0], problem)
+                    batches[:1] = [batch for batch in solved if batch[0]]
                     problem = None
-                except (DecisionError, CommitMiss) as error:
+                except (DecisionError, CommitMiss, DraftRefused) as error:
                     problem = error
                 except Away as error:
                     self._unsure = True
@@ -211,6 +213,9 @@ class Runtime:
             recorded = await self._log.commit(commit)
         except Unwritable as error:
             raise draft.unwritable(error) from error
+        except CommitRefused as error:
+            self._states.forget(draft.states)
+            raise draft.refused(error) from error
         except (CommitMiss, Away):
             self._states.forget(draft.states)
             raise
@@ -221,16 +226,18 @@ class Runtime:
         await self._states.keep(draft.owners)
 
     async def _solved(
-        self, works: Sequence[Work], apart: Apart, problem: DecisionError | CommitMiss
-    ) -> tuple[Sequence[Work], Apart]:
-        """What is left to decide on, and what is left to the bus, after a problem."""
+        self, works: Sequence[Work], apart: Apart, problem: Problem
+    ) -> Sequence[Batch]:
+        """What is left to decide on, together, and what is left to the bus, after a problem."""
         if isinstance(problem, CommitMiss):
-            return await self._still_due(works, problem), apart
+            return [(await self._still_due(works, problem), apart)]
+        if isinstance(problem, DraftRefused):
+            return await self._isolation.parted(works, apart, problem)
         culprit = problem.work
         if culprit.id not in {work.id for work in works}:
             # It came up in the cascade: let the bus bring it, by itself.
-            return works, apart | {(culprit.consumer.name, culprit.id)}
-        return await self._isolation.without(works, problem), apart
+            return [(works, apart | {(culprit.consumer.name, culprit.id)})]
+        return [(left, apart) for left in await self._isolation.without(works, problem)]
 
     def _committed(self, draft: Draft, commit: Commit) -> None:
         self.commits += 1

@@ -9,6 +9,7 @@ import pytest
 from infra.ports import (
     Commit,
     CommitMiss,
+    CommitRefused,
     Cursor,
     EventLog,
     NewEffect,
@@ -371,6 +372,21 @@ class EventLogSuite:
         )
         assert await log.artifact(sha) == b"\0bytes"
         assert await log.artifact("0" * 64) is None
+
+    async def test_what_cannot_be_held_is_refused_for_good(self, log: EventLog) -> None:
+        event, key = warned(uuid4().hex, 1), (CONSUMER, EventId(uuid4()))
+        good = new(event, 1)
+        for wrong in ("a\0b", "\ud800"):
+            traced = replace(good, traceparent=wrong)
+            for refused in (
+                Commit(consumed=(key,), expected={event.stream: 0}, events=(traced,)),
+                Commit(consumed=(key,), effects=(replace(asked("w"), traceparent=wrong),)),
+                Commit(consumed=(key,), effects=(replace(asked("w"), stream=StreamName(wrong)),)),
+            ):
+                with pytest.raises(CommitRefused, match="cannot hold it"):
+                    await log.commit(refused)
+        assert await log.consumed([key]) == frozenset()
+        await log.commit(one(event, 1, consumed=(key,)))
 
     async def test_an_event_that_is_no_text_is_refused(self, log: EventLog) -> None:
         broken = warned(uuid4().hex, 1).model_copy(update={"message": "\ud800"})
