@@ -1,7 +1,8 @@
 """Renders chat templates of models in a process with limits (`trainer/template_host.py`).
 
 One process renders for all models, one text at a time, and is kept. It is killed when a template does
-not end in time. When it ends for another reason (it was killed from outside), the text is rendered again.
+not end in time. When it ends for another reason (it was killed from outside), the text is rendered
+again.
 """
 
 import atexit
