@@ -1,7 +1,8 @@
 """The program inside a confined process: hosts one role of one entry point.
 
-Started as `python -I host.py ROLE FD_IN FD_OUT ENTRYPOINT`; messages are JSON with a length before
-each. Attempts run side by side in one loop. A thread tells the parent which attempt holds the loop when
+Started by `launch.py`, which has set its limits, as `python -I host.py ROLE FD_IN FD_OUT ENTRYPOINT`.
+Messages are JSON with a length before each; `infra/host_messages.py` says what the parent takes.
+Attempts run side by side in one loop. A thread tells the parent which attempt holds the loop when
 nothing else moves, so that the parent can end it and no other.
 """
 
@@ -11,8 +12,6 @@ import ctypes
 import json
 import math
 import os
-import resource
-import signal
 import struct
 import sys
 import threading
@@ -31,32 +30,20 @@ from headrace.workflow import WorkflowContext
 Json = dict[str, Any]
 """A message: what it holds is known to who sends it and to who takes it, both ours."""
 
-PR_SET_PDEATHSIG = 1
-PR_SET_NO_NEW_PRIVS = 38
-MEMORY_BYTES = 16 << 30
-FILE_BYTES = 1 << 30
-PROCESSES = 1024
+PR_SET_DUMPABLE = 4
+MOST_MESSAGES = 4096
+MOST_CHARACTERS = 4 << 20
+MOST_REWARDS = 128
+LONGEST_NAME = 100
 BEAT_S = 0.25
 
 current: contextvars.ContextVar[str | None] = contextvars.ContextVar("current", default=None)
 
 
-def confine() -> None:
-    """Limits of this process, and its end with its parent's."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    limits = {
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_AS: MEMORY_BYTES,
-        resource.RLIMIT_FSIZE: FILE_BYTES,
-        resource.RLIMIT_NPROC: PROCESSES,
-        resource.RLIMIT_NOFILE: 4096,
-    }
-    for limit, value in limits.items():
-        _, hard = resource.getrlimit(limit)
-        allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (allowed, allowed))
+def hide() -> None:
+    """Keep other processes of this user from tracing this one, and from reading its memory: they may be
+    another rollout's. An exec would undo it, so it is done here."""
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 class Channel:
@@ -67,7 +54,7 @@ class Channel:
         self._lock = threading.Lock()
 
     def send(self, message: Json) -> None:
-        data = json.dumps(message).encode()
+        data = json.dumps(message, ensure_ascii=False).encode(errors="replace")
         with self._lock:
             view = memoryview(struct.pack(">I", len(data)) + data)
             while view:
@@ -182,7 +169,14 @@ def conversation(returned: object) -> list[Json] | None:
     for message in returned:
         if not isinstance(message, dict) or not {"role", "content"} <= set(message):
             raise TypeError("run returned a message without role and content")
-        messages.append({"role": str(message["role"]), "content": str(message["content"] or "")})
+        role, content = str(message["role"])[:LONGEST_NAME], str(message["content"] or "")
+        messages.append({"role": role, "content": content})
+    size = sum(len(message["content"]) for message in messages)
+    if len(messages) > MOST_MESSAGES or size > MOST_CHARACTERS:
+        raise ValueError(
+            f"run returned {len(messages)} messages of {size} characters; return at most "
+            f"{MOST_MESSAGES} messages of {MOST_CHARACTERS} characters in all"
+        )
     return messages
 
 
@@ -264,16 +258,18 @@ def look(entrypoint: Path) -> Json:
         workflow, grader = discovery.workflow_of(module), discovery.grader_of(module)
     except discovery.Unusable as error:
         return {"error": str(error)[:2000]}
-    return {
-        "workflow": workflow.__name__ if workflow else None,
-        "grader": grader.__name__ if grader else None,
-        "rewards": sorted(discovery.rewards_of(module)),
-    }
+    rewards = sorted(discovery.rewards_of(module))
+    classes = [found.__name__ if found else None for found in (workflow, grader)]
+    if any(len(name or "") > LONGEST_NAME for name in (*classes, *rewards)):
+        return {"error": f"a class or reward function has a name of over {LONGEST_NAME} characters"}
+    if len(rewards) > MOST_REWARDS:
+        return {"error": f"there are {len(rewards)} reward functions; keep at most {MOST_REWARDS}"}
+    return {"workflow": classes[0], "grader": classes[1], "rewards": rewards}
 
 
 def main() -> None:
     role, incoming, outgoing, entrypoint = sys.argv[1:5]
-    confine()
+    hide()
     channel = Channel(int(outgoing))
     path = Path(entrypoint)
     sys.path.insert(0, str(path.parent))
@@ -283,7 +279,7 @@ def main() -> None:
     try:
         asyncio.run(serve(role, int(incoming), channel, path))
     except discovery.Unusable as error:
-        channel.send({"unusable": str(error)})
+        channel.send({"unusable": str(error)[:2000]})
 
 
 if __name__ == "__main__":

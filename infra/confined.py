@@ -5,33 +5,56 @@ the code's author; it keeps accidents, not attackers, from the platform.
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import pwd
 import shutil
-import signal
 import struct
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.host_messages import (
+    LARGEST,
+    First,
+    Graded,
+    ProtocolError,
+    Raised,
+    Returned,
+    Stuck,
+    Unusable,
+    first,
+    later,
+)
+from infra.user_process import UNPRIVILEGED, UserProcess
+from schemas.environment import reserved_env
 from schemas.errors import FailureCategory, InvalidConfig, TransientError, UserCodeError
 
 logger = logging.getLogger(__name__)
 
 Json = dict[str, object]
-
-UNPRIVILEGED = 64731
-"""The user and group that user code runs as when we are root. It owns nothing."""
+Answer = Raised | Returned | Graded
 
 GRACE_S = 2.0
 """After its deadline a call has this long to say so itself; then its process is ended."""
 
 START_S = 60.0
-LONGEST_MESSAGE = 64 << 20
+END_S = 5.0
+"""A process that was killed has this long to be gone; then its place is given up."""
+
+MESSAGE_S = 30.0
+"""From a message's length to its last byte."""
+
+READ_AHEAD = 1 << 20
+ENV_PREFIX = "HEADRACE_ENV_"
+"""Before the names of a rollout's variables, for `headrace/launch.py`."""
+
+MOST_STRAYS = 64
+STRAYS_PER_S = 8
+"""Messages that belong to no call: a process says twice a second that it is stuck, and late answers."""
+
 KEPT_OUTPUT = 64 << 10
 
 
@@ -59,7 +82,7 @@ def _reachable(path: Path) -> bool:
 
 @dataclass(slots=True)
 class _Call:
-    future: "asyncio.Future[Json]"
+    future: "asyncio.Future[Answer]"
     overdue: asyncio.TimerHandle
 
 
@@ -76,24 +99,30 @@ class ConfinedProcess:
         self._sdk = sdk
         self._entrypoint = entrypoint
         self._env = dict(env)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: UserProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._reading: list[asyncio.BaseTransport] = []
         self._calls: dict[str, _Call] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._stuck: str | None = None
         self._why: str | None = None
+        self._strays = 0.0
+        self._strayed_at = 0.0
         self.output = bytearray()
 
     @property
     def alive(self) -> bool:
-        return self._process is not None and self._process.returncode is None and not self._why
+        return self._process is not None and self._process.alive and not self._why
 
-    async def start(self) -> Json:
+    async def start(self) -> First:
         """Start it; returns its first message. Raises UserCodeError when the entry point does not
-        load or says nothing in time, Ended when the process ended (the reason may be another's)."""
+        load, says nothing in time or what it may not say, Ended when the process ended (the reason may
+        be another's)."""
+        for name in self._env:
+            if why := reserved_env(name):
+                raise UserCodeError(FailureCategory.VALIDATION, f"env.{name} {why}")
         try:
-            reader = await self._connect(*await self._spawn())
-            self._tasks.append(asyncio.ensure_future(self._drain()))
+            reader = await self._connect(*self._spawn())
             first = await self._first(reader)
         except BaseException:  # who was cancelled as well: nobody else knows of this process
             await self.aclose()
@@ -101,13 +130,13 @@ class ConfinedProcess:
         self._tasks.append(asyncio.ensure_future(self._listen(reader)))
         return first
 
-    async def call(self, name: str, message: Json, *, deadline_s: float) -> Json:
+    async def call(self, name: str, message: Json, *, deadline_s: float) -> Returned | Graded:
         """One call. Raises UserCodeError when its code raised or did not end in time, Ended when the
         process ended for a reason that may be another's."""
         if not self.alive or self._writer is None:
             raise Ended(self._why or "the process has ended")
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Json] = loop.create_future()
+        future: asyncio.Future[Answer] = loop.create_future()
         timer = loop.call_later(deadline_s + GRACE_S, self._overdue, name, deadline_s)
         self._calls[name] = _Call(future, timer)
         data = json.dumps({"id": name, "deadline_s": deadline_s, **message}).encode()
@@ -119,39 +148,40 @@ class ConfinedProcess:
             self._calls.pop(name, None)
 
     async def aclose(self) -> None:
-        """End the process and all it started."""
+        """End the process and all it started. Takes seconds at most, whatever the process does."""
         self._end("closed")
         if self._process is not None:
-            await self._process.wait()
+            await self._process.end(within_s=END_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for transport in self._reading:
+            transport.close()
         if self._writer is not None:
             self._writer.close()
 
-    async def _spawn(self) -> tuple[int, int]:
+    def _spawn(self) -> tuple[int, int]:
         """Start the process; the pipes' ends to write to it, and to read from it."""
-        python, confined = interpreter(), os.geteuid() == 0
         inward, outward = os.pipe(), os.pipe()
+        fixed = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp"}  # noqa: S108 - not ours
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                python,
-                "-I",
-                str(self._sdk / "headrace" / "host.py"),
-                self._role,
-                str(inward[0]),
-                str(outward[1]),
-                str(self._entrypoint),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
+            self._process = UserProcess(
+                [
+                    interpreter(),
+                    "-I",
+                    "-S",
+                    str(self._sdk / "headrace" / "launch.py"),
+                    self._role,
+                    str(inward[0]),
+                    str(outward[1]),
+                    str(self._entrypoint),
+                ],
                 pass_fds=(inward[0], outward[1]),
-                env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", **self._env},  # noqa: S108 - not ours
+                env={
+                    **fixed,
+                    **{f"{ENV_PREFIX}{name}": value for name, value in self._env.items()},
+                },
                 cwd=self._entrypoint.parent,
-                start_new_session=True,
-                user=UNPRIVILEGED if confined else None,
-                group=UNPRIVILEGED if confined else None,
-                extra_groups=() if confined else None,
             )
         except BaseException:
             os.close(inward[1])
@@ -162,11 +192,11 @@ class ConfinedProcess:
             os.close(outward[1])
         return inward[1], outward[0]
 
-    async def _first(self, reader: asyncio.StreamReader) -> Json:
+    async def _first(self, reader: asyncio.StreamReader) -> First:
         """What it says once it has loaded. Raises what `start` raises."""
         try:
             async with asyncio.timeout(START_S):
-                first = await _receive(reader)
+                said = first(self._role, await _receive(reader, self._role))
         except asyncio.IncompleteReadError as error:
             raise Ended(
                 f"the entry point's process ended while loading: {await self._said()}"
@@ -174,12 +204,12 @@ class ConfinedProcess:
         except TimeoutError as error:
             why = f"the entry point did not load within {START_S:g} s: {await self._said()}"
             raise UserCodeError(FailureCategory.PROCESS, why) from error
-        except ValueError as error:
-            why = f"the entry point's process wrote into what is ours alone: {error}"
+        except ProtocolError as error:
+            why = f"the entry point's process wrote into a pipe that is not its own: {error}"
             raise UserCodeError(FailureCategory.PROCESS, why) from error
-        if "unusable" in first:
-            raise UserCodeError(FailureCategory.VALIDATION, str(first["unusable"]))
-        return first
+        if isinstance(said, Unusable):
+            raise UserCodeError(FailureCategory.VALIDATION, said.unusable)
+        return said
 
     async def _said(self) -> str:
         """End the process; the end of what it printed."""
@@ -188,35 +218,56 @@ class ConfinedProcess:
 
     async def _connect(self, writing: int, reading: int) -> asyncio.StreamReader:
         loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=LONGEST_MESSAGE)
         transport, protocol = await loop.connect_write_pipe(
             asyncio.streams.FlowControlMixin, os.fdopen(writing, "wb")
         )
         self._writer = asyncio.StreamWriter(transport, protocol, None, loop)
-        await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb")
+        reader = await self._piped(reading)
+        assert self._process is not None  # noqa: S101 - start has spawned it
+        printed = await self._piped(self._process.output)
+        self._tasks.append(asyncio.ensure_future(self._drain(printed)))
+        return reader
+
+    async def _piped(self, descriptor: int) -> asyncio.StreamReader:
+        reader = asyncio.StreamReader(limit=READ_AHEAD)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
         )
+        self._reading.append(transport)
         return reader
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Take its answers until it ends. Whatever is wrong with one of them ends it."""
         try:
             while True:
-                message = await _receive(reader)
-                if "stuck" in message:
-                    self._stuck = str(message["stuck"]) if message["stuck"] else None
-                    continue
-                self._stuck = None
-                call = self._calls.get(str(message.get("id")))
-                if call is not None and not call.future.done():
-                    call.future.set_result(message)
-        except (asyncio.IncompleteReadError, ValueError):
+                self._take(later(self._role, await _receive(reader, self._role)))
+        except asyncio.IncompleteReadError:
             self._end("its process ended")
+        except (ProtocolError, TimeoutError) as error:
+            self._end(f"its process wrote into a pipe that is not its own: {error or 'too slowly'}")
 
-    async def _drain(self) -> None:
-        """Read what user code prints; keep the first bytes, drop the rest."""
-        if self._process is None or self._process.stdout is None:
+    def _take(self, message: Stuck | Answer) -> None:
+        """One message. Raises ProtocolError when there are too many that belong to no call."""
+        call = None if isinstance(message, Stuck) else self._calls.get(message.id)
+        if call is None:
+            self._count_stray()
+        if isinstance(message, Stuck):
+            self._stuck = message.stuck
             return
-        while chunk := await self._process.stdout.read(1 << 16):
+        self._stuck = None
+        if call is not None and not call.future.done():
+            call.future.set_result(message)
+
+    def _count_stray(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._strays = max(0.0, self._strays - STRAYS_PER_S * (now - self._strayed_at)) + 1
+        self._strayed_at = now
+        if self._strays > MOST_STRAYS:
+            raise ProtocolError("it sent messages that nobody waits for")
+
+    async def _drain(self, printed: asyncio.StreamReader) -> None:
+        """Read what user code prints; keep the first bytes, drop the rest."""
+        while chunk := await printed.read(1 << 16):
             self.output += chunk[: KEPT_OUTPUT - len(self.output)]
 
     def _overdue(self, name: str, deadline_s: float) -> None:
@@ -231,28 +282,29 @@ class ConfinedProcess:
 
     def _end(self, why: str) -> None:
         self._why = self._why or why
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
         for call in self._calls.values():
             if not call.future.done():
                 call.future.set_exception(Ended(self._why))
 
 
-async def _receive(reader: asyncio.StreamReader) -> Json:
-    size = struct.unpack(">I", await reader.readexactly(4))[0]
-    if size > LONGEST_MESSAGE:
-        raise ValueError(f"a message of {size} bytes")
-    message: Json = json.loads(await reader.readexactly(size))
-    return message
+async def _receive(reader: asyncio.StreamReader, role: str) -> bytes:
+    """One message. Raises ProtocolError when it is too long, TimeoutError when it does not come on."""
+    head = await reader.readexactly(4)
+    size = struct.unpack(">I", head)[0]
+    if size > LARGEST[role]:
+        raise ProtocolError(f"it announced a message of {size} bytes")
+    async with asyncio.timeout(MESSAGE_S):
+        return await reader.readexactly(size)
 
 
-def _result(message: Json, role: str) -> Json:
-    if "category" not in message:
+def _result(message: Answer, role: str) -> Returned | Graded:
+    if not isinstance(message, Raised):
         return message
     raised = FailureCategory.GRADER if role == "grader" else FailureCategory.AGENT
-    category = FailureCategory.TIMEOUT if message["category"] == "timeout" else raised
-    raise UserCodeError(category, str(message["error"]))
+    category = FailureCategory.TIMEOUT if message.category == "timeout" else raised
+    raise UserCodeError(category, message.error)
 
 
 def describe_user() -> str:

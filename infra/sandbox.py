@@ -18,9 +18,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import headrace
-from infra.confined import UNPRIVILEGED, ConfinedProcess, Ended, Json, describe_user
+from infra.confined import ConfinedProcess, Ended, Json, describe_user
 from infra.externals import WorkflowResult
+from infra.host_messages import First, Graded, Paid, ProtocolError, Returned, Spoken, check_grades
 from infra.settings import Settings
+from infra.user_process import UNPRIVILEGED
 from schemas.errors import CorruptData, FailureCategory, TransientError, UserCodeError
 from schemas.sampling import ArtifactRef, Grade, Message, SampleFailure, SampleRecord
 from schemas.specs import DiscoveredRollout, Entrypoint, RolloutRef
@@ -95,10 +97,9 @@ class ProcessSandbox:
         answer = await self._call(
             rollout, "workflow", sample, message, deadline_s=rollout.workflow_timeout_s
         )
-        returned = answer.get("messages")
-        if not isinstance(returned, list):
+        if not isinstance(answer, Returned) or answer.messages is None:
             return WorkflowResult(None)
-        return WorkflowResult(tuple(_message(m) for m in returned))
+        return WorkflowResult(tuple(_message(spoken) for spoken in answer.messages))
 
     async def grade(
         self,
@@ -126,10 +127,15 @@ class ProcessSandbox:
         answer = await self._call(
             rollout, "grader", group, message, deadline_s=rollout.grader_timeout_s
         )
-        grades = answer.get("grades")
-        if not isinstance(grades, list):
+        if not isinstance(answer, Graded):
             raise UserCodeError(FailureCategory.GRADER, "the grader's process answered no grades")
-        return tuple(_grade(grade) for grade in grades)
+        names = [reward.name for reward in rollout.rewards]
+        try:
+            check_grades(answer, indices=[record.index for record in samples], parts=names)
+        except ProtocolError as error:
+            text = f"the grader's process wrote into a pipe that is not its own: {error}"
+            raise UserCodeError(FailureCategory.PROCESS, text) from error
+        return tuple(_grade(grade) for grade in answer.grades)
 
     async def aclose(self) -> None:
         """End all processes and remove what was unpacked."""
@@ -141,7 +147,7 @@ class ProcessSandbox:
 
     async def _call(
         self, rollout: RolloutRef, role: str, name: str, message: Json, *, deadline_s: float
-    ) -> Json:
+    ) -> Returned | Graded:
         """One attempt. Raises TransientError when its process ended under it: what the attempt has asked
         the policy by then must not be part of the next one, which begins anew."""
         deaths = self._deaths.pop(name, 0)
@@ -154,13 +160,12 @@ class ProcessSandbox:
             if deaths < TRIES:
                 self._deaths[name] = deaths + 1
                 raise TransientError(f"{error}; {name} runs again, alone") from error
-            raise UserCodeError(
-                FailureCategory.PROCESS, f"its process ended whenever {name} ran alone in it"
-            ) from error
+            text = f"its process ended whenever {name} ran alone in it: {error}"
+            raise UserCodeError(FailureCategory.PROCESS, text) from error
 
     async def _call_alone(
         self, rollout: RolloutRef, role: str, name: str, message: Json, deadline_s: float
-    ) -> Json:
+    ) -> Returned | Graded:
         async with self._alone:
             process = await self._start(rollout, role)
             try:
@@ -195,7 +200,7 @@ class ProcessSandbox:
 
     async def _begin(
         self, role: str, path: Path, env: Mapping[str, str]
-    ) -> tuple[ConfinedProcess, Json]:
+    ) -> tuple[ConfinedProcess, First]:
         """A process that has loaded an entry point, and its first message."""
         for _ in range(TRIES):
             process = ConfinedProcess(role, self._sdk, path, env)
@@ -222,7 +227,7 @@ class ProcessSandbox:
         except UserCodeError as error:
             return DiscoveredRollout(entrypoint=entrypoint, error=error.message)
         await process.aclose()
-        return DiscoveredRollout.model_validate({"entrypoint": entrypoint, **found})
+        return DiscoveredRollout.model_validate({"entrypoint": entrypoint, **found.model_dump()})
 
 
 def code_directory() -> tuple[Path, int]:
@@ -289,21 +294,16 @@ def _entry_file(tree: Path, entrypoint: Entrypoint) -> Path | None:
         return None
 
 
-def _message(returned: object) -> Message:
+def _message(spoken: Spoken) -> Message:
     try:
-        return Message.model_validate(returned)
+        return Message.model_validate(spoken.model_dump())
     except ValueError as error:
         raise UserCodeError(
-            FailureCategory.VALIDATION, f"run returned a message that is none: {error}"
+            FailureCategory.VALIDATION, f"run returned a message that is not one: {error}"
         ) from error
 
 
-def _grade(grade: object) -> Grade:
-    values: dict[str, object] = grade if isinstance(grade, dict) else {}
-    error, raised = values.pop("error", None), values.pop("raised", False)
-    category = FailureCategory.GRADER if raised else FailureCategory.VALIDATION
-    failure = SampleFailure(category=category, message=str(error)) if error else None
-    try:
-        return Grade.model_validate({**values, "failure": failure})
-    except ValueError as wrong:
-        raise UserCodeError(FailureCategory.GRADER, f"a grade that is none: {wrong}") from wrong
+def _grade(paid: Paid) -> Grade:
+    category = FailureCategory.GRADER if paid.raised else FailureCategory.VALIDATION
+    failure = SampleFailure(category=category, message=paid.error) if paid.error else None
+    return Grade(index=paid.index, reward=paid.reward, parts=paid.parts, failure=failure)

@@ -233,7 +233,8 @@ class RunConfig(Section):
     checkpoints: Checkpoints = Checkpoints()
     advanced: Advanced = Advanced()
     env: dict[EnvName, str] = {}
-    """variables for user code, by name; names that begin with HEADRACE_ are ours"""
+    """variables for user code, by name; what begins with HEADRACE_, LD_ or PYTHON is refused, and so are
+    PATH, HOME and GLIBC_TUNABLES"""
     secrets: Secrets = Secrets()
 
 
@@ -276,5 +277,6 @@ class EvalConfig(Section):
     evaluation: Evaluation = Evaluation()
     advanced: EvalAdvanced = EvalAdvanced()
     env: dict[EnvName, str] = {}
-    """variables for user code, by name; names that begin with HEADRACE_ are ours"""
+    """variables for user code, by name; what begins with HEADRACE_, LD_ or PYTHON is refused, and so are
+    PATH, HOME and GLIBC_TUNABLES"""
     secrets: Secrets = Secrets()

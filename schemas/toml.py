@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from schemas.algorithms import mode_issues, objective_issues
 from schemas.config import EvalConfig, Experiment, RunConfig
+from schemas.environment import reserved_env
 from schemas.errors import InvalidConfig, Issue
 from schemas.key_hints import hint
 from schemas.unread_keys import unread_issues
@@ -37,7 +38,6 @@ LONGEST_NAME, DEEPEST = 255, 31
 
 LORA_TARGETS = ("advanced", "lora_targets")
 """The one key that may hold either of two types; what pydantic says of each member is about no key."""
-RESERVED_ENV_PREFIXES = ("_OSMOSIS_", "HEADRACE_")
 
 
 def parse_run(data: Mapping[str, object]) -> RunConfig:
@@ -162,8 +162,8 @@ def _bad_entrypoint(entrypoint: str) -> str | None:
 
 def _bad_env(config: RunConfig | EvalConfig) -> Iterator[Issue]:
     for name in config.env:
-        if name.startswith(RESERVED_ENV_PREFIXES):
-            yield Issue(f"env.{name}", "is reserved; choose a name with another beginning")
+        if why := reserved_env(name):
+            yield Issue(f"env.{name}", why)
     seen: set[str] = set()
     for index, name in enumerate(config.secrets.required):
         if name in seen:

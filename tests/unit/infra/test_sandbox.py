@@ -10,10 +10,11 @@ import pytest
 
 from infra import sandbox as module
 from infra.artifacts import reference
-from infra.confined import UNPRIVILEGED, ConfinedProcess, Ended
+from infra.confined import ConfinedProcess, Ended
 from infra.git import GitRepositories
 from infra.sandbox import ProcessSandbox
 from infra.settings import Settings
+from infra.user_process import UNPRIVILEGED
 from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord
 from schemas.specs import CommitSpec, Entrypoint, RewardSpec, RolloutRef

@@ -100,6 +100,11 @@ def test_a_good_file_has_the_defaults() -> None:
         ({"env": {"lower": "x"}}, "env.lower", "no name for a variable", None),
         ({"env": {"A": 1}}, "env.A", "must be a string", None),
         ({"env": {"_OSMOSIS_X": "1"}}, "env._OSMOSIS_X", "reserved", None),
+        ({"env": {"LD_PRELOAD": "x"}}, "env.LD_PRELOAD", "dynamic linker", None),
+        ({"env": {"GLIBC_TUNABLES": "x"}}, "env.GLIBC_TUNABLES", "dynamic linker", None),
+        ({"env": {"PYTHONPATH": "x"}}, "env.PYTHONPATH", "how Python starts", None),
+        ({"env": {"PATH": "x"}}, "env.PATH", "same for all rollouts", None),
+        ({"env": {"HOME": "x"}}, "env.HOME", "same for all rollouts", None),
         ({"secrets": {"required": ["a"]}}, "secrets.required[0]", "A-Z", None),
         ({"secrets": {"required": ["A", "A"]}}, "secrets.required[1]", "twice", None),
         (

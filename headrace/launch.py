@@ -1,0 +1,58 @@
+"""The first program of a confined process: it sets the limits, then becomes the host of user code.
+
+Started as `python -I -S launch.py ROLE FD_IN FD_OUT ENTRYPOINT`. The rollout's own variables come under
+names with a prefix, so that nothing of the user's, not even a variable that the dynamic linker would
+obey, has an effect before the limits hold. What is set here cannot be taken back.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+PREFIX = "HEADRACE_ENV_"
+PR_SET_PDEATHSIG = 1
+PR_SET_NO_NEW_PRIVS = 38
+MEMORY_BYTES = 16 << 30
+FILE_BYTES = 1 << 30
+PROCESSES = 1024
+FILES = 4096
+
+
+def confine() -> None:
+    """Limits of this process, no more rights than it has now, and its end with its parent's."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "PR_SET_NO_NEW_PRIVS is refused by this kernel")
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_AS: MEMORY_BYTES,
+        resource.RLIMIT_FSIZE: FILE_BYTES,
+        resource.RLIMIT_NPROC: PROCESSES,
+        resource.RLIMIT_NOFILE: FILES,
+    }
+    for limit, value in limits.items():
+        _, hard = resource.getrlimit(limit)
+        allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (allowed, allowed))
+
+
+def main() -> None:
+    confine()
+    own = {
+        name.removeprefix(PREFIX): value
+        for name, value in os.environ.items()
+        if name.startswith(PREFIX)
+    }
+    fixed = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    host = Path(__file__).with_name("host.py")
+    os.execve(  # noqa: S606 - ourselves
+        sys.executable, [sys.executable, "-I", str(host), *sys.argv[1:]], {**fixed, **own}
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,357 @@
+"""User code that attacks the process it runs in, its pipe, or its neighbours: its own sample fails."""
+
+import asyncio
+import json
+import math
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from infra import confined
+from infra import sandbox as module
+from infra.artifacts import reference
+from infra.git import GitRepositories
+from infra.host_messages import Graded, ProtocolError, check_grades, later
+from infra.sandbox import ProcessSandbox
+from infra.settings import Settings
+from schemas.errors import FailureCategory, TransientError, UserCodeError
+from schemas.sampling import ArtifactRef, Message, SampleRecord
+from schemas.specs import CommitSpec, Entrypoint, RolloutRef
+from tests.kit.platform import make_workspace
+
+pytestmark = pytest.mark.processes
+
+MAIN = """
+import asyncio, ctypes, json, os, signal, struct, sys, time
+from headrace import AgentWorkflow, Grader, reward
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+TRACEME, SEIZE, GET_DUMPABLE = 0, 0x4206, 3
+
+
+def say(data):
+    os.write(int(sys.argv[3]), data)
+
+
+def framed(data):
+    return struct.pack(">I", len(data)) + data
+
+
+def seize(pid):
+    # By a process of a session of its own, which never waits for what it traces.
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        os.write(writing, b"%d" % (libc.ptrace(SEIZE, pid, None, None) == 0))
+        time.sleep(600)
+        os._exit(0)
+    return os.read(reading, 1) == b"1"
+
+
+class Do(AgentWorkflow):
+    async def run(self, ctx):
+        what = ctx.prompt[0]["content"]
+        if what == "traceme":
+            libc.ptrace(TRACEME, 0, None, None)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if what == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if what == "seized":
+            return [{"role": "assistant", "content": str(seize(os.getpid()))}]
+        if what == "limits":
+            status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+            said = [status["NoNewPrivs"].strip(), libc.prctl(GET_DUMPABLE), "HOME=" + os.environ["HOME"]]
+            return [{"role": "assistant", "content": " ".join(map(str, said))}]
+        if what == "surrogate":
+            return [{"role": "assistant", "content": "\\ud800"}]
+        if what.startswith("say "):
+            say(eval(what[4:]))
+            await asyncio.sleep(5)
+        return [{"role": "assistant", "content": "done"}]
+
+
+class Check(Grader):
+    async def grade(self, ctx):
+        if ctx.label:
+            grades = eval(ctx.label)
+            say(framed(json.dumps({"id": "g", "grades": grades}).encode()))
+            await asyncio.sleep(5)
+
+
+@reward
+def exact(solution_str, ground_truth, extra_info=None, **kwargs):
+    return 1.0
+"""
+
+FIVE = 'import os, struct, sys\nos.write(int(sys.argv[3]), struct.pack(">I", 1) + b"5")\n'
+SNAPSHOT: list[bytes] = []
+
+
+@pytest.fixture
+async def rollout(tmp_path: Path) -> RolloutRef:
+    files = {"rollouts/say/main.py": MAIN, "rollouts/five/main.py": FIVE}
+    source = make_workspace(tmp_path / "w", files)
+    repositories = GitRepositories(tmp_path / "git")
+    sha = await repositories.fetch("w", CommitSpec(url=str(source)))
+    SNAPSHOT.append(await repositories.snapshot("w", sha))
+    return RolloutRef(
+        snapshot=reference(SNAPSHOT[-1]),
+        commit=sha,
+        entrypoint=Entrypoint(rollout="say"),
+        workflow="Do",
+        grader="Check",
+        workflow_timeout_s=1.0,
+        grader_timeout_s=1.0,
+    )
+
+
+@pytest.fixture
+async def user(tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
+    async def fetch(ref: ArtifactRef) -> bytes:
+        return SNAPSHOT[-1]
+
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    made = ProcessSandbox(Settings.load({"HEADRACE_HOME": str(home)}), fetch=fetch)
+    yield made
+    await made.aclose()
+
+
+async def run(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
+    result = await user.run_workflow(
+        rollout,
+        sample=what[:40],
+        prompt=[Message(role="user", content=what)],
+        metadata={},
+        base_url="http://127.0.0.1:1",
+        api_key="key",
+    )
+    assert result.messages is not None
+    return result.messages[-1].content
+
+
+async def failure(user: ProcessSandbox, rollout: RolloutRef, what: str) -> UserCodeError:
+    """How a sample fails in the end, run again as its effect would be; within a time that only a hang
+    exceeds."""
+    async with asyncio.timeout(120):
+        for _ in range(module.TRIES + 1):
+            try:
+                await run(user, rollout, what)
+            except TransientError:
+                continue
+            except UserCodeError as error:
+                return error
+    raise AssertionError(f"{what} did not fail")
+
+
+def patch_sdk(user: ProcessSandbox, file: str, old: str) -> None:
+    """Take a line out of what runs beside user code."""
+    path = user._sdk / "headrace" / file
+    source = path.read_text()
+    assert old in source
+    path.write_text(source.replace(old, ""))
+
+
+@pytest.mark.parametrize("what", ["traceme", "stop"])
+async def test_a_process_that_stops_itself_ends_and_its_neighbours_go_on(
+    user: ProcessSandbox, rollout: RolloutRef, what: str
+) -> None:
+    error = await failure(user, rollout, what)
+    assert error.category == FailureCategory.TIMEOUT
+    assert await run(user, rollout, "fine") == "done"
+
+
+async def test_nobody_may_trace_a_process_of_user_code(
+    user: ProcessSandbox, rollout: RolloutRef
+) -> None:
+    assert await run(user, rollout, "seized") == "False"
+
+
+async def test_twin_where_it_may_be_traced_its_tracer_is_ended_with_it(
+    user: ProcessSandbox, rollout: RolloutRef
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only as root user code has a user of its own, whose processes may be killed")
+    patch_sdk(user, "host.py", "    hide()\n")
+    assert await run(user, rollout, "seized") == "True"
+    (process,) = user._warm.values()
+    async with asyncio.timeout(60):
+        await process.aclose()
+    assert await run(user, rollout, "fine") == "done"
+
+
+async def test_limits_hold_in_user_code(user: ProcessSandbox, rollout: RolloutRef) -> None:
+    assert await run(user, rollout, "limits") == "1 0 HOME=/tmp"
+
+
+async def test_twin_the_launcher_is_who_sets_them(
+    user: ProcessSandbox, rollout: RolloutRef
+) -> None:
+    patch_sdk(user, "launch.py", "    confine()\n")
+    patch_sdk(user, "host.py", "    hide()\n")
+    assert await run(user, rollout, "limits") == "0 1 HOME=/tmp"
+
+
+async def test_nothing_of_the_users_comes_before_the_limits(
+    user: ProcessSandbox, rollout: RolloutRef
+) -> None:
+    """What takes the host's place says what holds at its first byte; the launcher saw no variable."""
+    (user._sdk / "headrace" / "host.py").write_text(
+        "import os, struct, sys\n"
+        "status = dict(line.split(':', 1) for line in open('/proc/self/status'))\n"
+        "said = status['NoNewPrivs'].strip() + os.environ['COLOUR']\n"
+        "said += str('HEADRACE_ENV_COLOUR' in os.environ)\n"
+        'data = b\'{"unusable": "%s"}\' % said.encode()\n'
+        "os.write(int(sys.argv[3]), struct.pack('>I', len(data)) + data)\n"
+    )
+    coloured = rollout.model_copy(update={"env": {"COLOUR": "blue"}})
+    error = await failure(user, coloured, "fine")
+    assert error.message == "1blueFalse"
+
+
+@pytest.mark.parametrize(
+    "name", ["LD_PRELOAD", "GLIBC_TUNABLES", "PATH", "HOME", "PYTHONSTARTUP", "HEADRACE_HOME"]
+)
+async def test_variables_of_the_loader_are_refused(
+    user: ProcessSandbox, rollout: RolloutRef, name: str
+) -> None:
+    """They are refused at submit too; this is for what was recorded before."""
+    error = await failure(user, rollout.model_copy(update={"env": {name: "x"}}), "fine")
+    assert error.category == FailureCategory.VALIDATION
+    assert name in error.message
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        'framed(b"5")',
+        'b"\\xff\\xff\\xff\\xff"',
+        'framed(b\'{"id": "nobody", "messages": null}\') * 1000',
+    ],
+)
+async def test_what_is_not_a_message_is_that_samples_fault(
+    user: ProcessSandbox, rollout: RolloutRef, what: str
+) -> None:
+    error = await failure(user, rollout, f"say {what}")
+    assert error.category == FailureCategory.PROCESS
+    assert "a pipe that is not its own" in error.message
+    assert await run(user, rollout, "fine") == "done"
+
+
+async def test_a_rollout_that_says_five_fails_alone(
+    user: ProcessSandbox, rollout: RolloutRef
+) -> None:
+    five, good = await user.discover(SNAPSHOT[-1], [])
+    assert five.entrypoint.rollout == "five"
+    assert "a pipe that is not its own" in (five.error or "")
+    assert (good.workflow, good.error) == ("Do", None)
+
+
+async def test_twin_without_the_model_the_whole_workspace_fails(
+    user: ProcessSandbox, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confined, "first", lambda role, data: json.loads(data))
+    with pytest.raises(AttributeError):
+        await user.discover(SNAPSHOT[-1], [])
+
+
+MANY = '[{"index": 0, "reward": 1.0, "parts": {str(n): 1.0 for n in range(%d)}, "error": None}]'
+
+
+async def grade(user: ProcessSandbox, rollout: RolloutRef, label: str) -> object:
+    return await user.grade(
+        rollout, group="g", label=label, metadata={}, samples=[SampleRecord(index=0)]
+    )
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        MANY % 200_000,
+        MANY % 5,
+    ],
+)
+async def test_grades_are_of_the_samples_that_were_given_and_nothing_else(
+    user: ProcessSandbox, rollout: RolloutRef, label: str
+) -> None:
+    with pytest.raises((UserCodeError, TransientError), match="a pipe that is not its own"):
+        await grade(user, rollout, label)
+
+
+async def test_twin_without_the_check_any_parts_are_taken(
+    user: ProcessSandbox, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "check_grades", lambda *_, **__: None)
+    (graded,) = await user.grade(
+        rollout, group="g", label=MANY % 5, metadata={}, samples=[SampleRecord(index=0)]
+    )
+    assert len(graded.parts) == 5
+
+
+async def test_a_text_that_no_encoding_has_is_a_message(
+    user: ProcessSandbox, rollout: RolloutRef
+) -> None:
+    assert await run(user, rollout, "surrogate") == "?"
+
+
+GOOD = {"index": 0, "reward": 1.0, "parts": {}, "error": None}
+
+
+@pytest.mark.parametrize(
+    ("role", "data"),
+    [
+        ("workflow", b"{}"),
+        ("workflow", b"\xff"),
+        ("workflow", b"[" * 200_000),
+        ("workflow", b'{"id": "x", "messages": [], "more": 1}'),
+        ("workflow", b'{"id": "x", "category": "other", "error": "x"}'),
+        ("workflow", b'{"id": "x", "grades": []}'),
+        ("grader", b'{"id": "x", "messages": []}'),
+        ("grader", json.dumps({"id": "g", "grades": [{**GOOD, "reward": "1"}]}).encode()),
+        ("grader", json.dumps({"id": "g", "grades": [{**GOOD, "reward": 10**400}]}).encode()),
+        ("grader", json.dumps({"id": "g", "grades": [{**GOOD, "reward": math.nan}]}).encode()),
+        ("grader", json.dumps({"id": "g", "grades": [GOOD] * 5000}).encode()),
+        (
+            "grader",
+            json.dumps(
+                {"id": "g", "grades": [{**GOOD, "parts": dict.fromkeys(map(str, range(129)), 1.0)}]}
+            ).encode(),
+        ),
+    ],
+)
+def test_types_sizes_and_counts_are_checked(role: str, data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        later(role, data)
+
+
+@pytest.mark.parametrize(
+    "grades", [[{**GOOD, "index": 7}], [GOOD, GOOD], [{**GOOD, "parts": {"other": 1.0}}]]
+)
+def test_grades_of_others_are_refused(grades: list[object]) -> None:
+    said = later("grader", json.dumps({"id": "g", "grades": grades}).encode())
+    assert isinstance(said, Graded)
+    with pytest.raises(ProtocolError):
+        check_grades(said, indices=[0], parts=["exact"])
+
+
+async def test_a_process_that_does_not_die_is_given_up(
+    user: ProcessSandbox, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confined, "END_S", 0.05)
+    await run(user, rollout, "fine")
+    (process,) = user._warm.values()
+    assert process._process is not None
+    kill = process._process.kill
+    monkeypatch.setattr(process._process, "kill", lambda: None)
+    pidfd = os.pidfd_open(process._process.pid)
+    async with asyncio.timeout(60):
+        await process.aclose()
+    assert not process.alive
+    assert await run(user, rollout, "fine") == "done", "another one takes its place"
+    kill()
+    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.close(pidfd)
