@@ -175,7 +175,7 @@ class Advanced(Section):
     grad_clip: float = Field(default=1.0, gt=0, le=1e6)
     """the largest norm of the gradients; larger ones are scaled down"""
     weight_decay: float = Field(default=0.0, ge=0, le=1)
-    """of AdamW"""
+    """of AdamW; norms and biases have none"""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     """of AdamW"""
     adam_beta2: float | None = Field(default=None, ge=0, lt=1)

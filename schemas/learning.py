@@ -16,9 +16,11 @@ RULES = 2
 (`TrainSpec.rules`): an upgrade changes neither a run that is under way nor what verifies its log.
 
 1: a group that shares its prompt is one pass, whatever `micro_batch_tokens` says; the answers of a
-   conversation are encoded each by itself.
+   conversation are encoded each by itself; weight decay takes every tensor; full tuning through
+   Transformers does not train the embedding of the token that pads.
 2: no pass is larger than `micro_batch_tokens`, unless it is one sample; answers have the ids that they
-   have in the whole conversation.
+   have in the whole conversation; weight decay leaves norms and biases alone; every embedding is
+   trained.
 """
 
 

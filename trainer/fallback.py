@@ -29,11 +29,12 @@ class Fallback:
     injected: dict[tuple[tuple[str, ...], int, float], str] = field(default_factory=dict)
 
     def outputs(
-        self, trained: Tensors, micro: MicroBatch, *, alpha: float
+        self, trained: Tensors, micro: MicroBatch, *, alpha: float, trains_padding: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What the output head reads (M, H) and what it answers (M, vocabulary), for plain rows: one
         sequence each, padded on the right."""
         (block,) = micro.blocks
+        self._train_padding(on=trains_padding)
         output, read = self._call(
             trained,
             alpha,
@@ -42,6 +43,14 @@ class Fallback:
         )
         at_M = micro.place_N[micro.predictor_M]
         return read.flatten(0, 1)[at_M], output.logits.flatten(0, 1)[at_M]
+
+    def _train_padding(self, *, on: bool) -> None:
+        """Transformers' embeddings drop the gradient of the token that pads, which often is the one that
+        ends a turn. Padding reaches no action, so there is nothing to drop it for."""
+        embedding = self.base.model.get_input_embeddings()
+        pads = self.base.model.config.get_text_config().pad_token_id
+        if isinstance(embedding, torch.nn.Embedding):
+            embedding.padding_idx = None if on else pads
 
     def extend(
         self, trained: Tensors, ids_T: torch.Tensor, cache: Cache | None, *, alpha: float

@@ -62,6 +62,9 @@ class Forward:
     fuse: bool = False
     native: bool = True
     """whether narrow models may take their passes in C"""
+    trains_padding: bool = True
+    """whether the embedding of the token that pads is trained like any other; by rules 1 it was not
+    where a model runs through Transformers"""
 
     def steps(self, device: torch.device) -> Steps:
         """What runs between the matrix products on this device."""

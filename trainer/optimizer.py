@@ -3,17 +3,22 @@
 The moments and the step count are all that resume needs beside the weights: the learning rate is a
 function of the step, and training draws nothing at random. Loading a state and stepping gives the
 same bits as never having stopped.
+
+Weight decay takes matrices. Norms and biases are left alone: to pull a gain or an offset towards 0 is no
+regularisation. The state is by name, so which group a tensor is in does not enter it.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from schemas.config import Advanced
 from schemas.errors import CorruptData
 from schemas.learning import LearnerJob
+from trainer.critic import WEIGHT as CRITIC_WEIGHT
 from trainer.policy import check_fit
 
 FIRST, SECOND, STEP = "exp_avg.", "exp_avg_sq.", "step"
@@ -37,6 +42,14 @@ def lr_at(step: int, *, total_steps: int, peak: float, advanced: Advanced) -> fl
     return peak * (floor + (1.0 - floor) * left)
 
 
+def decays(name: str, tensor: torch.Tensor) -> bool:
+    """Whether weight decay takes this tensor: a matrix of a linear layer, an embedding, an adapter, or
+    the critic's one row; no norm's weight and no bias."""
+    *_, module, leaf = ("", *name.split("."))
+    is_matrix = tensor.ndim > 1 or name == CRITIC_WEIGHT
+    return is_matrix and not leaf.endswith("bias") and "norm" not in module.lower()
+
+
 def global_norm(gradients: list[torch.Tensor]) -> float:
     """The 2-norm over all gradients together. Their order is part of the bits."""
     if not gradients:
@@ -58,13 +71,11 @@ class Optimizer:
         advanced = job.config.advanced
         default = BETA2_SFT if advanced.algorithm == "sft" else BETA2_RL
         beta2 = default if advanced.adam_beta2 is None else advanced.adam_beta2
-        leaves = [tensors[name].requires_grad_() for name in sorted(tensors)]
         adam = torch.optim.AdamW(
-            leaves,
+            _groups(tensors, job),
             lr=job.config.training.lr,
             betas=(advanced.adam_beta1, beta2),
             eps=1e-8,
-            weight_decay=advanced.weight_decay,
             fused=True,
         )
         return cls(tensors, adam)
@@ -81,7 +92,8 @@ class Optimizer:
         if healthy and gradients and math.isfinite(norm):
             if norm > clip:
                 torch._foreach_mul_(gradients, clip / norm)
-            self.adam.param_groups[0]["lr"] = lr
+            for group in self.adam.param_groups:
+                group["lr"] = lr
             self.adam.step()
         self.adam.zero_grad(set_to_none=True)
         return norm
@@ -117,3 +129,14 @@ class Optimizer:
     def _gradients(self) -> list[torch.Tensor]:
         ordered = [self.tensors[name] for name in sorted(self.tensors)]
         return [t.grad for t in ordered if t.grad is not None]
+
+
+def _groups(tensors: Mapping[str, torch.Tensor], job: LearnerJob) -> list[dict[str, Any]]:
+    """The tensors, which begin to require gradients, by the decay that they have. By rules 1 it took
+    all."""
+    decay = job.config.advanced.weight_decay
+    groups: dict[float, list[torch.Tensor]] = {}
+    for name in sorted(tensors):
+        taken = decay if job.rules < 2 or decays(name, tensors[name]) else 0.0
+        groups.setdefault(taken, []).append(tensors[name].requires_grad_())
+    return [{"params": params, "weight_decay": taken} for taken, params in groups.items()]

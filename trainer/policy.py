@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 
 from schemas.config import Advanced
 from schemas.errors import CorruptData, Refused
-from schemas.learning import LearnerJob
+from schemas.learning import RULES, LearnerJob
 from trainer.adapters import Tensors
 from trainer.base import ADAPTER_CONFIG, ADAPTER_NAME, Base
 from trainer.batch import MicroBatch, packed_attend
@@ -87,7 +87,9 @@ class Policy:
         decoder = self.loaded.decoder
         if decoder is None:
             trained: Tensors = {} if reference else self.tensors
-            return self.loaded.fallback.outputs(trained, micro, alpha=self.alpha)
+            padding = self.forward.trains_padding
+            fallback = self.loaded.fallback
+            return fallback.outputs(trained, micro, alpha=self.alpha, trains_padding=padding)
         hidden_M_H, head_V_H = self._hidden(decoder, micro, reference=reference)
         return hidden_M_H, logits_of(hidden_M_H, head_V_H)
 
@@ -167,7 +169,7 @@ def fresh_policy(loaded: Loaded, job: LearnerJob) -> Policy:
     """Version 0: a fresh adapter from the seed, or a copy of all base weights; and for PPO a critic
     that says 0."""
     advanced = job.config.advanced
-    forward = forward_of(loaded, advanced)
+    forward = forward_of(loaded, advanced, rules=job.rules)
     critic = fresh_critic(loaded.base) if advanced.algorithm == "ppo" else None
     if advanced.tuning == "full":
         tensors = {n: _master(p) for n, p in loaded.base.model.named_parameters()}
@@ -183,7 +185,7 @@ def _master(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.detach().to(dtype, copy=True)
 
 
-def forward_of(loaded: Loaded, advanced: Advanced) -> Forward:
+def forward_of(loaded: Loaded, advanced: Advanced, *, rules: int = RULES) -> Forward:
     """How this run's passes are run. Raises Refused when its model knows no such way."""
     if loaded.decoder is None and advanced.recompute:
         raise Refused(
@@ -192,7 +194,10 @@ def forward_of(loaded: Loaded, advanced: Advanced) -> Forward:
             "lower advanced.micro_batch_tokens instead"
         )
     return Forward(
-        recompute=advanced.recompute, fuse=advanced.compile, native=not advanced.deterministic
+        recompute=advanced.recompute,
+        fuse=advanced.compile,
+        native=not advanced.deterministic,
+        trains_padding=rules >= 2,
     )
 
 

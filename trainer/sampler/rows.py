@@ -11,6 +11,7 @@ from trainer.adapters import Tensors
 from trainer.chat import Chat
 from trainer.policy import Loaded
 from trainer.sampler.draws import Draws, prompt_hash
+from trainer.sampler.stop_strings import StopStrings
 
 TOP_P = (
     "sampling.rollout_top_p must be 1 in training: what top-p cuts off biases the ratio of every "
@@ -49,6 +50,7 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     finish: Literal["stop", "length"] | None = None
     text: str | None = None
+    stops: StopStrings | None = None
     cancelled: bool = False
     diverged: bool = False
 
@@ -82,12 +84,10 @@ class Row:
         """Whether a stop string has appeared; the text then ends before it."""
         if not self.params.stop:
             return False
-        text = self.chat.decode(self.completion_ids)
-        found = [at for at in (text.find(stop) for stop in self.params.stop) if at >= 0]
-        if not found:
-            return False
-        self.text = text[: min(found)]
-        return True
+        if self.stops is None:
+            self.stops = StopStrings(self.params.stop, self.chat.decode)
+        self.text = self.stops.cut(self.completion_ids)
+        return self.text is not None
 
     def turn(self) -> Turn:
         """The finished exchange. Raises UserCodeError when the policy has diverged."""

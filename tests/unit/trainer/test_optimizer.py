@@ -1,8 +1,11 @@
 """The schedule, the clipping, and AdamW against torch's own."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from schemas.learning import LearnerJob
 from tests.unit.trainer.support import job
 from trainer.optimizer import Optimizer, lr_at
 
@@ -34,10 +37,10 @@ def test_a_warmup_longer_than_the_run() -> None:
 
 
 def leaves(grad: float) -> dict[str, torch.Tensor]:
-    tensors = {n: torch.linspace(-1, 1, 4) * (i + 1) for i, n in enumerate("ab")}
+    tensors = {n: torch.linspace(-1, 1, 4).view(2, 2) * (i + 1) for i, n in enumerate("ab")}
     for tensor in tensors.values():
         tensor.requires_grad_()
-        tensor.grad = torch.full((4,), grad)
+        tensor.grad = torch.full((2, 2), grad)
     return tensors
 
 
@@ -60,3 +63,69 @@ def test_the_second_beta_follows_the_algorithm(algorithm: str, beta2: float) -> 
     assert group["betas"] == (0.9, beta2)
     given = Optimizer.fresh(leaves(1.0), job(adam_beta2=0.5)).adam.param_groups[0]
     assert given["betas"] == (0.9, 0.5)
+
+
+NAMED = {
+    "model.embed_tokens.weight": (9, 4),
+    "lm_head.weight": (9, 4),
+    "model.norm.weight": (4,),
+    "model.layers.0.input_layernorm.weight": (4,),
+    "model.layers.0.self_attn.q_norm.weight": (2, 4),
+    "model.layers.0.self_attn.q_proj.weight": (4, 4),
+    "model.layers.0.self_attn.q_proj.bias": (4,),
+    "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight": (2, 4),
+    "value.weight": (4,),
+    "value.bias": (1,),
+}
+DECAYED = {
+    "model.embed_tokens.weight",
+    "lm_head.weight",
+    "model.layers.0.self_attn.q_proj.weight",
+    "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight",
+    "value.weight",
+}
+
+
+def shrunk(asked: LearnerJob) -> set[str]:
+    """Which tensors a step without gradients makes smaller: decay alone moves them."""
+    tensors = {name: torch.ones(shape) for name, shape in NAMED.items()}
+    optimizer = Optimizer.fresh(tensors, asked)
+    for tensor in tensors.values():
+        tensor.grad = torch.zeros_like(tensor)
+    optimizer.take(lr=0.1, clip=1.0)
+    return {name for name, tensor in tensors.items() if float(tensor.detach().max()) < 1}
+
+
+def test_weight_decay_leaves_norms_and_biases_alone() -> None:
+    asked = job(weight_decay=0.5)
+    assert shrunk(asked) == DECAYED
+    assert shrunk(replace(asked, rules=1)) == set(NAMED), "twin: what rules 1 did"
+    assert shrunk(job()) == set()
+
+
+def test_the_learning_rate_of_a_step_is_that_of_all_tensors() -> None:
+    tensors = {name: torch.ones(shape) for name, shape in NAMED.items()}
+    optimizer = Optimizer.fresh(tensors, job(weight_decay=0.5))
+    optimizer.take(lr=0.25, clip=1.0)
+    for tensor in tensors.values():
+        tensor.grad = torch.full_like(tensor, 0.01)
+    optimizer.take(lr=0.125, clip=1e6)
+    assert [group["lr"] for group in optimizer.adam.param_groups] == [0.125, 0.125]
+
+
+def test_a_state_does_not_say_which_tensors_decay() -> None:
+    """What was stored before there were two groups is loaded as it is."""
+    asked = job(weight_decay=0.5)
+    states = []
+    for rules in (1, 2):
+        tensors = {name: torch.ones(shape) for name, shape in NAMED.items()}
+        optimizer = Optimizer.fresh(tensors, replace(asked, rules=rules))
+        for tensor in tensors.values():
+            tensor.grad = torch.full_like(tensor, 0.01)
+        optimizer.take(lr=0.1, clip=1.0)
+        states.append(optimizer.state())
+    old, new = states
+    assert {name: tensor.tolist() for name, tensor in old.items()} == {
+        name: tensor.tolist() for name, tensor in new.items()
+    }
+    Optimizer.fresh({n: torch.ones(s) for n, s in NAMED.items()}, asked).load(old)
