@@ -4,7 +4,6 @@ import random
 import signal
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from tests.chaos.plan import JOIN, Kill, Pause
 from tests.chaos.scene import Scene
@@ -13,20 +12,20 @@ from tests.chaos.victims import GIT, caught, kill, signalled
 from tests.kit.platform import eventually
 
 SHORT_LIVED = (GIT, "discover")
+PAUSED = " stops for "
 NOT_KEPT = ("supervisor", "postmaster", "broker")
 """What nobody restarts on its own, or not on every stack."""
 
 
 class Faults:
-    """What was done to the processes of one trial. `did` says it, in order."""
+    """What was done to the processes of one trial. `did` says it, in order; `at` when (Unix time)."""
 
     def __init__(self, scene: Scene, draw: random.Random, *, syncs: Syncs) -> None:
         self._scene = scene
         self._draw = draw
         self.syncs = syncs
         self.did: list[str] = []
-        self._kills = 0
-        self._pauses = 0
+        self.at: list[float] = []
         self._stopped: list[tuple[float, list[int]]] = []
 
     def carry_out(self, faults: Sequence[Kill | Pause]) -> None:
@@ -37,8 +36,8 @@ class Faults:
             if isinstance(fault, Pause):
                 self._pause(fault)
             elif fault.target == JOIN:
+                self._note(JOIN)
                 self._scene.join_again()
-                self.did.append(JOIN)
             else:
                 self._kill(fault.target)
         while self._stopped:
@@ -50,9 +49,19 @@ class Faults:
             signalled(pids, signal.SIGCONT)
         self._stopped.clear()
 
-    def counted(self) -> dict[str, Any]:
-        """How many faults met a process."""
-        return {"kills": self._kills, "pauses": self._pauses}
+    def counted(self, ended_at: float | None) -> dict[str, int]:
+        """How many faults met a process before the run had ended (Unix time; None: it did not)."""
+        done = [
+            said
+            for said, at in zip(self.did, self.at, strict=True)
+            if said != JOIN and (ended_at is None or at < ended_at)
+        ]
+        pauses = sum(PAUSED in said for said in done)
+        return {"kills": len(done) - pauses, "pauses": pauses}
+
+    def _note(self, said: str) -> None:
+        self.did.append(said)
+        self.at.append(time.time())
 
     def _until(self, moment: float) -> None:
         """Sleep until then, continuing what is due meanwhile."""
@@ -68,11 +77,10 @@ class Faults:
             pids = self._scene.processes.stopped_together(target, self._draw)
             if there := signalled(pids, signal.SIGSTOP):
                 self._stopped.append((time.monotonic() + for_s, there))
-                met.append(f"{target} {there[0]} for {for_s} s")
+                met.append(f"{target} {there[0]}{PAUSED}{for_s} s")
         self._stopped.sort()
         if met:
-            self._pauses += 1
-            self.did.append(", ".join(met))
+            self._note(", ".join(met))
 
     def _kill(self, target: str) -> None:
         if target in SHORT_LIVED:
@@ -82,8 +90,7 @@ class Faults:
             died = kill(self._scene.processes, target, self._draw)
         if died is None:
             return
-        self._kills += 1
-        self.did.append(died)
+        self._note(died)
         if target == "supervisor":
             eventually(self._one_ended, within_s=60, what="a killed supervisor ended")
         if target in NOT_KEPT:

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,7 @@ class Chaos:
             "run": run,
             "status": info["run"]["status"],
             "seconds": round(time.monotonic() - begun, 1),
+            "ended_at": _unix(info["run"]["completed_at"]),
         }
         if line["status"] != "finished":
             return {**line, "wrong": str(info["run"]["error"])}
@@ -162,7 +164,8 @@ class Chaos:
             line = self._hung(one, run, scene, str(error))
         finally:
             faults.undo()
-        return {**line, "layout": one.layout, **faults.counted(), "did": faults.did}
+        counted = faults.counted(line.get("ended_at"))
+        return {**line, "layout": one.layout, **counted, "did": faults.did, "at": faults.at}
 
     def _hung(self, one: Trial, run: str, scene: Scene, error: str) -> dict[str, Any]:
         directory = self.kept / f"trial-{one.index}"
@@ -174,6 +177,10 @@ class Chaos:
             "wrong": f"{error[:300]}: {summed}",
             "hung": str(directory),
         }
+
+
+def _unix(time_: str | None) -> float | None:
+    return datetime.fromisoformat(time_).timestamp() if time_ else None
 
 
 def verified(started: Platform, run: str) -> None:
