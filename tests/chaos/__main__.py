@@ -16,6 +16,7 @@ of a run that does not end goes into a directory beside it. Exits 1 if any trial
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -123,4 +124,5 @@ def arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is stopped in order
     sys.exit(main(arguments()))
