@@ -27,12 +27,14 @@ from bench.working_tables import HEAD, grown
 from consumers.project import Projector
 from consumers.run import CONSUMER
 from infra import embedded
+from infra.archives import Archives
 from infra.artifacts import ArtifactStore
 from infra.blobs import LocalBlobs
 from infra.clock import SystemClock
 from infra.database import Database, connect
 from infra.effects import PostgresEffects
 from infra.git import GitRepositories
+from infra.installed import install
 from infra.log import PostgresLog
 from infra.migrate import migrate
 from infra.notify import Notifier
@@ -220,12 +222,15 @@ async def asked(
 ) -> tuple[list[float], list[float]]:
     """How long pages of 50 and single runs take, anywhere among all of them."""
     settings = Settings.load({"HEADRACE_HOME": str(home), "HEADRACE_TOKEN": "t"})
-    blobs = LocalBlobs(home / "blobs")
+    blobs = await install(LocalBlobs(home / "blobs"), database)
+    archives = Archives(database, blobs, Notifier(database), scratch=home / "archives")
     app = create_app(
         Services(
             log=log,
             effects=PostgresEffects(database),
+            database=database,
             blobs=blobs,
+            archives=archives,
             artifacts=ArtifactStore(log, blobs),
             readmodel=readmodel,
             repositories=GitRepositories(home / "git"),

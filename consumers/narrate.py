@@ -24,11 +24,13 @@ from schemas.events import (
     MessageRedriven,
     PolicyFailed,
     PolicyInitialized,
+    RunArchived,
     RunFailed,
     RunFinished,
     RunPaused,
     RunPauseRequested,
     RunRejected,
+    RunRenamed,
     RunRequested,
     RunResumed,
     RunStarted,
@@ -294,6 +296,21 @@ def message_dead_lettered(event: MessageDeadLettered) -> Iterator[Line]:
         None,
         f"{event.consumer} could not decide on {event.message_type}; it is a dead letter: "
         f"{event.cause}",
+    )
+
+
+@lines.register
+def run_renamed(event: RunRenamed) -> Iterator[Line]:
+    yield "info", None, f"Run is renamed to {event.run_name}"
+
+
+@lines.register
+def run_archived(event: RunArchived) -> Iterator[Line]:
+    yield (
+        "info",
+        None,
+        f"Run is archived: {event.num_events} events and {event.num_artifacts} artifacts in "
+        f"{event.archive.uri}",
     )
 
 

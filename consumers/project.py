@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import math
+from collections.abc import Sequence
 from datetime import datetime
 from functools import singledispatch
 from typing import Protocol
@@ -23,6 +24,9 @@ from infra.projection import (
     ChangeEvaluation,
     ChangeRun,
     ChangeWorkspace,
+    DropDataset,
+    DropHistory,
+    DropRun,
     PutCheckpoint,
     PutDataset,
     PutEvaluation,
@@ -30,10 +34,12 @@ from infra.projection import (
     PutMetric,
     PutRun,
     PutWorkspace,
+    Unarchive,
     Write,
 )
 from schemas.events import (
     CheckpointSaved,
+    DatasetDeleted,
     DatasetRegistered,
     EvaluationCompleted,
     EvaluationRequested,
@@ -43,11 +49,15 @@ from schemas.events import (
     GroupGraded,
     PolicyInitialized,
     RepositoryPushed,
+    RunArchived,
+    RunDeleted,
     RunFailed,
     RunFinished,
     RunPaused,
     RunRejected,
+    RunRenamed,
     RunRequested,
+    RunRestored,
     RunResumed,
     RunStarted,
     RunStopped,
@@ -66,6 +76,9 @@ GRADES = TypeAdapter(tuple[Grade, ...])
 
 BATCH = 500
 SLOW_POLL_S = 5.0
+
+TURNS = frozenset(kind.type for kind in (RunArchived, RunRestored, RunDeleted, DatasetDeleted))
+"""Events after which rows are forgotten, or come back."""
 
 REWARD = "rollout/raw_reward"
 VALIDATION = "eval/validation/reward"
@@ -123,10 +136,26 @@ class Projector:
         events, after = await self._log.tail(before, limit=BATCH)
         if after == before:
             return 0
+        events, after = _until_turn(events, after)
+        if events and events[0].type == RunRestored.type:
+            await self._project_again(events[0].run, before)
         writes = [write for recorded in events for write in _shown(recorded)]
         if not await self._tables.apply(writes, before=before, after=after):
             logger.info("another process projects from %s on", before)
         return max(1, len(events))
+
+    async def _project_again(self, run: str, cursor: Cursor) -> None:
+        """The events of a run whose history is back lie far below the cursor. Puts of rows that are
+        there change nothing, and the last change stands, so a repeat is harmless."""
+        owners = [run]
+        for owner in owners:
+            after = Cursor()
+            while page := await self._log.read(owner, after=after, limit=BATCH):
+                events = [r for r in page if r.type not in TURNS]
+                writes = [write for recorded in events for write in _shown(recorded)]
+                await self._tables.apply(writes, before=cursor, after=cursor)
+                owners += [w.evaluation for w in writes if isinstance(w, PutEvaluation) and w.run]
+                after = page[-1].cursor
 
     async def rebuild(self) -> int:
         """Forget the tables and project the whole log again; returns the number of events."""
@@ -135,6 +164,16 @@ class Projector:
         while count := await self.step():
             total += count
         return total
+
+
+def _until_turn(events: Sequence[Recorded], after: Cursor) -> tuple[Sequence[Recorded], Cursor]:
+    """The events up to the first that makes the tables forget something, or that one alone; and the
+    cursor behind them. Within a batch rows are put before others are forgotten, whatever came first."""
+    turn = next((n for n, recorded in enumerate(events) if recorded.type in TURNS), None)
+    if turn is None:
+        return events, after
+    part = events[: max(1, turn)]
+    return part, part[-1].cursor
 
 
 def _shown(recorded: Recorded) -> tuple[Write, ...]:
@@ -326,6 +365,47 @@ def run_failed(event: RunFailed, at: datetime) -> tuple[Write, ...]:
 @rows.register
 def run_finished(event: RunFinished, at: datetime) -> tuple[Write, ...]:
     return (_ended(event.run, at, "finished", "complete"),)
+
+
+@rows.register
+def run_renamed(event: RunRenamed, at: datetime) -> tuple[Write, ...]:
+    return (ChangeRun(event.run, at, name=event.run_name),)
+
+
+@rows.register
+def run_archived(event: RunArchived, at: datetime) -> tuple[Write, ...]:
+    """Its history is gone, so the event itself says where the run ended."""
+    change = ChangeRun(
+        event.run,
+        at,
+        name=event.run_name,
+        status=event.status,
+        phase=event.phase,
+        commit_sha=event.commit,
+        current_step=event.current_step,
+        total_steps=event.total_steps,
+        reward=event.reward,
+        error=event.error,
+        started_at=event.started_at,
+        completed_at=event.completed_at,
+        archived_at=at,
+    )
+    return (change, DropHistory(event.run))
+
+
+@rows.register
+def run_restored(event: RunRestored, at: datetime) -> tuple[Write, ...]:
+    return (ChangeRun(event.run, at, restored_at=at), Unarchive(event.run))
+
+
+@rows.register
+def run_deleted(event: RunDeleted, at: datetime) -> tuple[Write, ...]:
+    return (DropRun(event.run),)
+
+
+@rows.register
+def dataset_deleted(event: DatasetDeleted, at: datetime) -> tuple[Write, ...]:
+    return (DropDataset(event.dataset),)
 
 
 @rows.register

@@ -14,12 +14,16 @@ from schemas.events import (
     EvaluationSettled,
     GroupsRequested,
     GroupsSettled,
+    RunArchived,
+    RunDeleted,
     RunFailed,
     RunFinished,
     RunPaused,
     RunPauseRequested,
     RunRejected,
+    RunRenamed,
     RunRequested,
+    RunRestored,
     RunResumed,
     RunResumeRequested,
     RunStarted,
@@ -56,6 +60,10 @@ RunEvent = (
     | RunStopped
     | RunFailed
     | RunFinished
+    | RunRenamed
+    | RunArchived
+    | RunRestored
+    | RunDeleted
 )
 
 
@@ -207,6 +215,10 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
             return replace(state, stop_wanted=True)
         case RunRejected() | RunStopped() | RunFailed() | RunFinished():
             return replace(state, ended=True)
+        case RunArchived() | RunDeleted():
+            return replace(state, ended=True)
+        case RunRenamed() | RunRestored():
+            return state
         case RunWarned(about="sampler"):
             return replace(state, alarms=(*state.alarms, event.message))
         case RunWarned():

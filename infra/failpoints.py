@@ -40,6 +40,10 @@ NAMED = (
     "reconcile.found",
     "reconcile.before_advance",
     "reconcile.after_advance",
+    "archive.packed",
+    "archive.removed",
+    "archive.blobs_back",
+    "archive.restored",
 )
 
 CONSUMERS: dict[str, tuple[type[Effect], ...]] = {

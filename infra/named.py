@@ -25,7 +25,7 @@ where data::text like '%"uri"%' order by xid, position
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An artifact outside of the database that an event names. `needed`: its bytes must be there, while
+    """An artifact that an event names. `needed`: its bytes must be there, while
     those of versions kept for recovery alone may have been collected. `by` is `stream/version`."""
 
     ref: ArtifactRef
@@ -33,13 +33,13 @@ class Named:
     by: str
 
 
-async def named(connection: Any) -> AsyncIterator[Named]:
+async def named(connection: Any, *, rows: bool = False) -> AsyncIterator[Named]:
     """Everything that the events of this transaction's snapshot name, in the log's order; an artifact
-    comes as often as it is named."""
+    comes as often as it is named. `rows`: also those that are rows of the database."""
     async for row in connection.cursor(EVENTS, prefetch=PAGE):
         by = f"{row['stream']}/{row['version']}"
-        for found in _of(row, by):
-            if not found.ref.uri.startswith(ROW):
+        for found in named_in(row, by):
+            if rows or not found.ref.uri.startswith(ROW):
                 yield found
 
 
@@ -50,7 +50,8 @@ def named_by(event: Event, by: str) -> Iterator[Named]:
         yield Named(ref, needed=ref.uri not in spare, by=by)
 
 
-def _of(row: Any, by: str) -> Iterator[Named]:
+def named_in(row: Any, by: str) -> Iterator[Named]:
+    """What the event in a row of the log names, rows too; also where it cannot be decoded."""
     try:
         event = decode_event(row["type"], row["schema_version"], row["data"])
     except HeadraceError:

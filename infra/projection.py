@@ -29,6 +29,7 @@ class ChangeRun:
 
     run: str
     last_at: datetime
+    name: str | None = None
     status: str | None = None
     phase: str | None = None
     commit_sha: str | None = None
@@ -38,6 +39,35 @@ class ChangeRun:
     error: str | None = None
     started_at: datetime | None = None
     completed_at: datetime | None = None
+    archived_at: datetime | None = None
+    restored_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DropHistory:
+    """Forget the rows of a run (and of its validations) that say what happened in it: its events are
+    gone from the log. The run itself and its checkpoints stay."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropRun:
+    """Forget everything about a run."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropDataset:
+    dataset: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unarchive:
+    """A run has its history again."""
+
+    run: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,4 +214,8 @@ Write = (
     | ChangeEvaluation
     | PutLetter
     | ChangeLetter
+    | DropHistory
+    | DropRun
+    | DropDataset
+    | Unarchive
 )

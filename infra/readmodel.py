@@ -19,6 +19,9 @@ from infra.projection import (
     ChangeLetter,
     ChangeRun,
     ChangeWorkspace,
+    DropDataset,
+    DropHistory,
+    DropRun,
     PutCheckpoint,
     PutDataset,
     PutEvaluation,
@@ -28,6 +31,7 @@ from infra.projection import (
     PutMetric,
     PutRun,
     PutWorkspace,
+    Unarchive,
     Write,
 )
 from infra.readmodel_letters import Letters
@@ -58,6 +62,34 @@ CHANGES: tuple[tuple[type[Write], str, str], ...] = (
     (ChangeLetter, "dead_letters", "letter"),
 )
 
+LINES = """delete from log_lines l
+where (l.run = $1 or l.run in (select evaluation from evaluations where run = $1)) and not exists (
+  select from events e where e.xid = l.xid::text::xid8 and e.position = l.position)"""
+GROUPS = """delete from graded_groups
+where owner = $1 or owner in (select evaluation from evaluations where run = $1)"""
+HISTORY = (
+    LINES,
+    GROUPS,
+    "delete from evaluations where run = $1",
+    "delete from metric_points where run = $1",
+)
+DROPS: tuple[tuple[type[Write], str, tuple[str, ...]], ...] = (
+    (DropHistory, "run", HISTORY),
+    (
+        DropRun,
+        "run",
+        (
+            *HISTORY,
+            "delete from log_lines where run = $1",
+            "delete from checkpoints where run = $1",
+            "delete from runs where run = $1",
+        ),
+    ),
+    (DropDataset, "dataset", ("delete from datasets where dataset = $1",)),
+    (Unarchive, "run", (LINES, "update runs set archived_at = null where run = $1")),
+)
+"""What is forgotten because its events left the log: the last thing that a batch does."""
+
 LOOK_EVERY_S = 0.05
 """How often a waiter looks at the cursor of a projector in another process."""
 
@@ -84,6 +116,8 @@ COLUMN_TYPES = {
     "updated_at": "timestamptz",
     "last_at": "timestamptz",
     "redriven_at": "timestamptz",
+    "archived_at": "timestamptz",
+    "restored_at": "timestamptz",
     "version": "integer",
     "pauses": "boolean",
 }
@@ -128,6 +162,11 @@ class ReadModel:
             for kind, table, key in CHANGES:
                 if rows := _merged([write for write in writes if type(write) is kind], key):
                     await connection.execute(_update(kind, table, key), *_columns(kind, rows))
+            for kind, key, statements in DROPS:
+                for write in writes:
+                    if type(write) is kind:
+                        for statement in statements:
+                            await connection.execute(statement, getattr(write, key))
         self._at = after
         self._moved.set()
         return True

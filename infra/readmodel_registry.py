@@ -171,6 +171,10 @@ class Uploads:
         )
         return (row["name"], row["file_name"]) if row else None
 
+    async def forget(self, upload: str) -> None:
+        """Drop one that is not a dataset."""
+        await self._pool.execute("delete from dataset_uploads where id = $1", upload)
+
     async def mark(self, upload: str, status: str, error: str | None = None) -> None:
         """processing, error (with the reason) or uploaded."""
         await self._pool.execute(

@@ -30,7 +30,8 @@ ERROR = f"""case when r.status in ('pending', 'running') then coalesce(r.error, 
 
 SUMMARY = f"""r.run as id, r.name, {STATUS} as status, {PHASE} as phase, r.algorithm,
   r.execution_mode, r.model, r.dataset, r.rollout, r.workspace, r.commit_sha, r.current_step,
-  r.total_steps, r.reward, r.created_at, r.started_at, r.completed_at, {ERROR} as error"""
+  r.total_steps, r.reward, r.created_at, r.started_at, r.completed_at, r.archived_at,
+  {ERROR} as error"""
 
 
 class RunJson(TypedDict):
@@ -53,6 +54,7 @@ class RunJson(TypedDict):
     created_at: datetime
     started_at: datetime | None
     completed_at: datetime | None
+    archived_at: datetime | None
     error: str | None
 
 
@@ -106,10 +108,17 @@ class Runs:
         self._pool = database.durable
 
     async def page(
-        self, page: Page, *, status: str | None = None, search: str | None = None
+        self,
+        page: Page,
+        *,
+        status: str | None = None,
+        search: str | None = None,
+        archived: bool = False,
     ) -> tuple[list[RunJson], int]:
-        """The newest runs first, and how many there are in all."""
+        """The newest runs first, and how many there are in all: those that were archived, or the
+        rest."""
         where = [f"({STATUS}) = $1"] if status else ["$1::text is null"]
+        where.append(f"r.archived_at is {'not ' if archived else ''}null")
         if search:
             where.append("(r.name || ' ' || r.model || ' ' || r.dataset) ilike $2")
         else:
@@ -130,6 +139,16 @@ class Runs:
             pattern,
         )
         return [cast(RunJson, dict(row)) for row in rows], int(total)
+
+    async def ended_before(self, moment: datetime) -> list[RunJson]:
+        """Runs that ended before `moment`, the oldest first, and were neither archived nor restored
+        since; at most 1000."""
+        rows = await self._pool.fetch(
+            f"select {SUMMARY} from runs r where r.archived_at is null"  # noqa: S608 - constants
+            " and greatest(r.completed_at, r.restored_at) < $1 order by r.completed_at limit 1000",
+            moment,
+        )
+        return [cast(RunJson, dict(row)) for row in rows]
 
     async def get(self, ref: str) -> tuple[RunJson, str] | None:
         """A run by id or name, and its config as JSON text."""

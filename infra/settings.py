@@ -44,7 +44,8 @@ class VllmSettings:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How this process was told to run. `database_url` None: the supervisor's embedded Postgres;
-    `kafka` None: the bus tails the event log; `vllm` None: the torch engine samples."""
+    `kafka` None: the bus tails the event log; `vllm` None: the torch engine samples; `retention_days`
+    None: no run is archived by itself."""
 
     home: Path
     url: str
@@ -57,6 +58,7 @@ class Settings:
     vllm: VllmSettings | None
     sandbox: str
     workers: str
+    retention_days: int | None
     failpoint: str | None
     telemetry: bool
 
@@ -80,6 +82,7 @@ class Settings:
             vllm=_vllm(environ, home),
             sandbox=_one_of(environ, "HEADRACE_SANDBOX", ("process",), later=("bwrap", "gvisor")),
             workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "two", "each"), later=()),
+            retention_days=_number(environ, "HEADRACE_RETENTION_DAYS", 0, 0, 36500) or None,
             failpoint=environ.get("HEADRACE_FAILPOINT") or None,
             telemetry=any(
                 environ.get(name)

@@ -14,6 +14,7 @@ from schemas.events import (
     Event,
     MessageDeadLettered,
     MessageRedriven,
+    RunArchived,
     RunFailed,
     RunFinished,
     RunPaused,
@@ -35,6 +36,7 @@ TELLING: tuple[type[Event], ...] = (
     RunStopped,
     RunFailed,
     RunFinished,
+    RunArchived,
 )
 COMMANDS: dict[str, Callable[[str], Event]] = {
     "stop": lambda run: RunStopRequested(run=run),
@@ -130,6 +132,8 @@ def _fold(standing: Standing, event: Event) -> Standing:
             return Standing(ended="crashed" if event.kind == "crash" else "failed")
         case RunRejected():
             return Standing(ended="failed")
+        case RunArchived():
+            return Standing(ended="archived")
         case _:
             return standing
 

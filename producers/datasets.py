@@ -17,13 +17,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 from infra.externals import Blobs
 from infra.names import Names
 from infra.ports import EventLog, Recorded
 from producers.dataset_rules import FORMATS, SHOWN_ISSUES, Report, check_file
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
-from schemas.events import DatasetRegistered
+from schemas.events import DatasetDeleted, DatasetRegistered
 from schemas.ids import HEADRACE, DatasetId, dataset_stream, derive_id, short_id
 from schemas.sampling import ArtifactRef
 from schemas.specs import DatasetRef
@@ -159,7 +160,7 @@ async def register(
         characters=checked.report.characters,
     )
     await names.take("dataset", name, identity)
-    [recorded] = await log.append([event], cause=derive_id(HEADRACE, f"dataset/{name}"))
+    [recorded] = await log.append([event], cause=await _cause(log, name))
     registered = recorded.event
     if isinstance(registered, DatasetRegistered) and registered.dataset.content != content:
         raise Conflict(
@@ -169,14 +170,28 @@ async def register(
     return recorded
 
 
+async def _cause(log: EventLog, name: str) -> UUID:
+    """The cause of a dataset's registration: another one after each deletion under the same name."""
+    stream = dataset_stream(dataset_id(name))
+    for recorded in (await log.load({stream: 0}))[stream]:
+        if isinstance(recorded.event, DatasetDeleted):
+            return derive_id(HEADRACE, f"dataset/{name}/{recorded.id}")
+    return derive_id(HEADRACE, f"dataset/{name}")
+
+
 async def find(log: EventLog, ref: str) -> DatasetRegistered:
     """A registered dataset by name or id. Raises NotFound."""
+    return (await registration(log, ref))[1]
+
+
+async def registration(log: EventLog, ref: str) -> tuple[Recorded, DatasetRegistered]:
+    """The event that registered a dataset, by name or id. Raises NotFound."""
     streams = [dataset_stream(dataset_id(ref)), dataset_stream(ref)]
     loaded = await log.load(dict.fromkeys(streams, 0))
     for stream in streams:
         for recorded in loaded[stream]:
             if isinstance(recorded.event, DatasetRegistered):
-                return recorded.event
+                return recorded, recorded.event
     raise NotFound(f"there is no dataset {ref!r}; `headrace dataset upload FILE --name {ref}`")
 
 

@@ -59,6 +59,11 @@ class DeadLetters:
                 f"dead letter {recorded.id} never was an event of this log ({event.cause}); there is "
                 "nothing to deliver"
             )
+        if not await self._log.held([(event.message_stream, event.message_version)]):
+            raise Conflict(
+                f"the message of dead letter {recorded.id} is not in the log any more: what it is about "
+                f"({event.about}) was archived or deleted"
+            )
         again = MessageRedriven(
             consumer=event.consumer,
             letter=recorded.id,

@@ -8,8 +8,15 @@ from datetime import datetime
 
 from infra.names import Kind, Names
 from infra.ports import Cursor, EventLog
-from schemas.errors import NotFound
-from schemas.events import CheckpointSaved, EvaluationRequested, Event, RunRequested
+from schemas.errors import Conflict, NotFound
+from schemas.events import (
+    CheckpointSaved,
+    EvaluationRequested,
+    Event,
+    RunArchived,
+    RunRenamed,
+    RunRequested,
+)
 from schemas.ids import StreamName, checkpoint_stream, eval_stream, run_stream
 from schemas.sampling import ArtifactRef, ModelRef
 from schemas.specs import CheckpointSpec
@@ -56,11 +63,24 @@ class Lookup:
         self._names = names
 
     async def run(self, ref: str) -> RunRequested:
+        """The request, under the name that the run has now."""
         identity = await self._names.find("run", ref) or ref
         event = await self._first(run_stream(identity), identity, RunRequested.type)
-        if isinstance(event, RunRequested):
-            return event
-        raise await self._unknown("run", ref, "`headrace train list` shows all")
+        if not isinstance(event, RunRequested):
+            raise await self._unknown("run", ref, "`headrace train list` shows all")
+        names = [RunRenamed.type, RunArchived.type]
+        for recorded in await self._log.read(identity, after=Cursor(), limit=1000, types=names):
+            if isinstance(recorded.event, RunRenamed | RunArchived):
+                event = event.model_copy(update={"run_name": recorded.event.run_name})
+        return event
+
+    async def whole_run(self, ref: str) -> RunRequested:
+        """A run whose history is in the log. Raises NotFound, Conflict when it is archived."""
+        found = await self.run(ref)
+        types = [RunArchived.type]
+        if await self._log.read(found.run, after=Cursor(), limit=1, types=types):
+            raise archived(found.run_name)
+        return found
 
     async def evaluation(self, ref: str) -> EvaluationRequested:
         identity = await self._names.find("evaluation", ref) or ref
@@ -105,6 +125,14 @@ class Lookup:
         close = difflib.get_close_matches(ref, await self._names.all(kind), n=1)
         meant = f"did you mean {close[0]}? " if close else ""
         return NotFound(f"there is no {kind} {ref!r}; {meant}{hint}")
+
+
+def archived(name: str) -> Conflict:
+    """The refusal of what needs the history of an archived run."""
+    return Conflict(
+        f"run {name} is archived: its samples, metrics and events are not in the database; "
+        f"`headrace train restore {name}` brings them back"
+    )
 
 
 def _best(run: str, saved: dict[int, Checkpoint]) -> Checkpoint:

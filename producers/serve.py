@@ -16,6 +16,7 @@ from consumers.__main__ import REGISTRY, lanes_of, load
 from consumers.project import Projector
 from consumers.worker import hosted, leased, worker_id
 from infra import failpoints, telemetry
+from infra.archives import Archives
 from infra.backend import open_backend
 from infra.git import GitRepositories
 from infra.hosting import Hosting
@@ -26,6 +27,7 @@ from infra.readmodel import ReadModel
 from infra.settings import BadSetting, Settings
 from producers.api.app import create_app
 from producers.api.services import Services
+from producers.retention import retaining
 from schemas.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)
@@ -41,18 +43,24 @@ async def serve(settings: Settings) -> int:
     async with open_backend(settings) as backend, hosted(hosting, backend, settings) as runtime:
         readmodel = ReadModel(backend.database)
         projector = Projector(backend.log, readmodel, wakeups=backend.notifier)
-        app = create_app(
-            Services(
-                log=backend.log,
-                effects=backend.effects,
-                blobs=backend.blobs,
-                artifacts=backend.artifacts,
-                readmodel=readmodel,
-                repositories=GitRepositories(settings.home / "git"),
-                settings=settings,
-                clock=backend.clock,
-            )
+        services = Services(
+            log=backend.log,
+            effects=backend.effects,
+            database=backend.database,
+            blobs=backend.blobs,
+            archives=Archives(
+                backend.database,
+                backend.blobs,
+                backend.notifier,
+                scratch=settings.home / "archives",
+            ),
+            artifacts=backend.artifacts,
+            readmodel=readmodel,
+            repositories=GitRepositories(settings.home / "git"),
+            settings=settings,
+            clock=backend.clock,
         )
+        app = create_app(services)
         server = _server(app, settings)
         await server.listen()
         loop = asyncio.get_running_loop()
@@ -61,6 +69,9 @@ async def serve(settings: Settings) -> int:
         async with leased(hosting, backend, runtime):
             jobs = [server.serve(), projector.run(), runtime.run()]
             jobs.append(collecting(backend.database, backend.blobs, backend.clock))
+            if settings.retention_days is not None:
+                days = settings.retention_days
+                jobs.append(retaining(services.retention, backend.clock, days=days))
             if settings.kafka is not None:
                 jobs.append(backend.relay(settings.kafka, tuple(REGISTRY)).run())
             tasks = [asyncio.ensure_future(job) for job in jobs]

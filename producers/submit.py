@@ -33,6 +33,7 @@ from schemas.events import (
     EvaluationRequested,
     Event,
     RepositoryPushed,
+    RunDeleted,
     RunRequested,
 )
 from schemas.ids import (
@@ -235,6 +236,10 @@ class Submitter:
         if holder is not None and holder != digest:
             raise Conflict(KEY_USED)
         found = (await self._log.load({stream: 0}))[stream]
+        if found and isinstance(found[0].event, RunDeleted):
+            raise Conflict(
+                "the run that this Idempotency-Key made was deleted; send a new key to make another"
+            )
         return found[0] if found else None
 
     async def _name(self, kind: Kind, wanted: str | None, identity: str) -> str:

@@ -38,8 +38,9 @@ class Verifications:
         self._lookup = lookup
 
     async def request(self, ref: str, *, cause: UUID) -> Verification:
-        """Ask for a run to be verified; the same cause is the same verification. Raises NotFound."""
-        run = (await self._lookup.run(ref)).run
+        """Ask for a run to be verified; the same cause is the same verification. Raises NotFound,
+        Conflict when it is archived."""
+        run = (await self._lookup.whole_run(ref)).run
         identity = short_id("verification", str(cause))
         requested = VerificationRequested(verification=identity, run=run)
         await self._log.append([requested], cause=cause)

@@ -6,6 +6,7 @@ whether it opens, pauses or closes the run it belongs to. An additive change wit
 version; anything else bumps it and adds a function to `schemas/upcasts.py`.
 """
 
+from datetime import datetime
 from typing import ClassVar, Literal
 from uuid import UUID
 
@@ -158,6 +159,22 @@ class DatasetRegistered(Event):
     @property
     def run_id(self) -> str:
         return self.dataset.dataset
+
+
+class DatasetDeleted(Event):
+    """A user deleted a dataset. Its registration is gone from the log; its name is free."""
+
+    type: ClassVar[str] = "rl.dataset.deleted"
+    topic: ClassVar[str] = WORKSPACE_TOPIC
+    dataset: str
+
+    @property
+    def stream(self) -> StreamName:
+        return dataset_stream(self.dataset)
+
+    @property
+    def run_id(self) -> str:
+        return self.dataset
 
 
 class _RunEvent(Event):
@@ -683,6 +700,50 @@ class RunFinished(_RunEvent):
     reward: float | None = None
 
 
+class RunRenamed(_RunEvent):
+    """A user gave a run another name. Names are labels: ids and everything recorded stay as they are."""
+
+    type: ClassVar[str] = "rl.run.renamed"
+    run_name: str
+
+
+class RunArchived(_RunEvent):
+    """An ended run's events and artifacts were moved into `archive`, a file in the blob store; only its
+    request and its checkpoints stay in the log. The other fields are where the run ended, so that it can
+    still be listed."""
+
+    type: ClassVar[str] = "rl.run.archived"
+    gate: ClassVar[Gate | None] = "closed"
+    archive: ArtifactRef
+    num_events: int
+    num_artifacts: int
+    run_name: str
+    status: str
+    phase: str
+    commit: str | None = None
+    current_step: int | None = None
+    total_steps: int | None = None
+    reward: float | None = None
+    error: str | None = None
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+
+
+class RunRestored(_RunEvent):
+    """An archived run's events and artifacts were brought back from its archive."""
+
+    type: ClassVar[str] = "rl.run.restored"
+    archive: ArtifactRef
+    num_events: int
+
+
+class RunDeleted(_RunEvent):
+    """A user deleted an ended run. Nothing else of it stays in the log; its name is free."""
+
+    type: ClassVar[str] = "rl.run.deleted"
+    gate: ClassVar[Gate | None] = "closed"
+
+
 class MessageDeadLettered(Event):
     """A message that `consumer` could not decide on; nothing else waits for it. `message_id` is the
     event's (for an outcome the effect's), `message_stream` and `message_version` its place in the log.
@@ -758,6 +819,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     WorkspaceSynced,
     WorkspaceRejected,
     DatasetRegistered,
+    DatasetDeleted,
     RunRequested,
     RunRejected,
     RunStarted,
@@ -792,6 +854,10 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     RunStopped,
     RunFailed,
     RunFinished,
+    RunRenamed,
+    RunArchived,
+    RunRestored,
+    RunDeleted,
     MessageDeadLettered,
     MessageRedriven,
 )

@@ -17,6 +17,7 @@ from producers.api import (
     evaluations,
     events,
     platform,
+    retention,
     runs,
     samples,
     trace,
@@ -43,6 +44,7 @@ RESOURCES = (
     checkpoints,
     verifications,
     deadletters,
+    retention,
 )
 
 

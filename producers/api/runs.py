@@ -15,6 +15,7 @@ from producers.api.answers import Answer, number, page_answer, page_of
 from producers.api.bodies import Body, body_of, cause_of, idempotency_key
 from producers.api.services import Services
 from producers.estimates import estimate, has_gpu
+from producers.lookup import archived
 from producers.submit import Asked
 from schemas.errors import InvalidConfig, Issue, TransientError
 from schemas.events import EvaluationRequested, Event, RunRequested
@@ -107,6 +108,14 @@ async def known_run(request: Request) -> tuple[RunJson, str]:
     return found
 
 
+async def whole_run(request: Request) -> tuple[RunJson, str]:
+    """`known_run`, for what needs its history. Raises Conflict when that is archived."""
+    run, config = await known_run(request)
+    if run["archived_at"] is not None:
+        raise archived(run["name"])
+    return run, config
+
+
 async def show(request: Request) -> Response:
     run, config = await known_run(request)
     runs = services(request).readmodel.runs
@@ -143,13 +152,24 @@ async def listed(request: Request) -> Response:
         raise InvalidConfig(f"status {message}", issues=(Issue("status", message),))
     page = page_of(request)
     runs, total = await services(request).readmodel.runs.page(
-        page, status=status or None, search=request.query_params.get("search") or None
+        page,
+        status=status or None,
+        search=request.query_params.get("search") or None,
+        archived=_flag(request, "archived"),
     )
     return page_answer("runs", runs, total, page)
 
 
+def _flag(request: Request, name: str) -> bool:
+    text = request.query_params.get(name) or "false"
+    if text not in ("true", "false"):
+        message = f"must be true or false, got {text[:20]!r}"
+        raise InvalidConfig(f"{name} {message}", issues=(Issue(name, message),))
+    return text == "true"
+
+
 async def metrics(request: Request) -> Response:
-    run, _ = await known_run(request)
+    run, _ = await whole_run(request)
     return Answer({"metrics": await services(request).readmodel.runs.metrics(run["id"])})
 
 
@@ -159,7 +179,7 @@ async def checkpoints(request: Request) -> Response:
 
 
 async def logs(request: Request) -> Response:
-    run, _ = await known_run(request)
+    run, _ = await whole_run(request)
     return await log_page(request, run["id"])
 
 

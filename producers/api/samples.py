@@ -10,7 +10,7 @@ from starlette.routing import Route
 from infra.readmodel_runs import GroupRow
 from producers.api.answers import Answer, number, page_answer, page_of
 from producers.api.content import picked_lines
-from producers.api.runs import known_run, services
+from producers.api.runs import services, whole_run
 from schemas.datasets import Row
 from schemas.errors import NotFound
 from schemas.ids import GroupId, sample_id
@@ -23,7 +23,7 @@ MAX_STEP = 2**31 - 1
 
 async def of_run(request: Request) -> Response:
     """The training samples of a run, of one step or of all."""
-    run, _ = await known_run(request)
+    run, _ = await whole_run(request)
     dataset = await services(request).readmodel.runs.dataset_ref(run["id"])
     return await sample_page(request, run["id"], "train", dataset)
 

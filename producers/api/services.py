@@ -3,13 +3,18 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from infra.externals import Artifacts, Blobs, Repositories
+from infra.archives import Archives
+from infra.database import Database
+from infra.externals import Artifacts, Repositories
+from infra.holders import Holders
+from infra.installed import InstalledBlobs
 from infra.ports import Clock, Effects, EventLog
 from infra.readmodel import ReadModel
 from infra.settings import Settings
 from producers.control import Control
 from producers.deadletters import DeadLetters
 from producers.lookup import Lookup
+from producers.retention import Retention
 from producers.submit import Submitter
 from producers.verification import Verifications
 from producers.workspaces import Workspaces
@@ -21,7 +26,9 @@ class Services:
 
     log: EventLog
     effects: Effects
-    blobs: Blobs
+    database: Database
+    blobs: InstalledBlobs
+    archives: Archives
     artifacts: Artifacts
     readmodel: ReadModel
     repositories: Repositories
@@ -50,6 +57,17 @@ class Services:
     @cached_property
     def dead_letters(self) -> DeadLetters:
         return DeadLetters(self.log, self.readmodel.letters, self.artifacts)
+
+    @cached_property
+    def retention(self) -> Retention:
+        return Retention(
+            self.log,
+            self.readmodel.names,
+            lookup=self.lookup,
+            readmodel=self.readmodel,
+            archives=self.archives,
+            holders=Holders(self.database),
+        )
 
     @cached_property
     def control(self) -> Control:

@@ -16,7 +16,7 @@ async def hops(request: Request) -> Response:
     sample = request.query_params.get("sample")
     if not sample:
         raise InvalidConfig("name the sample: ?sample=ID", issues=(Issue("sample", "is missing"),))
-    run = await services(request).lookup.run(request.path_params["ref"])
+    run = await services(request).lookup.whole_run(request.path_params["ref"])
     found = await trace(services(request).log, run, sample)
     return Answer({"sample": sample, "hops": [asdict(hop) for hop in found]})
 

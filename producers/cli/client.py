@@ -27,6 +27,9 @@ PREFIX = "/api/v1"
 BACKOFF_S = (0.1, 0.3, 0.6, 1.0)
 """Pauses between the attempts of one request."""
 
+SLOW_S = 3600.0
+"""How long the server may take to move or remove a whole run."""
+
 Parameters = Mapping[str, str | int | None]
 
 
@@ -92,6 +95,17 @@ class Client:
                 "POST", path, headers={**headers, **context}, params=parameters, **content
             )
         return self._answer(sent)
+
+    def post_slow(self, path: str) -> Document:
+        """POST what may take its time: a whole run is moved. Raises Failure."""
+        headers = {"Idempotency-Key": uuid4().hex}
+        timeout = httpx.Timeout(SLOW_S, connect=5)
+        return self._answer(self._send("POST", path, headers=headers, timeout=timeout))
+
+    def delete(self, path: str) -> Document:
+        """DELETE. Raises Failure."""
+        timeout = httpx.Timeout(SLOW_S, connect=5)
+        return self._answer(self._send("DELETE", path, timeout=timeout))
 
     def post_file(self, path: str, file: Path, **parameters: str) -> Document:
         """POST a file's bytes. Raises Failure."""

@@ -213,3 +213,23 @@ def download(name: str, file: Path | None, *, force: bool, as_json: bool) -> Non
         print_json({"file": str(target), "sha256": sha256, "size": target.stat().st_size})
     else:
         say(f"saved {target} ({target.stat().st_size} bytes)")
+
+
+@command(dataset, "delete", example="headrace dataset delete sums --yes")
+@click.argument("name", metavar="DATASET")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(name: str, *, yes: bool, as_json: bool) -> None:
+    """Delete a dataset, or an upload that was rejected, for good.
+
+    Refused while a run was trained or validated on it (delete those runs first: without it they could
+    not be verified), and while an evaluation on it goes on.
+    """
+    from producers.cli.retention import confirm
+
+    confirm(f"delete dataset {name}", yes=yes, as_json=as_json)
+    with Client() as client:
+        answer = client.delete(f"/datasets/{part(name)}")
+    if as_json:
+        print_json(answer)
+    else:
+        say(f"deleted {name}")

@@ -32,7 +32,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         CLI + "dataset:dataset",
         "Datasets: upload, list, info, preview, download, validate.",
     ),
-    "train": (CLI + "submit:train", "Training runs: submit, watch, stop, samples, trace and more."),
+    "train": (
+        CLI + "retention:train",
+        "Training runs: submit, watch, stop, samples, archive and more.",
+    ),
     "eval": (
         CLI + "evaluation:evaluation",
         "Evaluations: submit, list, info, logs, stop, download.",
@@ -45,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "dlq": (CLI + "dlq:dlq", "Dead letters: list, show, redrive."),
     "backup": (CLI + "backup:backup", "Copy database and blobs, consistent with each other."),
     "restore": (CLI + "backup:restore", "Bring a backup into an empty place."),
+    "gc": (CLI + "retention:gc", "Archive runs that ended long ago, collect what nothing names."),
     "models": (CLI + "models:models", "The base models known here, and the scratch: shapes."),
 }
 

@@ -29,11 +29,24 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 @click.option("--offset", default=0)
 @click.option("--status", help="Only runs of this status.")
 @click.option("--search", help="Only runs whose name contains this.")
+@click.option("--archived", is_flag=True, help="Only runs that are archived.")
 def list_(
-    *, limit: int, offset: int, status: str | None, search: str | None, as_json: bool
+    *,
+    limit: int,
+    offset: int,
+    status: str | None,
+    search: str | None,
+    archived: bool,
+    as_json: bool,
 ) -> None:
-    """The runs of this server, newest first."""
-    parameters = {"limit": limit, "offset": offset, "status": status, "search": search}
+    """The runs of this server, newest first; archived ones with --archived."""
+    parameters = {
+        "limit": limit,
+        "offset": offset,
+        "status": status,
+        "search": search,
+        "archived": "true" if archived else None,
+    }
     with Client() as client:
         answer = client.get("/runs", parameters)
     if as_json:

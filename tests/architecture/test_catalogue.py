@@ -33,6 +33,11 @@ EDGE_EVENTS = {
     "RunStopRequested",
     "MessageRedriven",
     "VerificationRequested",
+    "DatasetDeleted",
+    "RunRenamed",
+    "RunArchived",
+    "RunRestored",
+    "RunDeleted",
 }
 """Commands and facts from outside, which the edges append."""
 

@@ -12,11 +12,13 @@ from uuid import uuid4
 import httpx
 
 from consumers.project import Projector
+from infra.archives import Archives
 from infra.artifacts import ArtifactStore
 from infra.blobs import LocalBlobs
 from infra.clock import SystemClock
 from infra.database import Database, connect
 from infra.effects import PostgresEffects
+from infra.installed import install
 from infra.log import PostgresLog
 from infra.notify import Notifier
 from infra.readmodel import ReadModel
@@ -98,12 +100,14 @@ async def application(
     )
     async with connect(url) as database, Notifier(database) as notifier:
         log = PostgresLog(database, notifier)
-        blobs = LocalBlobs(home / "blobs")
+        blobs = await install(LocalBlobs(home / "blobs"), database)
         readmodel = ReadModel(database)
         services = Services(
             log=log,
             effects=PostgresEffects(database),
+            database=database,
             blobs=blobs,
+            archives=Archives(database, blobs, notifier, scratch=home / "archives"),
             artifacts=ArtifactStore(log, blobs),
             readmodel=readmodel,
             repositories=KnownRepositories(*repositories),

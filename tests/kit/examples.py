@@ -27,6 +27,8 @@ BY_NAME = {
     "total_steps": 9,
     "deterministic": True,
     "date": "2026-11-22",
+    "started_at": "2026-01-02T03:04:05Z",
+    "completed_at": "2026-01-02T03:04:06Z",
 }
 """Values whose form the schema does not fully say."""
 

@@ -75,7 +75,7 @@ def handler(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(content)
 
-        do_GET = do_POST = do_PUT = handle_any  # noqa: N815 - the names that http.server calls
+        do_GET = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815 - the names that http.server calls
 
         def log_message(self, *_: object) -> None: ...
 

@@ -1,0 +1,100 @@
+"""A run that has ended with everything that it named in its place, for tests of what becomes of it."""
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+from infra.artifacts import reference
+from schemas.datasets import Row
+from schemas.events import (
+    EvaluationCompleted,
+    EvaluationRequested,
+    EvaluationSettled,
+    EvaluationStarted,
+    Event,
+    GroupGenerated,
+    GroupGraded,
+    PolicyUpdated,
+    RunFinished,
+    RunRequested,
+)
+from schemas.ids import GroupKey, Purpose
+from schemas.sampling import ArtifactRef, Grade, Message
+from schemas.specs import GroupSpec, GroupTemplate, SampleEntry
+from tests.kit.application import Application
+from tests.kit.specs import DATASET, ref
+from tests.kit.specs import template as group_template
+from tests.kit.story import batch_of, checkpoint, whole_run
+
+STEPS = 3
+TEXTS = ("rows", "tree", "{}", *(f"{kind}{step}" for kind in "ws" for step in range(STEPS + 1)))
+"""What the references of `tests/kit/specs.py` stand for."""
+
+
+async def ended_run(app: Application, run: str = "r1", name: str = "first") -> None:
+    """A finished run of three steps with a validation, a checkpoint and blobs of its own."""
+    artifacts = app.services.artifacts
+    rows = [Row(prompt=(Message(role="user", content=f"Say {n}"),), label=str(n)) for n in range(8)]
+    content = await artifacts.put(b"".join(row.to_line() for row in rows), run="d", blob=True)
+    manifest = await artifacts.put(f"manifest of {run}".encode(), run=run, blob=True)
+    weights = await artifacts.put(f"weights of {run}".encode(), run=run, blob=True)
+    await app.services.readmodel.names.take("run", name, run)
+    for text in TEXTS:
+        await keep(app, text.encode())
+    for event in whole_run(run, name, steps=STEPS):
+        match event:
+            case RunRequested():
+                dataset = DATASET.model_copy(update={"content": content})
+                event = event.model_copy(update={"dataset": dataset})
+            case PolicyUpdated(step=2):
+                state = event.state.model_copy(update={"weights": weights})
+                event = event.model_copy(update={"state": state, "pinned": True})
+            case GroupGenerated():
+                await keep(app, batch_of(event.spec.group))
+            case RunFinished():
+                for one in (checkpoint(run, STEPS, manifest), *validation(run)):
+                    await app.services.log.append([one], cause=uuid4())
+                await keep(app, batch_of(str(GroupKey(f"{run}v", Purpose.EVALUATE, 0, 0))))
+            case _ if event.type == "rl.checkpoint.saved":
+                continue
+        [recorded] = await app.services.log.append([event], cause=uuid4())
+    assert await app.services.readmodel.caught_up(recorded.cursor)
+
+
+def validation(run: str) -> Iterator[Event]:
+    """A validation that the run asked for, of one group."""
+    evaluation = f"{run}v"
+    template = group_template().model_copy(update={"run": run})
+    asked = {"evaluation": evaluation, "template": template, "rows": (0,), "run": run, "step": 3}
+    yield EvaluationRequested(eval_name=f"{run}-3", **asked)
+    yield EvaluationStarted(batch_size=8, pass_threshold=1.0, **asked)
+    yield _graded(evaluation, template)
+    yield EvaluationCompleted(
+        evaluation=evaluation, run=run, step=3, status="finished", reward=1.0, metrics={}
+    )
+    yield EvaluationSettled(run=run, step=3, reward=1.0, metrics={})
+
+
+def _graded(evaluation: str, template: GroupTemplate) -> GroupGraded:
+    group = str(GroupKey(evaluation, Purpose.EVALUATE, 0, 0))
+    return GroupGraded(
+        spec=GroupSpec(group=group, row=0, template=template),
+        artifact=reference(batch_of(group)),
+        entries=(SampleEntry(index=0), SampleEntry(index=1, failure="timeout")),
+        grades=(Grade(index=0, reward=1.0), Grade(index=1, reward=None)),
+    )
+
+
+async def keep(app: Application, data: bytes) -> ArtifactRef:
+    """A small artifact, as a row."""
+    found = reference(data)
+    await app.database.durable.execute(
+        "insert into artifacts (sha256, data) values ($1, $2) on conflict do nothing",
+        found.sha256,
+        data,
+    )
+    return found
+
+
+def named_by_checkpoint() -> ArtifactRef:
+    """A row that the checkpoint of the last step names: its adapter's config."""
+    return ref("{}")
