@@ -16,6 +16,7 @@ from typing import Any
 import asyncpg
 
 from infra.away import ERRORS, answering
+from infra.history import History
 from infra.settings import DatabaseLimits
 from schemas.errors import InvalidConfig, TransientError
 
@@ -35,8 +36,9 @@ Row = Any
 class Pool:
     """Connections of one kind. Every method raises Away when the database does not answer."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Any, history: History | None = None) -> None:
         self._pool = pool
+        self.history = history or History()
 
     async def fetch(self, sql: str, *arguments: object) -> Any:
         """All rows."""
@@ -61,6 +63,7 @@ class Pool:
         with answering():
             connection = await self._pool.acquire(timeout=CONNECT_S)
             try:
+                self.history.check()
                 yield connection
             except TimeoutError:
                 # The network swallowed it; then the idle ones are dead too, and nobody will say so.
@@ -84,11 +87,15 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """The two pools over one database."""
+    """The two pools over one database, and how often its history has turned."""
 
     url: str
     durable: Pool
     lazy: Pool
+
+    @property
+    def history(self) -> History:
+        return self.durable.history
 
 
 @asynccontextmanager
@@ -99,10 +106,11 @@ async def connect(
     not answer, InvalidConfig when it has no schema of ours."""
     limits = limits or DatabaseLimits()
     size = size or limits.pool
-    durable = await _pool(url, size, limits, synchronous_commit="on")
-    lazy = await _pool(url, size, limits, synchronous_commit="off")
+    history = History()
+    durable = await _pool(url, size, limits, history, synchronous_commit="on")
+    lazy = await _pool(url, size, limits, history, synchronous_commit="off")
     try:
-        yield Database(url=url, durable=Pool(durable), lazy=Pool(lazy))
+        yield Database(url=url, durable=Pool(durable, history), lazy=Pool(lazy, history))
     finally:
         durable.terminate()
         lazy.terminate()
@@ -135,7 +143,9 @@ async def open_session(url: str, name: str) -> Any:
         )
 
 
-async def _pool(url: str, size: int, limits: DatabaseLimits, *, synchronous_commit: str) -> Any:
+async def _pool(
+    url: str, size: int, limits: DatabaseLimits, history: History, *, synchronous_commit: str
+) -> Any:
     try:
         return await asyncpg.create_pool(
             url,
@@ -144,6 +154,7 @@ async def _pool(url: str, size: int, limits: DatabaseLimits, *, synchronous_comm
             timeout=CONNECT_S,
             command_timeout=limits.statement_s + GRACE_S,
             reset=_nothing,
+            init=history.meet,
             server_settings={
                 "application_name": "headrace",
                 "role": ROLE,

@@ -28,6 +28,7 @@ class PostgresEffects:
     def __init__(self, database: Database) -> None:
         self._pool = database.lazy
         self._durable = database.durable
+        self.history = database.history
 
     async def register(
         self,

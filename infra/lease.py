@@ -127,12 +127,12 @@ class LeaseKeeper:
     async def _renewed(self, effects: PostgresEffects) -> bool:
         """Renew, waiting for a database that is away. A lease that ran out meanwhile is taken again: the
         epochs say which claims are still ours. False when it ran out while the database was there."""
-        away = False
+        away, turn = False, effects.history.turns
         while not self._stop.is_set():
             try:
                 if await effects.renew(self._worker, lease_s=LEASE_S):
                     return True
-                if not away:
+                if not away and effects.history.turns == turn:
                     return False
                 await self._register(effects)
             except Away as error:

@@ -75,6 +75,10 @@ class PostgresLog:
         self._notifier = notifier
         self._horizon = Horizon()
 
+    @property
+    def turns(self) -> int:
+        return self._pool.history.turns
+
     async def load(
         self, streams: Mapping[StreamName, int], *, limit: int | None = None
     ) -> Mapping[StreamName, Sequence[Recorded]]:

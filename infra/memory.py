@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from infra.effects import CRASH_LIMIT
+from infra.history import check
 from infra.ports import (
     Claimed,
     Commit,
@@ -59,6 +60,7 @@ class World:
     snapshots: dict[tuple[StreamName, int], Snapshot] = field(default_factory=dict)
     now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     xid: int = 0
+    turns: int = 0
     order: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -82,6 +84,10 @@ class MemoryLog:
     def __init__(self, world: World) -> None:
         self._world = world
 
+    @property
+    def turns(self) -> int:
+        return self._world.turns
+
     async def load(
         self, streams: Mapping[StreamName, int], *, limit: int | None = None
     ) -> Mapping[StreamName, Sequence[Recorded]]:
@@ -97,6 +103,7 @@ class MemoryLog:
         return {stream: self._world.version(stream) for stream in streams}
 
     async def commit(self, commit: Commit) -> Sequence[Recorded]:
+        check(self._world.turns)
         self._check(commit)
         world = self._world
         world.xid += 1
@@ -205,6 +212,7 @@ class MemoryLog:
         types: Sequence[str] | None = None,
         upto: Cursor | None = None,
     ) -> tuple[Sequence[Recorded], Cursor]:
+        check(self._world.turns)
         page = [r for r in self._world.events if r.cursor > after][:limit]
         page = [r for r in page if upto is None or r.cursor <= upto]
         wanted = [r for r in page if types is None or r.type in types]
@@ -259,6 +267,7 @@ class MemoryLog:
         return self._world.marks.get(consumer, Cursor())
 
     async def advance(self, consumers: Sequence[ConsumerName], cursor: Cursor) -> None:
+        check(self._world.turns)
         world = self._world
         world.marks |= {name: max(cursor, world.marks.get(name, Cursor())) for name in consumers}
         world.inbox = {

@@ -17,6 +17,7 @@ class MemoryBus:
         self._cursor = Cursor()
         self._next = Cursor()
         self._types: list[str] = []
+        self._turn = world.turns
 
     async def subscribe(
         self, consumers: Mapping[ConsumerName, Sequence[str]]
@@ -24,6 +25,8 @@ class MemoryBus:
         self._types = sorted({kind for kinds in consumers.values() for kind in kinds})
         while True:
             self._world.changed.clear()
+            if self._turn != self._world.turns:
+                self._turn, self._cursor = self._world.turns, Cursor()
             events, self._next = await self._log.tail(self._cursor, limit=self._batch)
             if self._next == self._cursor:
                 await self._world.changed.wait()

@@ -238,7 +238,13 @@ class Snapshot:
 
 
 class EventLog(Protocol):
-    """The truth. Reads take no transaction id; `commit` is one call."""
+    """The truth. Reads take no transaction id; `commit` is one call. What is asked `as_of` a turn that
+    is over raises Turned (`infra/history.py`)."""
+
+    @property
+    def turns(self) -> int:
+        """How often the log was seen to be another one: who kept anything of it starts again."""
+        ...
 
     async def load(
         self, streams: Mapping[StreamName, int], *, limit: int | None = None

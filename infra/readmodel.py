@@ -133,6 +133,7 @@ class ReadModel:
         self._lazy = database.lazy
         self._moved = asyncio.Event()
         self._at = Cursor()
+        self._turn = 0
         self.names = PostgresNames(database)
         self.runs = Runs(database)
         self.registry = Registry(database)
@@ -173,6 +174,8 @@ class ReadModel:
 
     async def caught_up(self, cursor: Cursor, *, timeout_s: float = 2.0) -> bool:
         """Wait until everything up to `cursor` is projected, so that who wrote can read it."""
+        if self._turn != self._lazy.history.turns:
+            self._turn, self._at = self._lazy.history.turns, Cursor()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._at < cursor:

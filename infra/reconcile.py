@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from infra import failpoints
 from infra.follow import SLOW_POLL_S
+from infra.history import Turned, as_of
 from infra.notify import Wakeup
 from infra.ports import Cursor, EventLog, Recorded
 from schemas.ids import ConsumerName
@@ -27,6 +28,9 @@ WAIT_S = 3.0
 """How long the bus has to bring an event before the reconciler does."""
 
 SAMPLE_S = 0.5
+
+HEAD_S = 5.0
+"""How often who has nothing to read looks whether the log still reaches to where it is."""
 
 Delivered = Sequence[tuple[ConsumerName, Recorded]]
 
@@ -42,19 +46,25 @@ class Tail:
         self._next = Cursor()
         self._advanced_at = 0.0
         self._moved = False
+        self._turn = 0
+        self._looked_at = 0.0
         self.cursor = Cursor()
         self.full = False
         """Whether the last page was: then there may be another behind it."""
 
     async def open(self) -> None:
-        """Start from the oldest watermark."""
-        marks = [await self._log.watermark(name) for name in self._consumers]
-        self.cursor = self._next = min(marks, default=Cursor())
+        """Start from the oldest watermark. From here on everything is asked as of this turn of the log's
+        history: it raises Turned once there is another, and who subscribes again starts from there."""
+        self._turn, self._looked_at = self._log.turns, time.monotonic()
+        self.cursor = self._next = await self._oldest()
 
     async def page(self, *, upto: Cursor | None = None) -> Delivered | None:
         """What is due on the next page; None when there is no page (up to `upto`). The page is to be
         `passed` before the next is asked for, also when nothing on it is due."""
-        events, after = await self._log.tail(self.cursor, limit=BATCH, upto=upto)
+        with as_of(self._turn):
+            events, after = await self._log.tail(self.cursor, limit=BATCH, upto=upto)
+        if after <= self.cursor and time.monotonic() >= self._looked_at + HEAD_S:
+            await self.head()
         self.full = len(events) == BATCH
         if upto is not None and after == self.cursor:
             after = upto  # there is nothing between
@@ -78,8 +88,23 @@ class Tail:
             return left_s
         self._moved = False
         self._advanced_at = time.monotonic()
-        await self._log.advance(list(self._consumers), self.cursor)
+        with as_of(self._turn):
+            await self._log.advance(list(self._consumers), self.cursor)
         return SLOW_POLL_S
+
+    async def head(self) -> Cursor:
+        """The end of the log. Raises Turned when the log has gone back below where we are."""
+        self._looked_at = time.monotonic()
+        with as_of(self._turn):
+            head = await self._log.head()
+        if head < self.cursor and await self._oldest() < self.cursor:
+            raise Turned
+        return head
+
+    async def _oldest(self) -> Cursor:
+        with as_of(self._turn):
+            marks = [await self._log.watermark(name) for name in self._consumers]
+        return min(marks, default=Cursor())
 
     async def clear(self) -> bool:
         """Whether nothing above the cursor is due."""
@@ -124,6 +149,8 @@ class Reconciler:
     ) -> AsyncGenerator[Delivered, None]:
         self._tail = Tail(self._log, consumers)
         await self._tail.open()
+        self._heads.clear()
+        self._bound = Cursor()
         while True:
             await self._until_old(self._tail.cursor)
             batch = await self._tail.page(upto=self._bound)
@@ -163,7 +190,7 @@ class Reconciler:
 
     async def _sample(self) -> None:
         """Remember where the log ends now, if it has grown."""
-        head = await self._log.head()
+        head = await self._tail.head()
         known = self._heads[-1][1] if self._heads else max(self._bound, self._tail.cursor)
         if head > known:
             self._heads.append((time.monotonic(), head))

@@ -22,6 +22,7 @@ from infra import failpoints
 from infra.away import AWAY
 from infra.ending import end, go_on
 from infra.follow import Patience
+from infra.history import as_of
 from infra.kafka.publisher import BrokerAway, Forgotten, Publisher, Sent
 from infra.notify import Wakeup
 from infra.ports import Cursor, EventLog
@@ -159,11 +160,12 @@ class Relay:
     async def _lead(self, seat: Seat) -> None:
         """Send pages and move behind them, until something fails."""
         async with self._connect() as publisher:
+            turn = self._log.turns
             position = await self._start(seat, publisher)
             self._say(f"the relay publishes to cluster {publisher.cluster} after {position.cursor}")
             pages: asyncio.Queue[Page] = asyncio.Queue(IN_FLIGHT)
             await _all(
-                self._send(publisher, pages, position.cursor),
+                self._send(publisher, pages, position.cursor, turn=turn),
                 self._move(seat, publisher, pages),
                 self._watch(seat, publisher),
             )
@@ -181,13 +183,14 @@ class Relay:
         return position
 
     async def _send(
-        self, publisher: Publisher, pages: "asyncio.Queue[Page]", cursor: Cursor
+        self, publisher: Publisher, pages: "asyncio.Queue[Page]", cursor: Cursor, *, turn: int
     ) -> None:
         """Hand the log over, page by page, a few pages ahead of what is acknowledged. Behind a page
         that was not full there is nothing below the horizon; whether there is above, patience asks."""
         while True:
             self._patience.look()
-            events, after = await self._log.tail(cursor, limit=PAGE)
+            with as_of(turn):
+                events, after = await self._log.tail(cursor, limit=PAGE)
             if after != cursor:
                 failpoints.hit("relay.before_send")
                 sent = await publisher.send(events)

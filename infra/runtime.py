@@ -25,6 +25,7 @@ from infra.away import Away, through
 from infra.clock import LogTime
 from infra.draft import Apart, DecisionError, Draft, Drafter, DraftRefused, Work
 from infra.ending import END_S, end, go_on
+from infra.history import as_of
 from infra.hosting import Hosting
 from infra.isolate import Batch, Isolation
 from infra.notify import Wakeup
@@ -103,6 +104,7 @@ class Runtime:
         self._full = False
         self._born = 0
         self._unsure = False
+        self._turn = log.turns
         self._absences = 0
         self._stopping = asyncio.Event()
         self.commits = 0
@@ -205,12 +207,17 @@ class Runtime:
 
     async def _write(self, works: Sequence[Work], apart: Apart) -> None:
         self._born = 0
-        draft = await self._drafter.draft(works, without=apart)
+        if self._turn != self._log.turns:
+            self._states.clear()
+            self._turn, self._unsure = self._log.turns, True
+        with as_of(self._turn):
+            draft = await self._drafter.draft(works, without=apart)
         self._pass(draft, "decided")
         self._pass(draft, "tx_before_commit")
         commit = draft.commit(self._hosting.worker)
         try:
-            recorded = await self._log.commit(commit)
+            with as_of(self._turn):
+                recorded = await self._log.commit(commit)
         except Unwritable as error:
             raise draft.unwritable(error) from error
         except CommitRefused as error:

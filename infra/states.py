@@ -104,6 +104,10 @@ class States:
         for stream in streams:
             self._cache.pop(stream, None)
 
+    def clear(self) -> None:
+        """Forget everything: the log is another one."""
+        self._cache.clear()
+
     def observe(self, recorded: Recorded) -> None:
         """An event was seen that a cached state may lack."""
         cached = self._cache.get(recorded.stream)

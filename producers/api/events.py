@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from infra.history import as_of
 from infra.ports import Cursor, Recorded
 from producers.api.answers import Answer, number
 from producers.api.runs import services
@@ -62,6 +63,8 @@ async def _stream(request: Request, run: str, types: Sequence[str] | None) -> Re
     given = request.headers.get("last-event-id") or request.query_params.get("after")
     after = _cursor(given)
     log = services(request).log
+    if after > await log.head():
+        after = Cursor()  # the database went back: what was read there is not so any more
     first = await log.read(run, after=after, limit=BATCH, types=types)
     if not first and given and await _over(request, run):
         return Response(status_code=204)
@@ -80,6 +83,7 @@ async def _follow(
     types: Sequence[str] | None,
 ) -> AsyncIterator[str]:
     core, silent_s, over = services(request), 0.0, False
+    turn = core.log.turns
     yield ": headrace\n\n"
     while True:
         for recorded in found:
@@ -96,7 +100,10 @@ async def _follow(
         if silent_s >= COMMENT_EVERY_S:
             yield ": still here\n\n"
             silent_s = 0.0
-        found = await core.log.read(run, after=after, limit=BATCH, types=types)
+        if turn != core.log.turns:
+            turn, after = core.log.turns, Cursor()  # whoever reads sees it all again, as it is now
+        with as_of(turn):
+            found = await core.log.read(run, after=after, limit=BATCH, types=types)
 
 
 def _sent(recorded: Recorded) -> str:

@@ -30,6 +30,7 @@ def storms(given: argparse.Namespace) -> dict[str, Storm]:
         "database-crashes": Storm(
             "tests/crash/test_database_restarts.py", {"HEADRACE_RESTARTS": str(given.restarts)}
         ),
+        "freezes": Storm("tests/crash/test_freezes.py", {"HEADRACE_FREEZES": str(given.freezes)}),
         "tail": Storm("tests/contracts/test_tail.py", {"HEADRACE_TAIL_S": str(given.minutes * 60)}),
     }
 
@@ -62,6 +63,7 @@ def arguments() -> argparse.Namespace:
         "--cut-s", type=float, default=30.0, help="how long Kafka or the database is cut off"
     )
     parser.add_argument("--restarts", type=int, default=20, help="how often Postgres crashes")
+    parser.add_argument("--freezes", type=int, default=200, help="how often processes are frozen")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long the tail is tested")
     names = sorted(storms(parser.parse_args([])))
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")

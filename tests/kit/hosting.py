@@ -162,9 +162,8 @@ class Bench:
             version = self.world.version(event.stream)
             await MemoryLog(self.world).commit(one(event, version + 1))
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[Runtime]:
-        """The runtime at work."""
+    def runtime(self) -> Runtime:
+        """A runtime over this world, under a long lease."""
         self.world.workers[WORKER] = self.world.now.replace(year=2100)
         blobs = MemoryBlobs()
         artifacts = ArtifactStore(MemoryLog(self.world), blobs)
@@ -176,7 +175,7 @@ class Bench:
             clock=SystemClock(),
             settings=Settings.load({"HEADRACE_HOME": str(self.home)}),
         )
-        runtime = Runtime(
+        return Runtime(
             Hosting(WORKER, tuple(self.consumers), (Lane.CONTROL,), self.capacity),
             log=cast("Any", self.log),
             effects=cast("Any", self.effects),
@@ -185,6 +184,11 @@ class Bench:
             artifacts=artifacts,
             wakeup=Wakeup(),
         )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Runtime]:
+        """The runtime at work."""
+        runtime = self.runtime()
         task = asyncio.ensure_future(runtime.run())
         try:
             yield runtime

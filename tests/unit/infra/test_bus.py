@@ -30,6 +30,8 @@ class Counted:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._log, name)
+        if not asyncio.iscoroutinefunction(method):
+            return method
 
         async def call(*args: Any, **more: Any) -> Any:
             self.calls[name] += 1

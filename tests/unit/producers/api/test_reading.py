@@ -225,6 +225,20 @@ async def test_a_stream_goes_on_where_it_broke_and_ends_with_the_run(app: Applic
     assert over.status_code == 204
 
 
+async def test_a_stream_starts_again_when_the_database_went_back(app: Application) -> None:
+    """A reader that is there, and one that comes back with an id from what did not happen."""
+    await app.append(list(beginning("r1", "first", steps=1)))
+    following = asyncio.ensure_future(stream(app, "r1"))
+    await app.append(list(step("r1", 1)))
+    app.database.history.turns += 1
+    await app.append([RunFinished(run="r1", step=1)])
+    found = await asyncio.wait_for(following, 60)
+    assert list(dict(found).values()).count("rl.run.finished") == 1
+    assert len(dict(found)) == 3 + 8 + 1, "it misses nothing"
+    again = await stream(app, "r1", Last_Event_ID="ffffffffff-1")
+    assert again == list(dict(found).items())
+
+
 async def test_commands_that_make_no_sense_are_conflicts(app: Application) -> None:
     await app.append(list(beginning("r1", "first", steps=2)))
     resumed = await app.post("/runs/r1/resume", {})

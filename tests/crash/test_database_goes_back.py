@@ -1,0 +1,94 @@
+"""A copy of the database's files is put back under living processes: what they read since is no more.
+They notice, start again from what the database says, and the run ends with the bits of a calm one."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from infra.database import connect
+from infra.history import Turned, as_of
+from infra.migrate import migrate
+from infra.stack.postgres import PostgresServer
+from tests.crash.test_database_restarts import _workers_started
+from tests.kit.ledger import check
+from tests.kit.platform import (
+    Platform,
+    eventually,
+    final_adapter,
+    make_workspace,
+    platform,
+    run_config,
+)
+from tests.kit.postgres import database_of, execute
+
+pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
+
+STEPS = 10
+CONFIG = run_config(advanced={"max_steps": STEPS})
+
+
+def copied(server: PostgresServer, source: Path, target: Path) -> None:
+    """The database's files, copied while nobody writes them, with their owners."""
+    server.stop("fast")
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target, copy_function=shutil.copy2)
+    _give(target, server.data.parent)
+    server.start()
+
+
+def _give(tree: Path, like: Path) -> None:
+    """The files belong to who owns the server's directory."""
+    owner = like.stat()
+    for path in (tree, *tree.rglob("*")):
+        shutil.chown(path, owner.st_uid, owner.st_gid)
+    tree.chmod(0o700)
+
+
+def at_step(running: Platform, run: str, step: int) -> None:
+    def there() -> bool | None:
+        return True if (running.info(run)["run"]["current_step"] or 0) >= step else None
+
+    eventually(there, within_s=120, what=f"step {step}")
+
+
+def test_a_run_ends_though_the_database_went_back(
+    own_server: PostgresServer, tmp_path: Path
+) -> None:
+    asyncio.run(execute(own_server.url, "create database headrace"))
+    url = database_of(own_server.url, "headrace")
+    workspace = make_workspace(tmp_path / "workspace")
+    kept = own_server.data.with_name("kept")
+    with platform(tmp_path / "home", environment={"HEADRACE_DATABASE_URL": url}) as running:
+        running.post("/workspaces", {"url": str(workspace), "name": "w"}, key="workspace")
+        running.upload("numbers")
+        calm = running.submit(CONFIG, workspace="w", name="calm")
+        undisturbed = final_adapter(running.wait(calm, "finished", within_s=300))
+        restarts = _workers_started(running)
+        run = running.submit(CONFIG, workspace="w", name="back")
+        at_step(running, run, 2)
+        copied(own_server, own_server.data, kept)
+        at_step(running, run, 6)
+        copied(own_server, kept, own_server.data)
+        assert (running.info(run)["run"]["current_step"] or 0) < 6, "it went back"
+        info = running.wait(run, "finished", within_s=300)
+        assert final_adapter(info) == undisturbed
+        check(running.events(run), steps=STEPS, groups=2, samples=4)
+        assert _workers_started(running) == restarts, "processes outlive it"
+
+
+async def test_what_was_read_before_moves_nothing_after(own_server: PostgresServer) -> None:
+    """Each connection to a server that was started again is asked who it is, before it is used."""
+    await migrate(own_server.url)
+    async with connect(own_server.url) as database:
+        turn = database.history.turns
+        with as_of(turn):
+            assert await database.lazy.fetchval("select 1") == 1
+        await asyncio.to_thread(own_server.stop, "fast")
+        await asyncio.to_thread(own_server.start)
+        for pool in (database.lazy, database.durable):
+            with as_of(turn), pytest.raises(Turned):
+                await pool.fetchval("select 1")
+            assert await pool.fetchval("select 1") == 1
+        assert database.history.turns == turn + 1
