@@ -1,5 +1,5 @@
-"""Databases that cannot hold what is said in them: refused at migrate and at start. Where one is used all
-the same, or has constraints of its own, what it refuses ends no process."""
+"""Databases that cannot hold what is said in them: refused at migrate and at start. Where one is used
+all the same, or has constraints of its own, what it refuses ends no process."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,0 +1,115 @@
+"""Two processes for one consumer, as on a cluster: whoever decides, and whatever it still remembers of
+streams that the other has moved, the run ends with the bits of one that nobody disturbed."""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from infra.embedded import place_of
+from tests.kit.ledger import check
+from tests.kit.platform import (
+    PATIENCE,
+    Platform,
+    eventually,
+    final_adapter,
+    make_workspace,
+    platform,
+    platform_environment,
+    run_config,
+    serving,
+)
+from tests.kit.stacks import RealStack
+
+pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
+
+STEPS = 6
+CONFIG = run_config(advanced={"max_steps": STEPS, "state_interval": 2})
+POINTS: Mapping[str, tuple[str, ...]] = {
+    "first": ("run.intake.tx_before_commit:4", "learn.perform.TrainStep.claimed:2"),
+    "second": ("run.intake.tx_after_commit:2", "rollout.perform.GenerateSample.effect_done:3"),
+}
+"""Where the workers of each of the two kill themselves, if it is they who pass there."""
+
+
+@contextmanager
+def started(home: Path, **environment: str) -> Iterator[Platform]:
+    with platform(home, environment=environment) as running:
+        yield running
+
+
+def prepared(running: Platform, workspace: Path) -> None:
+    running.post("/workspaces", {"url": str(workspace), "name": "w"}, key="workspace")
+    running.upload("numbers")
+
+
+@contextmanager
+def another_learner(running: Platform, home: Path) -> Iterator[None]:
+    """One more `python -m consumers learn` beside the platform's own."""
+    place = place_of(running.home)
+    assert place is not None
+    settings = {
+        "HEADRACE_BLOBS": f"file://{running.home}/blobs",
+        "HEADRACE_DATABASE_URL": place.url,
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "consumers", "learn"], env=platform_environment(home, settings)
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(PATIENCE * 30)
+
+
+def test_one_more_learner_changes_nothing(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "workspace")
+    with started(tmp_path / "home", HEADRACE_WORKERS="each") as running:
+        prepared(running, workspace)
+        calm = running.wait(running.submit(CONFIG, workspace="w"), "finished", within_s=200)
+        with another_learner(running, tmp_path / "another"):
+            eventually(lambda: learners(running) >= 2 or None, within_s=60, what="two learners")
+            run = running.submit(CONFIG, workspace="w")
+            info = running.wait(run, "finished", within_s=200)
+        check(running.events(run), steps=STEPS, groups=2, samples=4)
+    assert final_adapter(info) == final_adapter(calm)
+
+
+def learners(running: Platform) -> int:
+    """How many workers can take optimizer steps."""
+    return sum("train" in worker["lanes"] for worker in running.get("/status")["workers"])
+
+
+@pytest.mark.kafka
+@pytest.mark.s3
+def test_kills_and_rebalances_of_consumers_that_run_twice_change_nothing(
+    tmp_path: Path, real_stack: RealStack
+) -> None:
+    workspace = make_workspace(tmp_path / "workspace")
+    corner = {**real_stack.corner(), "HEADRACE_WORKERS": "two"}
+    armed = {home: ",".join(points) for home, points in POINTS.items()}
+    with started(tmp_path / "calm", **real_stack.corner()) as running:
+        prepared(running, workspace)
+        calm = running.wait(running.submit(CONFIG, workspace="w"), "finished", within_s=200)
+    with (
+        started(tmp_path / "first", **corner, HEADRACE_FAILPOINT=armed["first"]) as first,
+        started(tmp_path / "second", **corner, HEADRACE_FAILPOINT=armed["second"]) as second,
+    ):
+        prepared(first, workspace)
+        run = first.submit(CONFIG, workspace="w")
+        eventually(lambda: step(first, run) >= 2 or None, within_s=200, what="step 2")
+        second.process.terminate()
+        second.process.wait(PATIENCE * 60)
+        second.process = serving(second.environment)
+        info = first.wait(run, "finished", within_s=300)
+        check(first.events(run), steps=STEPS, groups=2, samples=4)
+    assert final_adapter(info) == final_adapter(calm)
+    fired = [marker.name for home in POINTS for marker in tmp_path.glob(f"{home}/failpoints/*")]
+    assert len(fired) >= 2, f"too few were killed: {fired}"
+
+
+def step(running: Platform, run: str) -> int:
+    return int(running.info(run)["run"]["current_step"] or 0)
