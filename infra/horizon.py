@@ -14,10 +14,11 @@ from infra.ports import Cursor
 BELOW_HORIZON = "xid < pg_snapshot_xmin(pg_current_snapshot())"
 BELOW_OWN_HORIZON = "xid < (select own_horizon(pg_current_snapshot()))"
 
-HIDDEN_S = 0.1
-"""An event is hidden for this long before the horizon of our own writers is read."""
+HIDDEN_S = 0.3
+"""An event is hidden for this long before the horizon of our own writers is read. A commit of ours that
+waits for a slow disk should not be enough."""
 
-OWN_S = 10.0
+OWN_S = 30.0
 """It is then read for this long: the foreign transaction may stay open for hours."""
 
 MOST_CURSORS = 32

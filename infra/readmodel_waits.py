@@ -14,7 +14,13 @@ MOST_EFFECTS = 200
 FULL_BYTES = 16 << 20
 """A disk with less room than this cannot take the next write of Postgres or of a checkpoint."""
 
-MINE = "(e.run_id = $1 or (e.type = 'FetchCommit' and e.data ->> 'requester' = $2))"
+MINE = (
+    "(e.run_id = $1 or"
+    " (e.lane = 'control' and e.type = 'FetchCommit' and e.data ->> 'requester' = $2))"
+)
+
+UNDECIDED_S = 15
+"""Watermarks move every few seconds: an event above one that is younger may have been consumed."""
 
 FACTS = f"""
 select
@@ -39,9 +45,12 @@ select
   exists (select from events v where ($1::text is null or v.run_id = $1)
      and v.xid >= (select own_horizon(pg_current_snapshot()))) as hidden,
   (select json_agg(m.consumer order by m.consumer) from watermarks m,
-     (select v.xid, v.position from events v where v.run_id = $1
+     (select v.id, v.xid, v.position, v.time from events v where v.run_id = $1
       order by v.xid desc, v.position desc limit 1) last
-   where (m.xid, m.position) < (last.xid, last.position) and m.consumer <> 'project') as undecided,
+   where (m.xid, m.position) < (last.xid, last.position) and m.consumer <> 'project'
+     and last.time < clock_timestamp() - interval '{UNDECIDED_S} seconds'
+     and not exists (select from inbox i where i.consumer = m.consumer and i.event_id = last.id))
+   as undecided,
   (select extract(epoch from clock_timestamp() - r.seen_at)::float8 from relay r) as seen_s
 """  # noqa: S608 - constants
 

@@ -150,8 +150,8 @@ values (gen_random_uuid(), 'learn', 'policy-r', '{lane}', '{run}', '{type}', '{d
         gen_random_uuid(), {worker}, {error})
 """
 EVENT = """
-insert into events (id, stream, version, type, schema_version, data, run_id, correlation)
-values ('{id}', 'run-r', {version}, 'rl.run.warned', 1, '{{}}', 'r', '{id}')
+insert into events (id, stream, version, type, schema_version, data, run_id, correlation, time)
+values ('{id}', 'run-r', {version}, 'rl.run.warned', 1, '{{}}', 'r', '{id}', clock_timestamp(){time})
 """
 WORKERS = """
 insert into workers (id, host, pid, lanes, expires_at) values
@@ -172,6 +172,10 @@ def effect(
     quoted = {"worker": worker, "error": error}
     values = {name: f"'{value}'" if value else "null" for name, value in quoted.items()}
     return EFFECT.format(type=type_, run=run, lane=lane, data=data, **values)
+
+
+def appended(version: int, time: str = "") -> str:
+    return EVENT.format(id=uuid4(), version=version, time=time)
 
 
 async def said(database: Database, run: str | None = "r", **more: object) -> list[str]:
@@ -207,17 +211,18 @@ async def test_effects_and_leases_are_read_for_the_run_and_for_all(database: Dat
 @pytest.mark.postgres
 async def test_broker_consumers_and_disks_are_read(database: Database, tmp_path: Path) -> None:
     await execute(database.url, WORKERS.format())
-    await execute(database.url, EVENT.format(id=uuid4(), version=1))
+    await execute(database.url, appended(1))
     await execute(database.url, "insert into watermarks values ('learn', '0', 0)")
     await execute(
         database.url,
         "insert into relay (name, cluster, ends, xid, position, seen_at) values"
         " ('kafka', 'c', '{}', '0', 0, clock_timestamp() - interval '1 minute')",
     )
+    assert await said(database) == [], "it was appended a moment ago"
+    await execute(database.url, appended(2, " - interval '1 hour'"))
+    decision = "decision: its last event has not been consumed by: learn"
     async with asyncio.timeout(60):
-        while (await said(database))[0] != (
-            "decision: its last event has not been consumed by: learn"
-        ):
+        while decision not in await said(database):
             await asyncio.sleep(0.01)
     assert (await said(database, kafka_behind=3))[0].startswith("broker: Kafka does not answer")
     assert await said(database, None, directories=[tmp_path / "none yet"]) == []
@@ -229,7 +234,7 @@ async def writing(url: str, version: int) -> AsyncIterator[int]:
     connection = await asyncpg.connect(url, server_settings={"application_name": "forgotten"})
     try:
         await connection.execute("begin")
-        await connection.execute(EVENT.format(id=uuid4(), version=version))
+        await connection.execute(appended(version))
         yield int(await connection.fetchval("select pg_backend_pid()"))
         await connection.execute("rollback")
     finally:
@@ -251,10 +256,10 @@ def preparing() -> Iterator[str]:
 async def test_who_holds_the_horizon_is_named(preparing: str) -> None:
     """By a process that may not see the sessions of others."""
     await execute(preparing, WORKERS.format())
-    prepared = f"begin;{EVENT.format(id=uuid4(), version=1)};prepare transaction 'left'"
+    prepared = f"begin;{appended(1)};prepare transaction 'left'"
     await execute(preparing, prepared)
     async with connected(preparing) as database, writing(preparing, 2) as pid:
-        await execute(preparing, EVENT.format(id=uuid4(), version=3))
+        await execute(preparing, appended(3))
         async with asyncio.timeout(60):
             while len(found := await said(database)) < 2:
                 await asyncio.sleep(0.05)
