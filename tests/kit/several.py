@@ -123,15 +123,20 @@ ALONE = Crowd((tuple(REGISTRY),))
 """One runtime that hosts everything."""
 
 
-async def told_by(crowd: Crowd, events: Sequence[Event], *, within_s: float = 60.0) -> list[str]:
-    """All streams, as told in the end, of what `events` lead to; in made time (tests/kit/virtual.py).
-    Raises AssertionError when there is no end within so many seconds."""
+async def told_by(crowd: Crowd, events: Sequence[Event]) -> list[str]:
+    """All streams, as told in the end, of what `events` lead to."""
+    return told(await world_of(crowd, events))
+
+
+async def world_of(crowd: Crowd, events: Sequence[Event], *, within_s: float = 60.0) -> World:
+    """What `events` lead to; in made time (tests/kit/virtual.py). Raises AssertionError when there is no
+    end within so many seconds."""
     world, draw = World(), random.Random(crowd.seed)
     await MemoryLog(world).append(events, cause=CAUSE)
     async with _at_work(world, crowd, draw):
         for _ in range(int(within_s / LOOK_S)):
             if _rests(world):
-                return told(world)
+                return world
             await asyncio.sleep(LOOK_S)
     raise AssertionError("it does not come to an end")
 

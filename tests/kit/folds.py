@@ -1,0 +1,116 @@
+"""What each consumer's fold makes of a recorded history: a fingerprint per consumer and fold version.
+
+A snapshot holds a folded state under its consumer's `fold_version`, so a fold that changes while that
+number does not would go on from a state of the old one. `python -m tests.kit.folds` records what is not
+recorded yet, and never changes what is.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from consumers.__main__ import REGISTRY, load
+from infra.consumer import Consumer
+from schemas.envelope import decode_event
+from schemas.events import EVENT_TYPES, Event, RepositoryPushed, RunRequested
+from tests.kit import virtual
+from tests.kit.examples import GOLDEN
+
+HISTORY = GOLDEN / "folds" / "history.jsonl"
+"""A short run with a validation: each event with its stream, in the order of the log."""
+
+FINGERPRINTS = GOLDEN / "folds" / "fingerprints.json"
+
+
+def fingerprint(consumer: Consumer[Any]) -> str:
+    """One hash of every state that the consumer folds from the history, and from each event that was
+    ever released, alone. An event that it cannot fold counts by its error's class."""
+    told: list[str] = []
+    for stream in streams().values():
+        if stream[0].stream.partition("-")[0] == consumer.category:
+            told += _states(consumer, stream)
+    for event in released():
+        if event.stream.partition("-")[0] == consumer.category:
+            told += _states(consumer, [event])
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()
+
+
+def _states(consumer: Consumer[Any], events: Sequence[Event]) -> list[str]:
+    """The state after each event, as JSON."""
+    kind = TypeAdapter(consumer.snapshots or type(consumer.initial))
+    state, told = consumer.initial, []
+    for event in events:
+        try:
+            state = consumer.evolve(state, event)
+        except Exception as error:
+            told.append(type(error).__name__)
+            break
+        told.append(json.dumps(kind.dump_python(state, mode="json"), sort_keys=True))
+    return told
+
+
+def streams() -> Mapping[str, list[Event]]:
+    """The history's streams."""
+    found: dict[str, list[Event]] = {}
+    for line in HISTORY.read_text().splitlines():
+        kind, version, data = json.loads(line)
+        event = decode_event(kind, version, json.dumps(data))
+        found.setdefault(event.stream, []).append(event)
+    return found
+
+
+def released() -> list[Event]:
+    """The golden payloads of all events that there are."""
+    found = []
+    for path in sorted(GOLDEN.glob("*.json")):
+        kind, _, version = path.stem.rpartition(".v")
+        if kind in EVENT_TYPES:
+            found.append(decode_event(kind, int(version), path.read_text()))
+    return found
+
+
+def recorded() -> dict[str, dict[str, str]]:
+    """Consumer -> fold version -> fingerprint."""
+    found: dict[str, dict[str, str]] = json.loads(FINGERPRINTS.read_text())
+    return found
+
+
+def record() -> None:
+    """Note the fingerprints of fold versions that have none."""
+    HISTORY.parent.mkdir(exist_ok=True)
+    if not HISTORY.exists():
+        _write_history(HISTORY)
+    known = recorded() if FINGERPRINTS.exists() else {}
+    for name in REGISTRY:
+        consumer = load(name)
+        known.setdefault(name, {}).setdefault(str(consumer.fold_version), fingerprint(consumer))
+    FINGERPRINTS.write_text(json.dumps(known, indent=2) + "\n")
+
+
+def _write_history(file: Path) -> None:
+    from tests.kit.several import ALONE, world_of
+    from tests.properties.test_cascade import events
+
+    asked: list[Event] = []
+    for event in events("sync"):
+        if isinstance(event, RunRequested):
+            shorter = event.config.advanced.model_copy(update={"max_steps": 2})
+            config = event.config.model_copy(update={"advanced": shorter})
+            asked.append(event.model_copy(update={"config": config}))
+        else:
+            assert isinstance(event, RepositoryPushed)
+            asked.append(event)
+    world = virtual.run(world_of(ALONE, asked))
+    lines = [
+        json.dumps([r.event.type, r.event.version, json.loads(r.event.model_dump_json())])
+        for r in world.events
+    ]
+    file.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    record()
