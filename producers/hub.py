@@ -21,6 +21,7 @@ ENDPOINT = "https://huggingface.co"
 ANSWER_S = 4.0
 """How long the hub has to answer, redirects and all."""
 MAX_CONFIG_BYTES = 4 << 20
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 TRUE = ("1", "ON", "YES", "TRUE")
 INSTEAD = "or give the absolute path of a directory that holds the model"
 
@@ -32,34 +33,42 @@ async def hub_config(name: str) -> Config:
     `experiment.model_path`: no such model, not allowed, offline, or no answer."""
     if (cached := await asyncio.to_thread(_cached, name)) is not None:
         return cached
-    endpoint = (os.environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
-    offline = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    for variable in (v for v in offline if os.environ.get(v, "").upper() in TRUE):
+    if (variable := offline()) is not None:
         raise _wrong(
             f"the model {name} is not in this machine's cache ({_cache()}), and {variable} forbids to "
-            f"ask {endpoint}; download it first, {INSTEAD}"
+            f"ask {endpoint()}; download it first, {INSTEAD}"
         )
     try:
         async with asyncio.timeout(ANSWER_S):
-            return await _asked(endpoint, name)
-    except (TimeoutError, httpx.HTTPError, OSError) as error:
+            return await _asked(endpoint(), name)
+    except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise _wrong(
-            f"the model {name} is not in this machine's cache ({_cache()}), and {endpoint} "
+            f"the model {name} is not in this machine's cache ({_cache()}), and {endpoint()} "
             f"{_why(error)}; check the connection, set HF_ENDPOINT, {INSTEAD}"
         ) from error
 
 
-async def _asked(endpoint: str, name: str) -> Config:
+def endpoint() -> str:
+    """The address of the hub."""
+    return (os.environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
+
+
+def offline() -> str | None:
+    """The variable that forbids to ask the hub, if one is set."""
+    return next((v for v in OFFLINE if os.environ.get(v, "").upper() in TRUE), None)
+
+
+async def _asked(hub: str, name: str) -> Config:
     """Raises InvalidConfig for what the hub refuses, httpx's errors when it cannot be asked."""
     token = os.environ.get("HF_TOKEN") or await asyncio.to_thread(_token)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    url = f"{endpoint}/{name}/resolve/main/config.json"
+    url = f"{hub}/{name}/resolve/main/config.json"
     async with (
         httpx.AsyncClient(follow_redirects=True, timeout=ANSWER_S) as client,
         client.stream("GET", url, headers=headers) as answer,
     ):
         if answer.status_code in (401, 403, 404):
-            raise _wrong(_refusal(endpoint, name, answer, with_token=bool(token)))
+            raise _wrong(_refusal(hub, name, answer, with_token=bool(token)))
         answer.raise_for_status()
         data = bytearray()
         async for chunk in answer.aiter_bytes():
@@ -72,18 +81,18 @@ async def _asked(endpoint: str, name: str) -> Config:
     return config
 
 
-def _refusal(endpoint: str, name: str, answer: httpx.Response, *, with_token: bool) -> str:
+def _refusal(hub: str, name: str, answer: httpx.Response, *, with_token: bool) -> str:
     """Why the hub gives no config.json. It answers 401 also for a model that does not exist."""
     code = answer.headers.get("x-error-code", "")
     if code == "GatedRepo":
         return (
-            f"the model {name} is gated: accept its terms at {endpoint}/{name}, then set HF_TOKEN for "
+            f"the model {name} is gated: accept its terms at {hub}/{name}, then set HF_TOKEN for "
             "server and workers"
         )
     if code == "EntryNotFound":
-        return f"{endpoint}/{name} has no config.json, so Transformers cannot load it"
+        return f"{hub}/{name} has no config.json, so Transformers cannot load it"
     token = "this HF_TOKEN may not read it" if with_token else "it is private (set HF_TOKEN)"
-    return f"{endpoint} has no model {name}, or {token}; check the spelling, {INSTEAD}"
+    return f"{hub} has no model {name}, or {token}; check the spelling, {INSTEAD}"
 
 
 def _why(error: Exception) -> str:

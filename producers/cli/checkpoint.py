@@ -10,6 +10,7 @@ from producers.cli.client import Client, part
 from producers.cli.failures import Failure
 from producers.cli.groups import command, group
 from producers.cli.output import Document, fields, print_json, printable, say, table, when
+from producers.cli.units import size
 
 ADAPTER = "adapter_config.json"
 LOCAL_BASES = ("./base", "base")
@@ -64,8 +65,8 @@ def info(ref: str, *, as_json: bool) -> None:
 
 
 def _files(found: Document) -> None:
-    rows = [(f.get("name"), f.get("size"), f.get("sha256")) for f in found.get("files") or ()]
-    table("Files", ("name", "bytes", "sha256"), rows)
+    rows = [(f.get("name"), size(f.get("size")), f.get("sha256")) for f in found.get("files") or ()]
+    table("Files", ("name", "size", "sha256"), rows)
 
 
 @command(checkpoint, "download", example="headrace checkpoint download my-run@last ./adapter")

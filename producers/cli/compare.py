@@ -14,6 +14,7 @@ import click
 
 from producers.cli.client import Client, part
 from producers.cli.output import Document, cell, say, sparkline, table
+from producers.cli.units import run_status
 from producers.exporters.sink import flat
 
 HEAD = ("id", "name", "status", "phase", "algorithm", "execution_mode", "model", "dataset")
@@ -117,7 +118,8 @@ def show(found: Document, *, metrics: Sequence[str], rows: int) -> None:
     runs: list[Document] = found["runs"]
     names = [str(run["name"]) for run in runs]
     columns = ("", *names)
-    table("Runs", columns, [(key, *(r[key] for r in runs)) for key in ("status", "algorithm")])
+    statuses = ("status", *(run_status(run) for run in runs))
+    table("Runs", columns, [statuses, ("algorithm", *(run["algorithm"] for run in runs))])
     table("Settings that differ", columns, [(s["key"], *s["values"]) for s in found["settings"]])
     table("Totals", columns, [(key, *values) for key, values in found["totals"].items()])
     wanted = metrics or [key for key in CURVES if key in found["metrics"]]

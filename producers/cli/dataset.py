@@ -23,6 +23,7 @@ from producers.cli.output import (
     when,
 )
 from producers.cli.parquet import as_text
+from producers.cli.units import size
 
 dataset = group("dataset", "Datasets: JSON Lines and the like, validated as they come in.")
 
@@ -173,7 +174,9 @@ def info(name: str, *, as_json: bool) -> None:
     if as_json:
         print_json(answer)
     else:
-        fields(f"Dataset {name}", list(answer["dataset"].items()))
+        found: Document = answer["dataset"]
+        shown = found | {"file_size": size(found.get("file_size"))}
+        fields(f"Dataset {name}", [(key, value) for key, value in shown.items() if value != {}])
 
 
 @command(dataset, "preview", example="headrace dataset preview sums --rows 3")
@@ -212,7 +215,7 @@ def download(name: str, file: Path | None, *, force: bool, as_json: bool) -> Non
     if as_json:
         print_json({"file": str(target), "sha256": sha256, "size": target.stat().st_size})
     else:
-        say(f"saved {target} ({target.stat().st_size} bytes)")
+        say(f"saved {target} ({size(target.stat().st_size)})")
 
 
 @command(dataset, "delete", example="headrace dataset delete sums --yes")

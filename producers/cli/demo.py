@@ -5,6 +5,7 @@ stopped at the end. The model is made from nothing and taught by demonstrations 
 held-out questions, improved by reinforcement learning, and measured again.
 """
 
+import itertools
 import resource
 import shutil
 import signal
@@ -26,11 +27,22 @@ if TYPE_CHECKING:
 
 GREEDY_PROMISE = 0.9
 SAMPLED_PROMISE = 0.75
+KEPT = "headrace-demo"
 
 
 @command(None, "demo", example="headrace demo --keep ./demo")
 @click.option(
-    "--keep", metavar="DIR", type=click.Path(path_type=Path), help="Keep all state there."
+    "--keep",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Where all state goes, an empty or new directory.  [default: ./headrace-demo]",
+)
+@click.option("--discard", is_flag=True, help="Remove all state at the end.")
+@click.option(
+    "--remove",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Only remove what a demo kept there, its database too.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of data, model and training.")
 @click.option("--steps", default=100, show_default=True, help="Steps of reinforcement learning.")
@@ -51,6 +63,8 @@ SAMPLED_PROMISE = 0.75
 def demo(
     *,
     keep: Path | None,
+    discard: bool,
+    remove: Path | None,
     seed: int,
     steps: int,
     grader: str,
@@ -62,13 +76,16 @@ def demo(
     minutes on two cores.
 
     Exits 1 unless the held-out reward rose as promised: to 0.9 or more greedy, 0.75 or more sampled.
+    Everything stays in ./headrace-demo to look at, unless --discard is given.
     """
     from producers.cli.demo_platform import DemoPlatform, RunningPlatform
     from producers.cli.demo_story import Story
 
+    if remove is not None:
+        _remove(remove, as_json=as_json)
+        return
     started = time.monotonic()
-    if keep is not None and keep.exists() and any(keep.iterdir()):
-        raise Failure("CONFLICT", f"{keep} is not empty; name a new directory")
+    keep = _place(keep, discard=discard)
     root = (keep or Path(tempfile.mkdtemp(prefix="headrace-demo-"))).resolve()
     platform: Platform = RunningPlatform() if here else DemoPlatform(root)
     try:
@@ -88,9 +105,46 @@ def demo(
         print_json(result)
     else:
         _table(result, platform if keep else None)
+        if keep is not None and not here:
+            say(f"All is kept in {root}; remove it with: headrace demo --remove {root}")
     judge(result["held_out"])
     if chaos:
         judge_chaos(result["chaos"])
+
+
+def _place(keep: Path | None, *, discard: bool) -> Path | None:
+    """Where state is kept; None: nowhere. Raises Failure when that is in use, UsageError when both
+    are asked for."""
+    if keep is not None:
+        if discard:
+            raise click.UsageError("give either --keep or --discard")
+        if keep.exists() and any(keep.iterdir()):
+            raise Failure("CONFLICT", f"{keep} is not empty; name a new directory")
+        return keep
+    if discard:
+        return None
+    others = (f"{KEPT}-{n}" for n in itertools.count(2))
+    return next(Path(name) for name in itertools.chain([KEPT], others) if not Path(name).exists())
+
+
+def _remove(directory: Path, *, as_json: bool) -> None:
+    """Remove what a demo kept. Raises Failure where none is, or one that still runs."""
+    from infra.home import owner
+    from producers.cli.demo_platform import DemoPlatform
+
+    root = directory.resolve()
+    platform = DemoPlatform(root)
+    if not (root / "workspace").is_dir() or not platform.home.is_dir():
+        raise Failure("NOT_FOUND", f"{directory} holds no demo (no home/ and workspace/ in it)")
+    if owner(platform.home) is not None:
+        command = f"HEADRACE_HOME={platform.home} headrace down"
+        raise Failure("CONFLICT", f"the demo in {directory} still runs; stop it with: {command}")
+    platform.remove_database()
+    shutil.rmtree(root)
+    if as_json:
+        print_json({"removed": str(root)})
+    else:
+        say(f"removed {directory}")
 
 
 def cpu_s() -> float:
@@ -173,7 +227,7 @@ def next_commands(prefix: str | None) -> tuple[str, str, str]:
     """Three commands to go on with; `prefix` None: nothing was kept."""
     if prefix is None:
         return (
-            "headrace demo --keep ./demo     # the same, and everything stays for you to look at",
+            "headrace demo                   # the same, and everything stays for you to look at",
             "headrace up --detach            # a server of your own",
             "headrace workspace init sums    # a workspace to change",
         )

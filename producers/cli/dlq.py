@@ -9,6 +9,7 @@ import click
 from producers.cli.client import Client, part
 from producers.cli.groups import command, group
 from producers.cli.output import Document, fields, one_line, print_json, say, table, when
+from producers.cli.units import size
 
 dlq = group("dlq", "Dead letters: messages that no consumer could decide on.")
 
@@ -70,7 +71,7 @@ def show(ref: str, *, target: Path | None, as_json: bool) -> None:
     if letter["trace"]:
         say(letter["trace"])
     if target is not None:
-        say(f"saved {len(data)} bytes in {target}")
+        say(f"saved {size(len(data))} in {target}")
     else:
         say(data.decode(errors="backslashreplace"))
 

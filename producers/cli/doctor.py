@@ -8,13 +8,14 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import click
 
 from producers.cli.failures import Failure
 from producers.cli.groups import command
+from producers.cli.machine import MACHINE, Check
 from producers.cli.output import print_json, say, table
 from schemas.redact import redacted
 
@@ -25,21 +26,12 @@ NEEDED_BYTES = 2 << 30
 OLD_HORIZON_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that must be there. `ok` None: it cannot be known now; `fix` says how to get it."""
-
-    name: str
-    ok: bool | None
-    detail: str
-    fix: str | None = None
-
-
 @command(None, "doctor", example="headrace doctor")
 @click.option("--deep", is_flag=True, help="Read all of the log and of what it names.")
 @click.option("--failpoints", is_flag=True, help="List the names HEADRACE_FAILPOINT takes.")
 def doctor(*, deep: bool, failpoints: bool, as_json: bool) -> None:
-    """Check this machine: programs, packages, disk, port, database. Exit 1 when something is missing.
+    """Check this machine: programs, packages, GPU, memory, model hub, disk, port, database. Exit 1 when
+    something is missing.
 
     With --deep: check the event log, its artifacts and its manifests against each other, byte by byte,
     while everything goes on; each damage is named.
@@ -80,7 +72,7 @@ def _failpoints(*, as_json: bool) -> None:
 
 def examine(settings: "Settings") -> tuple[Check, ...]:
     """All checks, in the order in which a newcomer meets what they are about."""
-    here: tuple[Callable[[], Check], ...] = (_python, _git, _torch, _compiler, _sandbox)
+    here: tuple[Callable[[], Check], ...] = (_python, _git, _torch, *MACHINE, _compiler, _sandbox)
     about: tuple[Callable[[Settings], Check], ...] = (_postgres, _kafka, _home, _disk, _server)
     checks = (*(check() for check in here), *(check(settings) for check in about))
     return tuple(

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,9 +25,13 @@ from producers.cli.output import (
 )
 from producers.cli.repository import around, check_rollout, reads_working_trees, workspace_of
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 evaluation = group("eval", "Evaluations of a model or checkpoint on a dataset.")
 
 POLL_S = 0.3
+TENTHS = 10
 ENDED = ("finished", "failed", "stopped")
 
 
@@ -87,17 +92,48 @@ def wait(client: Client, ref: str, *, each: Callable[[Document], None]) -> Docum
 def watched(client: Client, started: Document, *, quiet: bool) -> Document:
     """The evaluation once it ended, with its progress on a terminal unless `quiet`. Raises Interrupted
     on SIGINT: the evaluation goes on."""
-    ref = str(started["id"])
+    ref, name = str(started["id"]), str(started.get("name"))
     try:
-        if quiet or not sys.stdout.isatty():
+        if quiet:
             return wait(client, ref, each=lambda _: None)
-        with console().status("evaluating") as shown:
-            return wait(client, ref, each=lambda e: shown.update(_progress(e)))
+        if not sys.stdout.isatty():
+            return wait(client, ref, each=Lines(name))
+        with _bar() as bar:
+            task = bar.add_task(name, total=started.get("total"))
+            return wait(
+                client,
+                ref,
+                each=lambda e: bar.update(
+                    task, completed=e.get("completed") or 0, total=e.get("total")
+                ),
+            )
     except KeyboardInterrupt as error:
-        name = str(started.get("name"))
         raise Interrupted(
             f"stopped watching; the evaluation {name} goes on", f"headrace eval info {name}"
         ) from error
+
+
+class Lines:
+    """Progress in a pipe: a line for each tenth of the rows, and for each status."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._said: tuple[object, int] | None = None
+
+    def __call__(self, found: Document) -> None:
+        completed, total = found.get("completed") or 0, found.get("total") or 0
+        now = found.get("status"), completed * TENTHS // total if total else 0
+        if now != self._said:
+            say(f"{self._name}: {_progress(found)}")
+        self._said = now
+
+
+def _bar() -> "Progress":
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Left
+
+    text = TextColumn("{task.description}", markup=False)
+    return Progress(text, BarColumn(), MofNCompleteColumn(), Left(), console=console())
 
 
 def _progress(found: Document) -> str:

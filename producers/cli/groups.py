@@ -7,7 +7,7 @@ defined, and nothing but click is imported to print it.
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 import click
@@ -21,8 +21,15 @@ HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 class LazyGroup(click.Group):
     """A group whose commands live in other modules: name -> ("module:attribute", one line)."""
 
-    def __init__(self, name: str, *, commands: Mapping[str, tuple[str, str]], help: str) -> None:
-        super().__init__(name, help=help, context_settings=HELP_OPTIONS)
+    def __init__(
+        self,
+        name: str,
+        *,
+        commands: Mapping[str, tuple[str, str]],
+        help: str,
+        options: Sequence[click.Option] = (),
+    ) -> None:
+        super().__init__(name, help=help, params=list(options), context_settings=HELP_OPTIONS)
         self._lazy = dict(commands)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

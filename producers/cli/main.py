@@ -12,7 +12,7 @@ import click
 from infra.settings import BadSetting
 from producers.cli.failures import Interrupted
 from producers.cli.groups import LazyGroup
-from producers.cli.output import print_failure
+from producers.cli.output import print_failure, print_json, printable
 from schemas.errors import HeadraceError, Refused
 
 CLI = "producers.cli."
@@ -52,9 +52,32 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": (CLI + "models:models", "The base models known here, and the scratch: shapes."),
 }
 
+
+def _version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:  # noqa: FBT001 - click's own shape
+    if not wanted:
+        return
+    from importlib.metadata import version
+
+    if "--json" in sys.argv:
+        print_json({"version": version("headrace")})
+    else:
+        click.echo(f"headrace {version('headrace')}")
+    ctx.exit()
+
+
+VERSION = click.Option(
+    ["--version"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Print the version.",
+)
+
 cli = LazyGroup(
     "headrace",
     commands=COMMANDS,
+    options=(VERSION,),
     help="""Post-train language models with reinforcement learning: a commit and a TOML become a
     better model.
 
@@ -112,7 +135,10 @@ def _interrupted(error: BaseException, *, as_json: bool) -> int:
     message = told.message
     if told.come_back:
         message += f"; come back with: {told.come_back}"
-    print_failure("INTERRUPTED", message, as_json=as_json)
+    if as_json:
+        print_failure("INTERRUPTED", message, as_json=True)
+    else:  # what was asked for: no error
+        sys.stderr.write(f"{printable(message)}\n")
     return 130
 
 

@@ -6,6 +6,7 @@ is set; a server's text is always escaped, since rollout text is hostile.
 
 import json
 import os
+import shutil
 import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -43,18 +44,42 @@ def print_failure(code: str, message: str, issues: Sequence[Issue] = (), *, as_j
         document = {"schema_version": SCHEMA_VERSION, "error": error}
         sys.stderr.write(json.dumps(document, ensure_ascii=False) + "\n")
         return
-    sys.stderr.write(f"Error: {printable(message)}\n")
+    sys.stderr.write(f"Error: {printable(_head(message, issues))}\n")
     for issue in issues:
-        meant = f" (did you mean {issue.did_you_mean}?)" if issue.did_you_mean else ""
-        sys.stderr.write(f"  - {printable(issue.key)}: {printable(issue.message)}{meant}\n")
+        if len(issues) > 1 or issue.message not in message:
+            line = f"{issue.key}: {issue.message}{_meant(issue)}"
+            sys.stderr.write(f"  - {printable(line)}\n")
+
+
+def _head(message: str, issues: Sequence[Issue]) -> str:
+    """The first line of a failure. The messages of refusals quote their first issue; what is listed
+    below is not said here too."""
+    quoted = issues[0].message in message if issues else False
+    if not quoted:
+        return message
+    if len(issues) == 1:
+        meant = issues[0].did_you_mean
+        return message + (_meant(issues[0]) if meant and meant not in message else "")
+    before = message.partition(issues[0].key)[0] if issues[0].key in message else ""
+    return f"{before.strip(' :') or 'refused'}: {len(issues)} problems"
+
+
+def _meant(issue: Issue) -> str:
+    return f" (did you mean {issue.did_you_mean}?)" if issue.did_you_mean else ""
+
+
+PIPE_COLUMNS = 120
 
 
 def console() -> "Console":
-    """Where people read: colours and width follow the terminal."""
+    """Where people read: colours and width follow the terminal. Rich takes 80 columns for a terminal
+    without capabilities unless it is told both dimensions; in a pipe COLUMNS counts, else 120."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "120"))
-    return Console(highlight=False, width=width)
+    if not sys.stdout.isatty():
+        return Console(highlight=False, width=int(os.environ.get("COLUMNS", str(PIPE_COLUMNS))))
+    columns, lines = shutil.get_terminal_size((PIPE_COLUMNS, 24))
+    return Console(highlight=False, width=columns, height=lines)
 
 
 def say(text: str) -> None:
@@ -86,7 +111,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
 
     drawn = Table(title=title or None, title_justify="left", header_style="bold")
     for column in columns:
-        drawn.add_column(column)
+        drawn.add_column(column, overflow="fold")  # a name that is cut cannot be copied
     for row in rows:
         drawn.add_row(*(Text(cell(value)) for value in row))
     console().print(drawn)

@@ -29,6 +29,8 @@ TYPES = (
 """The events that a view is folded from; the many events of samples and groups are not needed."""
 
 HELD_OUT_LOSS = "eval/validation/loss"
+RECENT = 10
+"""Steps whose mean length is taken for that of the next ones."""
 
 PHASES = {
     "rl.run.requested": "sync",
@@ -45,6 +47,8 @@ PHASES = {
 
 STATUSES = {
     "rl.run.started": "running",
+    "rl.run.paused": "paused",
+    "rl.run.resumed": "running",
     "rl.run.finished": "finished",
     "rl.run.failed": "failed",
     "rl.run.rejected": "failed",
@@ -72,6 +76,16 @@ class RunView:
     warnings: list[str] = field(default_factory=list)
     message: str | None = None
     batch_at: datetime | None = None
+    step_s: list[float] = field(default_factory=list)
+    """seconds of each step that was timed; a pause is not part of one"""
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds that the steps which are left take, if they take as long as the last ones."""
+        recent = self.step_s[-RECENT:]
+        if self.status != "running" or not recent or not self.total_steps:
+            return None
+        return sum(recent) / len(recent) * max(0, self.total_steps - self.step)
 
     @property
     def ended(self) -> bool:
@@ -101,7 +115,7 @@ class RunView:
                 self.message = str(data.get("message"))
                 if data.get("kind") == "crash":
                     self.status = "crashed"
-            case "rl.policy.initialized":
+            case "rl.policy.initialized" | "rl.run.resumed":
                 self.batch_at = _time(event)
 
     def _settled(self, data: Document, *, at: datetime | None) -> None:
@@ -116,6 +130,8 @@ class RunView:
         if self.step == 0:
             self.batch_at = at
             return
+        if at and self.batch_at:
+            self.step_s.append((at - self.batch_at).total_seconds())
         tokens = metrics.get("train/tokens")
         if tokens is None and "rollout/total_lengths" in metrics:
             tokens = float(metrics["rollout/total_lengths"]) * self.samples_per_step

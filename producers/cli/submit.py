@@ -10,6 +10,7 @@ from producers.cli.groups import command
 from producers.cli.output import Document, fields, print_json, say, say_warnings, table
 from producers.cli.repository import around, check_rollout, reads_working_trees, workspace_of
 from producers.cli.train import train
+from producers.cli.units import count, duration, size
 
 
 @command(train, "submit", example="headrace train submit configs/training/grpo.toml --watch")
@@ -98,5 +99,19 @@ def _dry(answer: Document, *, as_json: bool) -> None:
     ]
     table("Resolved config", ("section", "key", "value"), rows)
     say_warnings(answer)
-    estimates = list((answer.get("estimates") or {}).items())
+    estimates = _estimates(answer.get("estimates") or {})
     fields("Estimates", [("steps", answer.get("total_steps")), *estimates])
+
+
+def _estimates(found: Document) -> list[tuple[str, object]]:
+    """The figures with their units."""
+    if found.get("parameters") is None:
+        return [("memory", "not known: the model does not say its size")]
+    shown: list[tuple[str, object]] = [
+        ("parameters", count(found["parameters"])),
+        ("memory", size(found.get("memory_bytes"))),
+    ]
+    if found.get("step_s") is not None:
+        shown.append(("a step", duration(found["step_s"])))
+        shown.append(("in all", duration(found["total_s"])))
+    return [*shown, ("assumes", found.get("assumes"))]

@@ -17,6 +17,7 @@ from producers.cli.output import (
     table,
     when,
 )
+from producers.cli.units import run_status, run_step
 
 train = group("train", "Training runs: submit, watch, stop, samples, trace and more.")
 
@@ -54,8 +55,10 @@ def list_(
         return
     rows = [
         (
-            *(r.get(key) for key in ("name", "status", "algorithm", "model", "dataset")),
-            f"{r.get('current_step') or 0}/{r.get('total_steps') or '?'}",
+            r.get("name"),
+            run_status(r),
+            *(r.get(key) for key in ("algorithm", "model", "dataset")),
+            run_step(r),
             r.get("reward"),
             when(r.get("created_at")),
         )
@@ -75,7 +78,8 @@ def info(run: str, *, as_json: bool) -> None:
         print_json(answer)
         return
     found: Document = answer["run"]
-    pairs = [(key, value) for key, value in found.items() if key not in ("config", "name")]
+    shown = found | {"status": run_status(found), "current_step": run_step(found)}
+    pairs = [(key, value) for key, value in shown.items() if key not in ("config", "name")]
     waits = [("waits for", wait["message"]) for wait in answer.get("waiting_for") or ()]
     fields(f"Run {found.get('name')}", [*pairs, *waits])
     curves = []

@@ -13,6 +13,7 @@ from producers.cli.failures import Failure, Interrupted
 from producers.cli.output import Document, console, one_line, print_json, say, sparkline
 from producers.cli.runview import TYPES, RunView
 from producers.cli.stream import follow
+from producers.cli.units import left
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -77,7 +78,7 @@ def line(view: RunView, name: str, event: Document) -> None:
     """One event of a view as a line of a log, if it is worth one."""
     kind = event.get("type")
     if kind == "rl.step.settled" and view.step:
-        say(f"{name}: step {view.step}/{view.total_steps}  {numbers(view)}")
+        say(f"{name}: step {view.step}/{view.total_steps}{left(view.eta_s)}  {numbers(view)}")
     elif kind == "rl.evaluation.settled" and view.validations:
         step, reward = view.validations[-1]
         say(f"{name}: held-out reward at step {step}: {reward:.3f}")
@@ -86,7 +87,11 @@ def line(view: RunView, name: str, event: Document) -> None:
     elif kind == "rl.run.warned":
         say(f"{name}: warning: {one_line(view.warnings[-1], limit=200)}")
     elif kind in ("rl.run.started", "rl.run.paused", "rl.run.resumed") or view.ended:
-        say(f"{name}: {view.status} ({view.phase})" + (f": {view.message}" if view.message else ""))
+        say(f"{name}: {_standing(view)}" + (f": {view.message}" if view.message else ""))
+
+
+def _standing(view: RunView) -> str:
+    return view.status if view.status == view.phase else f"{view.status} ({view.phase})"
 
 
 def numbers(view: RunView) -> str:
@@ -113,8 +118,11 @@ def panel(view: RunView, name: str) -> "Panel":
     done = view.step / view.total_steps if view.total_steps else 0.0
     bar = "█" * round(done * BAR_WIDTH) + "░" * (BAR_WIDTH - round(done * BAR_WIDTH))
     rows = [
-        ("phase", f"{view.status}, {view.phase}"),
-        ("step", f"{bar} {view.step}/{view.total_steps or '?'}   {numbers(view)}"),
+        ("phase", _standing(view)),
+        (
+            "step",
+            f"{bar} {view.step}/{view.total_steps or '?'}{left(view.eta_s)}   {numbers(view)}",
+        ),
     ]
     if view.rewards:
         rows.append(

@@ -40,6 +40,9 @@ def hub(**models: dict[str, Any]) -> Iterator[str]:
             else:
                 self._answer(401, "Invalid username or password.", code="RepoNotFound")
 
+        def do_HEAD(self) -> None:
+            self._answer(200, "")
+
         def _answer(self, status: int, text: str, *, code: str | None = None) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(text.encode())))

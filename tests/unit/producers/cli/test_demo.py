@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import click
 import pytest
 
-from producers.cli.demo import cpu_s, judge, judge_chaos, next_commands
+from producers.cli.demo import _place, cpu_s, judge, judge_chaos, next_commands
+from producers.cli.demo_platform import DemoPlatform
 from producers.cli.demo_story import RANDOM_PAY, Story
 from producers.cli.failures import Failure
 from producers.cli.scaffold import example
@@ -80,3 +82,49 @@ def test_the_control_experiment_is_a_program() -> None:
 
 def test_cpu_seconds_are_counted() -> None:
     assert cpu_s() > 0
+
+
+def test_a_demo_keeps_its_state_unless_told_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _place(None, discard=False) == Path("headrace-demo")
+    (tmp_path / "headrace-demo").mkdir()
+    assert _place(None, discard=False) == Path("headrace-demo-2")
+    assert _place(None, discard=True) is None
+    assert _place(tmp_path / "mine", discard=False) == tmp_path / "mine"
+    with pytest.raises(click.UsageError):
+        _place(tmp_path / "mine", discard=True)
+
+
+@pytest.mark.parametrize(("arguments", "kept"), [([], True), (["--discard"], False)])
+def test_what_a_demo_made_is_there_afterwards_or_not(
+    headrace: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    kept: bool,
+) -> None:
+    """With a platform that starts nothing: the story ends at its first word."""
+    made: list[Path] = []
+
+    def start(self: DemoPlatform) -> None:
+        self.home.mkdir(parents=True)
+        (self.home.parent / "workspace").mkdir()
+        made.append(self.home.parent)
+        raise Failure("FAILED", "enough")
+
+    monkeypatch.setattr(DemoPlatform, "start", start)
+    monkeypatch.chdir(tmp_path)
+    assert "enough" in headrace("demo", *arguments).err
+    (root,) = made
+    assert root.exists() is kept
+    if kept:
+        assert root == tmp_path / "headrace-demo"
+        assert headrace("demo", "--remove", "headrace-demo").code == 0
+        assert not root.exists()
+        (tmp_path / "mine").mkdir()
+        ran = headrace("demo", "--remove", "mine")
+        assert ran.code == 1
+        assert "holds no demo" in ran.err
+        assert (tmp_path / "mine").exists()

@@ -1,10 +1,12 @@
 """What doctor finds, and what it tells to do."""
 
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
+from tests.kit.hub import hub
 from tests.unit.producers.cli.conftest import FakeServer, Ran, Run
 
 
@@ -17,6 +19,13 @@ def check(ran: Ran, name: str) -> dict[str, object]:
 def free_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HEADRACE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked beyond this machine."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
 
 
 @pytest.mark.usefixtures("free_port")
@@ -84,3 +93,59 @@ def test_passwords_are_not_shown(
         ran = headrace(*arguments)
         assert "hunter2" not in ran.out + ran.err, arguments
     assert "user:***@127.0.0.1:9" in str(check(headrace("doctor", "--json"), "server")["detail"])
+
+
+def fake_nvidia_smi(directory: Path, script: str) -> None:
+    program = directory / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
+@pytest.mark.usefixtures("free_port")
+def test_the_gpu_is_looked_at(
+    headrace: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", f"{tmp_path}:{path}")
+    fake_nvidia_smi(tmp_path, "echo 'NVIDIA H100, 81559 MiB, 80000 MiB, 550.1'")
+    found = check(headrace("doctor", "--json"), "GPU")
+    assert found["ok"] is True
+    assert found["detail"] == "NVIDIA H100, 80000 MiB of 81559 MiB free, driver 550.1"
+    fake_nvidia_smi(tmp_path, "echo 'Driver/library version mismatch'; exit 18")
+    found = check(headrace("doctor", "--json"), "GPU")
+    assert found["ok"] is not True
+    assert "Driver/library version mismatch" in str(found["detail"])
+
+
+@pytest.mark.usefixtures("free_port")
+def test_memory_is_what_the_container_leaves(
+    headrace: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    8388608 kB\n")
+    monkeypatch.setattr("producers.cli.machine.MEMINFO", meminfo)
+    monkeypatch.setattr("producers.cli.machine.CGROUP", tmp_path)
+    found = check(headrace("doctor", "--json"), "memory")
+    assert found["ok"] is True
+    assert str(found["detail"]).startswith("8.0 GiB available")
+    (tmp_path / "memory.max").write_text(f"{1 << 29}\n")
+    (tmp_path / "memory.current").write_text(f"{1 << 28}\n")
+    ran = headrace("doctor", "--json")
+    assert check(ran, "memory")["ok"] is False
+    assert str(check(ran, "memory")["detail"]).startswith("256.0 MiB available")
+    assert ran.code == 1
+
+
+@pytest.mark.usefixtures("free_port")
+def test_the_hub_is_asked_and_not_needed(headrace: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hub() as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        found = check(headrace("doctor", "--json"), "model hub")
+        assert found["ok"] is True
+        assert url in str(found["detail"])
+    ran = headrace("doctor", "--json")
+    assert ran.code == 0, "a machine may be without a hub"
+    assert check(ran, "model hub")["ok"] is None
+    assert "cannot be reached" in str(check(ran, "model hub")["detail"])
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE" in str(check(headrace("doctor", "--json"), "model hub")["detail"])

@@ -1,12 +1,21 @@
 """Envelopes, exit codes, and what a user is told when things go wrong."""
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from producers.cli.output import print_failure
+from schemas.errors import Issue
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
 COMMANDS = (
@@ -185,3 +194,104 @@ def test_success_carries_the_schema_version(server: FakeServer, headrace: Run) -
     assert ran.document == {"schema_version": 1, **answer}
     assert server.asked[-1].query == "limit=50&offset=0&status=running"
     assert json.loads(ran.out.splitlines()[0]) == ran.document
+
+
+def test_the_version_is_printed(headrace: Run) -> None:
+    ran = headrace("--version")
+    assert (ran.code, ran.err) == (0, "")
+    name, _, number = ran.out.strip().partition(" ")
+    assert name == "headrace"
+    assert number[0].isdigit()
+
+
+@pytest.mark.parametrize(
+    ("message", "issues", "told"),
+    [
+        ("it broke", [], "Error: it broke\n"),
+        (
+            "Invalid training config: a.b Unrecognized key; did you mean a.c?",
+            [("a.b", "Unrecognized key", "a.c")],
+            "Error: Invalid training config: a.b Unrecognized key; did you mean a.c?\n",
+        ),
+        (
+            "there is no dataset 'x'",
+            [("experiment.dataset", "there is no dataset 'x'", "y")],
+            "Error: there is no dataset 'x' (did you mean y?)\n",
+        ),
+        (
+            "Invalid training config: a.b is wrong (and 1 more)",
+            [("a.b", "is wrong", None), ("c.d", "is bad", "c.e")],
+            "Error: Invalid training config: 2 problems\n"
+            "  - a.b: is wrong\n  - c.d: is bad (did you mean c.e?)\n",
+        ),
+        (
+            "f.csv cannot be a dataset: line 5 is short",
+            [("line 5", "is short", None), ("line 6", "is short", None)],
+            "Error: f.csv cannot be a dataset: 2 problems\n  - line 5: is short\n  - line 6: is short\n",
+        ),
+        (
+            "the config is not valid",
+            [("a.b", "is wrong", None)],
+            "Error: the config is not valid\n  - a.b: is wrong\n",
+        ),
+    ],
+)
+def test_each_error_is_said_once(
+    message: str,
+    issues: list[tuple[str, str, str | None]],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_failure("X", message, [Issue(*issue) for issue in issues], as_json=False)
+    assert capsys.readouterr().err == told
+
+
+def drawn(columns: int, name: str) -> str:
+    """A table with this name on a dumb terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    program = (
+        f"from producers.cli.output import table; table('', ('name', 'x'), [({name!r}, 'y' * 60)])"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"TERM": "dumb"}
+    with subprocess.Popen([sys.executable, "-c", program], stdout=theirs, env=environment) as child:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while data := os.read(ours, 65_536):
+                shown += data
+    os.close(ours)
+    assert child.returncode == 0
+    return shown.decode()
+
+
+def test_a_name_is_not_cut_on_a_wide_terminal_and_folded_on_a_narrow_one() -> None:
+    name = "a-run-with-a-long-name-" + "0123456789" * 8
+    assert name in drawn(200, name)
+    narrow = drawn(60, name)
+    assert "…" not in narrow
+    letters = "".join(c for c in narrow if c in "0123456789")
+    assert "0123456789" * 8 in letters
+
+
+def test_a_paused_run_is_listed_as_paused_with_the_time_left_beside_the_others(
+    server: FakeServer, headrace: Run
+) -> None:
+    began = (datetime.now(UTC) - timedelta(minutes=10)).isoformat()
+    common = {"status": "running", "current_step": 5, "total_steps": 10, "started_at": began}
+    runs = [
+        {"name": "resting", "phase": "paused", **common},
+        {"name": "busy", "phase": "train", **common},
+    ]
+    server.answer("GET", "/runs", {"runs": runs, "total_count": 2})
+    out = headrace("train", "list").out
+    resting, busy = (next(s for s in out.splitlines() if n in s) for n in ("resting", "busy"))
+    assert "paused" in resting
+    assert "left" not in resting
+    assert "running" in busy
+    assert "5/10 (about 10.0 min left)" in busy
+    answer = {"run": runs[0], "metrics": {}, "checkpoints": []}
+    server.answer("GET", "/runs/resting", answer)
+    status = next(s for s in headrace("train", "info", "resting").out.splitlines() if "status" in s)
+    assert "paused" in status
+    assert headrace("train", "info", "resting", "--json").document["run"]["status"] == "running"

@@ -1,6 +1,7 @@
 """Following a run: the stream, its resumption, the fold, and leaving while it goes on."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +57,31 @@ def test_a_view_is_the_fold_of_the_events() -> None:
     assert view.rates == [60.0]
 
 
+def test_the_time_left_follows_from_the_last_steps_and_no_pause_counts() -> None:
+    view = RunView()
+    steps = [event("rl.step.settled", 1 + 2 * n, step=n, metrics={}) for n in range(1, 4)]
+    start = [event("rl.run.started", plan={"total_steps": 10}), event("rl.policy.initialized", 1)]
+    for one in (*start, *steps):
+        view.fold(one)
+    assert view.step_s == [2.0, 2.0, 2.0]
+    assert view.eta_s == 14.0
+    view.fold(event("rl.run.paused", 8))
+    assert view.eta_s is None
+    view.fold(event("rl.run.resumed", 50))
+    view.fold(event("rl.step.settled", 52, step=4, metrics={}))
+    assert view.step_s[-1] == 2.0
+
+
+def test_a_paused_run_is_paused_and_running_again_when_it_goes_on() -> None:
+    view = RunView()
+    for one in STORY[:3]:
+        view.fold(one)
+    view.fold(event("rl.run.paused"))
+    assert (view.status, view.ended) == ("paused", False)
+    view.fold(event("rl.run.resumed"))
+    assert view.status == "running"
+
+
 def test_a_broken_connection_goes_on_behind_the_last_event(server: FakeServer) -> None:
     kind = "text/event-stream"
     server.raw("GET", "/runs/r/events", sse(STORY[:4]), kind=kind)
@@ -77,7 +103,7 @@ def test_watch_in_a_pipe_prints_a_line_per_step(server: FakeServer, headrace: Ru
     run_of(server, STORY)
     ran = headrace("train", "watch", "r")
     assert ran.code == 0
-    assert "r: step 1/2  reward 0.500  60 tokens/s" in ran.out
+    assert "r: step 1/2 (about 2 s left)  reward 0.500  60 tokens/s" in ran.out
     assert "r: held-out reward at step 0: 0.250" in ran.out
     assert "r: checkpoint r@1" in ran.out
 
@@ -103,6 +129,8 @@ def test_sigint_leaves_the_run_and_says_how_to_come_back(
     assert ran.code == 130
     assert "the run r goes on" in ran.err
     assert "headrace train watch r" in ran.err
+    assert "Error" not in ran.err
+    assert "Traceback" not in ran.err
     assert headrace("train", "watch", "r", "--json").error["code"] == "INTERRUPTED"
 
 
@@ -110,3 +138,48 @@ def test_a_sparkline_spans_its_values() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert len(sparkline([float(n) for n in range(1000)], width=40)) <= 40
     assert sparkline([]) == ""
+
+
+def test_a_pause_is_one_word(server: FakeServer, headrace: Run) -> None:
+    paused = [*STORY[:3], event("rl.run.paused"), event("rl.run.resumed"), *STORY[3:]]
+    run_of(server, paused)
+    assert "r: paused\n" in headrace("train", "watch", "r").out
+
+
+def test_an_evaluation_shows_its_progress_in_a_pipe(
+    server: FakeServer, headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("producers.cli.evaluation.POLL_S", 0.0)
+    config = tmp_path / "e.toml"
+    config.write_text("")
+    server.answer("POST", "/evals", {"eval": {"id": "e", "name": "mine", "total": 20}}, 201)
+    for completed in (0, 1, 2, 3, 20):
+        status = "finished" if completed == 20 else "running"
+        found = {"id": "e", "name": "mine", "status": status, "completed": completed, "total": 20}
+        server.answer("GET", "/evals/e", {"eval": found})
+    ran = headrace("eval", "submit", str(config), "--workspace", "w", "--watch")
+    assert ran.code == 0, ran.err
+    said = [line for line in ran.out.splitlines() if line.startswith("mine: ")]
+    assert said == [
+        "mine: running: 0 of 20 rows",
+        "mine: running: 2 of 20 rows",
+        "mine: finished: 20 of 20 rows",
+    ]
+
+
+def test_sigint_leaves_an_evaluation_and_is_no_error(
+    server: FakeServer, headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("producers.cli.evaluation.Lines.__call__", interrupted)
+    config = tmp_path / "e.toml"
+    config.write_text("")
+    server.answer("POST", "/evals", {"eval": {"id": "e", "name": "mine"}}, 201)
+    server.answer("GET", "/evals/e", {"eval": {"id": "e", "status": "running"}})
+    ran = headrace("eval", "submit", str(config), "--workspace", "w", "--watch")
+    assert ran.code == 130
+    assert ran.err == (
+        "stopped watching; the evaluation mine goes on; come back with: headrace eval info mine\n"
+    )

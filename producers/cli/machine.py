@@ -1,0 +1,115 @@
+"""What `headrace doctor` finds of the machine itself: its GPU, its memory, the way to the model hub.
+
+A machine without a GPU trains on its CPU; one that cannot reach the hub trains the models it has.
+"""
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from producers.cli.units import size
+
+GPU_S = 10.0
+HUB_S = 3.0
+NEEDED_MEMORY = 1 << 30
+"""A worker with torch and the smallest model, beside server and database."""
+CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that must be there. `ok` None: it cannot be known now, or is not needed; `fix` says how
+    to get it."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    fix: str | None = None
+
+
+def gpu() -> Check:
+    """The GPUs that the driver knows. A device without an answer from its driver is a fault."""
+    name, device = "GPU", Path("/dev/nvidia0").exists()
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        none = "a device is there, but not nvidia-smi" if device else "none: models run on the CPU"
+        return Check(name, None, none)
+    query = ("--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader")
+    try:
+        done = subprocess.run(
+            [program, *query], capture_output=True, text=True, timeout=GPU_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        done = subprocess.CompletedProcess(program, 1, "", str(error))
+    if done.returncode:
+        said = " ".join((done.stdout + done.stderr).split())[:200] or "nothing"
+        fix = (
+            "repair or reload the driver, then run nvidia-smi; without a GPU models run on the CPU"
+        )
+        return Check(name, False if device else None, f"nvidia-smi says: {said}", fix)
+    shown = []
+    for line in done.stdout.splitlines():
+        model, total, free, driver = (part.strip() for part in line.split(","))
+        shown.append(f"{model}, {free} of {total} free, driver {driver}")
+    return Check(name, ok=True, detail="; ".join(shown))
+
+
+def memory() -> Check:
+    """What is available to this process, by the kernel and by the limit of its container."""
+    available, limit = _available(), _limit()
+    if available is None:
+        return Check("memory", None, "not known on this system")
+    free = min(available, limit) if limit is not None else available
+    fix = "stop other programs, or give the container more memory"
+    cores = f"{len(os.sched_getaffinity(0))} cores"
+    detail = f"{size(free)} available, {cores}"
+    return Check("memory", free >= NEEDED_MEMORY, detail, fix)
+
+
+def _available() -> int | None:
+    try:
+        lines = MEMINFO.read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split() for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0][1]) * 1024 if found else None
+
+
+def _limit() -> int | None:
+    """What is left of the container's limit, if it has one."""
+    try:
+        limit = (CGROUP / "memory.max").read_text().strip()
+        used = int((CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):
+        return None
+    return max(0, int(limit) - used) if limit.isdigit() else None
+
+
+def hub() -> Check:
+    """Whether the hub answers. A machine that cannot reach it trains what it has."""
+    from producers.hub import endpoint, offline
+
+    name = "model hub"
+    if (variable := offline()) is not None:
+        return Check(name, None, f"not asked: {variable} is set; hub ids come from the cache")
+    import httpx
+
+    async def asked() -> int:
+        async with asyncio.timeout(HUB_S), httpx.AsyncClient(timeout=HUB_S) as client:
+            return (await client.head(endpoint())).status_code
+
+    try:
+        status = asyncio.run(asked())
+    except (TimeoutError, OSError, httpx.HTTPError, httpx.InvalidURL) as error:
+        why = str(error) or f"no answer within {HUB_S:g} s"
+        only = "hub ids work only from the cache (HF_ENDPOINT names another hub)"
+        return Check(name, None, f"{endpoint()} cannot be reached ({why}): {only}")
+    return Check(name, ok=True, detail=f"{endpoint()} answers ({status})")
+
+
+MACHINE: tuple[Callable[[], Check], ...] = (gpu, memory, hub)

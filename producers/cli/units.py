@@ -1,0 +1,64 @@
+"""Numbers as people read them: bytes, seconds, how much is left."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+SIZES = ("KiB", "MiB", "GiB", "TiB")
+TIMES = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
+
+
+def size(number: object) -> str | None:
+    """Bytes with a unit: `1.5 MiB`. None for what is no number."""
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return None
+    if number < 1024:
+        return f"{number:.0f} bytes"
+    scaled = float(number)
+    for unit in SIZES:
+        scaled /= 1024
+        if scaled < 1024 or unit == SIZES[-1]:
+            break
+    return f"{scaled:,.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds with a unit: `45 s`, `1.5 h`."""
+    for length, unit in TIMES:
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.2g} s"
+
+
+def count(number: float) -> str:
+    """A large number, shortened: `596 M`."""
+    for length, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if number >= length:
+            return f"{number / length:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def left(seconds: float | None) -> str:
+    """` (about 2.0 min left)`, or nothing where it is not known."""
+    return "" if seconds is None else f" (about {duration(seconds)} left)"
+
+
+def run_status(run: Mapping[str, Any]) -> str:
+    """A run's status; a run that is paused is not running."""
+    status = str(run.get("status"))
+    return "paused" if status == "running" and run.get("phase") == "paused" else status
+
+
+def run_eta_s(run: Mapping[str, Any], *, now: datetime | None = None) -> float | None:
+    """Seconds that a running run still takes, if its steps go on as they went so far."""
+    step, total, began = run.get("current_step"), run.get("total_steps"), run.get("started_at")
+    if run_status(run) != "running" or not (step and total and began) or step > total:
+        return None
+    spent = ((now or datetime.now(UTC)) - datetime.fromisoformat(str(began))).total_seconds()
+    return max(0.0, spent) / int(step) * (int(total) - int(step))
+
+
+def run_step(run: Mapping[str, Any]) -> str:
+    """Where a run stands: `3/10 (about 2.0 min left)`."""
+    step = f"{run.get('current_step') or 0}/{run.get('total_steps') or '?'}"
+    return step + left(run_eta_s(run))

@@ -1,0 +1,54 @@
+"""Numbers with units, and how much is left."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from producers.cli.units import count, duration, left, run_eta_s, run_status, run_step, size
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1536, "1.5 KiB"),
+        (3 << 20, "3.0 MiB"),
+        (5 << 30, "5.0 GiB"),
+        (2000 << 40, "2,000.0 TiB"),
+        (None, None),
+        ("12", None),
+    ],
+)
+def test_sizes(number: object, shown: str | None) -> None:
+    assert size(number) == shown
+
+
+def test_durations_and_counts() -> None:
+    assert [duration(s) for s in (0.25, 45, 90, 5400, 200_000)] == [
+        "0.25 s",
+        "45 s",
+        "1.5 min",
+        "1.5 h",
+        "2.3 d",
+    ]
+    assert [count(n) for n in (999, 596_049_920, 7e9)] == ["999", "596 M", "7 B"]
+    assert (left(None), left(120)) == ("", " (about 2.0 min left)")
+
+
+def test_the_time_left_of_a_run() -> None:
+    now = datetime(2030, 1, 1, 1, tzinfo=UTC)
+    run = {
+        "status": "running",
+        "phase": "train",
+        "current_step": 2,
+        "total_steps": 8,
+        "started_at": (now - timedelta(seconds=100)).isoformat(),
+    }
+    assert run_eta_s(run, now=now) == 300.0
+    paused = {**run, "phase": "paused"}
+    assert run_status(paused) == "paused"
+    assert run_eta_s(paused, now=now) is None
+    assert run_eta_s({**run, "current_step": 0}, now=now) is None
+    assert run_eta_s({**run, "status": "finished"}, now=now) is None
+    assert run_step({"status": "pending"}) == "0/?"
