@@ -22,7 +22,7 @@ from infra import failpoints
 from infra.away import AWAY
 from infra.ending import end, go_on
 from infra.follow import Patience
-from infra.history import as_of
+from infra.history import Turned, as_of
 from infra.kafka.publisher import BrokerAway, Forgotten, Publisher, Sent
 from infra.notify import Wakeup
 from infra.ports import Cursor, EventLog
@@ -74,9 +74,10 @@ class Seat:
 
     async def position(self) -> Position | None:
         """Where the last relay got to, if there was one."""
-        row = await self._connection.fetchrow(
-            "select cluster, ends, xid, position from relay where name = $1", NAME
-        )
+        async with self._using:
+            row = await self._connection.fetchrow(
+                "select cluster, ends, xid, position from relay where name = $1", NAME
+            )
         if row is None:
             return None
         return Position(
@@ -168,6 +169,7 @@ class Relay:
                 self._send(publisher, pages, position.cursor, turn=turn),
                 self._move(seat, publisher, pages),
                 self._watch(seat, publisher),
+                self._reaches(seat, turn),
             )
 
     async def _start(self, seat: Seat, publisher: Publisher) -> Position:
@@ -219,6 +221,19 @@ class Relay:
             await asyncio.sleep(CHECK_S)
             await publisher.check()
             await seat.saw(await publisher.lags())
+
+    async def _reaches(self, seat: Seat, turn: int) -> None:
+        """Find out that the log ends below what it had published, though no connection said so. Raises
+        Turned."""
+        reached = Cursor()
+        while True:
+            await asyncio.sleep(CHECK_S)
+            known = await seat.position()
+            with as_of(turn):
+                head = await self._log.head()
+            reached = max(reached, head)
+            if head < reached and (known is None or known.cursor < reached):
+                raise Turned
 
     def _say(self, message: str) -> None:
         """Once, not at every attempt."""

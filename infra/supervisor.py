@@ -60,7 +60,7 @@ REVIVE_S = 3.0
 """The embedded server is started again at most this often."""
 LOGS_S = 10.0
 """How often it looks whether a log has grown too large."""
-NO_LEASE = "no lease"
+NO_LEASE = "no lease for"
 EARLY_DEATHS = 3
 """So many deaths of the control process before it ever answered mean that it never will."""
 
@@ -278,7 +278,7 @@ class Supervisor:
         for worker, child in running.items():
             note = "" if child.note.startswith(NO_LEASE) else child.note
             if worker in without:
-                note = f"{NO_LEASE} for {without[worker]:.0f} s"
+                note = f"{NO_LEASE} {without[worker]:.0f} s"
                 if self._watch.overdue(worker, without[worker]):
                     logger.error(
                         "%s (pid %s) is alive, with %s: it is killed", worker, child.pid, note

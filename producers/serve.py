@@ -18,6 +18,7 @@ from consumers.worker import hosted, leased, worker_id
 from infra import failpoints, telemetry
 from infra.archives import Archives
 from infra.backend import open_backend
+from infra.ending import end
 from infra.git import GitRepositories
 from infra.hosting import Hosting
 from infra.http_limits import Limits
@@ -78,9 +79,7 @@ async def serve(settings: Settings) -> int:
             done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             server.stop()
             runtime.stop()
-            for task in rest:
-                task.cancel()
-            await asyncio.gather(*rest, return_exceptions=True)
+            await end(rest)
             for task in done:
                 task.result()
     return 0

@@ -19,7 +19,7 @@ from infra.memory_bus import MemoryBus
 from infra.notify import Wakeup
 from infra.ports import Bus, Commit, Cursor, Recorded
 from infra.reconcile import Reconciler, Tail
-from infra.relay import Relay
+from infra.relay import Position, Relay
 from infra.states import States
 from schemas.events import RunWarned
 from schemas.ids import ConsumerName
@@ -197,6 +197,27 @@ async def test_what_is_asked_as_of_another_turn_is_refused() -> None:
                 await call()
     for call in calls:
         await call()
+
+
+async def test_a_relay_notices_a_log_that_ends_below_what_it_had_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("infra.relay.CHECK_S", 0.01)
+    world = World()
+    for step in range(1, 6):
+        await warn(world, step)
+
+    class Seated:
+        async def position(self) -> Position:
+            return Position(world.events[-1].cursor, "c", {})
+
+    relay = Relay("", MemoryLog(world), Wakeup(), connect=cast("Any", None))
+    looking = asyncio.ensure_future(relay._reaches(cast("Any", Seated()), world.turns))
+    done, _ = await asyncio.wait({looking}, timeout=0.2)
+    assert not done
+    back_to(world, 2, noticed=False)
+    with pytest.raises(Turned):
+        await asyncio.wait_for(looking, 10)
 
 
 async def test_a_relay_sends_nothing_from_another_turn() -> None:
