@@ -21,13 +21,7 @@ typedef int64_t livec __attribute__((vector_size(8 * DOUBLES)));
 static const ivec PLACE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 /* Neighbours in each other's place. */
-static inline vec swapped(vec x) {
-#ifdef __clang__
-    return __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-#else
-    return __builtin_shuffle(x, PLACE ^ 1);
-#endif
-}
+static inline vec swapped(vec x) { return PICKED(x, x, OF_LANES(OTHER, 1)); }
 
 enum { PORTIONS = 16 };
 

@@ -1,69 +1,140 @@
 """C functions, compiled at the first use, for this processor, and kept in the user's cache.
 
 What a narrow model computes is hundreds of operations of a few microseconds, and to start one costs
-as much again; as one function of C it has nothing to start. Where there is no compiler everything
-runs through torch, with other roundings.
+as much again; as one function of C it has nothing to start. GCC and Clang compile them; each rounds in
+its own way, so a library's name, which stands among the versions of a step, follows from the compiler
+too. Where there is none everything runs through torch, with other roundings, after a warning.
 """
 
 import ctypes
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 COMPILE_S = 120.0
+VERSION_S = 20.0
 NARROW = 512
 """Up to this hidden size a model runs in C. A function of the model, not of a trial run: another way
 gives other bits."""
+DIGEST_BYTES = 32
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """What is called (`ccache cc` is two words), and what it says it is."""
+
+    command: tuple[str, ...]
+    version: str
+
+    @property
+    def family(self) -> str:
+        """For people, in a library's name."""
+        return "clang" if "clang" in self.version.lower() else "gcc"
 
 
 @cache
 def library(name: str, *defines: str) -> ctypes.CDLL | None:
     """The compiled `name`.c, or None where it cannot be had. `defines`: as `-D` takes them."""
-    compiler = shutil.which(os.environ.get("CC") or "cc")
+    made = compiler(os.environ.get("CC") or "cc")
+    if made is None:
+        return None
     try:
         processor = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return None
-    if compiler is None:
+    except OSError as error:
+        _warn(f"this processor is not known: {error}")
         return None
     kind = sorted(
         {line for line in processor.splitlines() if line.startswith(("flags", "Features"))}
     )
     flags = (*FLAGS, *(f"-D{define}" for define in defines))
     sources = [path.read_text() for path in (*sorted(FOLDER.glob("*.h")), FOLDER / f"{name}.c")]
-    parts = [*sources, *flags, os.path.realpath(compiler), *kind]
+    parts = [*sources, *flags, *made.command, made.version, *kind]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    command = [compiler, *flags, str(FOLDER / f"{name}.c"), "-lm"]
+    file = f"{name}-{made.family}-{digest}.so"
+    command = [*made.command, *flags, str(FOLDER / f"{name}.c"), "-lm"]
     try:
-        return ctypes.CDLL(str(_compiled(command, f"{name}-{digest}.so")))
+        return _loaded(command, file)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        logging.getLogger(__name__).warning("%s runs through torch: %s", name, error)
+        logger.warning("%s runs through torch: %s", name, error)
         return None
 
 
-def _compiled(command: list[str], name: str) -> Path:
-    """The library's file in the user's cache; made under another name first, for others look too."""
+@cache
+def compiler(wanted: str) -> Compiler | None:
+    """The compiler that `CC` names, as a shell would read it; None, after one warning, where there is
+    none."""
+    try:
+        command = shlex.split(wanted)
+        program = shutil.which(command[0]) if command else None
+        if program is None:
+            raise FileNotFoundError(f"there is no {wanted!r} on the PATH")
+        said = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=True
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        _warn(f"the C compiler {wanted!r} cannot be called: {error}")
+        return None
+    return Compiler((program, *command[1:]), said.stdout.partition("\n")[0])
+
+
+def _warn(reason: str) -> None:
+    logger.warning(
+        "narrow models run through torch, more slowly and with other roundings than in C: %s. Install a "
+        "compiler (apt-get install gcc libc6-dev), or name one in CC",
+        reason,
+    )
+
+
+def _loaded(command: list[str], name: str) -> ctypes.CDLL:
+    """The library's file in the user's cache, compiled where it is not there or is not whole."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / name
-    if not target.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as directory:
-            made = Path(directory) / name
-            done = subprocess.run(
-                [*command, "-o", str(made)],
-                check=False,
-                capture_output=True,
-                text=True,
-                timeout=COMPILE_S,
-            )
-            if done.returncode:
-                raise RuntimeError(f"{command[0]}: {done.stderr.strip()[-500:]}")
-            made.replace(target)
-    return target
+    if not _is_whole(target):
+        _compile(command, target)
+    try:
+        return ctypes.CDLL(str(target))
+    except OSError:
+        _compile(command, target)
+        return ctypes.CDLL(str(target))
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether a library ends with the digest of all before it. To load half a file may end the
+    process."""
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        return False
+    content, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+    return hashlib.sha256(content).digest() == digest
+
+
+def _compile(command: list[str], target: Path) -> None:
+    """Made under another name first, for others look too. What loads it reads no more than its own
+    sections, so the digest can stand behind them."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as directory:
+        made = Path(directory) / target.name
+        done = subprocess.run(
+            [*command, "-o", str(made)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_S,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{shlex.join(command[:1])}: {done.stderr.strip()[-500:]}")
+        with made.open("ab") as file:
+            file.write(hashlib.sha256(made.read_bytes()).digest())
+        made.replace(target)

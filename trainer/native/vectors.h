@@ -38,23 +38,44 @@ static inline vec chosen(ivec where, vec yes, vec no) {
     return (vec)((where & (ivec)yes) | (~where & (ivec)no));
 }
 
+/* Of two vectors, the numbers at these places; those of the second come after the first's. */
+#ifdef __clang__
+#define PICKED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICKED(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
+#endif
+
+/* A place of each lane, by a macro of (lane, step). */
+#define OF_8(of, step) \
+    of(0, step), of(1, step), of(2, step), of(3, step), of(4, step), of(5, step), of(6, step), of(7, step)
+#ifdef DOUBLE
+#define OF_LANES OF_8
+#else
+#define OF_LANES(of, step)                                                                               \
+    OF_8(of, step), of(8, step), of(9, step), of(10, step), of(11, step), of(12, step), of(13, step),    \
+        of(14, step), of(15, step)
+#endif
+#define OTHER(lane, step) ((lane) ^ (step))
+#define LOW(lane, step) ((lane) & (step) ? (lane) + WIDE - (step) : (lane))
+#define HIGH(lane, step) ((lane) & (step) ? (lane) + WIDE : (lane) + (step))
+
+/* Swaps blocks of `step` lanes between rows that lie `step` apart. */
+#define CROSS(row, step)                                       \
+    for (int i = 0; i < WIDE; i++)                             \
+        if (!(i & (step))) {                                   \
+            const vec a = row[i], b = row[i + (step)];         \
+            row[i] = PICKED(a, b, OF_LANES(LOW, step));        \
+            row[i + (step)] = PICKED(a, b, OF_LANES(HIGH, step)); \
+        }
+
 /* A square block of WIDE rows: its rows become its columns. */
 static inline void transpose(vec *row) {
-    const ivec place = {0, 1, 2, 3, 4, 5, 6, 7
+    CROSS(row, 1)
+    CROSS(row, 2)
+    CROSS(row, 4)
 #ifndef DOUBLE
-                        , 8, 9, 10, 11, 12, 13, 14, 15
+    CROSS(row, 8)
 #endif
-    };
-    for (int step = 1; step < WIDE; step *= 2) {
-        const ivec odd = (place & step) != 0;
-        const ivec low = place + (odd & (WIDE - step)), high = place + (odd & WIDE) + (~odd & step);
-        for (int i = 0; i < WIDE; i++)
-            if (!(i & step)) {
-                const vec a = row[i], b = row[i + step];
-                row[i] = __builtin_shuffle(a, b, low);
-                row[i + step] = __builtin_shuffle(a, b, high);
-            }
-    }
 }
 
 #ifdef DOUBLE

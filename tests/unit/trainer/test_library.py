@@ -1,0 +1,139 @@
+"""What compiles the C functions: which compiler, what is kept of it, and what is said without one."""
+
+import ctypes
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.kit.postgres import missing
+from tests.unit.trainer.test_native_pass import gradients, leaves, micro
+from tests.unit.trainer.test_sampler_model import QWEN3, base_of, decoder, views
+from trainer.native.library import compiler, library
+from trainer.native_pass import native_hidden
+
+NEEDED = ("gcc", "clang", "ccache")
+
+
+@pytest.fixture(autouse=True)
+def cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CCACHE_DIR", str(tmp_path / "ccache"))
+    library.cache_clear()
+    compiler.cache_clear()
+    yield
+    library.cache_clear()
+    compiler.cache_clear()
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ctypes.CDLL]:
+    """Compiles as `CC` says."""
+
+    def build(cc: str, *defines: str, name: str = "adapt") -> ctypes.CDLL:
+        for program in NEEDED:
+            if program in cc.split() and shutil.which(program) is None:
+                missing(f"no {program} (apt-get install {program})")
+        monkeypatch.setenv("CC", cc)
+        made = library(name, *defines)
+        assert made is not None
+        return made
+
+    return build
+
+
+def file_of(made: ctypes.CDLL) -> Path:
+    return Path(str(made._name))
+
+
+def test_gcc_and_clang_give_the_same_numbers_and_libraries_of_other_names(
+    built: Callable[..., ctypes.CDLL],
+) -> None:
+    base = base_of(QWEN3)
+    view, shape, batch = views(base)["all-linear"], decoder(base), micro()
+    trained, found, names = leaves(view), [], []
+    for cc in ("gcc", "clang"):
+        library.cache_clear()
+        made = built(cc, "DOUBLE", name="learn")
+        tokens = (batch.tokens_N, batch.positions_N)
+        hidden = native_hidden(made, shape, view, *tokens, batch.segments)
+        found.append([hidden.detach(), *gradients(hidden, trained)])
+        names.append(file_of(made).stem)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
+    assert [name.split("-")[1] for name in names] == ["gcc", "clang"]
+
+
+def test_a_compiler_behind_another_program_is_called_as_a_shell_would(
+    built: Callable[..., ctypes.CDLL],
+) -> None:
+    assert file_of(built("ccache gcc")).is_file()
+    library.cache_clear()
+    assert file_of(built("gcc -pipe")).is_file()
+
+
+@pytest.mark.parametrize("wanted", ["no-such-compiler", "ccache 'cc", "", "false"])
+def test_without_a_compiler_one_warning_says_what_follows(
+    wanted: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", wanted)
+    if not wanted:
+        monkeypatch.setenv("PATH", "/nowhere")
+    with caplog.at_level(logging.WARNING, logger="trainer.native.library"):
+        assert [library(name) for name in ("adapt", "decode", "learn")] == [None] * 3
+    [said] = caplog.messages
+    assert "narrow models run through torch" in said
+    assert "other roundings" in said
+    assert "apt-get install gcc" in said
+
+
+LOAD = "import sys; from trainer.native.library import library; sys.exit(library('adapt') is None)"
+
+
+@pytest.mark.parametrize("kept", [0, 100, 0.5, -1])
+def test_a_library_that_is_not_whole_is_compiled_again(
+    kept: float, built: Callable[..., ctypes.CDLL]
+) -> None:
+    """In a process of its own: half a library that is loaded would end this one."""
+    file = file_of(built("cc"))
+    whole = file.read_bytes()
+    file.unlink()
+    size = int(kept * len(whole)) if isinstance(kept, float) else kept
+    file.write_bytes(whole[:size])
+    subprocess.run([sys.executable, "-c", LOAD], check=True, timeout=120)
+    assert file.read_bytes() == whole
+
+
+def test_what_cannot_be_loaded_is_compiled_again_once(
+    built: Callable[..., ctypes.CDLL], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    load = ctypes.CDLL
+
+    def failing_once(name: str) -> ctypes.CDLL:
+        calls.append(name)
+        if len(calls) == 1:
+            raise OSError("invalid ELF header")
+        return load(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", failing_once)
+    assert built("cc") is not None
+    assert len(calls) == 2
+
+
+def test_twin_a_library_that_is_not_whole_ends_the_process(
+    built: Callable[..., ctypes.CDLL],
+) -> None:
+    """What looking at the digest protects from."""
+    file = file_of(built("cc"))
+    half = file.with_name("half.so")
+    half.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    done = subprocess.run(
+        [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(half)!r})"], capture_output=True
+    )
+    assert done.returncode != 0
