@@ -38,8 +38,10 @@ class WorkflowContext:
     async def chat(self, messages: list[ChatMessage], **options: object) -> ChatMessage:
         """Ask the policy for the next assistant message.
 
-        `options` are those of OpenAI's chat completions (`max_tokens`, `stop`). Raises RuntimeError
-        with the endpoint's message when the request is refused.
+        `options` are those of OpenAI's chat completions: `max_tokens`, and `stop`, one string or up to
+        four, before the first of which the answer ends. The run's own temperature and top_p always win.
+        Raises RuntimeError with the endpoint's message when the request is refused; what the endpoint
+        does not support it refuses by name.
         """
         body = {"model": "policy", "messages": messages, **options}
         answer = await post_json(f"{self.base_url}/chat/completions", body, key=self.api_key)

@@ -111,7 +111,9 @@ class DrawKey(Value):
 
 class Turn(Value):
     """One exact exchange with the engine: ids in, ids and logprobs out. `alarm`: what is wrong with
-    servers that the engine has fenced, if it has; nothing of this turn comes from them."""
+    servers that the engine has fenced, if it has; nothing of this turn comes from them. `pieces`, where
+    the request asked for them: the UTF-8 bytes of each completion id; None for an id that is not part
+    of the text (a special token, or what a stop string cut off)."""
 
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
@@ -119,6 +121,7 @@ class Turn(Value):
     text: str
     finish_reason: Literal["stop", "length"]
     alarm: str | None = None
+    pieces: tuple[tuple[int, ...] | None, ...] | None = None
 
 
 class SampleRequest(Value):
@@ -129,6 +132,7 @@ class SampleRequest(Value):
     extend it, the engine continues its exact ids (prompt ids + sampled ids + new suffix ids) and never
     re-tokenises what was sampled. How often this prompt was asked before enters the key of the draws:
     counted over `history`, plus `waiting`, the equal requests of this sample that are still open.
+    `pieces`: the turn is to say which bytes each token stands for.
     """
 
     model: ModelRef
@@ -141,6 +145,7 @@ class SampleRequest(Value):
     history: tuple[Turn, ...] = ()
     history_messages: tuple[Message, ...] = ()
     waiting: int = 0
+    pieces: bool = False
 
 
 class Sampler(Protocol):

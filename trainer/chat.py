@@ -24,6 +24,7 @@ from schemas.sampling import UNDATED, Day, Message, SampleRequest
 from trainer.characters import CHAT_TEMPLATE
 from trainer.parts import ids_of_parts, prepends
 from trainer.template import shared
+from trainer.token_bytes import TokenBytes
 
 CLOCK = "strftime_now"
 """What templates call for the time, with a format."""
@@ -104,6 +105,14 @@ class Chat:
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def pieces(self, ids: Sequence[int], text: str) -> tuple[tuple[int, ...] | None, ...]:
+        """The bytes of each token of an answer and its text (`trainer/token_bytes.py`)."""
+        return self._token_bytes.of(ids, text)
+
+    @cached_property
+    def _token_bytes(self) -> TokenBytes:
+        return TokenBytes(self._tokenizer)
 
     def prompt_ids(self, request: SampleRequest) -> list[int]:
         """The prompt of a request: continued exactly where it extends what was sampled."""

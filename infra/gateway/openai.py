@@ -5,10 +5,56 @@ import time
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from infra.gateway.sessions import GatewayError
 from schemas.sampling import Message, Turn
+
+MOST_STOPS = 4
+LONGEST_STOP = 256
+UNSUPPORTED: dict[str, str] = {
+    "seed": "draws are keyed by the run's seed and the sample's place in the run, so that a run can be "
+    "repeated; leave it out",
+    "top_logprobs": "only the logprob of the token that was drawn is kept; leave it out",
+    "tools": "not built in this version; describe tools in the prompt",
+    "functions": "not built in this version; describe tools in the prompt",
+    "tool_choice": "not built in this version; leave it out",
+    "function_call": "not built in this version; leave it out",
+    "parallel_tool_calls": "not built in this version; leave it out",
+    "logit_bias": "the policy is sampled as it is; leave it out",
+    "frequency_penalty": "the policy is sampled as it is; leave it out",
+    "presence_penalty": "the policy is sampled as it is; leave it out",
+    "response_format": "answers are plain text; ask for the format in the prompt",
+    "modalities": "answers are plain text; leave it out",
+    "audio": "answers are plain text; leave it out",
+    "prediction": "not supported; leave it out",
+    "reasoning_effort": "not supported; ask for it in the prompt",
+    "verbosity": "not supported; ask for it in the prompt",
+    "web_search_options": "not supported; leave it out",
+    "store": "nothing is stored beside the run's own record; leave it out",
+}
+"""Parameters of OpenAI's that are refused, and why. One that asks for nothing is accepted."""
+
+NOTHING: dict[str, tuple[object, ...]] = {
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "store": (False,),
+    "top_logprobs": (0,),
+}
+"""Values that change nothing about an answer."""
+
+LABELS = frozenset(
+    {"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier", "model"}
+)
+"""Parameters that are not about the answer."""
 
 
 class TextPart(BaseModel):
@@ -17,9 +63,10 @@ class TextPart(BaseModel):
 
 
 class WireMessage(BaseModel):
-    """A message as clients send it: content is text, or parts of text."""
+    """A message as clients send it: content is text, or parts of text. Clients send back what they were
+    answered, with fields that are null."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
 
@@ -29,44 +76,91 @@ class WireMessage(BaseModel):
         return Message(role="system" if self.role == "developer" else self.role, content=text)
 
 
+CARRIED = frozenset({"name", "tool_call_id", "refusal", "annotations", "reasoning_content"})
+"""Fields of a message that no chat template is given."""
+
+
 class StreamOptions(BaseModel):
-    include_usage: bool = False
+    model_config = ConfigDict(extra="allow")
+    include_usage: bool | None = False
+
+
+Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+Stops = Annotated[
+    list[Stop],
+    Field(max_length=MOST_STOPS),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+]
+"""One string, or a list of them."""
 
 
 class ChatRequest(BaseModel):
     """What of a request matters. The run's own temperature and top_p always win: the recorded
-    logprobs are those of the policy that is trained."""
+    logprobs are those of the policy that is trained. Every other parameter is obeyed, or refused by its
+    name."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
     messages: Annotated[list[WireMessage], Field(min_length=1)]
-    stream: bool = False
+    stream: bool | None = False
     stream_options: StreamOptions | None = None
     n: int | None = 1
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    tools: list[object] | None = None
+    stop: Stops | None = None
     logprobs: bool | None = False
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, ge=0, le=1)
 
     @property
     def limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The strings at which the answer ends."""
+        return tuple(self.stop or ())
+
 
 def parse(body: bytes) -> ChatRequest:
-    """A request body. Raises GatewayError (400) with what is wrong."""
+    """A request body. Raises GatewayError (400) with what is wrong, and the parameter's name."""
     try:
         request = ChatRequest.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise GatewayError(400, "invalid_request", f"{where}: {first['msg']}") from error
-    if request.n not in (None, 1):
-        raise GatewayError(400, "invalid_request", "n: one completion per request; ask again")
-    if request.tools:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"] if part in KNOWN or type(part) is int)
+        name = str(first["loc"][0]) if first["loc"] else None
         raise GatewayError(
-            400, "unsupported", "tools: not built in this version; describe tools in the prompt"
-        )
+            400, "invalid_request", f"{where or 'the body'}: {first['msg']}", parameter=name
+        ) from error
+    if request.n not in (None, 1):
+        text = f"n: one completion per request, got {request.n}; ask again for another one"
+        raise GatewayError(400, "unsupported_parameter", text, parameter="n")
+    for name, value in (request.model_extra or {}).items():
+        _refuse_extra(name, value)
+    for number, message in enumerate(request.messages):
+        for name, value in (message.model_extra or {}).items():
+            if name not in CARRIED and value not in (None, []):
+                where = f"messages.{number}.{name[:64]}"
+                text = f"{where}: a message has a role and a text here; leave it out"
+                raise GatewayError(400, "unsupported_parameter", text, parameter=where)
     return request
+
+
+def _refuse_extra(name: str, value: object) -> None:
+    """Raises GatewayError unless a parameter asks for nothing, or is not about the answer."""
+    if name in LABELS or (
+        name in UNSUPPORTED and (value is None or value in NOTHING.get(name, ()))
+    ):
+        return
+    if name in UNSUPPORTED:
+        text = f"{name}: {UNSUPPORTED[name]}"
+        raise GatewayError(400, "unsupported_parameter", text, parameter=name)
+    text = f"{name[:64]}: this endpoint does not know this parameter; leave it out"
+    raise GatewayError(400, "unknown_parameter", text, parameter=name[:64])
+
+
+KNOWN = frozenset({*ChatRequest.model_fields, *WireMessage.model_fields, "text", "type"})
+"""Names that an error may show as a place; a union's members are not."""
 
 
 def answer(turn: Turn, request: ChatRequest, *, request_id: str) -> bytes:
@@ -84,13 +178,13 @@ def answer(turn: Turn, request: ChatRequest, *, request_id: str) -> bytes:
 def chunks(turn: Turn, request: ChatRequest, *, request_id: str) -> Iterator[bytes]:
     """The answer as server-sent events: the role, the text, the reason, then [DONE]."""
     head = _head("chat.completion.chunk", request_id)
-    steps: list[tuple[dict[str, str], str | None]] = [
-        ({"role": "assistant", "content": ""}, None),
-        ({"content": turn.text}, None),
-        ({}, turn.finish_reason),
+    steps: list[tuple[dict[str, str], str | None, dict[str, object] | None]] = [
+        ({"role": "assistant", "content": ""}, None, None),
+        ({"content": turn.text}, None, _logprobs(turn) if request.logprobs else None),
+        ({}, turn.finish_reason, None),
     ]
-    for delta, reason in steps:
-        choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
+    for delta, reason, logprobs in steps:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
         yield _event({**head, "choices": [choice]})
     if request.stream_options and request.stream_options.include_usage:
         yield _event({**head, "choices": [], "usage": usage(turn)})
@@ -100,8 +194,8 @@ def chunks(turn: Turn, request: ChatRequest, *, request_id: str) -> Iterator[byt
 def failure(error: GatewayError) -> bytes:
     """OpenAI's error object."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
-    body = {"error": {"message": error.message, "type": kind, "code": error.code, "param": None}}
-    return json.dumps(body).encode()
+    said = {"message": error.message, "type": kind, "code": error.code, "param": error.parameter}
+    return json.dumps({"error": said}).encode()
 
 
 def usage(turn: Turn) -> dict[str, int]:
@@ -118,9 +212,17 @@ def _head(kind: str, request_id: str) -> dict[str, object]:
 
 
 def _logprobs(turn: Turn) -> dict[str, object]:
+    """Each token of the text: its string (a part of a character shows as a replacement character), its
+    bytes, and the logprob that it was drawn at. What ended the turn is not part of the text."""
     tokens: list[dict[str, object]] = [
-        {"token": str(token), "logprob": logprob, "bytes": None, "top_logprobs": []}
-        for token, logprob in zip(turn.completion_ids, turn.logprobs, strict=True)
+        {
+            "token": bytes(piece).decode(errors="replace"),
+            "logprob": logprob,
+            "bytes": list(piece),
+            "top_logprobs": [],
+        }
+        for piece, logprob in zip(turn.pieces or (), turn.logprobs, strict=False)
+        if piece is not None
     ]
     return {"content": tokens, "refusal": None}
 

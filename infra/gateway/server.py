@@ -107,7 +107,12 @@ class HttpGateway:
             request = parse(await _in_time(session, body.read(session.api_key)))
         session.authorize(session.api_key)  # its time may have ended meanwhile
         messages = tuple(message.plain() for message in request.messages)
-        noted, wanted = session.ask(messages, max_tokens=request.limit)
+        noted, wanted = session.ask(
+            messages,
+            max_tokens=request.limit,
+            stop=request.stops,
+            pieces=bool(request.logprobs),
+        )
         try:
             turn = await _in_time(session, self._sample(wanted))
         except BaseException as error:

@@ -17,9 +17,12 @@ MOST_TURNS = 256
 class GatewayError(Exception):
     """A request is refused; the answer is OpenAI's error object with this status and code."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, *, parameter: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
+        self.parameter = parameter
         self.code = code
         self.message = message
 
@@ -100,15 +103,23 @@ class GatewaySession:
             self.being_received -= 1
 
     def ask(
-        self, messages: tuple[Message, ...], *, max_tokens: int | None
+        self,
+        messages: tuple[Message, ...],
+        *,
+        max_tokens: int | None,
+        stop: tuple[str, ...] = (),
+        pieces: bool = False,
     ) -> tuple[Asked, SampleRequest]:
         """Note a request, and what to ask the engine: it continues the newest answered turn that its
-        conversation extends. Requests of equal messages that are still open count as asked before, so
-        that asking many times at once draws many times."""
+        conversation extends. `stop` are stop strings beside the run's own; `pieces`: the bytes of each
+        token are wanted. Requests of equal messages that are still open count as asked before, so that
+        asking many times at once draws many times."""
         template = self.spec.template
         params = template.params
         if max_tokens is not None and max_tokens < params.max_new_tokens:
             params = params.model_copy(update={"max_new_tokens": max_tokens})
+        if stop:
+            params = params.model_copy(update={"stop": (*params.stop, *stop)})
         answered = self._answered()
         extended = next(
             (one for one in reversed(answered) if messages[: len(one.whole)] == one.whole), None
@@ -127,6 +138,7 @@ class GatewaySession:
             history=tuple(one.turn for one in history if one.turn is not None),
             history_messages=extended.messages if extended is not None else (),
             waiting=waiting,
+            pieces=pieces,
         )
         noted = Asked(messages)
         self.asked.append(noted)

@@ -168,10 +168,13 @@ class VllmSuite:
         free = await world.sampler.sample(world.ask(policy=policy, max_new_tokens=24))
         stop = free.text[3:5]
         assert len(stop) == 2
-        turn = await world.sampler.sample(world.ask(policy=policy, max_new_tokens=24, stop=(stop,)))
+        ask = world.ask(policy=policy, max_new_tokens=24, stop=(stop,))
+        turn = await world.sampler.sample(ask.model_copy(update={"pieces": True}))
         assert turn.finish_reason == "stop"
         assert turn.text == free.text[: free.text.find(stop)]
         assert turn.completion_ids == free.completion_ids[: len(turn.completion_ids)]
+        shown = b"".join(bytes(piece) for piece in turn.pieces or () if piece is not None)
+        assert shown.decode(errors="replace").startswith(turn.text)
 
     async def test_what_does_not_fit_is_refused_and_what_does_is_cut_at_the_end(
         self, world: World

@@ -51,6 +51,7 @@ class Row:
     finish: Literal["stop", "length"] | None = None
     text: str | None = None
     stops: StopStrings | None = None
+    shows_pieces: bool = False
     cancelled: bool = False
     diverged: bool = False
 
@@ -103,6 +104,7 @@ class Row:
             logprobs=tuple(self.logprobs),
             text=text,
             finish_reason=self.finish or "length",
+            pieces=self.chat.pieces(self.completion_ids, text) if self.shows_pieces else None,
         )
 
 
@@ -136,6 +138,7 @@ def row_of(request: SampleRequest, version: Version, chat: Chat, *, context: int
         params=params,
         prompt_ids=prompt_ids,
         max_new_tokens=min(params.max_new_tokens, context - len(prompt_ids)),
+        shows_pieces=request.pieces,
         draws=Draws(
             request.key, seed=params.seed, prompt=prompt_hash(prompt_ids), occurrence=occurrence
         ),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.confined import UNPRIVILEGED
 from infra.sandbox import HELD, PREFIX, code_directory
+from infra.user_process import UNPRIVILEGED
 
 HOLDS = """
 import sys, tempfile, time

@@ -1,0 +1,75 @@
+"""The bytes of the text that each token stands for.
+
+Tokens are not characters: one character may take several tokens, and the text of one token alone may be
+none. So a token is shown by its bytes, from which the text can be put together again.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+SPACE = "▁"
+"""Stands for a space in SentencePiece's vocabularies."""
+
+Piece = tuple[int, ...]
+
+
+class TokenBytes:
+    """The pieces of a tokenizer's text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder.items()
+        hidden = (number for number, token in added if token.special)
+        self._special = frozenset((*tokenizer.all_special_ids, *hidden))
+
+    def of(self, ids: Sequence[int], text: str) -> tuple[Piece | None, ...]:
+        """The bytes of each of `ids`; None for special tokens, and for those at the end that `text` has
+        no part of (a stop string is cut off)."""
+        num = len(ids)
+        while num and ids[num - 1] not in self._special:
+            if not self._text(ids[: num - 1]).startswith(text):
+                break
+            num -= 1
+        shown = [self._piece(token) if token not in self._special else None for token in ids[:num]]
+        return (*shown, *([None] * (len(ids) - num)))
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _piece(self, token: int) -> Piece:
+        symbol = self._tokenizer.convert_ids_to_tokens(token)
+        if not isinstance(symbol, str):
+            return ()
+        if self._is_byte_level and all(character in BYTES for character in symbol):
+            return tuple(BYTES[character] for character in symbol)
+        if len(symbol) == 6 and symbol.startswith("<0x") and symbol.endswith(">"):
+            return (int(symbol[3:5], 16),)
+        return tuple(symbol.replace(SPACE, " ").encode(errors="replace"))
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        """Whether the characters of its symbols stand for bytes (GPT-2 and most since)."""
+        backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
+        decoder = getattr(backend, "decoder", None)
+        if decoder is None:
+            return False
+        said = json.loads(decoder.__getstate__())
+        return any(part.get("type") == "ByteLevel" for part in (said, *said.get("decoders", ())))
+
+
+def _byte_symbols() -> dict[str, int]:
+    """GPT-2's table: printable bytes stand for themselves, the others for characters from 256 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {
+        **{chr(byte): byte for byte in plain},
+        **{chr(256 + number): byte for number, byte in enumerate(others)},
+    }
+
+
+BYTES = _byte_symbols()
+"""Symbol -> byte, in a byte-level vocabulary."""
