@@ -18,7 +18,7 @@ from consumers.checkpoint import manifest_json
 from consumers.replay import job_of, step_batch
 from consumers.run_batch import settle
 from infra.ports import Cursor, Ports, Recorded
-from schemas.errors import CorruptData, HeadraceError, NotFound
+from schemas.errors import CorruptData, HeadraceError, NotFound, Refused
 from schemas.events import (
     BatchAssembled,
     CheckpointSaved,
@@ -26,6 +26,8 @@ from schemas.events import (
     GroupGraded,
     PolicyInitialized,
     PolicyUpdated,
+    RunArchived,
+    RunDeleted,
 )
 from schemas.ids import StreamName
 from schemas.learning import Learner, LearnerState, StepResult
@@ -116,6 +118,8 @@ async def _note(recorded: Recorded, told: Told, report: Report, ports: Ports) ->
             told.graded[key.step, key.slot, key.replacement] = settle(event).group
         case CheckpointSaved():
             told.saved.append(event)
+        case RunArchived() | RunDeleted():
+            raise Refused(f"run {event.run} was archived or deleted; its history is not in the log")
     await _artifacts(event, name, told, report, ports)
 
 

@@ -100,6 +100,11 @@ class Archives:
         self._notifier = notifier
         self._scratch = scratch
 
+    async def tidy(self) -> None:
+        """Remove what a process that was killed has left in the scratch directory. Only where no other
+        process uses it."""
+        await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
+
     async def pack(self, run: str) -> Packed:
         """Write a run's history into the store; nothing is removed. Raises CorruptData when an artifact
         that it needs is gone or damaged, TransientError."""

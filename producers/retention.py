@@ -128,7 +128,9 @@ class Retention:
         notice = await self._notice(found.run)
         if notice is None:
             raise Conflict(f"run {found.run_name} is not archived; there is nothing to restore")
-        back = RunRestored(run=found.run, archive=notice.archive, num_events=notice.num_events)
+        back = RunRestored(
+            run=found.run, archive_sha256=notice.archive.sha256, num_events=notice.num_events
+        )
         cause = derive_id(HEADRACE, f"restore/{found.run}/{notice.archive.sha256}")
         try:
             cursor = await self._archives.restore(notice.archive, back, cause=cause)

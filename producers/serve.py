@@ -61,6 +61,7 @@ async def serve(settings: Settings) -> int:
             settings=settings,
             clock=backend.clock,
         )
+        await services.archives.tidy()
         app = create_app(services)
         server = _server(app, settings)
         await server.listen()

@@ -730,10 +730,11 @@ class RunArchived(_RunEvent):
 
 
 class RunRestored(_RunEvent):
-    """An archived run's events and artifacts were brought back from its archive."""
+    """An archived run's events and artifacts were brought back from its archive. Its file is not needed
+    any more."""
 
     type: ClassVar[str] = "rl.run.restored"
-    archive: ArtifactRef
+    archive_sha256: Sha256
     num_events: int
 
 

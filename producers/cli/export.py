@@ -43,6 +43,12 @@ def export_run(client: Client, ref: str, open_sink: Opener, *, follow: bool) -> 
     answer = client.get(f"/runs/{part(ref)}")
     found = answer["run"]
     name = str(found.get("name") or found["id"])
+    if found.get("archived_at"):
+        raise Failure(
+            "ARCHIVED",
+            f"run {name} is archived, and its curves with it; `headrace train restore {name}` brings "
+            "them back",
+        )
     sink = open_sink(Subject(run=str(found["id"]), name=name, config=found.get("config") or {}))
     new, steps = New(), set[int]()
     try:

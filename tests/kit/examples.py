@@ -20,6 +20,7 @@ BY_NAME = {
     "weights_sha256": "cd" * 32,
     "state_sha256": "ef" * 32,
     "manifest_sha256": "12" * 32,
+    "archive_sha256": "34" * 32,
     "commit_sha": "0123abc",
     "requester": "run-r1",
     "num_rows": 8,

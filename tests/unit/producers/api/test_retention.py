@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import tarfile
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,25 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
+from infra import orphans
 from infra.archive_file import members
 from infra.archives import Archives, Moved
+from infra.artifacts import reference
 from infra.database import administering
 from infra.inspect import Inspection, _events, _rows, _streams, _Told
+from infra.named import Named
 from infra.orphans import GRACE, REMOVED_GRACE, collect
 from infra.ports import Cursor
+from infra.repair import repair
 from schemas.errors import CorruptData
-from schemas.events import EvaluationRequested, RunArchived, RunDeleted, RunRequested
+from schemas.events import (
+    DatasetDeleted,
+    EvaluationRequested,
+    RunArchived,
+    RunDeleted,
+    RunRequested,
+    RunStopped,
+)
 from schemas.ids import ConsumerName
 from schemas.sampling import ModelRef
 from tests.kit.application import Application, rows
@@ -189,8 +201,6 @@ async def test_bytes_of_an_archived_run_are_collected_and_checkpoints_stay(
 
 
 def ref_of(data: bytes) -> str:
-    from infra.artifacts import reference
-
     return reference(data).sha256
 
 
@@ -213,6 +223,75 @@ async def test_an_artifact_named_again_before_it_is_collected_stays(ended: Appli
     now = ended.services.clock.now() + LATER
     await collect(ended.database, ended.services.blobs, now=now)
     assert await ended.services.log.artifact(ref_of(sample)) == sample
+
+
+@pytest.mark.parametrize("looks_again", [True, False])
+async def test_an_artifact_named_while_names_are_read_stays(
+    ended: Application, monkeypatch: pytest.MonkeyPatch, looks_again: bool
+) -> None:
+    """And its twin: without the second look it goes."""
+    sample = batch_of("r1-train-1-0-0")
+    await archived(ended)
+    delete = orphans._delete_rows
+
+    async def named_just_before(*arguments: Any) -> int:
+        letter = DatasetDeleted(dataset="d").model_copy(update={"dataset": f"row:{ref_of(sample)}"})
+        await ended.append([letter])
+        return await delete(*arguments)
+
+    monkeypatch.setattr(orphans, "_delete_rows", named_just_before)
+    if not looks_again:
+        monkeypatch.setattr(orphans, "ROWS_SINCE", "select '' as sha256 where $1::text = ''")
+    now = ended.services.clock.now() + LATER
+    await collect(ended.database, ended.services.blobs, now=now)
+    found = await ended.services.log.artifact(ref_of(sample))
+    assert (found == sample) is looks_again
+
+
+async def test_twin_without_the_names_what_others_need_is_collected(
+    ended: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(*_: object, **__: object) -> AsyncIterator[Named]:
+        for none in ():
+            yield none
+
+    await archived(ended)
+    monkeypatch.setattr(orphans, "named", nothing)
+    now = ended.services.clock.now() + LATER
+    await collect(ended.database, ended.services.blobs, now=now)
+    assert await ended.services.log.artifact(ref("tree").sha256) is None
+
+
+async def test_an_archive_that_the_store_did_not_keep_removes_nothing(
+    ended: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs, before = ended.services.blobs, await views(ended)
+    put = blobs.put_file
+
+    async def torn(key: str, path: Path) -> str:
+        path.write_bytes(path.read_bytes()[:-1])
+        return await put(key, path)
+
+    monkeypatch.setattr(blobs, "put_file", torn)
+    answer = await ended.post("/runs/first/archive", {})
+    assert answer.status_code == 500
+    assert "does not hold the archive" in answer.json()["detail"]
+    assert await views(ended) == before
+
+
+async def test_twin_without_turns_a_rebuild_shows_rows_of_archived_runs(
+    ended: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that a dataset gave free is registered again: forgotten after it was put, in one batch."""
+    (await ended.upload("others", rows(5))).raise_for_status()
+    assert (await deleted(ended, "/datasets/others")).status_code == 200
+    (await ended.upload("others", rows(6))).raise_for_status()
+    before = await stored(ended, "datasets")
+    await ended.projector.rebuild()
+    assert await stored(ended, "datasets") == before
+    monkeypatch.setattr("consumers.project._until_turn", lambda events, after: (events, after))
+    await ended.projector.rebuild()
+    assert await stored(ended, "datasets") != before
 
 
 async def test_two_archivers_at_once_make_one_archive(ended: Application) -> None:
@@ -248,6 +327,20 @@ async def test_nothing_is_removed_that_a_consumer_has_not_read(
     assert "consumer learn has not read" in answer.json()["detail"]
     await ended.services.log.advance([ConsumerName("learn")], await ended.services.log.head())
     await archived(ended)
+
+
+async def test_twin_without_the_watermarks_events_go_that_nobody_has_read(
+    ended: Application,
+) -> None:
+    await ended.services.log.advance([ConsumerName("learn")], Cursor(1, 1))
+    async with administering(ended.database.url) as admin:
+        await admin.execute(
+            "create or replace function begin_removal(p_xid xid8, p_position bigint) returns void"
+            " language sql as $$"
+            " select set_config('headrace.removes', pg_current_xact_id()::text, true) $$"
+        )
+    await archived(ended)
+    assert await ended.services.log.watermark(ConsumerName("learn")) == Cursor(1, 1)
 
 
 async def test_work_for_a_run_keeps_it(ended: Application) -> None:
@@ -458,8 +551,6 @@ async def test_after_a_move_to_another_cluster_a_run_is_restored_in_order(
     ended: Application,
 ) -> None:
     """Transaction ids were forgotten: those of the archive must not stand above every cursor."""
-    from infra.repair import repair
-
     before = await views(ended)
     await archived(ended)
     await ended.services.log.advance([ConsumerName("run")], await ended.services.log.head())
@@ -502,8 +593,6 @@ async def test_a_key_that_made_a_deleted_run_makes_no_other(app: Application) ->
     made = await app.post("/runs", asked, Idempotency_Key="k")
     assert made.status_code == 201, made.text
     run = made.json()["run"]["id"]
-    from schemas.events import RunStopped
-
     await app.append([RunStopped(run=run, step=0)])
     assert (await deleted(app, "/runs/short")).status_code == 200
     again = await app.post("/runs", asked, Idempotency_Key="k")

@@ -1,0 +1,78 @@
+"""What `train delete|rename|archive|restore`, `dataset delete` and `gc` ask, and when a person."""
+
+import pytest
+
+from tests.unit.producers.cli.conftest import FakeServer, Run
+
+
+@pytest.mark.parametrize(
+    ("said", "path"),
+    [(("train", "delete", "my-run"), "/runs/my-run"), (("dataset", "delete", "d"), "/datasets/d")],
+)
+def test_deleting_wants_a_yes_where_nobody_can_be_asked(
+    server: FakeServer, headrace: Run, said: tuple[str, ...], path: str
+) -> None:
+    server.answer("DELETE", path, {"deleted": "1"})
+    for arguments in (said, (*said, "--json")):
+        ran = headrace(*arguments)
+        assert ran.code == 1
+        assert "--yes" in ran.err
+    assert server.asked == []
+    ran = headrace(*said, "--yes", "--json")
+    assert (ran.code, ran.document["deleted"]) == (0, "1")
+    assert [asked.method for asked in server.asked] == ["DELETE"]
+
+
+def test_rename_sends_the_new_name(server: FakeServer, headrace: Run) -> None:
+    server.answer("POST", "/runs/a/rename", {"run": {"id": "1", "name": "b"}})
+    ran = headrace("train", "rename", "a", "b")
+    assert ran.out == "a is called b now\n"
+    assert server.asked[0].document == {"name": "b"}
+
+
+def test_archive_and_restore_name_each_other(server: FakeServer, headrace: Run) -> None:
+    for verb in ("archive", "restore"):
+        server.answer("POST", f"/runs/a/{verb}", {"run": {"id": "1"}})
+    assert "headrace train restore a" in headrace("train", "archive", "a").out
+    assert headrace("train", "restore", "a").out == "restored a\n"
+
+
+def test_archived_runs_are_asked_for(server: FakeServer, headrace: Run) -> None:
+    server.answer("GET", "/runs", {"runs": [], "total_count": 0})
+    headrace("train", "list", "--archived", "--json")
+    headrace("train", "list", "--json")
+    assert "archived=true" in server.asked[0].query
+    assert "archived" not in server.asked[1].query
+
+
+def test_gc_archives_what_is_due_and_tells_what_it_could_not(
+    server: FakeServer, headrace: Run
+) -> None:
+    due = [{"id": n, "name": f"run-{n}", "status": "finished"} for n in ("1", "2")]
+    server.answer("GET", "/gc", {"runs": due})
+    server.answer("POST", "/runs/1/archive", {"run": {"id": "1"}})
+    problem = {"detail": "an artifact is gone", "code": "CORRUPT"}
+    server.answer("POST", "/runs/2/archive", problem, status=500)
+    server.answer("POST", "/gc", {"collected": 7})
+    ran = headrace("gc", "--older-than", "30d", "--json")
+    assert "older_than_s=2592000" in server.asked[0].query
+    assert ran.code == 1
+    assert ran.document["archived"] == [{"id": "1", "name": "run-1"}]
+    assert ran.document["collected"] == 7
+    assert "run-2: an artifact is gone" in ran.error["message"]
+
+
+def test_a_dry_run_archives_nothing(server: FakeServer, headrace: Run) -> None:
+    due = [{"id": "1", "name": "run-1", "status": "failed"}]
+    server.answer("GET", "/gc", {"runs": due})
+    ran = headrace("gc", "--older-than", "2w", "--dry-run")
+    assert (ran.code, len(server.asked)) == (0, 1)
+    assert "run-1" in ran.out
+
+
+@pytest.mark.parametrize("age", ["30", "d", "-1d", "1.5d", "30 d", "30d\n"])
+def test_an_age_has_a_unit(server: FakeServer, headrace: Run, age: str) -> None:
+    ran = headrace("gc", "--older-than", age, "--json")
+    assert ran.code == 1
+    assert ran.error["code"] == "INVALID_OPTION"
+    assert server.asked == []
