@@ -4,6 +4,7 @@ Reading a large archive takes a while, so it is done in a thread: the control pr
 """
 
 import asyncio
+import hashlib
 import io
 import tarfile
 from collections.abc import Sequence
@@ -19,6 +20,11 @@ MAX_ENTRYPOINTS = 64
 async def entrypoints(tree: bytes) -> tuple[Entrypoint, ...]:
     """`entrypoints_in`, in a thread."""
     return await asyncio.to_thread(entrypoints_in, tree)
+
+
+async def digest(tree: bytes) -> str:
+    """The SHA-256 of a snapshot, which may have 200 MiB."""
+    return await asyncio.to_thread(lambda: hashlib.sha256(tree).hexdigest())
 
 
 async def refused(tree: bytes, wanted: Sequence[Entrypoint]) -> dict[str, str]:

@@ -60,7 +60,9 @@ def _seen(events: Iterable[Recorded]) -> Iterator[Seen]:
         if isinstance(event, RepositoryPushed):
             whole[recorded.id] = not event.entrypoints
         elif isinstance(event, WorkspaceSynced):
-            yield Seen(event.commit, event.rollouts, whole=whole.get(event.push, False))
+            yield Seen(
+                event.commit, event.rollouts, whole=whole.get(event.push, event.requester is None)
+            )
 
 
 def _issue(seen: Seen, wanted: Entrypoint) -> Issue | None:

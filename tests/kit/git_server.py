@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 
 class GitServer:
-    """Serves the repositories below `root` at `url`. `status`: what it answers instead, if not 200.
-    `held`: transfers wait for it; `transferring` is set once one does."""
+    """Serves the repositories below `root`. `status`: what it answers instead, if not 200.
+    `held`: transfers of commits (protocol version 2) wait for it; `transferring` is set once one does."""
 
     def __init__(self, root: Path, port: int = 0) -> None:
         self.root = root
@@ -47,9 +47,10 @@ class GitServer:
         if self.status != 200:
             request.send_error(self.status)
             return
-        if self.held is not None and request.command == "POST":
+        held = self.held
+        if held is not None and b"command=fetch" in body:
             self.transferring.set()
-            self.held.wait(60)
+            held.wait(60)
         head, _, content = self._backend(request, body).partition(b"\r\n\r\n")
         request.send_response(200)
         for line in head.decode().splitlines():
