@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 class GitServer:
     """Serves the repositories below `root`. `status`: what it answers instead, if not 200.
-    `held`: transfers of commits (protocol version 2) wait for it; `transferring` is set once one does."""
+    `held`: transfers of commits (protocol version 2) wait for it; `transferring`: one does."""
 
     def __init__(self, root: Path, port: int = 0) -> None:
         self.root = root
