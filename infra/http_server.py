@@ -25,6 +25,7 @@ logger.addFilter(RateLimit())
 
 BACKLOG = 128
 REST_S = 0.5
+NO_SUCH_ADDRESS = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -67,12 +68,20 @@ class HttpServer:
     async def listen(self) -> None:
         """Bind. Raises InvalidConfig when host or port cannot be used."""
         loop = asyncio.get_running_loop()
+        missing: OSError | None = None
         try:
             found = await loop.getaddrinfo(
                 self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
             for family, _, _, _, address in dict.fromkeys(found):
-                self._sockets.append(_bound(family, address))
+                try:
+                    self._sockets.append(_bound(family, address))
+                except OSError as error:
+                    if error.errno not in NO_SUCH_ADDRESS:
+                        raise
+                    missing = error  # a name may stand for IPv6 too, where the machine has none
+            if missing is not None and not self._sockets:
+                raise missing
         except OSError as error:
             self._close()
             raise InvalidConfig(

@@ -18,8 +18,10 @@ import pytest
 from infra.gateway import bodies, sessions
 from infra.gateway.server import HttpGateway
 from infra.http_limits import Connections, Limits
+from infra.http_server import HttpServer
 from infra.settings import Settings
 from producers import serve
+from schemas.errors import InvalidConfig
 from tests.kit.http_victim import Quick
 from tests.kit.platform import PATIENCE, ROOT, eventually
 from tests.kit.specs import group_spec, template
@@ -350,3 +352,11 @@ async def test_the_api_server_gives_heads_a_deadline_too(
             assert (await rest(reader))[:12] in (b"HTTP/1.1 408", b"")
     server.stop()
     await task
+
+
+async def test_a_taken_port_is_refused_by_its_name() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = HttpServer(lambda: None, host="127.0.0.1", port=port, limits=Limits())
+        with pytest.raises(InvalidConfig, match=f"cannot listen on 127.0.0.1:{port}"):
+            await server.listen()
