@@ -17,10 +17,11 @@ RULES = 2
 
 1: a group that shares its prompt is one pass, whatever `micro_batch_tokens` says; the answers of a
    conversation are encoded each by itself; weight decay takes every tensor; full tuning through
-   Transformers does not train the embedding of the token that pads.
+   Transformers does not train the embedding of the token that pads; REINFORCE++ with a group baseline
+   has its KL in the reward (k1) by default.
 2: no pass is larger than `micro_batch_tokens`, unless it is one sample; answers have the ids that they
    have in the whole conversation; weight decay leaves norms and biases alone; every embedding is
-   trained.
+   trained; REINFORCE++ with a group baseline has its KL in the loss (k2) by default.
 """
 
 

@@ -67,12 +67,14 @@ class Actions:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """One algorithm. `loss` gives the loss of each action, and which actions were clipped."""
+    """One algorithm. `loss` gives the loss of each action, and which actions were clipped.
+    `with_baseline`: its defaults with `group_baseline`, where they are others."""
 
     estimate: Callable[[Outcome, Settings], Estimate]
     loss: Callable[[Actions, Settings], tuple[torch.Tensor, torch.Tensor]]
     defaults: Settings
     has_critic: bool = False
+    with_baseline: Settings | None = None
 
 
 def usable(reward: float | None) -> float | None:

@@ -64,8 +64,12 @@ def settings_of(config: RunConfig, *, micro_batch_tokens: int, rules: int = RULE
     said = {key: value for key in SAME_NAME if (value := getattr(advanced, key)) is not None}
     if advanced.loss_aggregation is not None:
         said["aggregation"] = advanced.loss_aggregation
+    objective = OBJECTIVES[advanced.algorithm]
+    defaults = objective.defaults
+    if advanced.group_baseline and objective.with_baseline is not None and rules >= 2:
+        defaults = objective.with_baseline
     return replace(
-        OBJECTIVES[advanced.algorithm].defaults,
+        defaults,
         **said,
         temperature=config.sampling.rollout_temperature or 1.0,
         max_response_length=config.training.max_response_length,

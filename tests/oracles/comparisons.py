@@ -12,10 +12,11 @@ from hypothesis import assume
 
 from schemas.config import Correction, CorrectionLevel, LossAggregation
 from tests.oracles import theirs_liger, theirs_trl, theirs_verl
-from tests.oracles.cases import Answer, Case, ours, times
+from tests.oracles.cases import Answer, Case, answer, ours, times
+from tests.unit.trainer.support import job
 from trainer.losses import dr_grpo, ppo
 from trainer.objective import Objective, Outcome, usable
-from trainer.objectives import OBJECTIVES
+from trainer.objectives import OBJECTIVES, settings_of
 from trainer.settings import Settings
 
 Compared = tuple[Answer, dict[str, Answer]]
@@ -278,6 +279,26 @@ def reinforced(case: Case) -> Compared:
     }
 
 
+def reinforced_with_a_baseline(case: Case) -> Compared:
+    """REINFORCE++ with a group baseline as a run has it by default: the KL in the loss, k2, which verl
+    makes too; its mean over the actions is written out."""
+    case = filled(case)
+    assume(case.size > 1)
+    config = job(algorithm="reinforce_plus_plus", group_baseline=True, kl_coef=0.1).config
+    settings = settings_of(config, micro_batch_tokens=4096)
+    with theirs_verl.exact_means():
+        advantages = theirs_verl.baseline(case)
+    policy = theirs_verl.policy_loss(case, "vanilla", advantages)
+
+    def divergence_of(now: torch.Tensor) -> torch.Tensor:
+        k2 = theirs_verl.CORE.kl_penalty(now, case.reference, "k2")
+        return 0.1 * (k2 * case.mask).sum() / case.mask.sum()
+
+    kl = answer(case, divergence_of)
+    whole = Answer(policy.loss + kl.loss, policy.gradient + kl.gradient)
+    return ours(case, OBJECTIVES["reinforce_plus_plus"], settings), {"verl": whole}
+
+
 def proximal_with_a_critic(case: Case) -> Compared:
     """PPO whole, an update in: pi_theta and V have left what was surveyed."""
     case = filled(case)
@@ -306,6 +327,7 @@ COMPARISONS: dict[str, Callable[[Case], Compared]] = {
     "cispo": cispo,
     "importance_sampling": importance_sampling,
     "reinforce_plus_plus": reinforced,
+    "reinforce_plus_plus, group baseline": reinforced_with_a_baseline,
     "ppo": proximal_with_a_critic,
     "two-sided clip at 1.5": surrogate("grpo", clip_delta=1.5),
     "two-sided clip at 4": surrogate("rloo", clip_delta=4.0),

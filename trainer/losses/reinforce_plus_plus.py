@@ -5,8 +5,16 @@
     A_t  = (G_t - mean G) / std G                       over all actions of the step
     loss = - (1 / sum_i len_i) sum_i sum_t min(r_t A_t, clip(r_t) A_t)
 
-With group_baseline: A_i = R_i - mean_G R first (R_i less the KL of the whole sample), then the same
-whitening. There is no critic, and the baseline is the batch: one sample per prompt is enough, and
+With group_baseline: A_i = R_i - mean_G R first, then the same whitening, and the KL is in the loss:
+
+    + beta (1 / sum_i len_i) sum_i sum_t k2_t,     k2_t = (log pi_theta(t) - log pi_ref(t))^2 / 2
+
+Decided so because the paper's form with a baseline has it so, and k2 is the estimator whose gradient in
+the loss is that of KL(pi || ref). Others put it into the reward there too: `kl_in = "reward"` (R_i less
+the KL of the whole sample) with `kl_estimator = "k1"`, the default of runs of rules 1
+(`schemas.learning`).
+
+There is no critic, and the baseline is the batch: one sample per prompt is enough, and
 without the group baseline a group without spread still teaches. Whitening has ddof = 1 and 1e-8
 within the root, as verl's; actions of samples without a reward are not part of it and get 0. Where
 nothing varies all advantages are exactly 0. A reward alone in its group is its own baseline (verl:
@@ -36,4 +44,5 @@ OBJECTIVE = Objective(
     estimate=estimate,
     loss=loss,
     defaults=Settings(aggregation="token_mean", kl_in="reward", kl_estimator="k1"),
+    with_baseline=Settings(aggregation="token_mean", kl_in="loss", kl_estimator="k2"),
 )

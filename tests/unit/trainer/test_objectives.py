@@ -1,13 +1,15 @@
 """All objectives in float64: packing and micro-batches change nothing, gradients are slopes, and
 what is not known is not learned from."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from schemas.algorithms import CLIP_HIGH
-from schemas.learning import GradedGroup
+from schemas.learning import RULES, GradedGroup
+from tests.oracles.cases import Case, ours
 from tests.unit.trainer.batches import MIXED, group, policy64
 from tests.unit.trainer.support import job
 from tests.unit.trainer.variants import VARIANTS
@@ -165,3 +167,34 @@ def test_a_run_s_own_values_come_last() -> None:
     assert (settings.micro_batch_tokens, settings.max_response_length) == (7, 8)
     silent = settings_of(job(algorithm="dapo").config, micro_batch_tokens=7)
     assert (silent.clip_high, silent.aggregation) == (0.28, "token_mean")
+
+
+def test_the_kl_of_reinforce_plus_plus_is_in_the_reward_and_with_a_baseline_in_the_loss() -> None:
+    def kl(rules: int = RULES, **advanced: object) -> tuple[str, str]:
+        config = job(algorithm="reinforce_plus_plus", kl_coef=0.1, **advanced).config
+        settings = settings_of(config, micro_batch_tokens=7, rules=rules)
+        return settings.kl_in, settings.kl_estimator
+
+    assert kl() == ("reward", "k1")
+    assert kl(group_baseline=True) == ("loss", "k2")
+    assert kl(group_baseline=True, kl_in="reward", kl_estimator="k1") == ("reward", "k1")
+    assert kl(rules=1, group_baseline=True) == ("reward", "k1"), "runs of before keep theirs"
+
+
+def test_reinforce_plus_plus_with_a_baseline_by_hand() -> None:
+    """Rewards 1 and 0 to one prompt, 0.5 and 0.5 to the other, an action each; all written out."""
+    now, ref = [-1.0, -1.2, -0.9, -1.1], [-1.1, -1.0, -1.0, -0.8]
+    white = [0.5, -0.5, 0.0, 0.0]
+    deviation = math.sqrt(sum(x * x for x in white) / 3 + 1e-8)
+    surrogate = -sum(x / deviation for x in white) / 4
+    k2 = sum((n - r) ** 2 / 2 for n, r in zip(now, ref, strict=True)) / 4
+    column = [torch.tensor(x, dtype=torch.float64)[:, None] for x in (now, ref)]
+    ones = torch.ones(4, 1, dtype=torch.float64)
+    case = Case(2, (1.0, 0.0, 0.5, 0.5), ones, column[0], column[0], column[0], column[1])
+    config = job(algorithm="reinforce_plus_plus", group_baseline=True, kl_coef=0.1).config
+    settings = settings_of(config, micro_batch_tokens=4096)
+    found = ours(case, OBJECTIVES["reinforce_plus_plus"], settings)
+    assert found.loss == pytest.approx(surrogate + 0.1 * k2, abs=1e-12)
+    for row, (n, r, x) in enumerate(zip(now, ref, white, strict=True)):
+        slope = (-x / deviation + 0.1 * (n - r)) / 4
+        assert float(found.gradient[row, 0]) == pytest.approx(slope, abs=1e-12)

@@ -13,8 +13,13 @@ VARIANTS: dict[str, dict[str, object]] = {
         "algorithm": "reinforce_plus_plus",
         "group_baseline": True,
         "kl_coef": 0.1,
-        "kl_estimator": "k2",
-        "kl_in": "loss",
+    },
+    "reinforce++ baseline, kl in the reward": {
+        "algorithm": "reinforce_plus_plus",
+        "group_baseline": True,
+        "kl_coef": 0.1,
+        "kl_estimator": "k1",
+        "kl_in": "reward",
     },
     "ppo": {"algorithm": "ppo"},
     "ppo, two updates": {
