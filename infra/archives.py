@@ -73,6 +73,12 @@ from unnest($1::bigint[], $2::text[], $3::uuid[], $4::text[], $5::integer[], $6:
            correlation, traceparent, time)
 """
 
+BEHIND = """
+select w.consumer from watermarks w, (
+    select xid, position from events where run_id = $1 order by xid desc, position desc limit 1) last
+where (w.xid, w.position) < (last.xid, last.position) order by w.consumer limit 1
+"""
+
 NOTICE = "select xid::text from events where stream = $1 and version = 2 and type = $2"
 
 
@@ -107,7 +113,9 @@ class Archives:
 
     async def pack(self, run: str) -> Packed:
         """Write a run's history into the store; nothing is removed. Raises CorruptData when an artifact
-        that it needs is gone or damaged, TransientError."""
+        that it needs is gone or damaged, TransientError, also while a consumer has not read the run's
+        events: it could not be removed then."""
+        await self._until_read(run)
         async with self._folder() as folder, _session(self._database.url) as connection:
             path = folder / "archive"
             writer = await asyncio.to_thread(ArchiveWriter, path, run)
@@ -155,6 +163,13 @@ class Archives:
             hit("archive.blobs_back")
             async with _session(self._database.url) as connection:
                 return await self._insert(connection, path, notice, cause)
+
+    async def _until_read(self, run: str) -> None:
+        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+        while (consumer := await self._database.durable.fetchval(BEHIND, run)) is not None:
+            if asyncio.get_running_loop().time() > deadline:
+                raise _behind(consumer)
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def _insert(
         self, connection: Any, path: Path, notice: RunRestored, cause: UUID
@@ -311,6 +326,12 @@ class _Packing:
         await asyncio.to_thread(self._writer.blob, key, self._scratch)
 
 
+def _behind(consumer: str) -> TransientError:
+    return TransientError(
+        f"consumer {consumer} has not read all events of it yet; try again when it runs"
+    )
+
+
 def _damaged(named: Named) -> CorruptData:
     return CorruptData(
         f"{named.ref.uri}, which {named.by} names, is gone or damaged, so that the run cannot be "
@@ -341,9 +362,7 @@ async def _called(connection: Any, sql: str, *arguments: object) -> Any:
             raise
         reason, _, consumer = said.partition(" ")
         if reason == "BEHIND":
-            raise TransientError(
-                f"consumer {consumer} has not read all events of it yet; try again when it runs"
-            ) from error
+            raise _behind(consumer) from error
         if reason == "OPEN":
             raise Conflict("the run has not ended; stop it first") from error
         raise Conflict(

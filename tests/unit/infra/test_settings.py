@@ -32,6 +32,7 @@ def test_defaults_follow_from_the_home(tmp_path: Path) -> None:
     ("name", "value", "says"),
     [
         ("HEADRACE_URL", "localhost", "http://host:port"),
+        ("HEADRACE_RETENTION_DAYS", "30d", "a whole number from 0 to 36500"),
         ("HEADRACE_URL", "http://h:notaport", "http://host:port"),
         ("HEADRACE_DATABASE_URL", "mysql://x", "postgresql://"),
         ("HEADRACE_BLOBS", "/somewhere", "file:///directory or s3://bucket/prefix"),
@@ -61,6 +62,11 @@ def test_a_bad_value_is_one_line_with_name_value_and_what_may_be(
     assert repr(value) in line
     assert says in line
     assert "\n" not in line
+
+
+def test_nothing_is_archived_by_itself_until_days_are_named() -> None:
+    found = [Settings.load({"HEADRACE_RETENTION_DAYS": days}) for days in ("", "0", "30")]
+    assert [settings.retention_days for settings in found] == [None, None, 30]
 
 
 def test_blobs_may_be_in_a_bucket() -> None:

@@ -317,21 +317,31 @@ async def test_only_what_has_ended_can_be_archived_or_deleted(app: Application) 
         assert "run first is running" in answer.json()["detail"]
 
 
+NEVER_BEHIND = "select null where $1::text = ''"
+
+
+@pytest.mark.parametrize("looks_before", [True, False])
 async def test_nothing_is_removed_that_a_consumer_has_not_read(
-    ended: Application, monkeypatch: pytest.MonkeyPatch
+    ended: Application, monkeypatch: pytest.MonkeyPatch, looks_before: bool
 ) -> None:
+    """The look before spares the work; what counts is the one in the transaction."""
     monkeypatch.setattr("infra.archives.PATIENCE_S", 0.3)
+    if not looks_before:
+        monkeypatch.setattr("infra.archives.BEHIND", NEVER_BEHIND)
     await ended.services.log.advance([ConsumerName("learn")], Cursor(1, 1))
     answer = await ended.post("/runs/first/archive", {})
     assert answer.status_code == 503
     assert "consumer learn has not read" in answer.json()["detail"]
+    kept = [blob.key for blob in await ended.services.blobs.keys("runs/r1/")]
+    assert any("/archives/" in key for key in kept) is not looks_before
     await ended.services.log.advance([ConsumerName("learn")], await ended.services.log.head())
     await archived(ended)
 
 
 async def test_twin_without_the_watermarks_events_go_that_nobody_has_read(
-    ended: Application,
+    ended: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("infra.archives.BEHIND", NEVER_BEHIND)
     await ended.services.log.advance([ConsumerName("learn")], Cursor(1, 1))
     async with administering(ended.database.url) as admin:
         await admin.execute(
