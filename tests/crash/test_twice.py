@@ -1,12 +1,17 @@
 """Two processes for one consumer, as on a cluster: whoever decides, and whatever it still remembers of
 streams that the other has moved, the run ends with the bits of one that nobody disturbed."""
 
+import itertools
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from infra.embedded import place_of
@@ -28,6 +33,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, py
 
 STEPS = 6
 CONFIG = run_config(advanced={"max_steps": STEPS, "state_interval": 2})
+STILL_S = 1.5
+
 POINTS: Mapping[str, tuple[str, ...]] = {
     "first": ("run.intake.tx_before_commit:4", "learn.perform.TrainStep.claimed:2"),
     "second": ("run.intake.tx_after_commit:2", "rollout.perform.GenerateSample.effect_done:3"),
@@ -71,16 +78,34 @@ def test_one_more_learner_changes_nothing(tmp_path: Path) -> None:
         prepared(running, workspace)
         calm = running.wait(running.submit(CONFIG, workspace="w"), "finished", within_s=200)
         with another_learner(running, tmp_path / "another"):
-            eventually(lambda: learners(running) >= 2 or None, within_s=60, what="two learners")
+            learners = eventually(lambda: two(running), within_s=60, what="two learners")
             run = running.submit(CONFIG, workspace="w")
+            take_turns(running, run, learners)
             info = running.wait(run, "finished", within_s=200)
         check(running.events(run), steps=STEPS, groups=2, samples=4)
     assert final_adapter(info) == final_adapter(calm)
 
 
-def learners(running: Platform) -> int:
-    """How many workers can take optimizer steps."""
-    return sum("train" in worker["lanes"] for worker in running.get("/status")["workers"])
+def two(running: Platform) -> list[int] | None:
+    """The processes that take optimizer steps, once there are two."""
+    workers = running.get("/status")["workers"]
+    found = [worker["pid"] for worker in workers if "train" in worker["lanes"]]
+    return found if len(found) == 2 else None
+
+
+def take_turns(running: Platform, run: str, learners: Sequence[int]) -> None:
+    """Until the last steps, one of the two stands still, for less than a lease and until the other one
+    has gone on: so neither sees all of what it decides on."""
+    for pid in itertools.cycle(learners):
+        if (before := step(running, run)) >= STEPS - 1 or not all(map(psutil.pid_exists, learners)):
+            return  # a slow machine may have taken a lease, and with it the process
+        deadline = time.monotonic() + STILL_S
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            while step(running, run) == before and time.monotonic() < deadline:
+                time.sleep(0.02)
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.kafka

@@ -26,21 +26,27 @@ HISTORY = GOLDEN / "folds" / "history.jsonl"
 FINGERPRINTS = GOLDEN / "folds" / "fingerprints.json"
 
 
-def fingerprint(consumer: Consumer[Any]) -> str:
-    """One hash of every state that the consumer folds from the history, and from each event that was
+def fingerprints(consumer: Consumer[Any]) -> dict[str, str]:
+    """A hash of the states that the consumer folds from the history, and one for each event that was
     ever released, alone. An event that it cannot fold counts by its error's class."""
     told: list[str] = []
     for stream in streams().values():
-        if stream[0].stream.partition("-")[0] == consumer.category:
+        if _owns(consumer, stream[0]):
             told += _states(consumer, stream)
-    for event in released():
-        if event.stream.partition("-")[0] == consumer.category:
-            told += _states(consumer, [event])
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()
+    alone = {n: _states(consumer, [e]) for n, e in released().items() if _owns(consumer, e)}
+    return {name: _hash(states) for name, states in {"history": told, **alone}.items()}
+
+
+def _owns(consumer: Consumer[Any], event: Event) -> bool:
+    return event.stream.partition("-")[0] == consumer.category
+
+
+def _hash(states: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(states).encode()).hexdigest()[:16]
 
 
 def _states(consumer: Consumer[Any], events: Sequence[Event]) -> list[str]:
-    """The state after each event, as JSON."""
+    """The state after each event, as JSON. Without defaults: a field that nothing sets changes none."""
     kind = TypeAdapter(consumer.snapshots or type(consumer.initial))
     state, told = consumer.initial, []
     for event in events:
@@ -49,7 +55,8 @@ def _states(consumer: Consumer[Any], events: Sequence[Event]) -> list[str]:
         except Exception as error:
             told.append(type(error).__name__)
             break
-        told.append(json.dumps(kind.dump_python(state, mode="json"), sort_keys=True))
+        shown = kind.dump_python(state, mode="json", exclude_defaults=True)
+        told.append(json.dumps(shown, sort_keys=True))
     return told
 
 
@@ -63,31 +70,33 @@ def streams() -> Mapping[str, list[Event]]:
     return found
 
 
-def released() -> list[Event]:
+def released() -> dict[str, Event]:
     """The golden payloads of all events that there are."""
-    found = []
+    found = {}
     for path in sorted(GOLDEN.glob("*.json")):
         kind, _, version = path.stem.rpartition(".v")
         if kind in EVENT_TYPES:
-            found.append(decode_event(kind, int(version), path.read_text()))
+            found[path.stem] = decode_event(kind, int(version), path.read_text())
     return found
 
 
-def recorded() -> dict[str, dict[str, str]]:
-    """Consumer -> fold version -> fingerprint."""
-    found: dict[str, dict[str, str]] = json.loads(FINGERPRINTS.read_text())
+def recorded() -> dict[str, dict[str, dict[str, str]]]:
+    """Consumer -> fold version -> what was folded -> hash."""
+    found: dict[str, dict[str, dict[str, str]]] = json.loads(FINGERPRINTS.read_text())
     return found
 
 
 def record() -> None:
-    """Note the fingerprints of fold versions that have none."""
+    """Note what has no fingerprint yet."""
     HISTORY.parent.mkdir(exist_ok=True)
     if not HISTORY.exists():
         _write_history(HISTORY)
     known = recorded() if FINGERPRINTS.exists() else {}
     for name in REGISTRY:
         consumer = load(name)
-        known.setdefault(name, {}).setdefault(str(consumer.fold_version), fingerprint(consumer))
+        versions = known.setdefault(name, {})
+        before = versions.get(str(consumer.fold_version), {})
+        versions[str(consumer.fold_version)] = {**fingerprints(consumer), **before}
     FINGERPRINTS.write_text(json.dumps(known, indent=2) + "\n")
 
 

@@ -39,12 +39,16 @@ begin
     end if;
     if cardinality(p_consumed) > 0 then
         insert into inbox (consumer, event_id) select * from unnest(p_consumers, p_consumed);
-        select c.id into lost
-        from unnest(p_consumers, p_consumed, p_xids, p_positions) as c (consumer, id, xid, position)
-        join watermarks m on m.consumer = c.consumer and (m.xid, m.position) >= (c.xid, c.position)
-        limit 1;
-        if found then
-            raise exception '%', lost using errcode = 'HR004';
+        -- The cheap question first: hardly ever is there a watermark that far.
+        if exists (select from watermarks m
+                   where m.consumer = any (p_consumers) and m.xid >= any (p_xids)) then
+            select c.id into lost
+            from unnest(p_consumers, p_consumed, p_xids, p_positions) as c (consumer, id, xid, position)
+            join watermarks m on m.consumer = c.consumer and (m.xid, m.position) >= (c.xid, c.position)
+            limit 1;
+            if found then
+                raise exception '%', lost using errcode = 'HR004';
+            end if;
         end if;
     end if;
     if cardinality(p_finished) > 0 then
