@@ -14,7 +14,7 @@ from uuid import UUID
 import asyncpg
 
 from infra.database import Database
-from infra.horizon import Horizon
+from infra.horizon import BELOW_OWN_HORIZON, Horizon
 from infra.notify import News, Notifier
 from infra.ports import (
     Commit,
@@ -151,10 +151,12 @@ class PostgresLog:
         types: Sequence[str] | None = None,
         upto: Cursor | None = None,
     ) -> tuple[Sequence[Recorded], Cursor]:
-        bound = " and (xid, position) <= ($4, $5)" if upto is not None else ""
+        # What was below a horizon once is complete for good. Another horizon, as of now, could be below
+        # it and hide events that the reader would then jump over.
+        end = self._horizon.below if upto is None else "(xid, position) <= ($4, $5)"
         rows = await self._pool.fetch(
-            f"select {COLUMNS} from events where (xid, position) > ($1, $2){bound}"  # noqa: S608 - constants
-            f" and {self._horizon.below} order by xid, position limit $3",
+            f"select {COLUMNS} from events where (xid, position) > ($1, $2)"  # noqa: S608 - constants
+            f" and {end} order by xid, position limit $3",
             after.xid,
             after.position,
             limit,
@@ -179,7 +181,7 @@ class PostgresLog:
 
     async def head(self) -> Cursor:
         row = await self._pool.fetchrow(
-            f"select xid, position from events where {self._horizon.below}"  # noqa: S608 - constants
+            f"select xid, position from events where {BELOW_OWN_HORIZON}"  # noqa: S608 - constants
             " order by xid desc, position desc limit 1"
         )
         return Cursor(row["xid"], row["position"]) if row else Cursor()

@@ -279,8 +279,9 @@ class EventLog(Protocol):
         types: Sequence[str] | None = None,
         upto: Cursor | None = None,
     ) -> tuple[Sequence[Recorded], Cursor]:
-        """Events after a cursor (and none after `upto`) in (xid, position) order, below the transaction
-        horizon, and the cursor to go on from (it moves past events of other types too)."""
+        """Events after a cursor in (xid, position) order, below the transaction horizon, and the cursor
+        to go on from (it moves past events of other types too). With `upto`, which `head` has
+        returned: all events up to there."""
         ...
 
     async def ahead(self, after: Cursor) -> bool:
@@ -289,7 +290,7 @@ class EventLog(Protocol):
         ...
 
     async def head(self) -> Cursor:
-        """The cursor of the last event below the horizon."""
+        """The cursor of the last event below the horizon. No event can appear below it any more."""
         ...
 
     async def now(self) -> datetime:

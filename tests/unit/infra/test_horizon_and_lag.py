@@ -164,6 +164,10 @@ async def test_another_database_of_the_server_holds_nothing_back(
             assert await platform.horizon_age_s() == 0, "nothing holds this log back"
             twin = PostgresLog(database, notifier)
             assert not await seen(twin, cursor), "the twin"
+            # A bound stays one, whatever the next reader reads by: or it would jump over the event.
+            assert await twin.head() == await log.head() == cursor
+            found, _ = await twin.tail(Cursor(), limit=100, upto=cursor)
+            assert [recorded.cursor for recorded in found] == [cursor]
         await execute(elsewhere, "rollback prepared 'there'")
 
 
