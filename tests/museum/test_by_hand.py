@@ -217,7 +217,7 @@ def test_a_large_gradient_is_clipped_before_the_moments_see_it() -> None:
     optimizer = Optimizer.fresh(ours, job())
     for size in (3.0, 0.01):
         for tensor in (*ours.values(), *theirs.values()):
-            tensor.grad = torch.full((4,), size)
+            tensor.grad = torch.full_like(tensor, size)
         optimizer.take(lr=0.1, clip=0.5)
         torch.nn.utils.clip_grad_norm_(list(theirs.values()), 0.5)
         adam.step()
