@@ -186,6 +186,15 @@ class PostgresLog:
         )
         return Cursor(row["xid"], row["position"]) if row else Cursor()
 
+    async def reaches(self, cursor: Cursor) -> bool:
+        found = await self._pool.fetchval(
+            "select position from events where (xid, position) >= ($1, $2)"
+            " order by xid, position limit 1",
+            cursor.xid,
+            cursor.position,
+        )
+        return found is not None or cursor == Cursor()
+
     async def now(self) -> datetime:
         told: datetime = await self._pool.fetchval("select clock_timestamp()")
         return told

@@ -224,6 +224,9 @@ class MemoryLog:
     async def head(self) -> Cursor:
         return max((recorded.cursor for recorded in self._world.events), default=Cursor())
 
+    async def reaches(self, cursor: Cursor) -> bool:
+        return await self.head() >= cursor
+
     async def now(self) -> datetime:
         return self._world.now
 

@@ -293,6 +293,11 @@ class EventLog(Protocol):
         """The cursor of the last event below the horizon. No event can appear below it any more."""
         ...
 
+    async def reaches(self, cursor: Cursor) -> bool:
+        """Whether an event is there at `cursor` or above, hidden by the horizon or not. A log that was
+        read up to `cursor` and does not reach it any more went back."""
+        ...
+
     async def now(self) -> datetime:
         """The time by the clock that stamps its events."""
         ...

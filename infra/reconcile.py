@@ -64,7 +64,7 @@ class Tail:
         with as_of(self._turn):
             events, after = await self._log.tail(self.cursor, limit=BATCH, upto=upto)
         if after <= self.cursor and time.monotonic() >= self._looked_at + HEAD_S:
-            await self.head()
+            await self.look()
         self.full = len(events) == BATCH
         if upto is not None and after == self.cursor:
             after = upto  # there is nothing between
@@ -92,13 +92,14 @@ class Tail:
             await self._log.advance(list(self._consumers), self.cursor)
         return SLOW_POLL_S
 
-    async def head(self) -> Cursor:
+    async def look(self) -> Cursor:
         """The end of the log. Raises Turned when the log has gone back below where we are."""
-        self._looked_at = time.monotonic()
         with as_of(self._turn):
             head = await self._log.head()
-        if head < self.cursor and await self._oldest() < self.cursor:
-            raise Turned
+            if time.monotonic() >= self._looked_at + HEAD_S:
+                self._looked_at = time.monotonic()
+                if not await self._log.reaches(self.cursor) and await self._oldest() < self.cursor:
+                    raise Turned
         return head
 
     async def _oldest(self) -> Cursor:
@@ -190,7 +191,7 @@ class Reconciler:
 
     async def _sample(self) -> None:
         """Remember where the log ends now, if it has grown."""
-        head = await self._tail.head()
+        head = await self._tail.look()
         known = self._heads[-1][1] if self._heads else max(self._bound, self._tail.cursor)
         if head > known:
             self._heads.append((time.monotonic(), head))

@@ -138,6 +138,7 @@ class Relay:
         self._connect = connect
         self._said = ""
         self._forgotten = False
+        self._at = Cursor()
 
     async def run(self) -> None:
         """Until cancelled; goes on through the death of the database and of the broker."""
@@ -190,6 +191,7 @@ class Relay:
         """Hand the log over, page by page, a few pages ahead of what is acknowledged. Behind a page
         that was not full there is nothing below the horizon; whether there is above, patience asks."""
         while True:
+            self._at = cursor
             self._patience.look()
             with as_of(turn):
                 events, after = await self._log.tail(cursor, limit=PAGE)
@@ -225,14 +227,12 @@ class Relay:
     async def _reaches(self, seat: Seat, turn: int) -> None:
         """Find out that the log ends below what it had published, though no connection said so. Raises
         Turned."""
-        reached = Cursor()
         while True:
             await asyncio.sleep(CHECK_S)
-            known = await seat.position()
+            known, at = await seat.position(), self._at
             with as_of(turn):
-                head = await self._log.head()
-            reached = max(reached, head)
-            if head < reached and (known is None or known.cursor < reached):
+                there = await self._log.reaches(at)
+            if not there and (known is None or known.cursor < at):
                 raise Turned
 
     def _say(self, message: str) -> None:

@@ -63,7 +63,7 @@ async def _stream(request: Request, run: str, types: Sequence[str] | None) -> Re
     given = request.headers.get("last-event-id") or request.query_params.get("after")
     after = _cursor(given)
     log = services(request).log
-    if after > await log.head():
+    if not await log.reaches(after):
         after = Cursor()  # the database went back: what was read there is not so any more
     first = await log.read(run, after=after, limit=BATCH, types=types)
     if not first and given and await _over(request, run):

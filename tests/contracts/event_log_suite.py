@@ -410,3 +410,9 @@ class EventLogSuite:
         larger = largest.model_copy(update={"message": largest.message + "x"})
         with pytest.raises(Refused, match="65537 bytes"):
             await log.commit(one(larger, 2))
+
+    async def test_a_log_reaches_to_its_last_event_and_no_further(self, log: EventLog) -> None:
+        assert await log.reaches(Cursor())
+        (recorded,) = await log.append([warned(uuid4().hex, 1)], cause=uuid4())
+        assert await log.reaches(recorded.cursor)
+        assert not await log.reaches(Cursor(2**40, 1))

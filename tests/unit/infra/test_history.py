@@ -137,7 +137,7 @@ async def test_a_log_that_ends_below_a_cursor_is_noticed_by_itself(
 async def test_twin_a_cursor_that_goes_on_misses_what_is_new(
     make: Callable[[World], Bus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Tail, "head", lambda self: self._log.head())
+    monkeypatch.setattr(Tail, "look", lambda self: self._log.head())
     world = World()
     async with reading(world, make(world)) as seen:
         for step in range(1, 6):
@@ -212,6 +212,7 @@ async def test_a_relay_notices_a_log_that_ends_below_what_it_had_read(
             return Position(world.events[-1].cursor, "c", {})
 
     relay = Relay("", MemoryLog(world), Wakeup(), connect=cast("Any", None))
+    relay._at = world.events[-1].cursor
     looking = asyncio.ensure_future(relay._reaches(cast("Any", Seated()), world.turns))
     done, _ = await asyncio.wait({looking}, timeout=0.2)
     assert not done
