@@ -4,6 +4,7 @@ import random
 import signal
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from tests.chaos.plan import JOIN, Kill, Pause
 from tests.chaos.scene import Scene
@@ -91,11 +92,19 @@ class Faults:
         if died is None:
             return
         self._note(died)
-        if target == "supervisor":
-            eventually(self._one_ended, within_s=60, what="a killed supervisor ended")
         if target in NOT_KEPT:
+            eventually(partial(self._ended, target), within_s=60, what=f"the {target} ended")
             self._scene.mend()
 
-    def _one_ended(self) -> bool | None:
-        ended = [one for one in self._scene.platforms if one.process.poll() is not None]
+    def _ended(self, target: str) -> bool | None:
+        """Whether what was killed is gone, where we are to start it again."""
+        parts = self._scene.components
+        if target == "supervisor":
+            ended = any(one.process.poll() is not None for one in self._scene.platforms)
+        elif parts is None:
+            ended = True
+        elif target == "postmaster":
+            ended = not parts.postgres.running
+        else:
+            ended = parts.kafka.process is None or parts.kafka.process.poll() is not None
         return True if ended else None
