@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from infra.kafka.settings import KafkaSettings
 from infra.s3_place import S3Place
@@ -101,7 +101,8 @@ class Settings:
     @property
     def directories(self) -> tuple[Path, ...]:
         """The directories on this machine that this installation writes to."""
-        blobs = Path(urlsplit(self.blobs).path) if self.blobs.startswith("file:") else self.home
+        local = self.blobs.startswith("file:")
+        blobs = Path(unquote(urlsplit(self.blobs).path)) if local else self.home
         return tuple(dict.fromkeys((self.home, blobs, (self.home / "postgres").resolve())))
 
     def read_token(self) -> str | None:

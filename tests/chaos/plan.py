@@ -167,7 +167,7 @@ def _fault(draw: random.Random, mode: Mode, stack: str) -> Kill | Pause:
         targets += WITH_BROKER.get(mode, ())
     if mode == "freeze":
         return _pause(draw, targets)
-    latest = 2.5 if mode == "kills" else 4.0
+    latest = 4.0 if mode == "children" else 2.5  # a workspace that is fetched comes before the run
     return Kill(round(draw.uniform(0.0, latest), 3), draw.choice(targets))
 
 
