@@ -279,7 +279,9 @@ def _named(work: Work, stream: StreamName, decision: Decision, version: int) -> 
             for event in decision.events
         }
     except UnicodeError as error:
-        raise DecisionError(work, f"a name is no text: {error}") from error
+        raise DecisionError(
+            work, f"the name of an event or a stream is not text: {error}"
+        ) from error
     if len(ids) != len(decision.events):
         raise DecisionError(work, "two events of one decision have the same name")
     strangers = [event.type for event in decision.events if event.stream != stream]

@@ -2,7 +2,7 @@
 
 A cancellation can be lost: one that meets a time-out in a driver, or that comes back from a server as
 "this query was cancelled", looks like a database that is away, and a loop that waits for that to pass
-would go on for ever. So every loop asks whether its task was told to end, and who ends tasks tells them
+would never end. So every loop asks whether its task was told to end, and who ends tasks tells them
 again until they have.
 """
 

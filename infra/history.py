@@ -3,7 +3,7 @@
 A server that was restored from a copy, or a replica that took over and lacks the last transactions, has
 another history: its log ends below cursors that were read before, cached states are of a future that did
 not happen, and the next events stand at places that others had. Connections do not survive such a
-change, and a server that starts anew says so, so each new connection is asked which server it leads to.
+change, and a server that starts again says so, so each new connection is asked which server it leads to.
 Whoever keeps something that was read says under which turn, and is refused once that one is over.
 """
 
@@ -32,7 +32,9 @@ class Turned(Away):
     """The database has another history than the one that was read: start again from what it says."""
 
     def __init__(self) -> None:
-        super().__init__("the database is another one than before, or was started again: read anew")
+        super().__init__(
+            "the database is another one than before, or was started again: read it again"
+        )
 
 
 class History:

@@ -2,7 +2,7 @@
 
 A process that lost its lease ends by itself. Where that fails, its supervisor ends it, once the database
 has said for some time, at every look, that it has none. Whatever keeps us from knowing (a database that
-is away, a machine or a process that was stopped) starts that time anew.
+is away, a machine or a process that was stopped) starts that time again.
 """
 
 import asyncio

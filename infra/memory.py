@@ -125,7 +125,7 @@ class MemoryLog:
         world = self._world
         for text in commit.texts:
             if "\0" in text or not _encodes(text):
-                raise CommitRefused(f"the database cannot hold it: {text!r} is no text")
+                raise CommitRefused(f"the database cannot hold it: {text!r} is not text")
         for key in commit.consumed:
             if key in world.inbox:
                 raise CommitMiss("duplicate", str(key))

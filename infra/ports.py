@@ -165,7 +165,7 @@ class Disowned(Exception):
 class Commit:
     """One decision, to be written whole or not at all.
 
-    `expected` are the versions of every stream that the decision was made on, be it that it gets no
+    `expected` are the versions of every stream that the decision was made on, whether or not it gets an
     event: all must still have them. A stream that does not exist has version 0.
     `cursors` are where the consumed events lie, for those that are in the log already: they must lie
     above the watermarks of their consumers.

@@ -413,7 +413,7 @@ class Runtime:
         return done
 
     async def _try_later(self, done: Performing) -> None:
-        """Give the effect back; a database that was away is no fault of the attempt. What cannot be
+        """Give the effect back; a database that was away is not the attempt's fault. What cannot be
         given back is found by the check."""
         try:
             if done.away:
@@ -483,7 +483,7 @@ class Runtime:
 
     async def _drained(self) -> None:
         """Returns once the bus is idle and nothing is left that we might perform: no effect of our
-        consumers whose run is open, be it that it is tried again later or that another worker has it,
+        consumers whose run is open, also when it is tried again later or another worker has it,
         for its outcome or its lease's end may bring us more."""
         while True:
             await asyncio.sleep(0.05)
@@ -492,7 +492,7 @@ class Runtime:
                 return
 
     async def _end(self, tasks: Sequence[asyncio.Future[Any]]) -> None:
-        """Nothing here may take for ever: what is not given back is taken up when our lease ends."""
+        """Everything here has a deadline: what is not given back is taken up when our lease ends."""
         await end([*tasks, *self._held.values()])
         # In tasks of their own: this one may have been told to end, and would ask nothing any more.
         giving = [asyncio.ensure_future(self._give_back(c)) for c in self._runs.values()]

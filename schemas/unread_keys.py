@@ -32,7 +32,7 @@ ADAPTER = ("lora_rank", "lora_alpha", "lora_targets")
 
 
 def unread_issues(config: RunConfig) -> Iterator[Issue]:
-    """One issue for each key that stands in the file and that this run would not read."""
+    """One issue for each key of the file that this run would not read."""
     given = frozenset(_given(config))
     advanced = config.advanced
     if advanced.algorithm == "sft":

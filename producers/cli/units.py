@@ -9,7 +9,7 @@ TIMES = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 
 
 def size(number: object) -> str | None:
-    """Bytes with a unit: `1.5 MiB`. None for what is no number."""
+    """Bytes with a unit: `1.5 MiB`. None for anything but a number."""
     if isinstance(number, bool) or not isinstance(number, int | float):
         return None
     if number < 1024:

@@ -1,4 +1,4 @@
-"""A copy of the database's files is put back under living processes: what they read since is no more.
+"""A copy of the database's files is put back under living processes: what they read since is gone.
 They notice, start again from what the database says, and the run ends with the bits of a calm one."""
 
 import asyncio

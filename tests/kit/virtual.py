@@ -32,6 +32,6 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` in made time. Raises AssertionError when everybody waits for ever."""
+    """`asyncio.run` in made time. Raises AssertionError when everybody waits without end."""
     with asyncio.Runner(loop_factory=_Loop) as runner:
         return runner.run(main)

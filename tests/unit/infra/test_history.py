@@ -53,7 +53,7 @@ async def warn(world: World, step: int) -> Recorded:
 
 
 def back_to(world: World, num_events: int, *, noticed: bool = True) -> None:
-    """The world as it was after so many events, with places that are given out anew."""
+    """The world as it was after so many events, with places that are given out again."""
     world.events = world.events[:num_events]
     world.xid = world.events[-1].cursor.xid
     world.order = world.events[-1].cursor.position
@@ -75,7 +75,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def reading(world: World, bus: Bus) -> AsyncIterator[list[int]]:
-    """A consumer behind a bus, which subscribes again when that has to start anew."""
+    """A consumer behind a bus, which subscribes again when that has to start again."""
     seen: list[int] = []
 
     async def loop() -> None:
