@@ -93,7 +93,8 @@ async def stalled(url: str, home: Path, script: Script, *, fenced: bool) -> Asyn
                     while (await PostgresEffects(direct).holding(WORKER)).generation < 2:
                         await asyncio.sleep(0.02)
                 await _asked(direct)
-                assert await asyncio.to_thread(network.deliver) == 1, "the claim, and nothing else"
+                # A read may have been under way beside the claim; it changes nothing.
+                assert await asyncio.to_thread(network.deliver) >= 1
                 effects.allowed.set()
                 yield direct
 
