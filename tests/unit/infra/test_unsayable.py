@@ -2,6 +2,7 @@
 outcome. On Postgres, for the in-memory twin takes any text."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +70,10 @@ async def outcome(log: PostgresLog, run: str) -> CheckpointFailed:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
     monkeypatch.setattr("infra.performing.ATTEMPTS", 3)
+    # pytest cannot send captured lines with half a surrogate pair to another process (the log itself is
+    # JSON in ASCII).
+    for name in ("infra.performing", "infra.runtime"):
+        monkeypatch.setattr(logging.getLogger(name), "disabled", True)
 
 
 @pytest.mark.parametrize("kind", [ValueError, UserCodeError, Refused, Unsayable])
