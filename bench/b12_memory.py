@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from schemas.config import RunConfig
-from schemas.learning import RULES, GradedGroup, LearnerJob
+from schemas.learner import RULES, GradedGroup, LearnerJob
 from schemas.sampling import ModelRef, SampleRecord
 from schemas.sampling import Sequence as TokenSequence
 from trainer import grpo, native_pass

@@ -17,7 +17,7 @@ from itertools import pairwise
 from bench.inside import Inside, inside
 from infra.ports import Recorded
 from schemas.config import RunConfig
-from schemas.learning import GradedGroup, LearnerJob, StepBatch
+from schemas.learner import GradedGroup, LearnerJob, StepBatch
 from schemas.sampling import (
     DrawKey,
     Message,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from schemas.toml import parse_run
+from schemas.toml.parser import parse_run
 from tests.kit.platform import ROWS, Platform, final_adapter, make_workspace, platform
 from trainer.schedule import Pace, pace
 

@@ -20,9 +20,9 @@ from infra.log import PostgresLog
 from infra.migrate import migrate
 from infra.notify import Notifier
 from infra.ports import Commit, Ports, Recorded
+from schemas.effects import FetchCommit, Lane, Outcome
 from schemas.events import CheckpointFailed, Event, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
-from schemas.messages import FetchCommit, Lane, Outcome
 from schemas.specs import CommitSpec
 from tests.kit.runtimes import runtime_on
 

@@ -17,9 +17,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from schemas.models import scratch_shape
 from schemas.sampling import DrawKey, SamplingParams
 from schemas.sampling import Sequence as Row
+from schemas.scratch_models import scratch_shape
 from tests.kit.families import family
 from trainer.base import Base
 from trainer.batch import Example, pack

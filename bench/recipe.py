@@ -21,8 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from schemas.config import RunConfig
-from schemas.learning import Conversation, GradedGroup, LearnerJob, StepBatch, StepResult
-from schemas.models import PREFIX
+from schemas.learner import Conversation, GradedGroup, LearnerJob, StepBatch, StepResult
 from schemas.sampling import (
     ArtifactRef,
     DrawKey,
@@ -35,6 +34,7 @@ from schemas.sampling import (
     Turn,
     sequences_of,
 )
+from schemas.scratch_models import PREFIX
 from trainer.engine import Engine
 from trainer.schedule import step_rows
 

@@ -15,8 +15,8 @@ from infra.effects import PostgresEffects
 from infra.log import PostgresLog
 from infra.notify import Notifier
 from infra.ports import Cursor
+from schemas.effects import Lane
 from schemas.ids import WorkerId
-from schemas.messages import Lane
 
 TABLES = ("inbox", "effects", "workers", "run_gates", "watermarks")
 CLAIMED, LOOKED = ("effects", "workers"), ("events", "inbox", "watermarks")

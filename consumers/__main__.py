@@ -15,8 +15,8 @@ from typing import Any
 
 from infra.consumer import Consumer
 from infra.settings import BadSetting
+from schemas.effects import Lane
 from schemas.errors import InvalidConfig
-from schemas.messages import Lane
 
 REGISTRY: dict[str, str] = {
     "sync": "consumers.sync",

@@ -18,6 +18,7 @@ from consumers.checkpoint import manifest_json
 from consumers.replay import job_of, step_batch
 from consumers.run_batch import settle
 from infra.ports import Cursor, Ports, Recorded
+from schemas.artifact_refs import collectable, references
 from schemas.errors import CorruptData, HeadraceError, NotFound, Refused
 from schemas.events import (
     BatchAssembled,
@@ -30,8 +31,7 @@ from schemas.events import (
     RunDeleted,
 )
 from schemas.ids import StreamName
-from schemas.learning import Learner, LearnerState, StepResult
-from schemas.references import collectable, references
+from schemas.learner import Learner, LearnerState, StepResult
 from schemas.sampling import ArtifactRef
 from schemas.specs import BatchGroup, Finding, StateRef
 

@@ -21,10 +21,10 @@ from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
 from infra.externals import BlobExists
 from infra.failpoints import hit
 from infra.ports import Ports
+from schemas.effects import Failed, ManifestPut, SaveCheckpoint
 from schemas.errors import CorruptData
 from schemas.events import CheckpointFailed, CheckpointRequested, CheckpointSaved
 from schemas.ids import ConsumerName, StreamName, checkpoint_stream
-from schemas.messages import Failed, ManifestPut, SaveCheckpoint
 from schemas.sampling import ArtifactRef, Value
 from schemas.specs import CheckpointSpec
 

@@ -6,7 +6,7 @@ would stumble over (control characters, lone surrogates) does not enter the log.
 
 import itertools
 
-from schemas.plain import plain
+from schemas.text import plain
 
 ROOM_BYTES = 6000
 """Bytes of message text that all samples of one event may take together, as JSON."""

@@ -15,9 +15,9 @@ from consumers.needs import need
 from infra.externals import Session
 from infra.ports import Ports
 from schemas.datasets import Row
+from schemas.effects import GenerateGroup, GenerateSample, GroupSampled, SampleFinished
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
-from schemas.messages import GenerateGroup, GenerateSample, GroupSampled, SampleFinished
 from schemas.sampling import (
     Message,
     SampleBatch,

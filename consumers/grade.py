@@ -20,10 +20,10 @@ from consumers.excerpt import excerpt
 from consumers.needs import need
 from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
 from infra.ports import Ports
+from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
 from schemas.events import GroupGenerated, GroupGraded
 from schemas.ids import ConsumerName, StreamName, grade_stream
-from schemas.messages import Failed, GradeGroup, GroupScored
 from schemas.sampling import ArtifactRef, Grade, SampleBatch, SampleFailure, SampleRecord
 from schemas.specs import GroupSpec, SampleEntry
 

@@ -20,6 +20,7 @@ from consumers.replay import conversations, hold, job_of, step_batch
 from consumers.stored import discarding, stored
 from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
 from infra.ports import Ports
+from schemas.effects import Failed, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import FailureCategory
 from schemas.events import (
     BatchAssembled,
@@ -29,8 +30,7 @@ from schemas.events import (
     RunStarted,
 )
 from schemas.ids import ConsumerName, StreamName, policy_stream
-from schemas.learning import Conversation, Learner
-from schemas.messages import Failed, InitializePolicy, PolicyBuilt, TrainStep
+from schemas.learner import Conversation, Learner
 from schemas.sampling import ArtifactRef
 from schemas.specs import StateRef, TrainSpec
 from trainer import schedule

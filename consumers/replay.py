@@ -18,7 +18,7 @@ from infra.ports import Cursor, Ports
 from schemas.errors import CorruptData, Refused, ReplayDiverged, TransientError
 from schemas.events import BatchAssembled, PolicyInitialized, PolicyUpdated
 from schemas.ids import policy_stream
-from schemas.learning import (
+from schemas.learner import (
     Conversation,
     GradedGroup,
     Learner,

@@ -14,9 +14,7 @@ from consumers.excerpt import excerpt
 from consumers.generate import alarm_once, generate_group, generate_sample
 from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
 from infra.ports import Ports
-from schemas.events import GroupGenerated, GroupsRequested, SampleGenerated
-from schemas.ids import ConsumerName, GroupKey, StreamName, group_stream
-from schemas.messages import (
+from schemas.effects import (
     Effect,
     Failed,
     GenerateGroup,
@@ -24,6 +22,8 @@ from schemas.messages import (
     GroupSampled,
     SampleFinished,
 )
+from schemas.events import GroupGenerated, GroupsRequested, SampleGenerated
+from schemas.ids import ConsumerName, GroupKey, StreamName, group_stream
 from schemas.sampling import ArtifactRef
 from schemas.specs import GroupSpec, SampleEntry
 

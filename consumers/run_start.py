@@ -13,7 +13,7 @@ from schemas.events import (
     WorkspaceRejected,
     WorkspaceSynced,
 )
-from schemas.learning import RULES
+from schemas.learner import RULES
 from schemas.limits import batch_size, total_steps
 from schemas.sampling import PolicyRef, SamplingParams
 from schemas.specs import (

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from infra.ports import Ports
-from schemas.learning import LearnerState
+from schemas.learner import LearnerState
 from schemas.sampling import ArtifactRef
 from schemas.specs import StateRef
 

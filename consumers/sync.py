@@ -21,9 +21,9 @@ from consumers.excerpt import excerpt
 from consumers.needs import need
 from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
 from infra.ports import Ports
+from schemas.effects import CommitFetched, Failed, FetchCommit
 from schemas.events import RepositoryPushed, WorkspaceRejected, WorkspaceSynced
 from schemas.ids import ConsumerName, StreamName, derive_id
-from schemas.messages import CommitFetched, Failed, FetchCommit
 from schemas.specs import CommitSpec, DiscoveredRollout
 
 ANSWERED_KEPT = 256

@@ -15,9 +15,9 @@ from consumers.excerpt import excerpt
 from consumers.needs import need
 from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
 from infra.ports import Ports
+from schemas.effects import Failed, RunAudited, VerifyRun
 from schemas.events import VerificationCompleted, VerificationRequested
 from schemas.ids import ConsumerName, StreamName, verify_stream
-from schemas.messages import Failed, RunAudited, VerifyRun
 
 VerifyEvent = VerificationRequested | VerificationCompleted
 

@@ -28,9 +28,9 @@ from infra.readmodel import announce_door
 from infra.runtime import Runtime
 from infra.sandbox import ProcessSandbox
 from infra.settings import Settings
+from schemas.effects import Lane
 from schemas.errors import InvalidConfig
 from schemas.ids import WorkerId
-from schemas.messages import Lane
 
 logger = logging.getLogger(__name__)
 

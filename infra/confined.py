@@ -29,8 +29,8 @@ from infra.host_messages import (
     later,
 )
 from infra.user_process import UNPRIVILEGED, UserProcess
-from schemas.environment import reserved_env
 from schemas.errors import FailureCategory, InvalidConfig, TransientError, UserCodeError
+from schemas.toml.environment import reserved_env
 
 logger = logging.getLogger(__name__)
 

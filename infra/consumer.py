@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from infra.ports import Ports
+from schemas.effects import Effect, Outcome
 from schemas.events import Event
 from schemas.ids import ConsumerName, StreamName
-from schemas.messages import Effect, Outcome
 
 S = TypeVar("S")
 Message = Event | Outcome

@@ -24,9 +24,9 @@ from infra.ports import (
 )
 from infra.rows import Unwritable
 from infra.states import Folded, States, Unreadable, fold
+from schemas.effects import Effect
 from schemas.events import Event
 from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, derive_id
-from schemas.messages import Effect
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import asyncpg
 
 from infra.database import Database
 from infra.ports import Claimed, Disowned, Holding
+from schemas.effects import ALL_EFFECTS, Effect, Lane
 from schemas.ids import ConsumerName, EffectId, StreamName, WorkerId
-from schemas.messages import ALL_EFFECTS, Effect, Lane
-from schemas.plain import plain
+from schemas.text import plain
 
 CRASH_LIMIT = 20
 """How often the workers of an effect may die before it ends as a crash."""

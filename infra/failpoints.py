@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.messages import (
+from schemas.effects import (
     Effect,
     FetchCommit,
     GenerateGroup,

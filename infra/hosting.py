@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.consumer import Consumer
+from schemas.effects import Effect, Lane
 from schemas.ids import WorkerId
-from schemas.messages import Effect, Lane
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from infra.away import Away
 from infra.database import connect
 from infra.effects import PostgresEffects
 from infra.settings import DatabaseLimits
+from schemas.effects import Lane
 from schemas.errors import TransientError
 from schemas.ids import WorkerId
-from schemas.messages import Lane
 
 logger = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from infra.ports import (
     Snapshot,
 )
 from infra.rows import edge_ids, encode
+from schemas.effects import Lane
 from schemas.events import Event
 from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId
-from schemas.messages import Lane
 
 
 @dataclass

@@ -13,6 +13,7 @@ from typing import Any
 from infra.away import Away
 from infra.consumer import Consumer
 from infra.ports import Claimed, Ports, SmallArtifact
+from schemas.effects import Failed, Outcome
 from schemas.errors import (
     CorruptData,
     FailureCategory,
@@ -22,8 +23,7 @@ from schemas.errors import (
     StoreAway,
     UserCodeError,
 )
-from schemas.messages import Failed, Outcome
-from schemas.plain import plain, said
+from schemas.text import plain, said
 
 logger = logging.getLogger(__name__)
 

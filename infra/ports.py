@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 from infra.externals import Artifacts, Blobs, Datasets, Gateway, Repositories, UserCode
+from schemas.effects import Effect, Lane
 from schemas.envelope import decode_event
 from schemas.errors import Refused
 from schemas.events import Event
 from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId
-from schemas.learning import Learner
-from schemas.messages import Effect, Lane
+from schemas.learner import Learner
 from schemas.sampling import Sampler
 
 if TYPE_CHECKING:

@@ -44,10 +44,10 @@ from infra.ports import (
 )
 from infra.rows import Unwritable
 from infra.states import States
+from schemas.effects import Effect
 from schemas.events import MessageRedriven
 from schemas.ids import ConsumerName, EffectId
-from schemas.messages import Effect
-from schemas.plain import said
+from schemas.text import said
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from producers.lookup import Lookup
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue, NotFound
 from schemas.events import DatasetRegistered
-from schemas.models import CHARACTERS, scratch_shape
 from schemas.sampling import ModelRef
+from schemas.scratch_models import CHARACTERS, scratch_shape
 
 MAX_ANCESTORS = 64
 SHOWN_CHARACTERS = 8

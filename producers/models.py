@@ -7,8 +7,8 @@ from pathlib import Path
 
 from producers.lookup import CHECKPOINT, Lookup
 from schemas.errors import InvalidConfig, Issue, NotFound
-from schemas.models import PREFIX, scratch_shape
 from schemas.sampling import ModelRef
+from schemas.scratch_models import PREFIX, scratch_shape
 
 KEY = "experiment.model_path"
 HUB = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")

@@ -48,7 +48,7 @@ from schemas.ids import (
 )
 from schemas.sampling import Day, ModelRef, PolicyRef, SamplingParams
 from schemas.specs import CommitSpec, DatasetRef, Entrypoint, GroupTemplate
-from schemas.toml import not_built, parse_eval, parse_run, refuse
+from schemas.toml.parser import not_built, parse_eval, parse_run, refuse
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 NAMES_TRIED = 100

@@ -154,7 +154,7 @@ class BatchGroup(Value):
 class TrainSpec(Value):
     """Everything the learner must know of a run. `validation`: the held-out conversations whose loss it
     measures (supervised runs without user code; where there is some, its grader scores a validation).
-    `rules`: what its steps compute, by number (`schemas.learning.RULES`); 1 in logs that do not say.
+    `rules`: what its steps compute, by number (`schemas.learner.RULES`); 1 in logs that do not say.
     `date`: what chat templates take for today."""
 
     run: str

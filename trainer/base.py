@@ -29,8 +29,8 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from schemas.errors import Refused
-from schemas.models import scratch_shape
 from schemas.sampling import ModelRef, Precision
+from schemas.scratch_models import scratch_shape
 from trainer.adapters import adapter_pairs, merged_weight
 from trainer.architectures import advice, check_causal, check_known
 from trainer.characters import character_tokenizer

@@ -8,7 +8,7 @@ outside the vocabulary becomes `<|unk|>`, never an error: a prompt is data. A tu
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from schemas.models import CHARACTERS, SPECIAL_TOKENS, ScratchShape
+from schemas.scratch_models import CHARACTERS, SPECIAL_TOKENS, ScratchShape
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] "

@@ -43,7 +43,7 @@ BEGINNINGS = 64
 
 class Chat:
     """A tokenizer, the ids that end a turn, and the day that templates take for today. `apart`: texts
-    that follow one another are encoded each by itself (rules 1, `schemas.learning`)."""
+    that follow one another are encoded each by itself (rules 1, `schemas.learner`)."""
 
     def __init__(
         self,

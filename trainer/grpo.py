@@ -27,7 +27,7 @@ from collections.abc import Sequence
 
 import torch
 
-from schemas.learning import GradedGroup
+from schemas.learner import GradedGroup
 from trainer.losses.kl import MAX_LOG_RATIO
 from trainer.losses.two_sided import bounded
 from trainer.objective import Actions, Objective, by_group

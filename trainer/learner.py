@@ -18,7 +18,7 @@ from functools import partial
 import torch
 
 from schemas.errors import CorruptData, Refused, TransientError
-from schemas.learning import (
+from schemas.learner import (
     Conversation,
     GradedGroup,
     LearnerJob,
@@ -65,7 +65,7 @@ class Session:
 
 
 class TorchLearner:
-    """Takes optimizer steps on the device's thread (`schemas.learning.Learner`)."""
+    """Takes optimizer steps on the device's thread (`schemas.learner.Learner`)."""
 
     def __init__(self, store: Store, *, max_runs: int = 2) -> None:
         self._store = store

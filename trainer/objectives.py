@@ -7,7 +7,7 @@ the `defaults` of each objective.
 from dataclasses import replace
 
 from schemas.config import Algorithm, RunConfig
-from schemas.learning import RULES
+from schemas.learner import RULES
 from trainer import grpo
 from trainer.losses import (
     cispo,

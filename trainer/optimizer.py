@@ -17,7 +17,7 @@ import torch
 
 from schemas.config import Advanced
 from schemas.errors import CorruptData
-from schemas.learning import LearnerJob
+from schemas.learner import LearnerJob
 from trainer.critic import WEIGHT as CRITIC_WEIGHT
 from trainer.policy import check_fit
 

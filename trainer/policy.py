@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 
 from schemas.config import Advanced
 from schemas.errors import CorruptData, Refused
-from schemas.learning import RULES, LearnerJob
+from schemas.learner import RULES, LearnerJob
 from trainer.adapters import Tensors
 from trainer.base import ADAPTER_CONFIG, ADAPTER_NAME, Base
 from trainer.batch import MicroBatch, packed_attend

@@ -19,7 +19,7 @@ import torch
 
 from schemas.config import Advanced, LossTurns
 from schemas.errors import Refused
-from schemas.learning import RULES, Conversation
+from schemas.learner import RULES, Conversation
 from schemas.sampling import Message
 from schemas.sampling import Sequence as TokenSequence
 from trainer.batch import Example, MicroBatch, pack

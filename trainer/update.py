@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from schemas.learning import GradedGroup
+from schemas.learner import GradedGroup
 from trainer.batch import Example, MicroBatch, pack
 from trainer.losses.aggregate import token_weights
 from trainer.losses.decoupled import importance

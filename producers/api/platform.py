@@ -13,7 +13,7 @@ from infra.telemetry import prometheus
 from infra.waits import holder_said
 from producers.api.answers import Answer
 from producers.api.runs import services, waiting_for
-from schemas.models import SHAPES
+from schemas.scratch_models import SHAPES
 
 Samples = Mapping[str, float]
 

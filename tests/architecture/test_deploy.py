@@ -22,7 +22,7 @@ from infra.stack import kafka, s3
 from infra.supervisor import SPIN
 from producers.api.guard import OPEN_PATHS
 from producers.api.platform import ROOT_ROUTES
-from schemas.messages import Lane
+from schemas.effects import Lane
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

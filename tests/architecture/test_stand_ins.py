@@ -11,7 +11,7 @@ from infra.memory import MemoryEffects, MemoryLog
 from infra.memory_blobs import MemoryBlobs
 from infra.memory_bus import MemoryBus
 from infra.ports import Bus, Clock, Effects, EventLog
-from schemas.learning import Learner
+from schemas.learner import Learner
 from schemas.sampling import Sampler
 from tests.kit.fakes import (
     FakeGateway,

@@ -7,6 +7,7 @@ from uuid import uuid4
 import pytest
 
 from infra.ports import Commit, CommitMiss, Disowned, Effects, EventLog, NewEffect
+from schemas.effects import FetchCommit, Lane
 from schemas.events import (
     Event,
     MessageDeadLettered,
@@ -16,7 +17,6 @@ from schemas.events import (
     RunStopped,
 )
 from schemas.ids import ConsumerName, WorkerId, workspace_stream
-from schemas.messages import FetchCommit, Lane
 from schemas.specs import CommitSpec
 from tests.kit.commits import one
 

@@ -16,10 +16,10 @@ from infra.ports import (
     SmallArtifact,
     Snapshot,
 )
+from schemas.effects import FetchCommit
 from schemas.errors import Refused
 from schemas.events import MAX_EVENT_BYTES, RunPaused, RunWarned
 from schemas.ids import ConsumerName, EventId, StreamName
-from schemas.messages import FetchCommit
 from schemas.specs import CommitSpec
 from tests.kit.commits import new, one
 

@@ -14,9 +14,9 @@ from infra.effects import PostgresEffects
 from infra.log import PostgresLog
 from infra.notify import Notifier
 from infra.ports import Claimed, Commit, NewEffect, NewEvent
+from schemas.effects import FetchCommit, Lane
 from schemas.events import CheckpointFailed, Event, RunPaused, RunResumed
 from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, checkpoint_stream
-from schemas.messages import FetchCommit, Lane
 from schemas.specs import CommitSpec
 from tests.kit.hosting import effect
 from tests.kit.postgres import execute

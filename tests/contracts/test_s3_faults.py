@@ -14,8 +14,8 @@ from infra.externals import BlobExists
 from infra.ports import Ports
 from infra.s3 import S3Blobs
 from infra.s3_parts import PART_BYTES, WHOLE_BYTES
+from schemas.effects import ManifestPut, SaveCheckpoint
 from schemas.errors import CorruptData, NotFound, TransientError
-from schemas.messages import ManifestPut, SaveCheckpoint
 from tests.kit.fakes import bench
 from tests.kit.faulty import Fault, Faulty, Request, calm, chance, faulty, first
 from tests.kit.s3 import Bucket

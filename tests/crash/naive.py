@@ -22,9 +22,9 @@ from infra.lease import LeaseKeeper
 from infra.notify import Notifier
 from infra.ports import Ports
 from infra.settings import Settings
+from schemas.effects import FetchCommit, Lane, Outcome
 from schemas.events import CheckpointFailed, Event, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
-from schemas.messages import FetchCommit, Lane, Outcome
 from schemas.specs import CommitSpec
 from tests.kit.runtimes import runtime_on
 

@@ -19,8 +19,8 @@ from infra.log import PostgresLog
 from infra.notify import Notifier
 from infra.ports import Claimed, Commit
 from infra.settings import DatabaseLimits
+from schemas.effects import Lane
 from schemas.ids import WorkerId
-from schemas.messages import Lane
 from tests.contracts.effects_suite import SYNC, effect
 from tests.kit.cutoff import Cutoff, cutoff
 from tests.kit.hosting import Script, consumer

@@ -24,9 +24,9 @@ from infra.database import connect
 from infra.log import PostgresLog
 from infra.notify import Notifier
 from infra.ports import Cursor
+from schemas.effects import SaveCheckpoint
 from schemas.events import CheckpointFailed, RunWarned
 from schemas.ids import ConsumerName
-from schemas.messages import SaveCheckpoint
 from tests.kit.fakes import bench
 from tests.kit.platform import ROOT
 from tests.kit.specs import checkpoint_spec, version

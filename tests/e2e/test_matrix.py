@@ -6,7 +6,7 @@ import pytest
 
 from bench.matrix import STEPS, Cell, Digits, Result, cells, matrix
 from schemas.errors import InvalidConfig
-from schemas.toml import parse_run
+from schemas.toml.parser import parse_run
 
 THREE = (
     Cell("grpo", "fully_async"),

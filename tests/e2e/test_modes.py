@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schemas.events import BatchAssembled, GroupGraded, GroupsRequested, PolicyUpdated, StepSettled
-from schemas.toml import parse_run
+from schemas.toml.parser import parse_run
 from tests.kit.in_memory import in_memory
 from tests.kit.platform import ROWS, make_workspace, run_config
 from trainer.schedule import pace

@@ -17,9 +17,9 @@ from infra.hosting import Hosting
 from infra.log import PostgresLog
 from infra.notify import Notifier
 from infra.ports import Cursor, Recorded
+from schemas.effects import Lane
 from schemas.events import CheckpointFailed, MessageDeadLettered, MessageRedriven, RunWarned
 from schemas.ids import EventId, StreamName, WorkerId
-from schemas.messages import Lane
 from tests.kit.commits import one
 from tests.kit.hosting import Script, consumer
 from tests.kit.runtimes import runtime_on

@@ -9,14 +9,14 @@ from uuid import UUID
 import jsonschema
 import pytest
 
-from schemas.catalogue import asyncapi, events_markdown
 from schemas.envelope import CloudEvent
+from schemas.event_pages import asyncapi, events_markdown
 from schemas.events import ALL_EVENTS, Event
-from schemas.keys import config_markdown
+from schemas.toml.page import config_markdown
 from tests.kit.examples import example
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-STALE = "stale: run `python -m schemas.catalogue docs`"
+STALE = "stale: run `python -m schemas.event_pages docs`"
 
 
 def test_the_documents_are_fresh() -> None:
@@ -26,7 +26,7 @@ def test_the_documents_are_fresh() -> None:
 
 def test_the_page_of_keys_is_fresh_and_every_key_has_a_meaning() -> None:
     page = (DOCS / "config.md").read_text()
-    assert page == config_markdown(), "stale: run `python -m schemas.keys docs/config.md`"
+    assert page == config_markdown(), "stale: run `python -m schemas.toml.page docs/config.md`"
     assert "|  |\n" not in page
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from infra.consumer import Consumer, Decision, Message, Meta
+from schemas.effects import Effect, Outcome
 from schemas.events import MAX_EVENT_BYTES, Event
 from schemas.ids import HEADRACE, StreamName
-from schemas.messages import Effect, Outcome
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -22,7 +22,7 @@ from schemas.datasets import Row
 from schemas.errors import TransientError
 from schemas.events import Event
 from schemas.ids import HEADRACE
-from schemas.learning import Conversation, LearnerJob, LearnerState, StepBatch, StepResult
+from schemas.learner import Conversation, LearnerJob, LearnerState, StepBatch, StepResult
 from schemas.sampling import Grade, Message, SampleRecord, SampleRequest, Turn
 from schemas.specs import (
     CommitSpec,

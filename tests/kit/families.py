@@ -18,7 +18,7 @@ from transformers import (
     SmolLM3Config,
 )
 
-from schemas.models import scratch_shape
+from schemas.scratch_models import scratch_shape
 from trainer.characters import character_tokenizer
 
 SHAPE: dict[str, object] = {

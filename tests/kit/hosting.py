@@ -21,9 +21,9 @@ from infra.notify import Wakeup
 from infra.ports import Encoded, Ports, Recorded
 from infra.runtime import Runtime
 from infra.settings import Settings
+from schemas.effects import FetchCommit, Lane, Outcome
 from schemas.events import CheckpointFailed, Event, MessageDeadLettered, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
-from schemas.messages import FetchCommit, Lane, Outcome
 from schemas.specs import CommitSpec
 from tests.kit.commits import one
 

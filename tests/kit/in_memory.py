@@ -30,7 +30,7 @@ from producers.submit import Asked, Submitter
 from producers.workspaces import Workspaces
 from schemas.events import CheckpointSaved, Event, RunFailed, RunFinished, RunRequested
 from schemas.ids import WorkerId
-from schemas.learning import Learner
+from schemas.learner import Learner
 from schemas.sampling import Sampler
 from tests.kit.unsteady import UnsteadyLearner, UnsteadySampler
 

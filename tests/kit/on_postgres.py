@@ -20,8 +20,8 @@ from infra.notify import News, Notifier
 from infra.ports import Effects, Ports
 from infra.runtime import Runtime
 from infra.settings import Settings
+from schemas.effects import Lane
 from schemas.ids import WorkerId
-from schemas.messages import Lane
 
 WORKER = WorkerId("w")
 

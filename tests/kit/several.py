@@ -23,9 +23,9 @@ from infra.notify import Wakeup
 from infra.ports import Commit, Ports, Recorded
 from infra.runtime import Runtime
 from infra.settings import Settings
+from schemas.effects import Effect, Outcome
 from schemas.events import Event
 from schemas.ids import ConsumerName, StreamName, WorkerId
-from schemas.messages import Effect, Outcome
 from tests.kit.simulate import CAUSE, outcome_of, told
 
 LOOK_S = 0.01

@@ -17,9 +17,7 @@ from infra.draft import Drafter, Work
 from infra.memory import MemoryLog, World
 from infra.ports import Claimed, CommitMiss, Recorded
 from infra.states import States
-from schemas.events import Event
-from schemas.ids import ConsumerName, EventId, WorkerId
-from schemas.messages import (
+from schemas.effects import (
     CommitFetched,
     Effect,
     FetchCommit,
@@ -36,6 +34,8 @@ from schemas.messages import (
     SaveCheckpoint,
     TrainStep,
 )
+from schemas.events import Event
+from schemas.ids import ConsumerName, EventId, WorkerId
 from schemas.sampling import Grade
 from schemas.specs import DiscoveredRollout, Entrypoint, SampleEntry
 from tests.kit.decider import NOW

@@ -5,7 +5,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from schemas.learning import Conversation, Learner, LearnerJob, LearnerState, StepBatch, StepResult
+from schemas.learner import Conversation, Learner, LearnerJob, LearnerState, StepBatch, StepResult
 from schemas.sampling import Sampler, SampleRequest, Turn
 
 LONGEST_S = 0.25
@@ -30,7 +30,7 @@ class UnsteadySampler:
 
 
 class UnsteadyLearner:
-    """`schemas.learning.Learner` with delays drawn from `seed`."""
+    """`schemas.learner.Learner` with delays drawn from `seed`."""
 
     def __init__(self, inner: Learner, seed: int) -> None:
         self._inner = inner

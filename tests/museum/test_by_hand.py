@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from schemas.config import Advanced
-from schemas.learning import Conversation
+from schemas.learner import Conversation
 from schemas.sampling import PolicyRef
 from tests.unit.trainer.batches import GROUPS, group, policy64
 from tests.unit.trainer.support import TINY, Shelf, job, request

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from hypothesis import strategies as st
 
-from schemas.learning import GradedGroup
+from schemas.learner import GradedGroup
 from schemas.sampling import SampleRecord
 from schemas.sampling import Sequence as Row
 from trainer.batch import MicroBatch

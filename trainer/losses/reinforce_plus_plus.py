@@ -12,7 +12,7 @@ With group_baseline: A_i = R_i - mean_G R first, then the same whitening, and th
 Decided so because the paper's form with a baseline has it so, and k2 is the estimator whose gradient in
 the loss is that of KL(pi || ref). Others put it into the reward there too: `kl_in = "reward"` (R_i less
 the KL of the whole sample) with `kl_estimator = "k1"`, the default of runs of rules 1
-(`schemas.learning`).
+(`schemas.learner`).
 
 There is no critic, and the baseline is the batch: one sample per prompt is enough, and
 without the group baseline a group without spread still teaches. Whitening has ddof = 1 and 1e-8

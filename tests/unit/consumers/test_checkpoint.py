@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from consumers.checkpoint import CONSUMER, manifest_json, perform
+from schemas.effects import Failed, ManifestPut, SaveCheckpoint
 from schemas.errors import CorruptData, FailureCategory
 from schemas.events import CheckpointFailed, CheckpointRequested, CheckpointSaved
 from schemas.ids import StreamName
-from schemas.messages import Failed, ManifestPut, SaveCheckpoint
 from tests.kit.decider import given
 from tests.kit.fakes import Bench, bench, damage
 from tests.kit.specs import checkpoint_spec, ref, version

@@ -7,10 +7,10 @@ import pytest
 
 from consumers.grade import CONSUMER, NO_SAMPLES, perform
 from schemas.datasets import Row
+from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
 from schemas.events import GroupGenerated, GroupGraded
 from schemas.ids import grade_stream
-from schemas.messages import Failed, GradeGroup, GroupScored
 from schemas.sampling import ArtifactRef, Grade, Message, SampleBatch, SampleFailure, SampleRecord
 from schemas.specs import SampleEntry
 from tests.kit.decider import given

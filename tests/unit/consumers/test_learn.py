@@ -7,6 +7,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from consumers.learn import CONSUMER, LOOSE_KEPT, SMALL_STATE_BYTES, PolicyState, evolve
+from schemas.effects import Failed, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import FailureCategory
 from schemas.events import (
     BatchAssembled,
@@ -16,7 +17,6 @@ from schemas.events import (
     RunStarted,
 )
 from schemas.ids import StreamName
-from schemas.messages import Failed, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.specs import BatchGroup, Plan, TrainSpec
 from tests.kit.decider import Given, given
 from tests.kit.specs import ref, train_spec, version

@@ -11,10 +11,10 @@ from consumers.learn import CONSUMER, perform
 from consumers.replay import job_of
 from infra.consumer import Message, Meta
 from schemas.datasets import Row
+from schemas.effects import Effect, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import CorruptData, NotFound, Refused, ReplayDiverged, TransientError
 from schemas.events import BatchAssembled, Event, PolicyInitialized, PolicyUpdated, RunStarted
 from schemas.ids import StreamName
-from schemas.messages import Effect, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.sampling import Message as ChatMessage
 from schemas.sampling import SampleBatch, SampleRecord
 from schemas.sampling import Sequence as Tokens

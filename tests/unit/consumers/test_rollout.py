@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 from consumers.rollout import CONSUMER, perform
 from infra.externals import WorkflowResult
 from schemas.datasets import Row
-from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
-from schemas.events import Event, GroupGenerated, GroupsRequested, SampleGenerated
-from schemas.ids import Purpose, group_stream
-from schemas.messages import (
+from schemas.effects import (
     Failed,
     GenerateGroup,
     GenerateSample,
@@ -21,6 +18,9 @@ from schemas.messages import (
     Outcome,
     SampleFinished,
 )
+from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
+from schemas.events import Event, GroupGenerated, GroupsRequested, SampleGenerated
+from schemas.ids import Purpose, group_stream
 from schemas.sampling import ArtifactRef, Message, SampleBatch, SampleRecord, SampleRequest, Turn
 from schemas.specs import GroupSpec, SampleEntry
 from tests.kit.decider import Given, given

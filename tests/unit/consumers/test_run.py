@@ -22,7 +22,7 @@ from schemas.events import (
     StepSkipped,
     WorkspaceRejected,
 )
-from schemas.learning import RULES
+from schemas.learner import RULES
 from schemas.sampling import SampleFailure
 from schemas.specs import Entrypoint
 from tests.kit.decider import given

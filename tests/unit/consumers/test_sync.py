@@ -18,10 +18,10 @@ from consumers.sync import (
     perform,
 )
 from headrace import blame
+from schemas.effects import CommitFetched, Failed, FetchCommit
 from schemas.errors import FailureCategory, Refused
 from schemas.events import RepositoryPushed, WorkspaceRejected, WorkspaceSynced
 from schemas.ids import HEADRACE, StreamName
-from schemas.messages import CommitFetched, Failed, FetchCommit
 from schemas.specs import CommitSpec, DiscoveredRollout, Entrypoint
 from tests.kit.decider import given
 from tests.kit.fakes import FakeRepositories, FakeUserCode, bench

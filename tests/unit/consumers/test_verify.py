@@ -1,10 +1,10 @@
 """A verification: asked once, answered once, whatever the order."""
 
 from consumers.verify import CONSUMER
+from schemas.effects import Failed, RunAudited, VerifyRun
 from schemas.errors import FailureCategory
 from schemas.events import VerificationCompleted, VerificationRequested
 from schemas.ids import verify_stream
-from schemas.messages import Failed, RunAudited, VerifyRun
 from schemas.specs import Finding
 from tests.kit.decider import given
 

@@ -10,8 +10,8 @@ import pytest
 from infra import runtime
 from infra.consumer import NOTHING, Consumer, Decision, Meta
 from infra.ports import Ports
+from schemas.effects import FetchCommit
 from schemas.events import RunWarned
-from schemas.messages import FetchCommit
 from tests.kit.hosting import WORKER, Bench, Fetched, Script, consumer, effect
 
 ASKED, CAPACITY = 40, 3

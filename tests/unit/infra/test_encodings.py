@@ -18,10 +18,10 @@ from infra.hosting import Hosting
 from infra.log import PostgresLog
 from infra.migrate import check, migrate
 from infra.notify import Notifier
+from schemas.effects import Lane
 from schemas.errors import InvalidConfig
 from schemas.events import CheckpointFailed, MessageDeadLettered, RunWarned
 from schemas.ids import WorkerId
-from schemas.messages import Lane
 from tests.kit.hosting import Script, consumer
 from tests.kit.postgres import database_of, execute
 from tests.kit.runtimes import runtime_on

@@ -22,9 +22,9 @@ from infra.git_failures import meaning
 from infra.git_process import GitFailed, TooLate
 from infra.performing import Performing, perform_once
 from infra.ports import Claimed
+from schemas.effects import CommitFetched, Failed, FetchCommit
 from schemas.errors import NotFound, Refused, RepositoryAway, TransientError
 from schemas.ids import ConsumerName, StreamName
-from schemas.messages import CommitFetched, Failed, FetchCommit
 from schemas.specs import CommitSpec
 from tests.kit.fakes import FakeUserCode, bench
 from tests.kit.git_server import GitServer, git_server

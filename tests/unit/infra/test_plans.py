@@ -17,9 +17,9 @@ from infra.log import PostgresLog
 from infra.notify import Notifier
 from infra.ports import Cursor
 from infra.readmodel import ReadModel
+from schemas.effects import Lane
 from schemas.events import CheckpointFailed, RunWarned
 from schemas.ids import ConsumerName, EventId, WorkerId, run_stream
-from schemas.messages import Lane
 from tests.kit.commits import one
 from tests.kit.postgres import execute, fresh_database
 

@@ -15,11 +15,11 @@ from infra import runtime
 from infra.consumer import Consumer, Decision, Meta
 from infra.database import Database
 from infra.log import PostgresLog
+from schemas.effects import Failed
 from schemas.errors import FailureCategory, HeadraceError, Refused, UserCodeError
 from schemas.events import CheckpointFailed, RunWarned
 from schemas.ids import checkpoint_stream
-from schemas.messages import Failed
-from schemas.plain import plain, said
+from schemas.text import plain, said
 from tests.kit.hosting import Fetched, Script, consumer
 from tests.kit.on_postgres import working
 

@@ -9,9 +9,9 @@ import pytest
 from producers.estimates import estimate
 from producers.model_facts import ModelFacts, facts_in, length_issues, model_facts
 from schemas.config import RunConfig
-from schemas.models import SHAPES
 from schemas.sampling import ModelRef
-from schemas.toml import parse_eval, parse_run
+from schemas.scratch_models import SHAPES
+from schemas.toml.parser import parse_eval, parse_run
 from tests.kit.hub import QWEN3_06B
 
 EXPERIMENT = {"rollout": "r", "entrypoint": "main.py", "model_path": "m", "dataset": "d"}

@@ -5,7 +5,7 @@ import pytest
 from schemas.algorithms import READ_BY, REINFORCED, filters_groups, replacements
 from schemas.config import Advanced
 from schemas.errors import InvalidConfig
-from schemas.toml import parse_run
+from schemas.toml.parser import parse_run
 
 VALUES: dict[str, object] = {
     "loss_aggregation": "token_mean",

@@ -2,9 +2,9 @@
 
 import pytest
 
+from schemas.artifact_refs import collectable, references
 from schemas.events import GroupsRequested, PolicyUpdated
 from schemas.ids import Purpose
-from schemas.references import collectable, references
 from schemas.sampling import PolicyRef
 from schemas.specs import Slot
 from tests.kit.specs import DATASET, ref, template, version

@@ -6,7 +6,7 @@ import difflib
 import pytest
 
 from schemas.errors import InvalidConfig, Issue
-from schemas.toml import MOST_ISSUES, not_built, parse_eval, parse_run
+from schemas.toml.parser import MOST_ISSUES, not_built, parse_eval, parse_run
 
 EXPERIMENT = {
     "rollout": "say",
@@ -211,7 +211,7 @@ def test_names_are_compared_up_to_a_length(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_twin_without_the_bound_every_key_is_an_issue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schemas.toml.MOST_ISSUES", 10**9)
+    monkeypatch.setattr("schemas.toml.parser.MOST_ISSUES", 10**9)
     found = refused(training={f"learning_rote_{number}": 1 for number in range(3 * MOST_ISSUES)})
     assert len(found) == 3 * MOST_ISSUES
 

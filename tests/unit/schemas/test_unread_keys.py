@@ -7,8 +7,8 @@ import pytest
 
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import InvalidConfig, Issue
-from schemas.key_hints import MEANT, hint
-from schemas.toml import parse_eval, parse_run
+from schemas.toml.key_hints import MEANT, hint
+from schemas.toml.parser import parse_eval, parse_run
 
 CODE = {"rollout": "say", "entrypoint": "main.py"}
 SFT = {"algorithm": "sft"}

@@ -2,7 +2,7 @@
 
 import torch
 
-from schemas.learning import GradedGroup
+from schemas.learner import GradedGroup
 from schemas.sampling import SampleRecord
 from schemas.sampling import Sequence as Row
 from tests.unit.trainer.support import TINY, job

@@ -3,7 +3,7 @@
 from hashlib import sha256
 
 from schemas.config import RunConfig
-from schemas.learning import LearnerJob, LearnerState
+from schemas.learner import LearnerJob, LearnerState
 from schemas.sampling import (
     ArtifactRef,
     DrawKey,

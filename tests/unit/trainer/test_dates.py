@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from transformers.utils import chat_template_utils
 
-from schemas.learning import Conversation, LearnerJob, StepBatch
+from schemas.learner import Conversation, LearnerJob, StepBatch
 from schemas.sampling import UNDATED, Message, SampleRequest
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.chat import Chat

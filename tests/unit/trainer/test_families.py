@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from schemas.errors import Refused
-from schemas.learning import GradedGroup, StepBatch
+from schemas.learner import GradedGroup, StepBatch
 from schemas.sampling import ModelRef, SampleRecord, SampleRequest, Turn
 from schemas.sampling import Sequence as Row
 from tests.kit.families import FAMILIES, Family, written

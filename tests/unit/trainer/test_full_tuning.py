@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from schemas.learning import GradedGroup
+from schemas.learner import GradedGroup
 from schemas.sampling import SampleRecord
 from schemas.sampling import Sequence as Row
 from tests.unit.trainer.batches import CPU, policy64

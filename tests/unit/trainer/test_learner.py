@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from schemas.errors import CorruptData, Refused, TransientError
-from schemas.learning import (
+from schemas.learner import (
     RULES,
     Conversation,
     GradedGroup,

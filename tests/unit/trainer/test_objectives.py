@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from schemas.algorithms import CLIP_HIGH
-from schemas.learning import RULES, GradedGroup
+from schemas.learner import RULES, GradedGroup
 from tests.oracles.cases import Case, ours
 from tests.unit.trainer.batches import MIXED, group, policy64
 from tests.unit.trainer.support import job

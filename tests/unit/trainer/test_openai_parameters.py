@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from infra.gateway.openai import MOST_STOPS
 from infra.gateway.server import HttpGateway
 from infra.gateway.sessions import GatewaySession
-from schemas.models import scratch_shape
 from schemas.sampling import PolicyRef, SamplingParams
+from schemas.scratch_models import scratch_shape
 from tests.kit.specs import group_spec, template
 from trainer.characters import character_tokenizer
 from trainer.engine import Engine

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from schemas.learning import LearnerJob
+from schemas.learner import LearnerJob
 from tests.unit.trainer.support import job
 from trainer.optimizer import Optimizer, lr_at
 

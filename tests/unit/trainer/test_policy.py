@@ -15,9 +15,9 @@ from transformers import (
 )
 
 from schemas.errors import Refused
-from schemas.learning import Conversation, LearnerJob, StepBatch, StepResult
-from schemas.models import SHAPES
+from schemas.learner import Conversation, LearnerJob, StepBatch, StepResult
 from schemas.sampling import ModelRef, PolicyRef, Turn
+from schemas.scratch_models import SHAPES
 from tests.kit.families import SHAPE, family, written
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.base import build_base

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from schemas.learning import Conversation, LearnerJob, LearnerState, StepBatch, StepResult
+from schemas.learner import Conversation, LearnerJob, LearnerState, StepBatch, StepResult
 from schemas.sampling import Sequence as Row
 from schemas.sampling import Turn
 from tests.unit.trainer.batches import CPU, MIXED

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load, save
 
 from schemas.errors import CorruptData
-from schemas.learning import LearnerJob, LearnerState, StepResult
+from schemas.learner import LearnerJob, LearnerState, StepResult
 from tests.unit.trainer.support import Shelf, job
 from tests.unit.trainer.test_learner import play
 from tests.unit.trainer.variants import VARIANTS

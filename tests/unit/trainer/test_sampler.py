@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from schemas.errors import FailureCategory, Refused, TransientError, UserCodeError
-from schemas.learning import LearnerState
+from schemas.learner import LearnerState
 from schemas.sampling import ArtifactRef, Message, PolicyRef, SampleRequest, Turn
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.base import build_base

@@ -7,7 +7,7 @@ import torch
 
 from schemas.config import Advanced, LossTurns
 from schemas.errors import TransientError
-from schemas.learning import Conversation, StepBatch
+from schemas.learner import Conversation, StepBatch
 from tests.unit.trainer.batches import policy64
 from tests.unit.trainer.support import TINY, job
 from trainer import sft

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bench.b12_memory import PROMPT, SAMPLES, living, peak, policy_of
-from schemas.learning import RULES
+from schemas.learner import RULES
 from tests.unit.trainer.support import TINY
 
 ANSWER = 24

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from schemas.config import KlEstimator
-from schemas.learning import GradedGroup, StepBatch
+from schemas.learner import GradedGroup, StepBatch
 from schemas.sampling import ModelRef, SampleRecord, Turn, sequences_of
 from schemas.sampling import Sequence as Row
 from tests.unit.trainer.batches import CPU, GROUPS, policy64

@@ -1,6 +1,6 @@
 """What the keys of other trainers are called here, for the hint beside an unrecognized key.
 
-Names that are spelt alike are found by likeness (`schemas/toml.py`); here are those that are not.
+Names that are spelt alike are found by likeness (`schemas/toml/parser.py`); here are those that are not.
 """
 
 from collections.abc import Collection

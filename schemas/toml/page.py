@@ -1,4 +1,4 @@
-"""The keys of the TOMLs as a page: `python -m schemas.keys docs/config.md` writes it.
+"""The keys of the TOMLs as a page: `python -m schemas.toml.page docs/config.md` writes it.
 
 It follows from `schemas/config.py` alone; tests/golden/test_documents.py fails when it is stale.
 """
@@ -26,10 +26,11 @@ BOUNDS = {"ge": "from", "gt": "above", "le": "up to", "lt": "below"}
 HEAD = """\
 # Config
 
-What a TOML may hold. Generated from `schemas/config.py` by `python -m schemas.keys docs/config.md`. The
-whole file is strict: an unknown section or key, a value out of bounds and a key that the run would not
-read are refused at submit, with what was probably meant. `headrace workspace init` makes a workspace
-whose `configs/` are a place to begin. *By algorithm*: [algorithms](algorithms.md#keys-and-defaults) has
+What a TOML may contain. Generated from `schemas/config.py` by
+`python -m schemas.toml.page docs/config.md`. The whole file is checked strictly when it is submitted:
+an unknown section or key, a value out of bounds and a key that the run would not read are errors, and
+each error suggests what was probably meant. `headrace workspace init` creates a workspace whose
+`configs/` are a starting point. *By algorithm*: see [algorithms](algorithms.md#keys-and-defaults) for
 the defaults.
 """
 

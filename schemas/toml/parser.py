@@ -16,10 +16,10 @@ from pydantic import BaseModel, ValidationError
 
 from schemas.algorithms import mode_issues, objective_issues
 from schemas.config import EvalConfig, Experiment, RunConfig
-from schemas.environment import reserved_env
 from schemas.errors import InvalidConfig, Issue
-from schemas.key_hints import hint
-from schemas.unread_keys import unread_issues
+from schemas.toml.environment import reserved_env
+from schemas.toml.key_hints import hint
+from schemas.toml.unread_keys import unread_issues
 
 C = TypeVar("C", RunConfig, EvalConfig)
 ErrorDetails = Mapping[str, Any]

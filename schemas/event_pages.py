@@ -1,4 +1,4 @@
-"""The catalogue as documents: `python -m schemas.catalogue docs` writes events.md and asyncapi.json.
+"""The catalogue as documents: `python -m schemas.event_pages docs` writes events.md and asyncapi.json.
 
 Both follow from `schemas/events.py` alone; tests/golden/test_documents.py fails when they are stale.
 """
@@ -23,8 +23,8 @@ def events_markdown() -> str:
 def _lines() -> Iterator[str]:
     yield "# Events"
     yield ""
-    yield "Generated from `schemas/events.py` by `python -m schemas.catalogue docs`. In the order a run"
-    yield "lives them. *Gate*: what the event makes of the run's effects."
+    yield "Generated from `schemas/events.py` by `python -m schemas.event_pages docs`. In the order of a"
+    yield "run's life. *Gate*: whether the run's effects may be claimed after the event."
     for event in ALL_EVENTS:
         gate = f" Gate: {event.gate}." if event.gate else ""
         yield ""
