@@ -25,11 +25,12 @@ from schemas.config import RunConfig
 from schemas.learner import RULES, GradedGroup, LearnerJob
 from schemas.sampling import ModelRef, SampleRecord
 from schemas.sampling import Sequence as TokenSequence
-from trainer import grpo, native_pass
-from trainer.base import build_base
-from trainer.decoder import decoder_of
-from trainer.fallback import Fallback
-from trainer.objectives import settings_of
+from trainer import grpo
+from trainer.algorithms.registry import settings_of
+from trainer.forward import native_pass
+from trainer.forward.decoder import decoder_of
+from trainer.forward.transformers_pass import Fallback
+from trainer.model.base import build_base
 from trainer.policy import Loaded, Policy, fresh_policy
 
 PROMPT, SAMPLES = 48, 8

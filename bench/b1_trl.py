@@ -27,7 +27,7 @@ import torch
 
 from schemas.sampling import ModelRef
 from tests.kit.platform import GRADER_ONLY, Platform, make_workspace, platform
-from trainer.base import build_base
+from trainer.model.base import build_base
 
 GROUPS, SAMPLES = 4, 8
 PROMPTS = [f"What is {n} + {n + 3}? Think, then say the number." for n in range(10, 42)]

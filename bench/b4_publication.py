@@ -43,9 +43,9 @@ from schemas.sampling import (
     Turn,
 )
 from schemas.specs import StateRef
-from trainer.base import build_base
 from trainer.engine import Engine
-from trainer.lora import fresh_adapter, target_modules
+from trainer.model.base import build_base
+from trainer.model.lora import fresh_adapter, target_modules
 from trainer.policy import export
 
 MODEL = ModelRef(kind="scratch", name="qwen3-4m", seed=1)

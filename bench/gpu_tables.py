@@ -21,21 +21,21 @@ from schemas.sampling import DrawKey, SamplingParams
 from schemas.sampling import Sequence as Row
 from schemas.scratch_models import scratch_shape
 from tests.kit.families import family
-from trainer.base import Base
-from trainer.batch import Example, pack
-from trainer.characters import character_tokenizer
-from trainer.chat import Chat
-from trainer.decoder import decoder_of
-from trainer.fallback import Fallback
-from trainer.forward import Forward
-from trainer.lora import fresh_adapter, target_modules
+from trainer.forward.decoder import decoder_of
+from trainer.forward.ops import Forward
+from trainer.forward.packing import Example, pack
+from trainer.forward.transformers_pass import Fallback
+from trainer.model.base import Base
+from trainer.model.char_tokenizer import character_tokenizer
+from trainer.model.chat_template import Chat
+from trainer.model.lora import fresh_adapter, target_modules
 from trainer.policy import Loaded, Policy
-from trainer.sampler import core as core_of_sampler
-from trainer.sampler.core import Core
-from trainer.sampler.draws import Draws
-from trainer.sampler.limits import CPU
-from trainer.sampler.rows import Row as Sampled
-from trainer.sampler.rows import Version
+from trainer.sampler import batcher as core_of_sampler
+from trainer.sampler.batcher import Core
+from trainer.sampler.completion import Row as Sampled
+from trainer.sampler.completion import Version
+from trainer.sampler.counter_rng import Draws
+from trainer.sampler.memory_limits import CPU
 
 PUBLISHED = {"Qwen3-0.6B": (13_300.0, 0.109), "Qwen3-4B": (6_200.0, 0.217)}
 """prime-rl's table: tokens/s and MFU on one H100."""

@@ -1,7 +1,7 @@
 """What each algorithm reads of `[advanced]`, and what it asks of the run around it.
 
-A key that an algorithm does not read is refused at submit, never ignored. The formulas, and the
-values where a run is silent, stand in `trainer/objectives.py`; here is what submit and the run's
+A key that an algorithm does not read is refused at submit, never ignored. The formulas, and the values
+where a run is silent, stand in `trainer/algorithms/registry.py`; here is what submit and the run's
 orchestrator must know without torch.
 """
 

@@ -1,8 +1,8 @@
 """The `scratch:` shapes: small models that ship with Headrace, made from nothing but a seed.
 
 A table without torch, so that the control process can list them and estimate with them; the trainer
-builds the weights (`trainer/base.py`) and the tokenizer (`trainer/characters.py`). A shape never
-changes once it was released: `scratch:NAME` and a seed must mean the same weights for ever.
+builds the weights (`trainer/model/base.py`) and the tokenizer (`trainer/model/char_tokenizer.py`). A
+shape never changes once it was released: `scratch:NAME` and a seed must mean the same weights for ever.
 """
 
 import difflib

@@ -6,12 +6,12 @@ engine.sampler, engine.learner     # the ports
 await engine.aclose()
 """
 
-from trainer.device import Device
+from trainer.device_thread import Device
 from trainer.learner import TorchLearner
 from trainer.sampler.engine import TorchSampler
 from trainer.sampler.vllm.engine import VllmSampler
 from trainer.sampler.vllm.fleet import Servers
-from trainer.store import Fetch, Read, Store
+from trainer.weight_cache import Fetch, Read, Store
 
 
 class Engine:

@@ -7,19 +7,19 @@
 
 Where references differ, this is what was decided:
 - The ratio is taken against mu, the policy that sampled, with the logprobs recorded at that moment;
-  `advanced.correction` takes it against the proximal policy instead (`trainer/losses/decoupled.py`).
+  `advanced.correction` takes it against the proximal policy instead (`trainer/objective/correction.py`).
 - std has ddof = 1 and eps = 1e-6 (verl's; TRL has 1e-4). A group whose rewards are all equal gets
   exactly 0, and so does a group with a single reward: it has no std (verl: the reward itself).
 - A reward that is None or not finite leaves the baseline; its sample gets advantage 0. It is never
   turned into a reward of 0, which would be a statement about the sample.
-- Aggregation is global over the optimizer step (`trainer/losses/aggregate.py`): w_t is
+- Aggregation is global over the optimizer step (`trainer/objective/aggregate.py`): w_t is
   1 / (S len_i), where S counts the samples that have actions (TRL and Liger count the others too).
 - Temperature divides the logits here as it did when sampling.
 - Clipping is 0.2 on both sides and beta is 0 unless the run says otherwise. The reference is the
   base model without what was trained. Log-ratios are clamped to +-20 before exp.
 
 The way of a step (weights, micro-batches, gradients) is the same for every objective:
-`trainer/update.py`. The others say what differs from this page: `trainer/losses/`.
+`trainer/step.py`. The others say what differs from this page: `trainer/losses/`.
 """
 
 import math
@@ -28,12 +28,12 @@ from collections.abc import Sequence
 import torch
 
 from schemas.learner import GradedGroup
-from trainer.losses.kl import MAX_LOG_RATIO
-from trainer.losses.two_sided import bounded
-from trainer.objective import Actions, Objective, by_group
+from trainer.objective.dual_clip import bounded
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.kl import MAX_LOG_RATIO
+from trainer.objective.objective import Actions, Objective, by_group
 from trainer.policy import Policy
-from trainer.settings import Settings
-from trainer.update import accumulate, prepare
+from trainer.step import accumulate, prepare
 
 EPS = 1e-6
 

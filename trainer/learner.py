@@ -26,14 +26,14 @@ from schemas.learner import (
     StepBatch,
     StepResult,
 )
-from trainer import sft
-from trainer.base import Base
-from trainer.chat import Chat
-from trainer.objectives import OBJECTIVES, settings_of
+from trainer.algorithms import sft
+from trainer.algorithms.registry import OBJECTIVES, settings_of
+from trainer.model.base import Base
+from trainer.model.chat_template import Chat
 from trainer.optimizer import Optimizer, lr_at
 from trainer.policy import Loaded, Policy, check_fit, checkpoint_files, export, fresh_policy, parse
-from trainer.store import Store
-from trainer.update import Batch, accumulate, prepare
+from trainer.step import Batch, accumulate, prepare
+from trainer.weight_cache import Store
 
 DEFAULT_MICRO_BATCH_TOKENS = 4096
 CRITIC = "critic."

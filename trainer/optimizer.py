@@ -18,7 +18,7 @@ import torch
 from schemas.config import Advanced
 from schemas.errors import CorruptData
 from schemas.learner import LearnerJob
-from trainer.critic import WEIGHT as CRITIC_WEIGHT
+from trainer.model.value_head import WEIGHT as CRITIC_WEIGHT
 from trainer.policy import check_fit
 
 FIRST, SECOND, STEP = "exp_avg.", "exp_avg_sq.", "step"

@@ -20,21 +20,21 @@ from safetensors.torch import load, save
 from schemas.config import Advanced
 from schemas.errors import CorruptData, Refused
 from schemas.learner import RULES, LearnerJob
-from trainer.adapters import Tensors
-from trainer.base import ADAPTER_CONFIG, ADAPTER_NAME, Base
-from trainer.batch import MicroBatch, packed_attend
-from trainer.critic import Critic, fresh_critic
-from trainer.decoder import Decoder
-from trainer.fallback import Fallback
-from trainer.forward import DIRECT, Forward
-from trainer.fused_pass import fits, fused_hidden
-from trainer.head import logits_of
-from trainer.inplace import in_place
-from trainer.logprobs import chosen_logprobs
-from trainer.lora import adapter_config, fresh_adapter, target_modules
-from trainer.native_pass import native_hidden, native_library
-from trainer.varlen import spans_of, varlen_attend
-from trainer.weights import Trainable, trainable
+from trainer.forward.decoder import Decoder
+from trainer.forward.fused_pass import fits, fused_hidden
+from trainer.forward.lm_head import logits_of
+from trainer.forward.logprobs import chosen_logprobs
+from trainer.forward.native_pass import native_hidden, native_library
+from trainer.forward.ops import DIRECT, Forward
+from trainer.forward.packing import MicroBatch, packed_attend
+from trainer.forward.transformers_pass import Fallback
+from trainer.forward.varlen_attention import spans_of, varlen_attend
+from trainer.forward.weights import Trainable, trainable
+from trainer.model.base import ADAPTER_CONFIG, ADAPTER_NAME, Base
+from trainer.model.lora import adapter_config, fresh_adapter, target_modules
+from trainer.model.lora_names import Tensors
+from trainer.model.safetensors_view import in_place
+from trainer.model.value_head import Critic, fresh_critic
 
 METADATA = {"format": "pt"}
 MODEL_NAME = "model.safetensors"

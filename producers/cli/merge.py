@@ -1,7 +1,8 @@
 """`headrace checkpoint merge`: fetch an adapter's files, each verified, and let the trainer merge them.
 
-The merge is a program of its own (`trainer/merge.py`), for the command line imports no torch. It works
-beside the target and moves it into place when it is whole, so that an interrupted merge leaves nothing.
+The merge is a program of its own (`trainer/model/merge.py`), for the command line imports no torch. It
+works beside the target and moves it into place when it is whole, so that an interrupted merge leaves
+nothing.
 """
 
 import hashlib
@@ -57,7 +58,7 @@ def _need_torch() -> None:
 def _run(adapter: Path, made: Path, *, base: str | None, dtype: str) -> None:
     """Raises Failure with what the program said."""
     named = ["--base", base] if base else []
-    program = [sys.executable, "-P", "-m", "trainer.merge", str(adapter), str(made)]
+    program = [sys.executable, "-P", "-m", "trainer.model.merge", str(adapter), str(made)]
     done = subprocess.run(
         [*program, "--dtype", dtype, *named], capture_output=True, text=True, check=False
     )

@@ -29,7 +29,7 @@ def test_every_objective_has_its_screen(algorithm: str) -> None:
 
 
 def test_the_page_knows_every_objective_that_the_trainer_has() -> None:
-    from trainer.objectives import OBJECTIVES
+    from trainer.algorithms.registry import OBJECTIVES
 
     assert {*OBJECTIVES, "sft"} == set(ALGORITHMS) == {*REINFORCED, "sft"}
 

@@ -15,8 +15,8 @@ from schemas.sampling import PolicyRef
 from tests.contracts.vllm_suite import VllmSuite, World, sampling_on
 from tests.kit.vllm import FakeVllm, fake_vllms, sampled
 from tests.unit.trainer.support import TINY, request
-from trainer.base import build_base
-from trainer.fallback import Fallback
+from trainer.forward.transformers_pass import Fallback
+from trainer.model.base import build_base
 from trainer.sampler.vllm import fleet
 from trainer.sampler.vllm.client import Card, Gone, Server
 from trainer.sampler.vllm.engine import affinity_of

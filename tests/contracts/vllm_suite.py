@@ -15,10 +15,10 @@ import torch
 from schemas.errors import CorruptData, FailureCategory, Refused, UserCodeError
 from schemas.sampling import Message, ModelRef, PolicyRef, SampleRequest, Turn, sequences_of
 from tests.unit.trainer.support import TINY, Shelf, request
-from trainer.adapters import B_SUFFIX
-from trainer.batch import Example, pack
 from trainer.engine import Engine
-from trainer.lora import fresh_adapter, target_modules
+from trainer.forward.packing import Example, pack
+from trainer.model.lora import fresh_adapter, target_modules
+from trainer.model.lora_names import B_SUFFIX
 from trainer.policy import Policy, export
 from trainer.sampler.vllm import fleet
 from trainer.sampler.vllm.engine import VllmSampler

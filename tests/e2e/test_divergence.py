@@ -12,8 +12,8 @@ from schemas.events import CheckpointSaved, RunFailed, RunRequested, StepSettled
 from tests.kit.in_memory import in_memory
 from tests.kit.platform import ROWS, make_workspace, run_config
 from trainer import grpo
-from trainer.objective import by_group
-from trainer.objectives import OBJECTIVES
+from trainer.algorithms.registry import OBJECTIVES
+from trainer.objective.objective import by_group
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
 

@@ -10,8 +10,8 @@ from schemas.events import RunWarned
 from schemas.sampling import ModelRef
 from tests.kit.vllm import FakeVllm, fake_vllms
 from tests.kit.vllm_run import SEED, check, trained
-from trainer.base import build_base
-from trainer.fallback import Fallback
+from trainer.forward.transformers_pass import Fallback
+from trainer.model.base import build_base
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
 

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from schemas.scratch_models import scratch_shape
-from trainer.characters import character_tokenizer
+from trainer.model.char_tokenizer import character_tokenizer
 
 SHAPE: dict[str, object] = {
     "vocab_size": 103,

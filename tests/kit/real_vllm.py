@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from trainer.base import Base
+from trainer.model.base import Base
 
 ROOT = Path(__file__).resolve().parents[2]
 UP_WITHIN_S = 1200

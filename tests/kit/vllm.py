@@ -23,8 +23,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from trainer.base import Base
-from trainer.fallback import Fallback
+from trainer.forward.transformers_pass import Fallback
+from trainer.model.base import Base
 
 BASE = "base"
 SAMPLING = threading.Lock()

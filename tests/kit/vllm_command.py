@@ -16,8 +16,8 @@ import torch
 
 from schemas.sampling import ModelRef
 from tests.kit.vllm import FakeVllm
-from trainer.base import build_base
-from trainer.fallback import Fallback
+from trainer.forward.transformers_pass import Fallback
+from trainer.model.base import build_base
 
 
 async def serve(asked: argparse.Namespace) -> None:

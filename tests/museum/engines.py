@@ -11,7 +11,7 @@ EXHIBITS = (
     Exhibit(
         bug="the trainer leaves the sampler's temperature out",
         seen="huggingface/trl#3029",
-        code="trainer.logprobs:_logits",
+        code="trainer.forward.logprobs:_logits",
         old=".div_(temperature)",
         new="",
         test=f"{UNIT}/test_grpo.py::test_temperature_divides_the_logits",
@@ -19,7 +19,7 @@ EXHIBITS = (
     Exhibit(
         bug="the sampler's logprobs are those before the temperature",
         seen="huggingface/trl#4159",
-        code="trainer.sampler.choose:choose",
+        code="trainer.sampler.draw_token:choose",
         old="chosen_R = logprobs_R_V.gather",
         new="chosen_R = logits_R_V.log_softmax(dim=-1).gather",
         test=f"{UNIT}/test_sampler.py::test_logprobs_are_those_of_transformers",
@@ -36,7 +36,7 @@ EXHIBITS = (
     Exhibit(
         bug="the sampler drops the end token from what is trained",
         seen="jingyaogong/minimind#850",
-        code="trainer.sampler.rows:Row.take",
+        code="trainer.sampler.completion:Row.take",
         old="    self.completion_ids.append(token)\n    self.logprobs.append(logprob)",
         new="    if token not in self.stop_ids:\n"
         "        self.completion_ids.append(token)\n        self.logprobs.append(logprob)",
@@ -45,7 +45,7 @@ EXHIBITS = (
     Exhibit(
         bug="a model with several end tokens stops at one of them only",
         seen="databricks/compose-rl#31",
-        code="trainer.base:_stop_ids",
+        code="trainer.model.base:_stop_ids",
         old="(*ids, tokenizer.eos_token_id)",
         new="(tokenizer.eos_token_id,)",
         test=f"{HERE}::test_every_end_token_of_the_model_ends_a_turn",
@@ -53,7 +53,7 @@ EXHIBITS = (
     Exhibit(
         bug="the samples of a group are drawn with one seed and are all the same",
         seen="tenstorrent/tt-metal#53166",
-        code="trainer.sampler.draws:Draws.__init__",
+        code="trainer.sampler.counter_rng:Draws.__init__",
         old="key.sample,",
         new="0,",
         test=f"{UNIT}/test_sampler.py::test_draws_differ_by_key",
@@ -61,7 +61,7 @@ EXHIBITS = (
     Exhibit(
         bug="the adapter never reaches the sampler",
         seen="verl-project/verl#7495",
-        code="trainer.sampler.core:Core._model",
+        code="trainer.sampler.batcher:Core._model",
         old="version.trained, alpha",
         new="{}, alpha",
         test=VERSIONS,
@@ -77,7 +77,7 @@ EXHIBITS = (
     Exhibit(
         bug="cached prompts outlive the weights they were read with",
         seen="PrimeIntellect-ai/prime-rl#1650",
-        code="trainer.sampler.core:Core._read",
+        code="trainer.sampler.batcher:Core._read",
         old="self._prompts.get(version.key,",
         new='self._prompts.get("",',
         test=VERSIONS,
@@ -85,7 +85,7 @@ EXHIBITS = (
     Exhibit(
         bug="LoRA is scaled by alpha instead of alpha / rank",
         seen="Blaizzy/mlx-vlm#841",
-        code="trainer.weights:trainable",
+        code="trainer.forward.weights:trainable",
         old="alpha / rank",
         new="alpha",
         test=f"{UNIT}/test_grpo.py::test_sharing_a_prompt_changes_neither_loss_nor_gradient",
@@ -94,7 +94,7 @@ EXHIBITS = (
     Exhibit(
         bug="merging an adapter leaves its scale out",
         seen="hao-ai-lab/FastVideo#870",
-        code="trainer.sampler.packed:_added",
+        code="trainer.sampler.native.packed_weights:_added",
         old="view.scale",
         new="1.0",
         test=VERSIONS,
@@ -102,7 +102,7 @@ EXHIBITS = (
     Exhibit(
         bug="full tuning of a tied embedding leaves the output head behind",
         seen="NVIDIA-NeMo/Automodel#2511",
-        code="trainer.weights:_tied",
+        code="trainer.forward.weights:_tied",
         old="{**full, head: full[embedding]} if is_tied else full",
         new="full",
         test=f"{UNIT}/test_traps.py::test_a_tied_embedding_is_trained_from_both_its_ends",
@@ -126,7 +126,7 @@ EXHIBITS = (
     Exhibit(
         bug="gradients are clipped after each micro-batch",
         seen="facebookresearch/lingua#59",
-        code="trainer.update:accumulate",
+        code="trainer.step:accumulate",
         old="loss.backward()",
         new="loss.backward(); torch.nn.utils.clip_grad_norm_(list(policy.tensors.values()), 1e-3)",
         test=f"{UNIT}/test_objectives.py::test_packing_and_micro_batches_change_nothing",

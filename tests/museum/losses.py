@@ -2,8 +2,8 @@
 
 from tests.museum.exhibit import Exhibit
 
-MICRO_LOSS = "trainer.update:micro_loss"
-KL = "trainer.losses.kl"
+MICRO_LOSS = "trainer.step:micro_loss"
+KL = "trainer.objective.kl"
 UNIT = "tests/unit/trainer"
 HERE = "tests/museum/test_by_hand.py"
 PACKING = f"{UNIT}/test_objectives.py::test_packing_and_micro_batches_change_nothing"
@@ -44,7 +44,7 @@ EXHIBITS = (
     Exhibit(
         bug="the KL is taken the wrong way round",
         seen="nebuly-ai/optimate#298",
-        code="trainer.update:_divergence",
+        code="trainer.step:_divergence",
         old="reference_M - logprob_M",
         new="logprob_M - reference_M",
         test=f"{HERE}::test_the_kl_is_that_of_the_policy_from_the_reference",
@@ -68,7 +68,7 @@ EXHIBITS = (
     Exhibit(
         bug="the correction weighs the current policy instead of the one before the update",
         seen="THUDM/slime#179",
-        code="trainer.update:_trusted",
+        code="trainer.step:_trusted",
         old="importance(proximal_M - behaviour_M",
         new="importance(actions.logprob_M - behaviour_M",
         test=f"{UNIT}/test_objectives.py::test_the_gradient_is_the_slope",
@@ -77,7 +77,7 @@ EXHIBITS = (
     Exhibit(
         bug="masked importance sampling forgets its lower bound",
         seen="huggingface/trl#5413",
-        code="trainer.losses.decoupled:importance",
+        code="trainer.objective.correction:importance",
         old="(weight_M < low) | (weight_M > high)",
         new="weight_M > high",
         test=f"{HERE}::test_a_window_has_two_sides",
@@ -85,7 +85,7 @@ EXHIBITS = (
     Exhibit(
         bug="a sequence's correction is a sum where a mean was meant",
         seen="NVIDIA-NeMo/RL#2269",
-        code="trainer.losses.decoupled:level",
+        code="trainer.objective.correction:level",
         old="rows.mean(log_weight_M)",
         new="rows.sum(log_weight_M)",
         test=f"{UNIT}/test_traps.py::"
@@ -94,7 +94,7 @@ EXHIBITS = (
     Exhibit(
         bug="GSPO whose ratios are the tokens' and not the sequence's",
         seen="MakazhanAlpamys/Soup#723",
-        code="trainer.losses.gspo:loss",
+        code="trainer.algorithms.gspo:loss",
         old="actions.rows.mean(actions.log_ratio_M)",
         new="actions.log_ratio_M",
         test=f"{HERE}::test_the_ratio_of_gspo_is_the_sequence_s",
@@ -102,7 +102,7 @@ EXHIBITS = (
     Exhibit(
         bug="CISPO weighs against the policy itself, so its bound never bites",
         seen="NovaSky-AI/SkyRL#1859",
-        code="trainer.losses.cispo:loss",
+        code="trainer.algorithms.cispo:loss",
         old="actions.log_ratio_M.detach()",
         new="(actions.logprob_M - actions.logprob_M).detach()",
         test=f"{HERE}::test_cispo_bounds_the_weight_and_every_token_learns",
@@ -110,7 +110,7 @@ EXHIBITS = (
     Exhibit(
         bug="the value loss ignores its clip",
         seen="raven-ml/raven#107",
-        code="trainer.losses.value:value_loss",
+        code="trainer.objective.value_loss:value_loss",
         old="value_M.clamp(before_M - clip, before_M + clip)",
         new="value_M",
         test=f"{HERE}::test_a_value_may_only_come_so_near",
@@ -127,7 +127,7 @@ EXHIBITS = (
     Exhibit(
         bug="GRPO's loss is a mean over all tokens instead of over sequences",
         seen="huggingface/trl#2995",
-        code="trainer.losses.aggregate:token_weights",
+        code="trainer.objective.aggregate:token_weights",
         old="1 / (len(lengths) * length)",
         new="1 / sum(lengths.values())",
         test=f"{UNIT}/test_grpo.py::test_weights_are_global_over_the_step",
@@ -136,7 +136,7 @@ EXHIBITS = (
     Exhibit(
         bug="Dr. GRPO divides by the answer's length after all",
         seen="huggingface/trl#3138",
-        code="trainer.losses.aggregate:token_weights",
+        code="trainer.objective.aggregate:token_weights",
         old="settings.max_response_length",
         new="length",
         test=f"{UNIT}/test_grpo.py::test_weights_are_global_over_the_step",
@@ -154,7 +154,7 @@ EXHIBITS = (
     Exhibit(
         bug="SFT averages the means of its micro-batches",
         seen="ml-explore/mlx-lm#1413",
-        code="trainer.sft:step",
+        code="trainer.algorithms.sft:step",
         old="-logprobs_M.sum() / num_actions",
         new="-logprobs_M.mean()",
         test=f"{HERE}::test_micro_batches_change_nothing_in_sft",

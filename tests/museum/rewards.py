@@ -5,7 +5,7 @@ from math import nan
 from tests.museum.exhibit import Exhibit
 
 GRPO = "trainer.grpo:advantages"
-PREPARE = "trainer.update:prepare"
+PREPARE = "trainer.step:prepare"
 UNIT = "tests/unit/trainer"
 HERE = "tests/museum/test_by_hand.py"
 
@@ -71,7 +71,7 @@ EXHIBITS = (
     Exhibit(
         bug="the overlong penalty begins at the limit instead of a buffer before it",
         seen="NovaSky-AI/SkyRL#755",
-        code="trainer.losses.overlong:penalty",
+        code="trainer.objective.overlong:penalty",
         old="length - (longest - buffer)",
         new="length - longest",
         test=f"{UNIT}/test_overlong.py::test_it_grows_within_the_buffer_and_no_further",
@@ -80,7 +80,7 @@ EXHIBITS = (
     Exhibit(
         bug="the overlong penalty is configured and never applied",
         seen="verl-project/verl#4268",
-        code="trainer.losses.overlong:shaped",
+        code="trainer.objective.overlong:shaped",
         old="if not settings.overlong_buffer:",
         new="if settings:",
         test=f"{UNIT}/test_overlong.py::test_rewards_are_shaped_by_sample_and_none_stays_none",
@@ -88,7 +88,7 @@ EXHIBITS = (
     Exhibit(
         bug="GAE takes the value of what stands behind the last action",
         seen="alibaba/ROLL#447",
-        code="trainer.losses.trajectories:following",
+        code="trainer.objective.returns:following",
         old="next_E.masked_fill(is_last(sample_E), 0.0)",
         new="next_E",
         test=f"{HERE}::test_after_the_last_action_comes_nothing",
@@ -96,7 +96,7 @@ EXHIBITS = (
     Exhibit(
         bug="the reward is paid one position beside the last action",
         seen="EleutherAI/gpt-neox#1285",
-        code="trainer.losses.trajectories:paid_at_the_end",
+        code="trainer.objective.returns:paid_at_the_end",
         old="is_last(sample_E)",
         new="is_last(sample_E).roll(-1)",
         test=f"{HERE}::test_the_reward_is_paid_at_the_last_action",
@@ -104,7 +104,7 @@ EXHIBITS = (
     Exhibit(
         bug="an earlier action does not see the reward of a later turn",
         seen="verl-project/verl#6376",
-        code="trainer.losses.trajectories:discounted",
+        code="trainer.objective.returns:discounted",
         old="table_S_T[:, t] += factor",
         new="table_S_T[:, t] += 0 * factor",
         test=f"{HERE}::test_every_action_sees_the_reward_at_the_end",

@@ -15,21 +15,21 @@ from tests.unit.trainer.support import TINY, Shelf, job, request
 from tests.unit.trainer.test_learner import play
 from tests.unit.trainer.test_objectives import chosen, gradients
 from tests.unit.trainer.test_optimizer import leaves
-from trainer import grpo, sft
-from trainer.base import _stop_ids, build_base
-from trainer.batch import Example, pack
-from trainer.chat import Chat
+from trainer import grpo
+from trainer.algorithms import cispo, gspo, rloo, sft
+from trainer.algorithms.ppo import gae
 from trainer.engine import Engine
-from trainer.losses import cispo, gspo, rloo
-from trainer.losses.decoupled import importance
-from trainer.losses.ppo import gae
-from trainer.losses.rows import Rows
-from trainer.losses.trajectories import paid_at_the_end
-from trainer.losses.value import value_loss
-from trainer.objective import Actions
+from trainer.forward.packing import Example, pack
+from trainer.model.base import _stop_ids, build_base
+from trainer.model.chat_template import Chat
+from trainer.objective.correction import importance
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.objective import Actions
+from trainer.objective.returns import paid_at_the_end
+from trainer.objective.sequences import Rows
+from trainer.objective.value_loss import value_loss
 from trainer.optimizer import Optimizer, lr_at
-from trainer.settings import Settings
-from trainer.update import prepare
+from trainer.step import prepare
 
 
 def floats(*values: float) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from tests.museum.exhibit import Exhibit
 
-ADD = "trainer.batch:_Packing.add"
+ADD = "trainer.forward.packing:_Packing.add"
 UNIT = "tests/unit/trainer"
 HERE = "tests/museum/test_by_hand.py"
 LAST = (
@@ -45,7 +45,7 @@ EXHIBITS = (
     Exhibit(
         bug="positions run on through a packed row",
         seen="hiyouga/LlamaFactory#7318",
-        code="trainer.batch:_Packing._segment",
+        code="trainer.forward.packing:_Packing._segment",
         old="range(position, position + len(tokens))",
         new="range(len(self.positions), len(self.positions) + len(tokens))",
         test=f"{UNIT}/test_batch.py::test_a_shared_prompt_is_packed_once",
@@ -61,7 +61,7 @@ EXHIBITS = (
     Exhibit(
         bug="the mask between packed sequences is made and not used",
         seen="huggingface/transformers#46634",
-        code="trainer.batch:_attend_block",
+        code="trainer.forward.packing:_attend_block",
         old="masked_fill(~block.visible_B_T_U,",
         new="masked_fill(~block.visible_B_T_U & False,",
         test=f"{UNIT}/test_grpo.py::test_sharing_a_prompt_changes_neither_loss_nor_gradient",
@@ -70,7 +70,7 @@ EXHIBITS = (
     Exhibit(
         bug="sampled text is tokenised again for the next turn",
         seen="huggingface/trl#5224",
-        code="trainer.chat:Chat.prompt_ids",
+        code="trainer.model.chat_template:Chat.prompt_ids",
         old="self._continuation(request) if request.history else None",
         new="None",
         test=f"{UNIT}/test_chat.py::test_sampled_ids_are_kept_where_text_would_be_tokenised_otherwise",
@@ -78,7 +78,7 @@ EXHIBITS = (
     Exhibit(
         bug="what the template puts after a reply is missing from the next prompt",
         seen="verl-project/verl#3720",
-        code="trainer.chat:Chat._continuation",
+        code="trainer.model.chat_template:Chat._continuation",
         old="*last.completion_ids, *suffix]",
         new="*last.completion_ids, *suffix[1:]]",
         test=f"{UNIT}/test_chat.py::test_a_continuation_is_prompt_plus_sampled_plus_suffix",
@@ -87,7 +87,7 @@ EXHIBITS = (
     Exhibit(
         bug="SFT trains the prompt too",
         seen="nvidia-cosmos/cosmos-rl#132",
-        code="trainer.turns:rows_of",
+        code="trainer.model.loss_turns:rows_of",
         old="[(context, 0)]",
         new="[(context, 1)]",
         test=f"{HERE}::test_in_sft_the_prompt_is_context",
@@ -95,7 +95,7 @@ EXHIBITS = (
     Exhibit(
         bug="SFT leaves out the token that ends the turn",
         seen="snowflakedb/ArcticTraining#339",
-        code="trainer.chat:Chat.ended",
+        code="trainer.model.chat_template:Chat.ended",
         old="[*ids] if is_ended",
         new="[*ids[:-1]] if is_ended",
         test=f"{UNIT}/test_turns.py::test_an_answer_ends_with_the_token_that_ends_the_turn",

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from schemas.learner import GradedGroup
 from schemas.sampling import SampleRecord
 from schemas.sampling import Sequence as Row
-from trainer.batch import MicroBatch
-from trainer.objective import Objective
-from trainer.settings import Settings
-from trainer.update import accumulate, prepare
+from trainer.forward.packing import MicroBatch
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.objective import Objective
+from trainer.step import accumulate, prepare
 
 EDGES = (0.8, 1.2, 1.28, 5.0, 2.0, 0.5, 4.0, 1.0, 1 - 3e-4, 1 + 4e-4)
 """Ratios at which something is clipped, bounded or masked."""
@@ -134,7 +134,7 @@ class TablePolicy:
 
 
 def ours(case: Case, objective: Objective, settings: Settings) -> Answer:
-    """Our loss, through the whole of `trainer/update.py`: pi_prox surveys, pi_theta trains."""
+    """Our loss, through the whole of `trainer/step.py`: pi_prox surveys, pi_theta trains."""
     policy = TablePolicy(case)
     settings = replace(settings, micro_batch_tokens=case.micro_batch_tokens)
     batch = prepare(policy, graded(case), objective, settings)

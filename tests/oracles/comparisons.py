@@ -14,10 +14,10 @@ from schemas.config import Correction, CorrectionLevel, LossAggregation
 from tests.oracles import theirs_liger, theirs_trl, theirs_verl
 from tests.oracles.cases import Answer, Case, answer, ours, times
 from tests.unit.trainer.support import job
-from trainer.losses import dr_grpo, ppo
-from trainer.objective import Objective, Outcome, usable
-from trainer.objectives import OBJECTIVES, settings_of
-from trainer.settings import Settings
+from trainer.algorithms import dr_grpo, ppo
+from trainer.algorithms.registry import OBJECTIVES, settings_of
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.objective import Objective, Outcome, usable
 
 Compared = tuple[Answer, dict[str, Answer]]
 """Ours, and theirs by the name of the oracle."""

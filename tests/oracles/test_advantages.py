@@ -9,9 +9,9 @@ from hypothesis import given
 from tests.oracles import theirs_trl, theirs_verl
 from tests.oracles.cases import Case, cases
 from trainer import grpo
-from trainer.losses import dr_grpo, rloo
-from trainer.objective import Outcome, by_group, usable
-from trainer.settings import Settings
+from trainer.algorithms import dr_grpo, rloo
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.objective import Outcome, by_group, usable
 
 
 def advantages(case: Case, of: object) -> torch.Tensor:

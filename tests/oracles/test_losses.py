@@ -17,7 +17,7 @@ from tests.oracles.comparisons import (
     settings_for,
 )
 from trainer import grpo
-from trainer.losses import cispo, rloo
+from trainer.algorithms import cispo, rloo
 
 ONE = torch.ones(4, 2, dtype=torch.float64)
 PLAIN = Case(2, (0.0, 1.0, 0.3, 0.1), ONE, -ONE, -1.1 * ONE, -1.05 * ONE, -ONE, 0.1 * ONE)

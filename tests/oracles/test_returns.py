@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from schemas.config import KlEstimator
 from tests.oracles import theirs_verl
 from tests.oracles.cases import Case, cases
-from trainer.losses import ppo, reinforce_plus_plus
-from trainer.losses.kl import divergence
-from trainer.losses.value import value_loss
-from trainer.objective import Outcome, usable
-from trainer.settings import Settings
+from trainer.algorithms import ppo, reinforce_plus_plus
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.kl import divergence
+from trainer.objective.objective import Outcome, usable
+from trainer.objective.value_loss import value_loss
 
 factors = st.sampled_from([1.0, 0.95, 0.5])
 

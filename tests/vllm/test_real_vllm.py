@@ -13,8 +13,8 @@ from tests.contracts.vllm_suite import VllmSuite, sampling_on
 from tests.kit.real_vllm import RealVllm, real_vllm
 from tests.kit.vllm import FakeVllm, fake_vllms, sampled
 from tests.kit.vllm_run import SEED, check, trained
-from trainer.base import build_base
-from trainer.fallback import Fallback
+from trainer.forward.transformers_pass import Fallback
+from trainer.model.base import build_base
 
 SMALL = ModelRef(kind="scratch", name="qwen3-4m", seed=SEED)
 """The smallest shape whose heads vLLM's kernels for the CPU take."""

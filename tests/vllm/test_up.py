@@ -11,7 +11,7 @@ from schemas.sampling import ModelRef
 from tests.kit.platform import make_workspace, platform, run_config
 from tests.kit.real_vllm import ENVIRONMENT, UP_WITHIN_S, python
 from tests.kit.vllm_run import SEED, TALK
-from trainer.base import build_base
+from trainer.model.base import build_base
 
 STEPS = 2
 

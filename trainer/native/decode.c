@@ -1,4 +1,4 @@
-/* Rows through a fused model (trainer/sampler/model.py), and tokens drawn from what comes out.
+/* Rows through a fused model (trainer/sampler/decode_model.py), and tokens drawn from what comes out.
 
    A row is one token to read. It sees the places of its cache up to its own position: a prompt that it
    may share with other rows, then what is its own. Rows of one cache may come together (a prompt is read
@@ -304,7 +304,7 @@ static inline dvec dexp(dvec x) {
     return p * (dvec)((__builtin_convertvector(n, livec) + 1023) << 52);
 }
 
-/* Draw row j's token from its logits as trainer/sampler/choose.py does: in doubles, the first token whose
+/* Draw row j's token from its logits as trainer/sampler/draw_token.py does: in doubles, the first token whose
    cumulative mass exceeds its share of the whole. */
 static void draw(const Work *k, int64_t j) {
     Batch *b = k->b;

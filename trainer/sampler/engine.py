@@ -14,12 +14,12 @@ import torch
 
 from schemas.errors import Refused, TransientError
 from schemas.sampling import SampleRequest, SamplingParams, Turn
-from trainer.adapters import Tensors
-from trainer.chat import Chat
+from trainer.model.chat_template import Chat
+from trainer.model.lora_names import Tensors
 from trainer.policy import Loaded
-from trainer.sampler.core import Core
-from trainer.sampler.rows import TOP_P, Row, Version, row_of
-from trainer.store import Recent, Store
+from trainer.sampler.batcher import Core
+from trainer.sampler.completion import TOP_P, Row, Version, row_of
+from trainer.weight_cache import Recent, Store
 
 logger = logging.getLogger(__name__)
 

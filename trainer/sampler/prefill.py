@@ -4,8 +4,8 @@
 Through torch several are read in one pass whose shape depends on each prompt's own length only: short
 prompts are padded to a multiple of 32 and stand in a fixed number of rows (dummies fill up), long ones
 are read alone. So a prompt's cache and first logits have the same bits whoever else is waiting;
-`independent` checks that on the machine at hand. In C (`trainer/sampler/native.py`) they have them by
-construction. The last few prompts stay, so samples of a group that arrive one by one share them too.
+`independent` checks that on the machine at hand. In C (`trainer/sampler/native/calls.py`) they have them
+by construction. The last few prompts stay, so samples of a group that arrive one by one share them too.
 
 Legend: R rows, P tokens of a prompt, T its padded length, K key heads, D head size.
 """
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.decoder import Attend, Decoder
-from trainer.sampler.model import Model
-from trainer.sampler.native import Cache
+from trainer.forward.decoder import Attend, Decoder
+from trainer.sampler.decode_model import Model
+from trainer.sampler.native.calls import Cache
 
 BUDGET_BYTES = 64 << 20
 PASS_TOKENS = 256

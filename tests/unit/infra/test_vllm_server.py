@@ -60,7 +60,7 @@ def test_the_gpu_is_split_and_nobody_gets_more_than_all_of_it() -> None:
 def test_a_device_takes_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from trainer.device import Device
+    from trainer.device_thread import Device
 
     shares: list[float] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)

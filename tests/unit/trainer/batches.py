@@ -6,10 +6,10 @@ from schemas.learner import GradedGroup
 from schemas.sampling import SampleRecord
 from schemas.sampling import Sequence as Row
 from tests.unit.trainer.support import TINY, job
-from trainer.base import Base, build_base
-from trainer.critic import Critic, fresh_critic
-from trainer.decoder import decoder_of
-from trainer.fallback import Fallback
+from trainer.forward.decoder import decoder_of
+from trainer.forward.transformers_pass import Fallback
+from trainer.model.base import Base, build_base
+from trainer.model.value_head import Critic, fresh_critic
 from trainer.policy import Loaded, Policy, fresh_policy
 
 CPU = torch.device("cpu")

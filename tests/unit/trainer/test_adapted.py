@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trainer.adapted import Adapted, project
+from trainer.forward.lora_linear import Adapted, project
 
 TOKENS, INPUTS, SCALE = 6, 5, 1.7
 

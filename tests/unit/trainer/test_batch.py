@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.sampling import Sequence as Row
-from trainer.batch import Example, MicroBatch, pack, trees
+from trainer.forward.packing import Example, MicroBatch, pack, trees
 
 
 def example(sample: int, context: tuple[int, ...], reply: tuple[int, ...]) -> Example:

@@ -8,8 +8,8 @@ import torch
 from schemas.errors import UserCodeError
 from schemas.sampling import Message, SampleRequest, Turn
 from tests.unit.trainer.support import TINY, request
-from trainer.base import build_base
-from trainer.chat import Chat
+from trainer.model.base import build_base
+from trainer.model.chat_template import Chat
 
 END = 6
 

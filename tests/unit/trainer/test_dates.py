@@ -12,8 +12,8 @@ from transformers.utils import chat_template_utils
 from schemas.learner import Conversation, LearnerJob, StepBatch
 from schemas.sampling import UNDATED, Message, SampleRequest
 from tests.unit.trainer.support import TINY, Shelf, job, request
-from trainer.chat import Chat
 from trainer.engine import Engine
+from trainer.model.chat_template import Chat
 
 DATED = (
     "<|system|>{{ strftime_now('%d %b %Y') }}<|end|>"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from schemas.sampling import DrawKey
-from trainer.sampler.choose import choose
-from trainer.sampler.draws import Draws, prompt_hash
+from trainer.sampler.counter_rng import Draws, prompt_hash
+from trainer.sampler.draw_token import choose
 
 KEY = DrawKey(purpose="train", step=3, slot=2, replacement=0, sample=1)
 

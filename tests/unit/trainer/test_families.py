@@ -24,14 +24,14 @@ from schemas.sampling import ModelRef, SampleRecord, SampleRequest, Turn
 from schemas.sampling import Sequence as Row
 from tests.kit.families import FAMILIES, Family, written
 from tests.unit.trainer.support import Shelf, job, request
-from trainer.base import build_base
-from trainer.batch import Example, pack
-from trainer.decoder import decoder_of
 from trainer.engine import Engine
-from trainer.fallback import Fallback
+from trainer.forward.decoder import decoder_of
+from trainer.forward.packing import Example, pack
+from trainer.forward.transformers_pass import Fallback
+from trainer.model.base import build_base
 from trainer.policy import Loaded, Policy, checkpoint_files, export, fresh_policy
-from trainer.sampler.choose import choose
-from trainer.sampler.draws import Draws, prompt_hash
+from trainer.sampler.counter_rng import Draws, prompt_hash
+from trainer.sampler.draw_token import choose
 
 CPU = torch.device("cpu")
 AGREES = 1e-5

@@ -10,14 +10,14 @@ from schemas.errors import Refused
 from tests.unit.trainer.batches import CPU, MIXED, policy64
 from tests.unit.trainer.support import TINY, job
 from trainer import grpo
-from trainer.base import build_base
-from trainer.batch import Example, MicroBatch, pack
-from trainer.decoder import decoder_of
-from trainer.fallback import Fallback
-from trainer.forward import PLAIN, Forward, compiled
+from trainer.forward.decoder import decoder_of
+from trainer.forward.ops import PLAIN, Forward, compiled
+from trainer.forward.packing import Example, MicroBatch, pack
+from trainer.forward.transformers_pass import Fallback
+from trainer.forward.varlen_attention import Segment, spans_of
+from trainer.model.base import build_base
+from trainer.objective.hyperparameters import Settings
 from trainer.policy import Loaded, Policy, fresh_policy
-from trainer.settings import Settings
-from trainer.varlen import Segment, spans_of
 
 Gradients = dict[str, torch.Tensor]
 EXAMPLES = tuple(

@@ -12,10 +12,10 @@ from schemas.sampling import Sequence as Row
 from tests.unit.trainer.batches import CPU, policy64
 from tests.unit.trainer.support import TINY, job
 from trainer import grpo
-from trainer.base import build_base
-from trainer.fallback import Fallback
+from trainer.forward.transformers_pass import Fallback
+from trainer.model.base import build_base
+from trainer.objective.hyperparameters import Settings
 from trainer.policy import Loaded, Policy, fresh_policy
-from trainer.settings import Settings
 
 EMBEDDING = "model.embed_tokens.weight"
 PAD = build_base(TINY, {}, device=CPU).tokenizer.pad_token_id

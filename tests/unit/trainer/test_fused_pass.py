@@ -8,12 +8,12 @@ import torch
 from transformers import PreTrainedConfig
 
 from tests.unit.trainer.test_sampler_model import QWEN2, QWEN3, _llama, base_of, decoder, views
-from trainer import fused_pass
-from trainer.base import Base
-from trainer.decoder import Attend, causal_attend
-from trainer.forward import Forward
-from trainer.fused_pass import fits, fused_hidden
-from trainer.weights import Trainable
+from trainer.forward import fused_pass
+from trainer.forward.decoder import Attend, causal_attend
+from trainer.forward.fused_pass import fits, fused_hidden
+from trainer.forward.ops import Forward
+from trainer.forward.weights import Trainable
+from trainer.model.base import Base
 
 TOKENS, POSITIONS = torch.arange(20) * 5 % 103, torch.arange(20)
 

@@ -10,11 +10,11 @@ import torch
 from schemas.sampling import PolicyRef, SampleRequest, Turn
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.engine import Engine
-from trainer.sampler import limits
-from trainer.sampler.choose import choose
-from trainer.sampler.draw import draw
-from trainer.sampler.graphs import BURST, GraphLane, padded
-from trainer.sampler.lane import Lane
+from trainer.sampler import memory_limits as limits
+from trainer.sampler.cuda_graph_batch import BURST, GraphLane, padded
+from trainer.sampler.decode_batch import Lane
+from trainer.sampler.draw_token import choose
+from trainer.sampler.draw_token_gpu import draw
 
 HALF = TINY.model_copy(update={"dtype": "bfloat16"})
 
@@ -31,7 +31,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(GraphLane, "_record", seen)
     gpu = replace(limits.CPU, most_rows=16, graphs=True)
-    monkeypatch.setattr("trainer.sampler.core.limits_of", lambda device: gpu)
+    monkeypatch.setattr("trainer.sampler.batcher.limits_of", lambda device: gpu)
     return recorded
 
 
@@ -50,7 +50,7 @@ async def same(engine: Engine, shelf: Shelf, asked: list[SampleRequest]) -> None
     found = await together(engine, asked)
     plain = Engine(fetch=shelf.fetch, threads=1)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("trainer.sampler.core.limits_of", lambda device: limits.CPU)
+        patched.setattr("trainer.sampler.batcher.limits_of", lambda device: limits.CPU)
         expected = await together(plain, asked)
     await plain.aclose()
     for one, other in zip(found, expected, strict=True):

@@ -9,14 +9,14 @@ import torch
 from schemas.sampling import Sequence as Row
 from tests.unit.trainer.batches import GROUPS, group, policy64
 from trainer import grpo
-from trainer.batch import Example, pack
-from trainer.forward import Forward
-from trainer.losses.aggregate import token_weights
-from trainer.losses.kl import k3
-from trainer.metrics import Means
+from trainer.forward.ops import Forward
+from trainer.forward.packing import Example, pack
+from trainer.objective.aggregate import token_weights
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.kl import k3
+from trainer.objective.metrics import Means
 from trainer.policy import Policy
-from trainer.settings import Settings
-from trainer.update import micro_loss
+from trainer.step import micro_loss
 
 SETTINGS = Settings(kl_coef=0.1, max_response_length=8)
 

@@ -10,7 +10,7 @@ from schemas.errors import CorruptData
 from schemas.sampling import ArtifactRef
 from tests.unit.trainer.support import Shelf, job, request
 from trainer.engine import Engine
-from trainer.inplace import ALIGNED_BYTES, in_place, lead
+from trainer.model.safetensors_view import ALIGNED_BYTES, in_place, lead
 from trainer.policy import parse
 
 CPU = torch.device("cpu")

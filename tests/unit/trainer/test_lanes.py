@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from tests.unit.trainer.support import TINY, request
-from trainer.base import build_base
-from trainer.chat import Chat
-from trainer.decoder import decoder_of
-from trainer.fallback import Fallback
+from trainer.forward.decoder import decoder_of
+from trainer.forward.transformers_pass import Fallback
+from trainer.forward.weights import trainable
+from trainer.model.base import build_base
+from trainer.model.chat_template import Chat
 from trainer.policy import Loaded
-from trainer.sampler import model as models
-from trainer.sampler.core import Core
-from trainer.sampler.draws import Draws
-from trainer.sampler.lane import Lane, capacity_for, independent, row_bytes
-from trainer.sampler.model import model_of
+from trainer.sampler import decode_model as models
+from trainer.sampler.batcher import Core
+from trainer.sampler.completion import Row, Version
+from trainer.sampler.counter_rng import Draws
+from trainer.sampler.decode_batch import Lane, capacity_for, independent, row_bytes
+from trainer.sampler.decode_model import model_of
 from trainer.sampler.prefill import TorchPrompt
-from trainer.sampler.rows import Row, Version
-from trainer.weights import trainable
 
 
 @pytest.mark.parametrize(("fixed", "seen"), [(True, 64), (False, 48)])
@@ -63,7 +63,7 @@ def test_capacity_is_a_function_of_the_length() -> None:
 
 def test_lanes_are_checked_before_they_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     core, row = Core(), _row()
-    monkeypatch.setattr("trainer.sampler.core.independent", lambda lane: False)
+    monkeypatch.setattr("trainer.sampler.batcher.independent", lambda lane: False)
     assert core._lane_for(row).size == 1
 
 

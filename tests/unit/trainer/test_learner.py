@@ -20,10 +20,10 @@ from schemas.learner import (
 from schemas.sampling import ModelRef, SampleFailure, SampleRecord, Turn, sequences_of
 from tests.unit.trainer.support import Shelf, job
 from trainer import grpo
+from trainer.algorithms.registry import OBJECTIVES
 from trainer.engine import Engine
-from trainer.native.library import library
-from trainer.objective import by_group
-from trainer.objectives import OBJECTIVES
+from trainer.native.compile import library
+from trainer.objective.objective import by_group
 
 NUM_STEPS = 5
 

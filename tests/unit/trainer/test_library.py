@@ -14,8 +14,8 @@ import torch
 from tests.kit.postgres import missing
 from tests.unit.trainer.test_native_pass import gradients, leaves, micro
 from tests.unit.trainer.test_sampler_model import QWEN3, base_of, decoder, views
-from trainer.native.library import compiler, library
-from trainer.native_pass import native_hidden
+from trainer.forward.native_pass import native_hidden
+from trainer.native.compile import compiler, library
 
 NEEDED = ("gcc", "clang", "ccache")
 
@@ -84,7 +84,7 @@ def test_without_a_compiler_one_warning_says_what_follows(
     monkeypatch.setenv("CC", wanted)
     if not wanted:
         monkeypatch.setenv("PATH", "/nowhere")
-    with caplog.at_level(logging.WARNING, logger="trainer.native.library"):
+    with caplog.at_level(logging.WARNING, logger="trainer.native.compile"):
         assert [library(name) for name in ("adapt", "decode", "learn")] == [None] * 3
     [said] = caplog.messages
     assert "narrow models run through torch" in said
@@ -92,7 +92,7 @@ def test_without_a_compiler_one_warning_says_what_follows(
     assert "apt-get install gcc" in said
 
 
-LOAD = "import sys; from trainer.native.library import library; sys.exit(library('adapt') is None)"
+LOAD = "import sys; from trainer.native.compile import library; sys.exit(library('adapt') is None)"
 
 
 @pytest.mark.parametrize("kept", [0, 100, 0.5, -1])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from trainer import logprobs
-from trainer.logprobs import chosen_logprobs
+from trainer.forward import logprobs
+from trainer.forward.logprobs import chosen_logprobs
 
 ACTIONS, HIDDEN, VOCABULARY = 7, 5, 11
 

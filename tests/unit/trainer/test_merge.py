@@ -12,7 +12,7 @@ from schemas.sampling import ModelRef
 from tests.unit.trainer.support import Shelf, job, request
 from tests.unit.trainer.test_policy import checkpoint, logprobs, trained, write
 from trainer.engine import Engine
-from trainer.merge import main
+from trainer.model.merge import main
 
 WEIGHTS = "model.safetensors"
 

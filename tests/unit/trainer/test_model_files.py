@@ -8,8 +8,8 @@ import torch
 
 from schemas.errors import Refused
 from schemas.sampling import ModelRef
-from trainer import base
-from trainer.base import build_base
+from trainer.model import base
+from trainer.model.base import build_base
 
 
 def load(directory: Path) -> None:

@@ -20,19 +20,19 @@ from tests.unit.trainer.support import Shelf, request
 from tests.unit.trainer.test_sampler_model import QWEN2 as QWEN2_OF_8
 from tests.unit.trainer.test_sampler_model import QWEN3 as QWEN3_OF_8
 from tests.unit.trainer.test_sampler_model import _llama, base_of, decoder
-from trainer.decoder import causal_attend
 from trainer.engine import Engine
-from trainer.lora import fresh_adapter, target_modules
-from trainer.native.library import FLAGS, FOLDER, library
-from trainer.native.together import together
-from trainer.sampler import native
-from trainer.sampler.choose import choose
-from trainer.sampler.lane import Lane
-from trainer.sampler.model import Fused, model_of
-from trainer.sampler.native import Cache, Drawing, Drawn, Native, Reading
-from trainer.sampler.native_lane import BURST, NativeLane
+from trainer.forward.decoder import causal_attend
+from trainer.forward.weights import trainable
+from trainer.model.lora import fresh_adapter, target_modules
+from trainer.native.compile import FLAGS, FOLDER, library
+from trainer.native.threads import together
+from trainer.sampler.decode_batch import Lane
+from trainer.sampler.decode_model import Fused, model_of
+from trainer.sampler.draw_token import choose
+from trainer.sampler.native import calls as native
+from trainer.sampler.native.calls import Cache, Drawing, Drawn, Native, Reading
+from trainer.sampler.native.decode_batch import BURST, NativeLane
 from trainer.sampler.prefill import Prompts
-from trainer.weights import trainable
 
 ROWS, CAPACITY = 13, 48
 
@@ -217,7 +217,7 @@ def test_a_helper_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyP
     asleep, over = ThreadPoolExecutor(1), threading.Event()
     asleep.submit(over.wait)
     try:
-        monkeypatch.setattr("trainer.native.together._helpers", lambda _: asleep)
+        monkeypatch.setattr("trainer.native.threads._helpers", lambda _: asleep)
         with threads(2):
             assert torch.equal(followed(model, range(ROWS)), expected)
     finally:
@@ -281,7 +281,7 @@ async def test_it_samples_what_torch_samples(
     monkeypatch.setattr(NativeLane, "step", seen)
     found = await asyncio.gather(*(engine.sampler.sample(each) for each in asked))
     assert max(stepped) == BURST
-    monkeypatch.setattr("trainer.sampler.native.library", lambda _: None)
+    monkeypatch.setattr("trainer.sampler.native.calls.library", lambda _: None)
     other = Engine(fetch=shelf.fetch, threads=1)
     expected = await asyncio.gather(*(other.sampler.sample(each) for each in asked))
     await other.aclose()

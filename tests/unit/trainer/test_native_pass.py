@@ -10,12 +10,12 @@ from transformers import PreTrainedConfig
 from tests.kit.postgres import missing
 from tests.unit.trainer.test_batch import example, packed
 from tests.unit.trainer.test_sampler_model import QWEN2, QWEN3, _llama, base_of, decoder, views
-from trainer.base import Base
-from trainer.batch import MicroBatch, packed_attend
-from trainer.decoder import Decoder
-from trainer.native.library import library
-from trainer.native_pass import native_hidden, native_library
-from trainer.weights import Trainable
+from trainer.forward.decoder import Decoder
+from trainer.forward.native_pass import native_hidden, native_library
+from trainer.forward.packing import MicroBatch, packed_attend
+from trainer.forward.weights import Trainable
+from trainer.model.base import Base
+from trainer.native.compile import library
 
 
 @pytest.fixture(autouse=True)

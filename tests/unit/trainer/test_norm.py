@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trainer.norm import rms_norm
+from trainer.forward.rms_norm import rms_norm
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (2, 5, 16)])

@@ -13,11 +13,11 @@ from tests.oracles.cases import Case, ours
 from tests.unit.trainer.batches import MIXED, group, policy64
 from tests.unit.trainer.support import job
 from tests.unit.trainer.variants import VARIANTS
-from trainer.objective import Objective
-from trainer.objectives import OBJECTIVES, settings_of
+from trainer.algorithms.registry import OBJECTIVES, settings_of
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.objective import Objective
 from trainer.policy import Policy
-from trainer.settings import Settings
-from trainer.update import Batch, accumulate, prepare
+from trainer.step import Batch, accumulate, prepare
 
 SLOW_POINTS = 5
 """Tensors whose slope is measured: every n-th."""

@@ -15,9 +15,9 @@ from infra.gateway.sessions import GatewaySession
 from schemas.sampling import PolicyRef, SamplingParams
 from schemas.scratch_models import scratch_shape
 from tests.kit.specs import group_spec, template
-from trainer.characters import character_tokenizer
 from trainer.engine import Engine
-from trainer.token_bytes import TokenBytes
+from trainer.model.char_tokenizer import character_tokenizer
+from trainer.model.token_bytes import TokenBytes
 
 HELLO = [{"role": "user", "content": "hello"}]
 

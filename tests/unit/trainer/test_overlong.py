@@ -9,11 +9,11 @@ from schemas.learner import GradedGroup
 from schemas.sampling import SampleRecord
 from schemas.sampling import Sequence as Row
 from tests.unit.trainer.batches import policy64
-from trainer.batch import Example
-from trainer.losses import dapo, dr_grpo
-from trainer.losses.overlong import longest_completion, penalty, shaped
-from trainer.settings import Settings
-from trainer.update import prepare
+from trainer.algorithms import dapo, dr_grpo
+from trainer.forward.packing import Example
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.overlong import longest_completion, penalty, shaped
+from trainer.step import prepare
 
 
 @pytest.mark.parametrize(

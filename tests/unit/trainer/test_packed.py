@@ -10,12 +10,12 @@ from transformers import PreTrainedConfig
 from tests.kit.postgres import missing
 from tests.unit.trainer.test_native import LLAMA, QWEN2, QWEN3
 from tests.unit.trainer.test_sampler_model import base_of, decoder
-from trainer.base import Base
-from trainer.lora import fresh_adapter, target_modules
-from trainer.native.library import library
-from trainer.sampler import packed as packing
-from trainer.sampler.packed import HIGH_RANK, Bases, Packed, in_turns, packed, panels
-from trainer.weights import FUSED, Trainable, trainable
+from trainer.forward.weights import FUSED, Trainable, trainable
+from trainer.model.base import Base
+from trainer.model.lora import fresh_adapter, target_modules
+from trainer.native.compile import library
+from trainer.sampler.native import packed_weights as packing
+from trainer.sampler.native.packed_weights import HIGH_RANK, Bases, Packed, in_turns, packed, panels
 
 ADAPTED = {
     "all": "all-linear",

@@ -8,10 +8,10 @@ from transformers import PreTrainedTokenizerFast
 from schemas.sampling import Message, Turn
 from tests.kit.tokenizers import PREFIXED, TEMPLATES, Kind, tokenizer_of
 from tests.unit.trainer.support import request
-from trainer import parts
-from trainer.chat import Chat
-from trainer.parts import ids_of_parts, prepends
-from trainer.turns import rows_of
+from trainer.model import text_parts as parts
+from trainer.model.chat_template import Chat
+from trainer.model.loss_turns import rows_of
+from trainer.model.text_parts import ids_of_parts, prepends
 
 TALK = (("user", "2 + 2 ?"), ("assistant", "4"), ("user", "and one ?"), ("assistant", "It is 5 ."))
 ANSWERS = ("4", "seven", "It is 4 .", "ünï")

@@ -20,9 +20,9 @@ from schemas.sampling import ModelRef, PolicyRef, Turn
 from schemas.scratch_models import SHAPES
 from tests.kit.families import SHAPE, family, written
 from tests.unit.trainer.support import TINY, Shelf, job, request
-from trainer.base import build_base
-from trainer.decoder import decoder_of
 from trainer.engine import Engine
+from trainer.forward.decoder import decoder_of
+from trainer.model.base import build_base
 from trainer.policy import export, parse
 
 CPU = torch.device("cpu")

@@ -9,15 +9,15 @@ from schemas.sampling import Turn
 from tests.unit.trainer.batches import CPU, MIXED
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer import grpo
-from trainer.base import build_base
-from trainer.batch import Example, pack
-from trainer.decoder import decoder_of
 from trainer.engine import Engine
-from trainer.fallback import Fallback
-from trainer.head import logits_of
-from trainer.norm import rms_norm
+from trainer.forward.decoder import decoder_of
+from trainer.forward.lm_head import logits_of
+from trainer.forward.packing import Example, pack
+from trainer.forward.rms_norm import rms_norm
+from trainer.forward.transformers_pass import Fallback
+from trainer.model.base import build_base
+from trainer.objective.hyperparameters import Settings
 from trainer.policy import Loaded, Policy, fresh_policy, parse
-from trainer.settings import Settings
 
 HALF = TINY.model_copy(update={"dtype": "bfloat16"})
 TALK = tuple(Conversation(i, (("user", f"{i}?"), ("assistant", f"{i * 7 % 10}"))) for i in range(4))

@@ -111,7 +111,7 @@ async def test_more_updates_are_other_bits_and_bring_the_clips_to_bear(engine: E
 async def test_an_update_that_is_not_finite_moves_neither_policy_nor_critic(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer import update
+    from trainer import step as update
 
     asked = job(algorithm="ppo", updates_per_step=3)
     zero = await engine.learner.initialize(asked)

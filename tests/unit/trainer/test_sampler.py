@@ -12,11 +12,11 @@ from schemas.errors import FailureCategory, Refused, TransientError, UserCodeErr
 from schemas.learner import LearnerState
 from schemas.sampling import ArtifactRef, Message, PolicyRef, SampleRequest, Turn
 from tests.unit.trainer.support import TINY, Shelf, job, request
-from trainer.base import build_base
 from trainer.engine import Engine
-from trainer.sampler.core import Core
-from trainer.sampler.limits import CPU
-from trainer.sampler.rows import Row, Version
+from trainer.model.base import build_base
+from trainer.sampler.batcher import Core
+from trainer.sampler.completion import Row, Version
+from trainer.sampler.memory_limits import CPU
 
 PROMPTS = ("hi", "What is 47 + 38?", "a somewhat longer prompt, to be sure")
 
@@ -301,7 +301,7 @@ async def test_rows_wait_for_memory_and_all_end(
     asked = many()
     expected = await together(engine, asked)
     few = replace(CPU, rows_bytes=3 * 8 * 2 * 64 * 16)
-    monkeypatch.setattr("trainer.sampler.core.limits_of", lambda device: few)
+    monkeypatch.setattr("trainer.sampler.batcher.limits_of", lambda device: few)
     assert await together(engine, asked) == expected
 
 
@@ -364,7 +364,7 @@ async def test_the_learner_s_next_version_is_made_ready_before_it_is_asked_for(
     sha256 = second.state.weights_sha256
     expected = await _sampled_elsewhere(engine, second.state, asked)
     assert made == [(sha256, deterministic)]
-    monkeypatch.setattr("trainer.sampler.core.model_of", None)
+    monkeypatch.setattr("trainer.sampler.batcher.model_of", None)
     assert await engine.sampler.sample(_with(asked, sha256)) == expected
     wider = await engine.learner.initialize(job(seed=3, run="wider", lora_rank=8))
     assert wider.state.weights_sha256 != sha256

@@ -9,12 +9,12 @@ from transformers import LlamaConfig, PreTrainedConfig
 
 from tests.kit.families import SHAPE, drawn, family
 from tests.unit.trainer.support import TINY
-from trainer.base import Base, build_base
-from trainer.decoder import Decoder, causal_attend, decoder_of
-from trainer.lora import fresh_adapter, target_modules
-from trainer.sampler import model as models
-from trainer.sampler.model import Apart, Fused, model_of
-from trainer.weights import Trainable, trainable
+from trainer.forward.decoder import Decoder, causal_attend, decoder_of
+from trainer.forward.weights import Trainable, trainable
+from trainer.model.base import Base, build_base
+from trainer.model.lora import fresh_adapter, target_modules
+from trainer.sampler import decode_model as models
+from trainer.sampler.decode_model import Apart, Fused, model_of
 
 QWEN3 = family("qwen3").config
 QWEN2 = family("qwen2.5").config

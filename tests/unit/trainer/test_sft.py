@@ -10,12 +10,12 @@ from schemas.errors import TransientError
 from schemas.learner import Conversation, StepBatch
 from tests.unit.trainer.batches import policy64
 from tests.unit.trainer.support import TINY, job
-from trainer import sft
-from trainer.base import build_base
-from trainer.batch import pack
-from trainer.chat import Chat
+from trainer.algorithms import sft
 from trainer.engine import Engine
-from trainer.fallback import Fallback
+from trainer.forward.packing import pack
+from trainer.forward.transformers_pass import Fallback
+from trainer.model.base import build_base
+from trainer.model.chat_template import Chat
 from trainer.policy import Loaded, Policy
 
 TALK = (

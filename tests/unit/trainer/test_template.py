@@ -11,12 +11,12 @@ from schemas.errors import UserCodeError
 from schemas.sampling import Message
 from tests.unit.trainer.support import TINY
 from tests.unit.trainer.test_parts import TEMPLATES
-from trainer import chat as chat_module
-from trainer import template as template_module
-from trainer.base import build_base
-from trainer.characters import CHAT_TEMPLATE
-from trainer.chat import Chat
-from trainer.template import TemplateProcess, shared
+from trainer.model import chat_template as chat_module
+from trainer.model import template_process as template_module
+from trainer.model.base import build_base
+from trainer.model.char_tokenizer import CHAT_TEMPLATE
+from trainer.model.chat_template import Chat
+from trainer.model.template_process import TemplateProcess, shared
 
 TALK = (
     Message(role="user", content="1+1?"),

@@ -18,17 +18,17 @@ from tests.unit.trainer.support import TINY, job, request
 from tests.unit.trainer.test_learner import play
 from tests.unit.trainer.test_objectives import chosen, gradients
 from trainer import grpo
-from trainer.base import build_base
-from trainer.batch import Example, pack
-from trainer.decoder import decoder_of
 from trainer.engine import Engine
-from trainer.fallback import Fallback
-from trainer.losses.decoupled import importance
-from trainer.losses.kl import divergence
-from trainer.losses.rows import Rows
+from trainer.forward.decoder import decoder_of
+from trainer.forward.packing import Example, pack
+from trainer.forward.transformers_pass import Fallback
+from trainer.model.base import build_base
+from trainer.objective.correction import importance
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.kl import divergence
+from trainer.objective.sequences import Rows
 from trainer.policy import Loaded, fresh_policy
-from trainer.settings import Settings
-from trainer.update import prepare
+from trainer.step import prepare
 
 
 def graded(

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from schemas.config import LossTurns
 from schemas.sampling import Message, Turn
 from tests.unit.trainer.support import TINY, request
-from trainer.base import build_base
-from trainer.chat import Chat
-from trainer.turns import Row, rows_of
+from trainer.model.base import build_base
+from trainer.model.chat_template import Chat
+from trainer.model.loss_turns import Row, rows_of
 
 END = 6
 TALK = (

@@ -17,9 +17,9 @@ from itertools import pairwise
 import torch
 
 from schemas.sampling import Message, Turn, sequences_of
-from trainer.adapters import Tensors
-from trainer.batch import Example, pack
-from trainer.chat import Chat
+from trainer.forward.packing import Example, pack
+from trainer.model.chat_template import Chat
+from trainer.model.lora_names import Tensors
 from trainer.policy import Loaded, Policy
 from trainer.sampler.vllm.client import Answer, Ask
 

@@ -9,11 +9,11 @@ round.
 
 from schemas.errors import Refused, TransientError
 from schemas.sampling import DrawKey, SampleRequest, Turn
-from trainer.chat import Chat
-from trainer.sampler.rows import TOP_P, Row, Version, row_of
+from trainer.model.chat_template import Chat
+from trainer.sampler.completion import TOP_P, Row, Version, row_of
 from trainer.sampler.vllm.client import Answer, Ask, Gone, Unknown
 from trainer.sampler.vllm.fleet import Asked, Fleet, Replica, Servers
-from trainer.store import Recent, Store
+from trainer.weight_cache import Recent, Store
 
 TRIES = 6
 """Servers that may break off, or forget the version, under one request."""

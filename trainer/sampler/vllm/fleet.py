@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from schemas.errors import CorruptData, Refused, TransientError
-from trainer.adapters import adapter_pairs
-from trainer.base import ADAPTER_CONFIG, ADAPTER_NAME
-from trainer.chat import Chat
-from trainer.device import Device
-from trainer.lora import adapter_config
+from trainer.device_thread import Device
+from trainer.model.base import ADAPTER_CONFIG, ADAPTER_NAME
+from trainer.model.chat_template import Chat
+from trainer.model.lora import adapter_config
+from trainer.model.lora_names import adapter_pairs
 from trainer.policy import export
-from trainer.sampler.rows import Version
+from trainer.sampler.completion import Version
 from trainer.sampler.vllm import canary
 from trainer.sampler.vllm.client import Answer, Ask, Card, Gone, Server
 

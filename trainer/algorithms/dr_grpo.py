@@ -1,0 +1,30 @@
+"""Dr. GRPO: GRPO done right (arXiv 2503.20783).
+
+    A_i  = R_i - mean_G R                                           no division by the std
+    loss = - (1 / (S L)) sum_i sum_t min(r_t A_i, clip(r_t) A_i)    L = max_response_length
+
+Dividing by the std favours questions that are nearly always or never answered; dividing by len_i
+favours short right answers and long wrong ones. Both divisions are gone: the sum over tokens is
+divided by a constant. A group with a single reward gets exactly 0.
+"""
+
+import math
+from collections.abc import Sequence
+
+from trainer.grpo import loss
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.objective import Objective, by_group, usable
+
+
+def advantages(rewards: Sequence[float | None]) -> list[float]:
+    """The advantage of each sample of one group: exactly 0 where all rewards are equal."""
+    known = [r for reward in rewards if (r := usable(reward)) is not None]
+    if len(known) < 2 or min(known) == max(known):
+        return [0.0] * len(rewards)
+    mean = math.fsum(known) / len(known)
+    return [0.0 if (r := usable(reward)) is None else r - mean for reward in rewards]
+
+
+OBJECTIVE = Objective(
+    estimate=by_group(advantages), loss=loss, defaults=Settings(aggregation="constant")
+)

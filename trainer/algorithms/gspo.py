@@ -1,0 +1,32 @@
+"""GSPO: group sequence policy optimization (arXiv 2507.18071).
+
+    s_i  = exp( mean_t log r_t )                     the geometric mean over the sequence
+    loss = - (1 / S) sum_i min(s_i A_i, clip(s_i, 1 - low, 1 + high) A_i)
+
+A_i is GRPO's. The ratio is the sequence's and not the token's, and so is the clip; because a mean
+varies far less than a token, the clip is narrow: 3e-4 and 4e-4, the paper's. Decided: the mean is
+over sequences, as in the paper and TRL (verl offers others; here loss_aggregation does). A sequence
+is a training row (`trainer/objective/sequences.py`). log s_i is clamped to +-20 before exp (verl: 10).
+"""
+
+import torch
+
+from trainer.grpo import advantages, clipped_loss
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.objective import Actions, Objective, by_group
+
+
+def loss(actions: Actions, settings: Settings) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each action costs: its sequence's surrogate, the same for all its actions."""
+    return clipped_loss(
+        actions.rows.mean(actions.log_ratio_M),
+        actions.advantage_M,
+        low=settings.clip_low,
+        high=settings.clip_high,
+        delta=settings.clip_delta,
+    )
+
+
+OBJECTIVE = Objective(
+    estimate=by_group(advantages), loss=loss, defaults=Settings(clip_low=3e-4, clip_high=4e-4)
+)

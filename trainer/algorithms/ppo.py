@@ -1,0 +1,65 @@
+"""PPO with a critic: proximal policy optimization (arXiv 1707.06347) with GAE (arXiv 1506.02438).
+
+    r_t     = - beta KL_t  (+ R_i at the last action)       the KL is part of the reward
+    delta_t = r_t + gamma V_{t+1} - V_t,                    V = 0 after the last action
+    A_t     = sum_{k >= 0} (gamma lambda)^k delta_{t+k},    G_t = A_t + V_t
+    loss    = - (1 / sum_i len_i) sum_t min(r_t A_t, clip(r_t) A_t)  +  c L_V
+    L_V     = (1 / sum_i len_i) sum_t max((V - G)^2, (clip(V, V_old - e, V_old + e) - G)^2) / 2
+
+V_t is what the critic (`trainer/model/value_head.py`) says before action t, V_old what it said before
+the step. Its gradient also reaches the policy's tensors, value_coef = 0.1 times: head and policy look at
+the same hidden state. Decided:
+- Advantages are whitened over all actions of the step (ddof 1, 1e-8 within the root); returns are
+  made from the advantages before that. verl does both in one function, here `gae` does not whiten.
+- lambda is 0.95 (the paper; verl's default is 1) and gamma 1: the reward comes at the end.
+- A sample without a reward has advantage 0 and teaches the critic nothing. L_V stands in
+  `trainer/objective/value_loss.py`.
+- With one update per step V is V_old and the ratio's clip only sees the way from the sampler; set
+  updates_per_step for PPO's epochs. Each update goes over the whole batch.
+"""
+
+import torch
+
+from trainer.grpo import loss
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.objective import Estimate, Objective, Outcome, whiten
+from trainer.objective.returns import discounted, following, paid_at_the_end
+
+
+def gae(
+    reward_E: torch.Tensor,
+    value_E: torch.Tensor,
+    sample_E: torch.Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and returns (E), neither of them whitened."""
+    delta_E = reward_E + gamma * following(value_E, sample_E) - value_E
+    advantage_E = discounted(delta_E, sample_E, factor=gamma * gae_lambda)
+    return advantage_E, advantage_E + value_E
+
+
+def estimate(outcome: Outcome, settings: Settings) -> Estimate:
+    """Whitened advantages for the policy, returns for the critic. Raises ValueError without values."""
+    if outcome.value_E is None:
+        raise ValueError("PPO needs the critic's values")
+    reward_E = paid_at_the_end(outcome.reward_S, outcome.sample_E)
+    if outcome.penalty_E is not None:
+        reward_E = reward_E - outcome.penalty_E
+    advantage_E, return_E = gae(
+        reward_E,
+        outcome.value_E,
+        outcome.sample_E,
+        gamma=settings.gamma,
+        gae_lambda=settings.gae_lambda,
+    )
+    return Estimate(whiten(advantage_E, outcome.known_E), return_E)
+
+
+OBJECTIVE = Objective(
+    estimate=estimate,
+    loss=loss,
+    defaults=Settings(aggregation="token_mean", kl_in="reward", kl_estimator="k1"),
+    has_critic=True,
+)

@@ -1,0 +1,79 @@
+"""The registry: `advanced.algorithm` and the other keys of `[advanced]` -> an objective.
+
+Which keys an algorithm reads is in `schemas/algorithms.py`; what they are where the run is silent is
+the `defaults` of each objective.
+"""
+
+from dataclasses import replace
+
+from schemas.config import Algorithm, RunConfig
+from schemas.learner import RULES
+from trainer import grpo
+from trainer.algorithms import (
+    cispo,
+    dapo,
+    dr_grpo,
+    gspo,
+    importance_sampling,
+    ppo,
+    reinforce_plus_plus,
+    rloo,
+)
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.objective import Objective
+
+OBJECTIVES: dict[Algorithm, Objective] = {
+    "grpo": grpo.OBJECTIVE,
+    "dr_grpo": dr_grpo.OBJECTIVE,
+    "dapo": dapo.OBJECTIVE,
+    "gspo": gspo.OBJECTIVE,
+    "cispo": cispo.OBJECTIVE,
+    "rloo": rloo.OBJECTIVE,
+    "reinforce_plus_plus": reinforce_plus_plus.OBJECTIVE,
+    "ppo": ppo.OBJECTIVE,
+    "importance_sampling": importance_sampling.OBJECTIVE,
+}
+
+SAME_NAME = (
+    "clip_low",
+    "clip_high",
+    "clip_delta",
+    "kl_coef",
+    "kl_estimator",
+    "kl_in",
+    "correction",
+    "correction_level",
+    "correction_low",
+    "correction_high",
+    "off_policy_threshold",
+    "overlong_buffer",
+    "overlong_penalty",
+    "group_baseline",
+    "gamma",
+    "gae_lambda",
+    "value_clip",
+    "value_coef",
+)
+"""Keys of `[advanced]` that are fields of Settings under the same name."""
+
+
+def settings_of(config: RunConfig, *, micro_batch_tokens: int, rules: int = RULES) -> Settings:
+    """The run's own values, and its objective's where the run says nothing, by the rules that it began
+    with."""
+    advanced = config.advanced
+    said = {key: value for key in SAME_NAME if (value := getattr(advanced, key)) is not None}
+    if advanced.loss_aggregation is not None:
+        said["aggregation"] = advanced.loss_aggregation
+    objective = OBJECTIVES[advanced.algorithm]
+    defaults = objective.defaults
+    if advanced.group_baseline and objective.with_baseline is not None and rules >= 2:
+        defaults = objective.with_baseline
+    return replace(
+        defaults,
+        **said,
+        temperature=config.sampling.rollout_temperature or 1.0,
+        max_response_length=config.training.max_response_length,
+        micro_batch_tokens=micro_batch_tokens,
+        splits_groups=rules >= 2,
+        updates=advanced.updates_per_step,
+    )

@@ -1,0 +1,48 @@
+"""REINFORCE++ (arXiv 2501.03262), and its form with a group baseline.
+
+    r_t  = - beta KL_t  (+ R_i at the last action)      the KL is part of the reward, k1 by default
+    G_t  = sum_{k >= 0} gamma^k r_{t+k}
+    A_t  = (G_t - mean G) / std G                       over all actions of the step
+    loss = - (1 / sum_i len_i) sum_i sum_t min(r_t A_t, clip(r_t) A_t)
+
+With group_baseline: A_i = R_i - mean_G R first, then the same whitening, and the KL is in the loss:
+
+    + beta (1 / sum_i len_i) sum_i sum_t k2_t,     k2_t = (log pi_theta(t) - log pi_ref(t))^2 / 2
+
+Decided so because the paper's form with a baseline has it so, and k2 is the estimator whose gradient in
+the loss is that of KL(pi || ref). Others put it into the reward there too: `kl_in = "reward"` (R_i less
+the KL of the whole sample) with `kl_estimator = "k1"`, the default of runs of rules 1
+(`schemas.learner`).
+
+There is no critic, and the baseline is the batch: one sample per prompt is enough, and
+without the group baseline a group without spread still teaches. Whitening has ddof = 1 and 1e-8
+within the root, as verl's; actions of samples without a reward are not part of it and get 0. Where
+nothing varies all advantages are exactly 0. A reward alone in its group is its own baseline (verl:
+has none).
+"""
+
+from trainer.algorithms.dr_grpo import advantages
+from trainer.grpo import loss
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.objective import Estimate, Objective, Outcome, by_group, whiten
+from trainer.objective.returns import discounted, paid_at_the_end
+
+
+def estimate(outcome: Outcome, settings: Settings) -> Estimate:
+    """Whitened returns, or whitened differences to the group's mean."""
+    if settings.group_baseline:
+        centred_E = by_group(advantages)(outcome, settings).advantage_E
+        return Estimate(whiten(centred_E, outcome.known_E))
+    reward_E = paid_at_the_end(outcome.reward_S, outcome.sample_E)
+    if outcome.penalty_E is not None:
+        reward_E = reward_E - outcome.penalty_E
+    return_E = discounted(reward_E, outcome.sample_E, factor=settings.gamma)
+    return Estimate(whiten(return_E, outcome.known_E))
+
+
+OBJECTIVE = Objective(
+    estimate=estimate,
+    loss=loss,
+    defaults=Settings(aggregation="token_mean", kl_in="reward", kl_estimator="k1"),
+    with_baseline=Settings(aggregation="token_mean", kl_in="loss", kl_estimator="k2"),
+)

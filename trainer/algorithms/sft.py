@@ -1,0 +1,152 @@
+"""Supervised fine-tuning: maximise the likelihood of the demonstrated answers.
+
+    loss = - (1 / M) sum_t log pi_theta(t)        over the M learned tokens of the whole step
+
+The mean is over all learned tokens of the optimizer step, not per micro-batch or per row. Learned are
+the answers of the assistant, each with the token that closes its turn, since the policy must learn to
+stop; `advanced.loss_turns` takes the last answer only, or everything. What is not learned is context.
+Which ids a conversation has is said in `trainer/model/loss_turns.py`.
+
+Conversations are packed into micro-batches, and none sees another (`trainer/forward/packing.py`): the
+loss is that of one after the other. A row longer than the run's max_sequence_length is cut at its end,
+and counted.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from schemas.config import Advanced, LossTurns
+from schemas.errors import Refused
+from schemas.learner import RULES, Conversation
+from schemas.sampling import Message
+from schemas.sampling import Sequence as TokenSequence
+from trainer.forward.packing import Example, MicroBatch, pack
+from trainer.model.chat_template import Chat
+from trainer.model.loss_turns import Row, rows_of
+from trainer.objective.metrics import Means
+from trainer.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrations:
+    """The training rows of a batch. `num_cut` conversations are longer than the limit, and of
+    `num_lost` nothing that is to be learned lies within it."""
+
+    examples: tuple[Example, ...]
+    num_conversations: int
+    num_cut: int
+    num_lost: int
+
+    @property
+    def num_actions(self) -> int:
+        return sum(example.num_actions for example in self.examples)
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "train/learned_tokens": float(self.num_actions),
+            "train/truncated_ratio": self.num_cut / max(1, self.num_conversations),
+            "train/unlearned_ratio": self.num_lost / max(1, self.num_conversations),
+        }
+
+
+def demonstrations(
+    chat: Chat, conversations: Sequence[Conversation], *, max_tokens: int, learned: LossTurns
+) -> Demonstrations:
+    """Conversations as training rows. Raises Refused unless each ends with the assistant."""
+    examples: list[Example] = []
+    cut = lost = 0
+    for i, conversation in enumerate(conversations):
+        rows = rows_of(chat, _messages(conversation), learned=learned)
+        found = [example_of(row, i, max_tokens=max_tokens) for row in rows]
+        examples += found
+        cut += any(len(row.ids) > max_tokens for row in rows)
+        lost += not any(example.num_actions for example in found)
+    return Demonstrations(tuple(examples), len(conversations), cut, lost)
+
+
+def _messages(conversation: Conversation) -> tuple[Message, ...]:
+    messages = tuple(
+        Message.model_validate({"role": role, "content": text})
+        for role, text in conversation.messages
+    )
+    if not messages or messages[-1].role != "assistant":
+        raise Refused(f"row {conversation.row}: the last message must be the assistant's answer")
+    return messages
+
+
+def example_of(row: Row, sample: int, *, max_tokens: int) -> Example:
+    """A row as the learner packs it, cut at its end."""
+    tokens = tuple(row.ids[:max_tokens])
+    learned = tuple(row.learned[:max_tokens])
+    return Example(
+        sample, TokenSequence(tokens=tokens, loss_mask=learned, logprobs=(0.0,) * len(tokens))
+    )
+
+
+def step(
+    policy: Policy,
+    chat: Chat,
+    conversations: Sequence[Conversation],
+    advanced: Advanced,
+    *,
+    tokens: int,
+    rules: int = RULES,
+) -> tuple[dict[str, float], tuple[int, ...]]:
+    """Add the gradient of the loss of one batch to the policy's tensors; the optimizer is the
+    learner's. A micro-batch has at most `tokens`. Returns metrics and the micro-batch plan."""
+    batch = _batch(chat, conversations, advanced)
+    num_actions = max(1, batch.num_actions)
+    means, plan = Means(), []
+    for micro in _micros(policy, batch, tokens, rules=rules):
+        logprobs_M, entropy_M = policy.logprobs(micro, temperature=1.0)
+        loss = -logprobs_M.sum() / num_actions
+        loss.backward()
+        means.add_sum("train/loss", loss)
+        means.add("train/entropy_loss", entropy_M)
+        plan.append(micro.num_tokens)
+    return means.values() | batch.metrics(), tuple(plan)
+
+
+@torch.no_grad()
+def evaluate(
+    policy: Policy,
+    chat: Chat,
+    conversations: Sequence[Conversation],
+    advanced: Advanced,
+    *,
+    tokens: int,
+    rules: int = RULES,
+) -> dict[str, float]:
+    """The loss of held-out conversations, by metric key; no gradient, nothing changes."""
+    batch = _batch(chat, conversations, advanced)
+    if not batch.num_actions:
+        return {}
+    sums = [
+        float(policy.logprobs(micro, temperature=1.0)[0].double().sum())
+        for micro in _micros(policy, batch, tokens, rules=rules)
+    ]
+    return {"eval/validation/loss": -math.fsum(sums) / batch.num_actions}
+
+
+def _batch(chat: Chat, conversations: Sequence[Conversation], advanced: Advanced) -> Demonstrations:
+    return demonstrations(
+        chat,
+        conversations,
+        max_tokens=advanced.max_sequence_length,
+        learned=advanced.loss_turns or "assistant",
+    )
+
+
+def _micros(
+    policy: Policy, batch: Demonstrations, tokens: int, *, rules: int
+) -> Iterator[MicroBatch]:
+    return pack(
+        batch.examples,
+        micro_batch_tokens=tokens,
+        share=policy.shares_prompts,
+        splits=rules >= 2,
+        device=policy.device,
+    )

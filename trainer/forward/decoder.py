@@ -1,0 +1,183 @@
+"""A lean forward pass for decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3).
+
+On small models Transformers' modules cost more than their arithmetic. This is the same arithmetic
+as plain functions over named tensors, used by learner and sampler alike, so the two cannot drift
+apart. Tokens are flat (no padding reaches a matrix product); attention is a callback, because
+learner, prompt and decoding step differ in nothing else. A model is only run this way after
+`agrees` compared it with Transformers; others take `trainer/forward/transformers_pass.py`.
+
+Legend: N tokens (flat), H hidden, A query heads, K key heads, D head size.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from trainer.forward.lm_head import WIDE, logits_of
+from trainer.forward.ops import DIRECT, Forward, Steps
+from trainer.forward.weights import trainable
+from trainer.model.base import Base
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+class Weights(Protocol):
+    """What a forward pass reads."""
+
+    def tensor(self, name: str) -> torch.Tensor | None: ...
+    def project(self, x_N_H: torch.Tensor, layer: int, what: str) -> tuple[torch.Tensor, ...]: ...
+
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(layer, q_N_A_D, k_N_K_D, v_N_K_D) -> attended_N_AD: who sees whom is the caller's matter."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoder:
+    """The shape of a model; its weights come with each call."""
+
+    num_layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    inverse_frequencies: torch.Tensor
+    rope_scale: float
+
+    @property
+    def groups(self) -> int:
+        """Query heads per key head."""
+        return self.heads // self.kv_heads
+
+    def rotation(self, positions_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of the rotary embedding, (N, 1, D) each; sin bears the sign of the swap of
+        halves, (x1, x2) -> (-x2, x1), so that the swap is a roll."""
+        half = positions_N[:, None].float() * self.inverse_frequencies
+        angles = torch.cat((half, half), dim=-1)[:, None, :]
+        sin = angles.sin() * self.rope_scale
+        sin[..., : self.head_dim // 2].neg_()
+        return angles.cos() * self.rope_scale, sin
+
+    def hidden(
+        self,
+        weights: Weights,
+        tokens_N: torch.Tensor,
+        positions_N: torch.Tensor,
+        attend: Attend,
+        forward: Forward = DIRECT,
+    ) -> torch.Tensor:
+        """Token ids and their positions -> final hidden states (N, H), after the last norm."""
+        steps = forward.steps(tokens_N.device)
+        x_N_H = F.embedding(tokens_N, _need(weights, "model.embed_tokens.weight"))
+        cos, sin = (part.to(x_N_H.dtype) for part in self.rotation(positions_N))
+        for layer in range(self.num_layers):
+            x_N_H = forward.layer(self._layer, weights, layer, x_N_H, cos, sin, attend, steps)
+        return self._norm(steps, weights, "model.norm.weight", x_N_H)
+
+    def _layer(
+        self,
+        weights: Weights,
+        layer: int,
+        x_N_H: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attend: Attend,
+        steps: Steps,
+    ) -> torch.Tensor:
+        name = f"model.layers.{layer}."
+        h = self._norm(steps, weights, name + "input_layernorm.weight", x_N_H)
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in weights.project(h, layer, "qkv"))
+        q = self._norm(steps, weights, name + "self_attn.q_norm.weight", q)
+        k = self._norm(steps, weights, name + "self_attn.k_norm.weight", k)
+        attended = attend(layer, steps.rotate(q, cos, sin), steps.rotate(k, cos, sin), v)
+        (out,) = weights.project(attended, layer, "out")
+        x_N_H = x_N_H + out
+        h = self._norm(steps, weights, name + "post_attention_layernorm.weight", x_N_H)
+        gate, up = weights.project(h, layer, "gate_up")
+        (down,) = weights.project(steps.gated(gate, up), layer, "down")
+        return x_N_H + down
+
+    def logits(self, weights: Weights, hidden_M_H: torch.Tensor) -> torch.Tensor:
+        """(M, H) -> (M, vocabulary)."""
+        return logits_of(hidden_M_H, self.head(weights))
+
+    def head(self, weights: Weights) -> torch.Tensor:
+        """The output head, (vocabulary, H): the embedding where they are tied."""
+        head = weights.tensor("lm_head.weight")
+        return head if head is not None else _need(weights, "model.embed_tokens.weight")
+
+    def _norm(self, steps: Steps, weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
+        scale = weights.tensor(name)
+        return x if scale is None else steps.norm(x, scale, self.eps)
+
+
+def _need(weights: Weights, name: str) -> torch.Tensor:
+    tensor = weights.tensor(name)
+    if tensor is None:
+        raise KeyError(name)
+    return tensor
+
+
+def causal_attend(mask_T_T: torch.Tensor, *, kv_heads: int) -> Attend:
+    """Attention within one flat sequence, under a boolean mask (True: may look)."""
+
+    def attend(
+        layer: int, q_T_A_D: torch.Tensor, k_T_K_D: torch.Tensor, v_T_K_D: torch.Tensor
+    ) -> torch.Tensor:
+        length, heads, size = q_T_A_D.shape
+        q = q_T_A_D.reshape(length, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
+        k, v = k_T_K_D.permute(1, 0, 2)[:, None], v_T_K_D.permute(1, 0, 2)[:, None]
+        scores = (q @ k.transpose(-1, -2)) * size**-0.5
+        scores = scores.masked_fill(~mask_T_T, float("-inf"))
+        out = scores.softmax(dim=-1) @ v
+        return out.permute(2, 0, 1, 3).reshape(length, heads * size)
+
+    return attend
+
+
+def decoder_of(base: Base) -> Decoder | None:
+    """The lean decoder of a base model, or None when the model is not of the family or its lean
+    logits do not agree with Transformers'."""
+    config = base.model.config
+    rotary = getattr(getattr(base.model, "model", None), "rotary_emb", None)
+    layer_types = set(getattr(config, "layer_types", None) or ("full_attention",))
+    fits = (
+        config.model_type in FAMILIES
+        and layer_types == {"full_attention"}
+        and not (config.model_type == "mistral" and config.sliding_window)
+        and config.hidden_act == "silu"
+        and getattr(rotary, "rope_type", "default") in ("default", "linear", "llama3", "yarn")
+    )
+    if not fits or rotary is None:
+        return None
+    decoder = Decoder(
+        num_layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads,
+        eps=config.rms_norm_eps,
+        inverse_frequencies=rotary.inv_freq.clone(),
+        rope_scale=float(rotary.attention_scaling),
+    )
+    return decoder if agrees(base, decoder) else None
+
+
+@torch.no_grad()
+def agrees(base: Base, decoder: Decoder) -> bool:
+    """Whether lean and Transformers' logits are the same on a probe, to rounding. In half precision
+    that is coarse; what it must tell apart is a wrong architecture."""
+    device = base.model.device
+    tokens_T = torch.arange(8, device=device) % base.model.config.vocab_size
+    expected = base.model(tokens_T[None]).logits[0].float()
+    weights = trainable(base.tensors, {}, alpha=1.0)
+    causal = torch.ones(8, 8, dtype=torch.bool, device=device).tril()
+    attend = causal_attend(causal, kv_heads=decoder.kv_heads)
+    positions_T = torch.arange(8, device=device)
+    hidden = decoder.hidden(weights, tokens_T, positions_T, attend)
+    actual = decoder.logits(weights, hidden).float()
+    allowed = 1e-3 if base.model.dtype in WIDE else 5e-2
+    return bool((actual - expected).abs().max() <= allowed * (1 + expected.abs().max()))

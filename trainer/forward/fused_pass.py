@@ -1,0 +1,333 @@
+# ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
+"""The learner's pass over a base with adapters, fused, with its gradient written out.
+
+On a small machine a pass of a small model spends as much on what lies between the matrix products and on
+the thin products of the adapters as on the base. Here weight and adapter are one matrix
+(`trainer/forward/fused_weights.py`), so the forward pass has no adapters in it; a layer is three
+operations, each with a backward pass that works in place and gathers all gradients of its input in one
+product:
+
+    u = x / |(x, pad)|,   y = u W,   W = fold (W_0 + s B A)'      W_0 and fold frozen
+    dB = s dy' (u A'),  dA = s (dy B)' u,  du = dy W',  dx = (du - u (u . du)) / |(x, pad)|
+
+Kept per token and layer: u twice, the normed heads, and what the MLP gates. In float64 values and
+gradients are those of the plain pass (`trainer/forward/decoder.py`) to rounding; it is taken where
+weights have a complex twin, are frozen, and are small enough to copy.
+
+Legend: N tokens, H hidden, A query heads, K key heads, D head size, I inner size of the MLP, O
+outputs, r rank.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from trainer.forward.decoder import Attend, Decoder
+from trainer.forward.fused_weights import EXACT, Layer, folded, interleaving, layer_of, pad, turns
+from trainer.forward.ops import Forward
+from trainer.forward.rms_norm import rms_norm
+from trainer.forward.weights import FUSED, Trainable, layer_module
+
+COPY_BYTES = 1 << 30
+"""Larger bases are not copied for a pass."""
+
+
+def fits(view: Trainable, *, num_bytes: int) -> bool:
+    """Whether a pass over this version, of a base of this size, is taken this way."""
+    embedding = view.base["model.embed_tokens.weight"]
+    return (
+        view.frozen
+        and view.dtype in EXACT
+        and embedding.device.type == "cpu"
+        and num_bytes <= COPY_BYTES
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """An adapter of a fused weight: the columns of the outputs that it adds to."""
+
+    outputs: slice
+    ranks: slice
+    b_O_r: torch.Tensor
+    """times the scale"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapters:
+    """The adapters of the projections that share an input, as the fused weight has them."""
+
+    a_r_H: torch.Tensor
+    """of all parts, one after the other; times what the norm before folds in"""
+    fold_H: torch.Tensor | None
+    parts: tuple[Part, ...]
+    scale: float
+    unordered_O: torch.Tensor | None
+    """where each output of the modules lies in the fused one"""
+    dtype: torch.dtype
+    """of the trained tensors"""
+
+    def gradients(self, u_N_H: torch.Tensor, grad_N_O: torch.Tensor) -> list[torch.Tensor]:
+        """Those of A and B, part by part."""
+        if not self.parts:
+            return []
+        low_N_r = u_N_H @ self.a_r_H.t()
+        grad_low_N_r = torch.empty_like(low_N_r)
+        grad_bs = []
+        for part in self.parts:
+            here_N_O = grad_N_O[:, part.outputs]
+            torch.mm(here_N_O, part.b_O_r, out=grad_low_N_r[:, part.ranks])
+            grad_b_O_r = (here_N_O.t() @ low_N_r[:, part.ranks]).mul_(self.scale)
+            if self.unordered_O is not None:
+                places_O = self.unordered_O[part.outputs] - part.outputs.start
+                grad_b_O_r = grad_b_O_r.index_select(0, places_O)
+            grad_bs.append(grad_b_O_r)
+        grad_a_r_H = grad_low_N_r.t() @ u_N_H
+        if self.fold_H is not None:
+            grad_a_r_H.mul_(self.fold_H)
+        grads: list[torch.Tensor] = []
+        for part, grad_b_O_r in zip(self.parts, grad_bs, strict=True):
+            grads += (grad_a_r_H[part.ranks].to(self.dtype), grad_b_O_r.to(self.dtype))
+        return grads
+
+
+def _adapters(
+    view: Trainable, layer: int, what: str, *, order_O: torch.Tensor | None
+) -> tuple[Adapters, list[torch.Tensor]]:
+    """The adapters, and the trained tensors that their gradients belong to."""
+    fold_H = folded(view, layer, what)
+    lows, parts, trained = [], [], []
+    num_outputs = num_ranks = 0
+    for name in FUSED[what]:
+        module = layer_module(layer, name)
+        size = len(view.base[f"{module}.weight"])
+        outputs = slice(num_outputs, num_outputs + size)
+        num_outputs += size
+        if module not in view.pairs:
+            continue
+        a_r_H, b_O_r = view.pairs[module]
+        trained += [a_r_H, b_O_r]
+        ranks = slice(num_ranks, num_ranks + len(a_r_H))
+        num_ranks += len(a_r_H)
+        lows.append(a_r_H.to(view.dtype))
+        b_O_r = b_O_r.to(view.dtype) * view.scale
+        if order_O is not None:
+            b_O_r = b_O_r.index_select(0, order_O[outputs] - outputs.start)
+        parts.append(Part(outputs, ranks, b_O_r))
+    nothing = view.base["model.embed_tokens.weight"].new_zeros(0, 1)
+    a_r_H = torch.cat(lows) if lows else nothing
+    if lows and fold_H is not None:
+        a_r_H = a_r_H * fold_H
+    unordered_O = None if order_O is None else order_O.argsort()
+    dtype = trained[0].dtype if trained else view.dtype
+    return Adapters(a_r_H, fold_H, tuple(parts), view.scale, unordered_O, dtype), trained
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedLayer:
+    """A layer, its adapters, and the trained tensors that they are made of."""
+
+    weights: Layer
+    adapters: dict[str, Adapters]
+    trained: dict[str, list[torch.Tensor]]
+
+
+@torch.no_grad()
+def fused_layers(decoder: Decoder, view: Trainable) -> Iterator[FusedLayer]:
+    """The layers of a version, each made as it is asked for."""
+    order_O = interleaving(decoder, device=view.base["model.embed_tokens.weight"].device)
+    rounded = view.rounded()
+    for layer in range(decoder.num_layers):
+        found = {
+            what: _adapters(view, layer, what, order_O=order_O if what == "qkv" else None)
+            for what in FUSED
+        }
+        yield FusedLayer(
+            layer_of(decoder, rounded, layer),
+            {what: adapters for what, (adapters, _) in found.items()},
+            {what: trained for what, (_, trained) in found.items()},
+        )
+
+
+def fused_hidden(
+    decoder: Decoder,
+    view: Trainable,
+    tokens_N: torch.Tensor,
+    positions_N: torch.Tensor,
+    attend: Attend,
+    forward: Forward,
+) -> torch.Tensor:
+    """Token ids and their positions -> final hidden states (N, H), as `Decoder.hidden`."""
+    x_N_H = F.embedding(tokens_N, view.base["model.embed_tokens.weight"])
+    turn = turns(decoder, positions_N, dtype=x_N_H.dtype)
+    for number, layer in enumerate(fused_layers(decoder, view)):
+        x_N_H = forward.layer(_layer, decoder, layer, number, x_N_H, turn, attend)
+    return rms_norm(x_N_H, view.base["model.norm.weight"], decoder.eps)
+
+
+def _layer(
+    decoder: Decoder,
+    layer: FusedLayer,
+    number: int,
+    x_N_H: torch.Tensor,
+    turn: torch.Tensor,
+    attend: Attend,
+) -> torch.Tensor:
+    weights, adapters, trained = layer.weights, layer.adapters, layer.trained
+    q, k, v = _Heads.apply(x_N_H, decoder, weights, adapters["qkv"], turn, *trained["qkv"])
+    x_N_H = _Out.apply(x_N_H, attend(number, q, k, v), weights, adapters["out"], *trained["out"])
+    ends = (adapters["gate_up"], adapters["down"])
+    both = (*trained["gate_up"], *trained["down"])
+    result: torch.Tensor = _Mlp.apply(x_N_H, decoder, weights, ends, *both)
+    return result
+
+
+def _unit(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """x over the length of (x, pad), and that length."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(pad(x, x.shape[-1], eps))
+    return x / length, length
+
+
+def _through_unit(grad: torch.Tensor, u: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    """The gradient of x from that of u, in its place."""
+    along = torch.linalg.vecdot(grad, u)[..., None]
+    return grad.addcmul_(u, along, value=-1).div_(length)
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x @ weight if bias is None else torch.addmm(bias, x, weight)
+
+
+def _added(
+    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    x = torch.addmm(x, y, weight)
+    return x if bias is None else x.add_(bias)
+
+
+def _turned(x_N_A_D: torch.Tensor) -> torch.Tensor:
+    """The heads as complex numbers, in the same memory."""
+    return torch.view_as_complex(x_N_A_D.unflatten(-1, (-1, 2)))
+
+
+class _Heads(torch.autograd.Function):
+    """x -> queries, keys and values: norm, projection, norms of the heads, rotary embedding."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_N_H: torch.Tensor,
+        decoder: Decoder,
+        weights: Layer,
+        adapters: Adapters,
+        turn: torch.Tensor,
+        *trained: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        u_N_H, length = _unit(x_N_H, decoder.eps)
+        qkv = _product(u_N_H, weights.qkv, weights.qkv_bias).unflatten(-1, (-1, decoder.head_dim))
+        turned = decoder.heads + decoder.kv_heads
+        heads, normed, lengths = qkv[:, :turned], None, None
+        if weights.qk_norm is not None:
+            normed, lengths = _unit(heads, decoder.eps)
+            heads = normed * weights.qk_norm
+        _turned(heads).mul_(turn)
+        ctx.save_for_backward(u_N_H, length, normed, lengths)
+        ctx.decoder, ctx.weights, ctx.adapters, ctx.turn = decoder, weights, adapters, turn
+        return heads[:, : decoder.heads], heads[:, decoder.heads :], qkv[:, turned:]
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_q: torch.Tensor, grad_k: torch.Tensor, grad_v: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        u_N_H, length, normed, lengths = ctx.saved_tensors
+        weights: Layer = ctx.weights
+        turned = ctx.decoder.heads + ctx.decoder.kv_heads
+        grad = torch.cat((grad_q, grad_k, grad_v), dim=1)
+        heads = grad[:, :turned]
+        _turned(heads).mul_(ctx.turn.conj())
+        if weights.qk_norm is not None:
+            _through_unit(heads.mul_(weights.qk_norm), normed, lengths)
+        grad_N_O = grad.flatten(1)
+        grads = ctx.adapters.gradients(u_N_H, grad_N_O)
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = _through_unit(grad_N_O @ weights.qkv.t(), u_N_H, length)
+        return grad_x, None, None, None, None, *grads
+
+
+class _Out(torch.autograd.Function):
+    """The residual x plus the projection of what was attended to."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_N_H: torch.Tensor,
+        attended_N_AD: torch.Tensor,
+        weights: Layer,
+        adapters: Adapters,
+        *trained: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(attended_N_AD)
+        ctx.weights, ctx.adapters = weights, adapters
+        return _added(x_N_H, attended_N_AD, weights.out, weights.out_bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_N_H: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (attended_N_AD,) = ctx.saved_tensors
+        grads = ctx.adapters.gradients(attended_N_AD, grad_N_H)
+        grad_attended = grad_N_H @ ctx.weights.out.t() if ctx.needs_input_grad[1] else None
+        return grad_N_H, grad_attended, None, None, *grads
+
+
+class _Mlp(torch.autograd.Function):
+    """The residual x plus down(silu(gate) up) of the normed x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_N_H: torch.Tensor,
+        decoder: Decoder,
+        weights: Layer,
+        adapters: tuple[Adapters, Adapters],
+        *trained: torch.Tensor,
+    ) -> torch.Tensor:
+        u_N_H, length = _unit(x_N_H, decoder.eps)
+        gate_up = _product(u_N_H, weights.gate_up, weights.gate_up_bias)
+        gate_N_I, up_N_I = gate_up.chunk(2, dim=-1)
+        inner_N_I = F.silu(gate_N_I).mul_(up_N_I)
+        ctx.save_for_backward(u_N_H, length, gate_up, inner_N_I)
+        ctx.weights, ctx.adapters = weights, adapters
+        return _added(x_N_H, inner_N_I, weights.down, weights.down_bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_N_H: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        u_N_H, length, gate_up, inner_N_I = ctx.saved_tensors
+        weights: Layer = ctx.weights
+        first, last = ctx.adapters
+        down_grads = last.gradients(inner_N_I, grad_N_H)
+        grad_inner = grad_N_H @ weights.down.t()
+        grad_gate_up = _through_gate(grad_inner, gate_up)
+        grads = first.gradients(u_N_H, grad_gate_up)
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_u = grad_gate_up @ weights.gate_up.t()
+            grad_x = _through_unit(grad_u, u_N_H, length).add_(grad_N_H)
+        return grad_x, None, None, None, *grads, *down_grads
+
+
+def _through_gate(grad_N_I: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+    """The gradient of gate and up, side by side, from that of silu(gate) up."""
+    gate_N_I, up_N_I = gate_up.chunk(2, dim=-1)
+    grad = torch.empty_like(gate_up)
+    grad_gate, grad_up = grad.chunk(2, dim=-1)
+    torch.mul(grad_N_I, up_N_I, out=grad_up)
+    torch.ops.aten.silu_backward.grad_input(grad_up, gate_N_I, grad_input=grad_gate)
+    torch.mul(F.silu(gate_N_I), grad_N_I, out=grad_up)
+    return grad

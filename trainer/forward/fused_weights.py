@@ -1,0 +1,131 @@
+"""The linear layers of a policy version, fused: a copy with the adapter added in.
+
+- B A is added to the weight it adapts.
+- Projections that share an input are one matrix, and the norm before them is folded into it: with
+  u = x / |(x, sqrt(H eps))|, the normed input w x / rms(x) is sqrt(H) w u, so W takes sqrt(H) w.
+- The two halves of each query and key head are interleaved, which makes the rotary embedding one
+  complex product. Queries and keys are permuted alike, so their products stay what they were.
+
+The sampler decodes with it (`trainer/sampler/decode_model.py`), the learner trains adapters with it
+(`trainer/forward/fused_pass.py`).
+
+Legend: N tokens, H hidden, A query heads, K key heads, D head size, O outputs.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from trainer.forward.decoder import Decoder
+from trainer.forward.weights import FUSED, Trainable, layer_module
+from trainer.model.lora_names import merged_weight
+
+EXACT = (torch.float32, torch.float64)
+"""Types that have a complex twin, and rounding small enough to move it around."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """Fused weights with a bias where the model has one. They lie as (in, out): read along the rows a
+    product of few rows is half as fast again."""
+
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    qk_norm: torch.Tensor | None
+    """(A + K, D), times sqrt(D)"""
+    out: torch.Tensor
+    out_bias: torch.Tensor | None
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+
+
+def pad(like: torch.Tensor, size: int, eps: float) -> torch.Tensor:
+    """What lengthens a vector of this size as eps does its mean square."""
+    return like.new_tensor(math.sqrt(size * eps))
+
+
+def unit(x: torch.Tensor, pad: torch.Tensor) -> torch.Tensor:
+    """x over the length of (x, pad)."""
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(pad)
+
+
+def turns(decoder: Decoder, positions_N: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
+    """The rotary embedding of each position, (N, 1, D / 2), complex."""
+    angles = positions_N[:, None].float() * decoder.inverse_frequencies
+    turn = torch.complex(angles.cos(), angles.sin())[:, None] * decoder.rope_scale
+    return turn.to(dtype.to_complex())
+
+
+def interleaving(decoder: Decoder, *, device: torch.device) -> torch.Tensor:
+    """The order (outputs of q, k and v) in which fused outputs lie: the heads of q and k have their
+    halves interleaved."""
+    size, turned = decoder.head_dim, decoder.heads + decoder.kv_heads
+    order = torch.arange((turned + decoder.kv_heads) * size, device=device).view(-1, size)
+    by_half = order[:turned].view(turned, 2, -1).transpose(1, 2).reshape(turned, size)
+    return torch.cat([by_half, order[turned:]]).flatten()
+
+
+def folded(view: Trainable, layer: int, what: str) -> torch.Tensor | None:
+    """What the weights of `what` take from the norm before them, (H)."""
+    norm = {"qkv": "input_layernorm", "gate_up": "post_attention_layernorm"}.get(what)
+    if norm is None:
+        return None
+    weight_H = view.base[layer_module(layer, f"{norm}.weight")]
+    return weight_H * math.sqrt(len(weight_H))
+
+
+def layer_of(decoder: Decoder, view: Trainable, layer: int) -> Layer:
+    """One layer of the version `view`."""
+
+    def read(what: str, order: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        modules = [layer_module(layer, module) for module in FUSED[what]]
+        weight_O_H = torch.cat([_merged(view, module) for module in modules])
+        known = [
+            b for b in (view.base.get(f"{module}.bias") for module in modules) if b is not None
+        ]
+        bias_O = torch.cat(known) if len(known) == len(modules) else None
+        if order is not None:
+            weight_O_H = weight_O_H[order]
+            bias_O = None if bias_O is None else bias_O[order]
+        fold_H = folded(view, layer, what)
+        weight_O_H = weight_O_H if fold_H is None else weight_O_H * fold_H
+        return weight_O_H.t().contiguous(), bias_O
+
+    order = interleaving(decoder, device=view.base["model.embed_tokens.weight"].device)
+    qkv, qkv_bias = read("qkv", order)
+    out, out_bias = read("out", None)
+    gate_up, gate_up_bias = read("gate_up", None)
+    down, down_bias = read("down", None)
+    norms = qk_norm(decoder, view, layer)
+    return Layer(
+        qkv=qkv,
+        qkv_bias=qkv_bias,
+        qk_norm=None if norms is None else norms[:, order[: decoder.head_dim]],
+        out=out,
+        out_bias=out_bias,
+        gate_up=gate_up,
+        gate_up_bias=gate_up_bias,
+        down=down,
+        down_bias=down_bias,
+    )
+
+
+def qk_norm(decoder: Decoder, view: Trainable, layer: int) -> torch.Tensor | None:
+    """What each query and key head is multiplied with once its length is 1, (A + K, D)."""
+    q_norm, k_norm = (
+        view.base.get(layer_module(layer, f"self_attn.{name}.weight"))
+        for name in ("q_norm", "k_norm")
+    )
+    if q_norm is None or k_norm is None:
+        return None
+    rows = torch.stack([q_norm] * decoder.heads + [k_norm] * decoder.kv_heads)
+    return rows * math.sqrt(decoder.head_dim)
+
+
+def _merged(view: Trainable, module: str) -> torch.Tensor:
+    weight = view.base[f"{module}.weight"]
+    pair = view.pairs.get(module)
+    return weight if pair is None else merged_weight(weight, pair, scale=view.scale)

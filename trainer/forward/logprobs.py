@@ -1,0 +1,90 @@
+"""Log-probabilities of the chosen tokens, straight from the hidden states.
+
+    logprob_m = z_m[target_m] - logsumexp(z_m),   z_m = head h_m / temperature
+
+The logits of a step would be its largest tensor by far: at 150,000 tokens of vocabulary they take
+600 kB an action, and their gradient as much again. Here they exist a chunk of actions at a time,
+in both directions: the backward pass makes each chunk anew. What is kept is one number an action.
+
+Legend: M actions, H hidden, V vocabulary, C actions of a chunk.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from trainer.forward.lm_head import logits_of
+
+CHUNK_ELEMENTS = 4 << 20
+"""Logits that exist at a time (16 MiB in fp32). A constant: another split can give other bits."""
+
+
+def chosen_logprobs(
+    hidden_M_H: torch.Tensor,
+    head_V_H: torch.Tensor,
+    target_M: torch.Tensor,
+    *,
+    temperature: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability (M) of each target at `temperature`, and the entropy (M, no gradient) of the
+    distribution it was drawn from."""
+    logprob_M, entropy_M = _Chosen.apply(hidden_M_H, head_V_H, target_M, temperature)
+    return logprob_M, entropy_M
+
+
+class _Chosen(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_M_H: torch.Tensor,
+        head_V_H: torch.Tensor,
+        target_M: torch.Tensor,
+        temperature: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = torch.promote_types(hidden_M_H.dtype, torch.float32)
+        logprob_M, entropy_M, total_M = (
+            hidden_M_H.new_empty(len(hidden_M_H), dtype=wide) for _ in range(3)
+        )
+        for here in _chunks(hidden_M_H, head_V_H):
+            z_C_V = _logits(hidden_M_H[here], head_V_H, temperature)
+            total_M[here] = torch.logsumexp(z_C_V, dim=-1)
+            all_C_V = z_C_V.sub_(total_M[here, None])
+            logprob_M[here] = all_C_V.gather(-1, target_M[here, None])[:, 0]
+            entropy_M[here] = -torch.linalg.vecdot(all_C_V.exp(), all_C_V)
+        ctx.save_for_backward(hidden_M_H, head_V_H, target_M, total_M)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropy_M)
+        return logprob_M, entropy_M
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_M: torch.Tensor, _: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
+        hidden_M_H, head_V_H, target_M, total_M = ctx.saved_tensors
+        wants_hidden, wants_head = ctx.needs_input_grad[:2]
+        grad_hidden = torch.empty_like(hidden_M_H) if wants_hidden else None
+        grad_head = torch.zeros_like(head_V_H) if wants_head else None
+        for here in _chunks(hidden_M_H, head_V_H):
+            z_C_V = _logits(hidden_M_H[here], head_V_H, ctx.temperature)
+            scaled_C_1 = grad_M[here, None] / ctx.temperature
+            grad_C_V = z_C_V.sub_(total_M[here, None]).exp_().mul_(-scaled_C_1)
+            grad_C_V.scatter_add_(-1, target_M[here, None], scaled_C_1)
+            grad_C_V = grad_C_V.to(head_V_H.dtype)
+            if grad_hidden is not None:
+                grad_hidden[here] = grad_C_V @ head_V_H
+            if grad_head is not None:
+                grad_head.addmm_(grad_C_V.t(), hidden_M_H[here])
+        return grad_hidden, grad_head, None, None
+
+
+def _chunks(hidden_M_H: torch.Tensor, head_V_H: torch.Tensor) -> Iterator[slice]:
+    size = max(1, CHUNK_ELEMENTS // len(head_V_H))
+    for start in range(0, len(hidden_M_H), size):
+        yield slice(start, start + size)
+
+
+def _logits(hidden_C_H: torch.Tensor, head_V_H: torch.Tensor, temperature: float) -> torch.Tensor:
+    return logits_of(hidden_C_H, head_V_H).div_(temperature)

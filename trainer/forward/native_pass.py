@@ -1,0 +1,260 @@
+"""The learner's pass over a narrow model with adapters, in C (`trainer/native/learn.c`).
+
+What `trainer/forward/fused_pass.py` does in hundreds of operations of torch is two calls here, one
+forward and one back: nothing to start, little that passes through memory between two operations on the
+same rows, and attention without padding. It is taken where that is, where there is a compiler, and where
+the model's sizes are whole vectors. In float64 values and gradients are those of the plain pass to
+rounding; the number of threads changes no bit.
+
+Legend: N tokens, H hidden, D head size, O outputs, r rank.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from trainer.forward.decoder import Decoder
+from trainer.forward.fused_weights import folded, qk_norm
+from trainer.forward.rms_norm import rms_norm
+from trainer.forward.varlen_attention import Segment
+from trainer.forward.weights import FUSED, Trainable, layer_module
+from trainer.native.compile import NARROW, library
+from trainer.native.threads import together
+
+VECTOR_BYTES = 64
+PHASE_BYTES = 64
+KEPT_BYTES = 256 << 20
+"""Most memory that a pass leaves to the next: fresh pages from the kernel cost a part of a pass."""
+
+
+class _Module(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("outputs", "rank")),
+        *((name, ctypes.c_void_p) for name in ("weight", "a", "b", "grad_a", "grad_b")),
+    ]
+
+
+class _Fused(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("inputs", "outputs", "count")),
+        *((name, ctypes.c_void_p) for name in ("bias", "fold")),
+        ("module", ctypes.POINTER(_Module)),
+        *((name, ctypes.c_int64) for name in ("ranks", "width", "share")),
+        *((name, ctypes.c_void_p) for name in ("forward", "backward", "low", "high")),
+    ]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [("fused", _Fused * len(FUSED)), ("qk_norm", ctypes.c_void_p)]
+
+
+SIZES = (
+    *("layers", "hidden", "heads", "kv_heads", "head_dim", "inner"),
+    *("tokens", "segments", "trees", "threads", "keeps"),
+)
+PLACES = ("shares", "grad_seen", "grad_qkv", "scratch")
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in SIZES),
+        *((name, ctypes.c_double) for name in ("eps", "scale")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin", "segment", "tree")),
+        ("layer", ctypes.POINTER(_Layer)),
+        *((name, ctypes.c_void_p) for name in ("x", "kept", "work", *PLACES)),
+        ("share", ctypes.c_int64),
+    ]
+
+
+def native_library(decoder: Decoder, view: Trainable) -> ctypes.CDLL | None:
+    """The compiled pass, where there is one for this version: frozen and narrow, of sizes that are
+    whole vectors, its tensors of one type."""
+    wide = VECTOR_BYTES // view.dtype.itemsize
+    embedding = view.base["model.embed_tokens.weight"]
+    down = view.base[layer_module(0, "mlp.down_proj.weight")]
+    sizes = (embedding.shape[1], decoder.head_dim, down.shape[1])
+    fits = (
+        view.frozen
+        and embedding.device.type == "cpu"
+        and view.dtype in (torch.float32, torch.float64)
+        and all(part.dtype == view.dtype for pair in view.pairs.values() for part in pair)
+        and sizes[0] <= NARROW
+        and all(size % wide == 0 for size in sizes)
+    )
+    if not fits:
+        return None
+    return library("learn", *(("DOUBLE",) if view.dtype == torch.float64 else ()))
+
+
+def native_hidden(
+    made: ctypes.CDLL,
+    decoder: Decoder,
+    view: Trainable,
+    tokens_N: torch.Tensor,
+    positions_N: torch.Tensor,
+    segments: Sequence[Segment],
+) -> torch.Tensor:
+    """Token ids and their positions -> final hidden states (N, H), as `Decoder.hidden`. A segment
+    comes after its context, and those of one context follow one another."""
+    x_N_H = F.embedding(tokens_N, view.base["model.embed_tokens.weight"])
+    work = _Work(made, decoder, view, positions_N, segments)
+    x_N_H = _Hidden.apply(x_N_H, work, *work.trained)
+    return rms_norm(x_N_H, view.base["model.norm.weight"], decoder.eps)
+
+
+class _Hidden(torch.autograd.Function):
+    """Embeddings -> hidden states before the last norm."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_N_H: torch.Tensor, work: "_Work", *trained: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.work = work
+        x_N_H = x_N_H.detach().clone()
+        work.forward(x_N_H)
+        return x_N_H
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_N_H: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, None, *ctx.work.backward(grad_N_H)
+
+
+class _Work:
+    """One pass: what C is handed, and the memory that it works in."""
+
+    def __init__(
+        self,
+        made: ctypes.CDLL,
+        decoder: Decoder,
+        view: Trainable,
+        positions_N: torch.Tensor,
+        segments: Sequence[Segment],
+    ) -> None:
+        self._made, self._held = made, list[torch.Tensor]()
+        self._modules: list[tuple[_Module, torch.Tensor, torch.Tensor]] = []
+        embedding = view.base["model.embed_tokens.weight"]
+        angles = positions_N[:, None].float() * decoder.inverse_frequencies
+        table = torch.tensor([(s.start, s.end, s.context_start, s.num_context) for s in segments])
+        starts = [n for n, s in enumerate(segments) if not s.num_context]
+        layers = (_Layer * decoder.num_layers)(
+            *(self._layer(decoder, view, layer) for layer in range(decoder.num_layers))
+        )
+        self.trained = [tensor for _, *pair in self._modules for tensor in pair]
+        keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.trained)
+        self._pass = _Pass(
+            layers=decoder.num_layers,
+            hidden=embedding.shape[1],
+            heads=decoder.heads,
+            kv_heads=decoder.kv_heads,
+            head_dim=decoder.head_dim,
+            inner=layers[0].fused[len(FUSED) - 1].inputs,
+            tokens=len(positions_N),
+            segments=len(segments),
+            trees=len(starts),
+            threads=torch.get_num_threads(),
+            keeps=int(keeps),
+            eps=decoder.eps,
+            scale=view.scale,
+            cos=self._hold((angles.cos() * decoder.rope_scale).to(view.dtype)),
+            sin=self._hold((angles.sin() * decoder.rope_scale).to(view.dtype)),
+            segment=self._hold(table),
+            tree=self._hold(torch.tensor([*starts, len(segments)])),
+            layer=layers,
+        )
+        self._here = ctypes.byref(self._pass)
+        kept, work = ctypes.c_int64(), ctypes.c_int64()
+        made.learn_sizes(self._here, ctypes.byref(kept), ctypes.byref(work))
+        self._memory: _Memory | None = _Memory(kept.value + work.value, view.dtype)
+        self._pass.kept = self._memory.tensor.data_ptr()
+        self._pass.work = self._memory.tensor[kept.value :].data_ptr()
+        made.learn_prepare(self._here)
+
+    def forward(self, x_N_H: torch.Tensor) -> None:
+        """In its place."""
+        self._pass.x = x_N_H.data_ptr()
+        self._run(self._made.learn_forward)
+        if not self._pass.keeps:
+            self._memory = None
+
+    def backward(self, grad_N_H: torch.Tensor) -> list[torch.Tensor]:
+        """The gradients of A and B, module by module. Raises RuntimeError the second time."""
+        if self._memory is None:
+            raise RuntimeError("a pass goes back once: what it kept is gone")
+        grad_N_H = grad_N_H.clone(memory_format=torch.contiguous_format)
+        self._pass.x = grad_N_H.data_ptr()
+        grads: list[torch.Tensor] = []
+        for module, a_r_H, b_O_r in self._modules:
+            grads += (torch.empty_like(a_r_H), torch.empty_like(b_O_r))
+            module.grad_a, module.grad_b = (grad.data_ptr() for grad in grads[-2:])
+        self._run(self._made.learn_backward)
+        self._memory = None
+        return grads
+
+    def _run(self, phases: Callable[[object, ctypes.c_void_p, ctypes.c_int64], object]) -> None:
+        """All phases, on this thread and on the others that come."""
+        done = torch.zeros((2 * self._pass.layers + 2) * PHASE_BYTES, dtype=torch.uint8)
+        first = ctypes.c_void_p(done.data_ptr())
+        together(
+            lambda thread: phases(self._here, first, ctypes.c_int64(thread)), self._pass.threads
+        )
+
+    def _layer(self, decoder: Decoder, view: Trainable, layer: int) -> _Layer:
+        fused = (self._fused(view, layer, what) for what in FUSED)
+        norms = qk_norm(decoder, view, layer)
+        return _Layer(
+            fused=(_Fused * len(FUSED))(*fused),
+            qk_norm=None if norms is None else self._hold(norms),
+        )
+
+    def _fused(self, view: Trainable, layer: int, what: str) -> _Fused:
+        names = [layer_module(layer, module) for module in FUSED[what]]
+        modules = (_Module * len(names))()
+        for module, name in zip(modules, names, strict=True):
+            weight_O_H = view.base[f"{name}.weight"]
+            module.outputs, module.weight = len(weight_O_H), self._hold(weight_O_H)
+            if name in view.pairs:
+                a_r_H, b_O_r = view.pairs[name]
+                module.rank = len(a_r_H)
+                module.a, module.b = self._hold(a_r_H.detach()), self._hold(b_O_r.detach())
+                self._modules.append((module, a_r_H, b_O_r))
+        known = [b for b in (view.base.get(f"{name}.bias") for name in names) if b is not None]
+        fold_H = folded(view, layer, what)
+        return _Fused(
+            inputs=weight_O_H.shape[1],
+            outputs=sum(module.outputs for module in modules),
+            count=len(names),
+            bias=self._hold(torch.cat(known)) if len(known) == len(names) else None,
+            fold=None if fold_H is None else self._hold(fold_H),
+            module=modules,
+        )
+
+    def _hold(self, tensor: torch.Tensor) -> int:
+        self._held.append(tensor.contiguous())
+        return self._held[-1].data_ptr()
+
+
+def forget() -> None:
+    """Give back the memory that passes left behind."""
+    _Memory.left.clear()
+
+
+class _Memory:
+    """Memory of a pass, from what earlier ones left behind."""
+
+    left: list[torch.Tensor] = []
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        while self.left:
+            self.tensor = self.left.pop().view(dtype)
+            if len(self.tensor) >= size:
+                return
+        self.tensor = torch.empty(size, dtype=dtype)
+
+    def __del__(self) -> None:
+        if not self.left and self.tensor.nbytes <= KEPT_BYTES:
+            self.left.append(self.tensor.view(torch.uint8))

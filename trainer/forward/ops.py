@@ -1,0 +1,82 @@
+"""How the learner runs a forward pass: what is kept for the backward pass, and what is fused.
+
+Neither changes what is computed. `recompute` keeps the input of each layer only and computes the
+layer again when its gradient is due: a third more arithmetic for a small part of the memory, and the
+same bits, because the same operations run on the same numbers. `fuse` compiles the steps between the
+matrix products, which a GPU otherwise spends reading and writing; it rounds differently, and on a
+CPU it is left alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from trainer.forward.rms_norm import rms_norm
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding; `sin` bears the sign of the swap of halves."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) up."""
+    return F.silu(gate) * up
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What runs between the matrix products."""
+
+    norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
+    rotate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = rotate
+    gated: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = gated
+
+
+PLAIN = Steps()
+
+
+def spelled_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`rms_norm` in elementary operations, which a compiler fuses, backward pass included."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    inverse = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return (wide * inverse * weight).to(x.dtype)
+
+
+@cache
+def compiled(backend: str = "inductor") -> Steps:
+    """Compiled once per process, for any number of tokens."""
+    parts = (spelled_norm, rotate, gated)
+    return Steps(*(torch.compile(part, dynamic=True, backend=backend) for part in parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The way of one policy's passes."""
+
+    recompute: bool = False
+    fuse: bool = False
+    native: bool = True
+    """whether narrow models may take their passes in C"""
+    trains_padding: bool = True
+    """whether the embedding of the token that pads is trained like any other; by rules 1 it was not
+    where a model runs through Transformers"""
+
+    def steps(self, device: torch.device) -> Steps:
+        """What runs between the matrix products on this device."""
+        return compiled() if self.fuse and device.type == "cuda" else PLAIN
+
+    def layer(self, run: Callable[..., torch.Tensor], *args: object) -> torch.Tensor:
+        """Run one layer."""
+        if not (self.recompute and torch.is_grad_enabled()):
+            return run(*args)
+        # Nothing here draws random numbers, so there is no state to put back.
+        result: torch.Tensor = checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False)
+        return result
+
+
+DIRECT = Forward()

@@ -1,0 +1,311 @@
+# ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
+"""Training rows -> packed micro-batches.
+
+Order is canonical (slot, then sample, then sequence) and the split is a function of the rows and
+`micro_batch_tokens` alone, because the same tokens split otherwise give other bits. The plan (the
+token count of each micro-batch) goes into the log.
+
+No micro-batch is larger than `micro_batch_tokens`, unless it is a single sequence: a sequence is never
+split, for its likelihood ratio is one number in some objectives, so a longer one is a pass of its own.
+
+The samples of a group share their prompt, so they are packed as a tree: the shared context once,
+then each continuation, which sees the context and itself and counts its positions from the
+context's end. Shared tokens are computed and trained once. A group that is larger than a micro-batch
+is divided between samples, and each part repeats the context. A packed run of tokens is a *segment*: a
+context, a continuation, or a whole sequence. Padding exists inside attention only.
+
+Legend: N packed tokens, B segments, T tokens of the longest segment, U keys that it sees (its
+context and itself), M actions (tokens the policy chose). An action is predicted from the hidden
+state of the token before it, `predictor_M`: the last prompt token predicts the first action, the
+last action is a target, and nothing predicts from it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+import torch
+
+from schemas.sampling import Sequence as TokenSequence
+from trainer.forward.decoder import Attend
+from trainer.forward.varlen_attention import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One sequence and the index of the sample it belongs to."""
+
+    sample: int
+    sequence: TokenSequence
+
+    @property
+    def num_actions(self) -> int:
+        """A first token has nothing before it that could predict it."""
+        return sum(self.sequence.loss_mask[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """One packed row: examples whose first `num_shared` tokens are the same."""
+
+    num_shared: int
+    examples: tuple[Example, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        own = sum(len(e.sequence.tokens) - self.num_shared for e in self.examples)
+        return self.num_shared + own
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Segments of a kind, padded to the longest of them for attention."""
+
+    query_B_T: torch.Tensor
+    """index into N; padding repeats token 0"""
+    key_B_U: torch.Tensor
+    """index into N: the context's tokens, then the segment's own"""
+    visible_B_T_U: torch.Tensor
+    """[b, t, u]: t may look at u; every t may look at something"""
+    valid_B_T: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """Tensors of one forward and backward pass."""
+
+    tokens_N: torch.Tensor
+    positions_N: torch.Tensor
+    segments: tuple[Segment, ...]
+    """in the order of N"""
+    blocks: tuple[Block, ...]
+    """none where attention takes the segments as they are"""
+    place_N: torch.Tensor
+    """index into the blocks' B*T outputs, one after the other"""
+    predictor_M: torch.Tensor
+    """index into N"""
+    target_M: torch.Tensor
+    behaviour_M: torch.Tensor
+    """float64: logprobs as recorded when sampling"""
+    sample_M: torch.Tensor
+    row_M: torch.Tensor
+    """which of the `num_rows` sequences of this micro-batch"""
+    num_rows: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens_N)
+
+
+def trees(examples: Sequence[Example], *, share: bool) -> Iterator[Tree]:
+    """Neighbours with the same leading context form a tree, unless `share` is off."""
+    members: list[Example] = []
+    context: tuple[int, ...] = ()
+    for example in examples:
+        num_context = sum(1 for _ in takewhile(lambda m: m == 0, example.sequence.loss_mask))
+        own = example.sequence.tokens[:num_context]
+        if members and not (share and own and own == context):
+            yield Tree(len(context) if len(members) > 1 else 0, tuple(members))
+            members = []
+        members.append(example)
+        context = own
+    if members:
+        yield Tree(len(context) if len(members) > 1 else 0, tuple(members))
+
+
+def parts(tree: Tree, *, most: int) -> Iterator[Tree]:
+    """A tree divided between examples into trees of at most `most` tokens, each as large as it may be;
+    the shared tokens are repeated. An example of more tokens is a part of its own."""
+    if tree.num_tokens <= most:
+        yield tree
+        return
+    members: list[Example] = []
+    total = tree.num_shared
+    for example in tree.examples:
+        own = len(example.sequence.tokens) - tree.num_shared
+        if members and total + own > most:
+            yield _part(tree, members)
+            members, total = [], tree.num_shared
+        members.append(example)
+        total += own
+    yield _part(tree, members)
+
+
+def _part(tree: Tree, members: Sequence[Example]) -> Tree:
+    """One that has nobody to share with shares nothing, as in `trees`."""
+    return Tree(tree.num_shared if len(members) > 1 else 0, tuple(members))
+
+
+def pack(
+    examples: Sequence[Example],
+    *,
+    micro_batch_tokens: int,
+    share: bool,
+    splits: bool = True,
+    device: torch.device | None = None,
+    pads: bool | None = None,
+) -> Iterator[MicroBatch]:
+    """Examples in canonical order -> micro-batches of at most `micro_batch_tokens` tokens; a single
+    longer example is one of its own. Examples without an action have nothing to train and are left out.
+    `splits` False: a tree is never divided, and padding is not counted (rules 1, `schemas.learner`).
+    `pads`: whether segments are padded into blocks for attention; None: on a CPU, where that is
+    fastest, and where rows are not shared, since Transformers' modules take nothing else. These compute
+    the padding too, so there it counts."""
+    if pads is None:
+        pads = device is None or device.type == "cpu" or not share
+    most = micro_batch_tokens
+    packing = _Packing(pads)
+    for tree in trees([e for e in examples if e.num_actions], share=share):
+        for part in parts(tree, most=most) if splits else (tree,):
+            if packing.tokens and packing.size_with(part, padded=splits and not share) > most:
+                yield packing.tensors(device)
+                packing = _Packing(pads)
+            packing.add(part)
+    if packing.tokens:
+        yield packing.tensors(device)
+
+
+@dataclass(slots=True)
+class _Packing:
+    """A micro-batch as it grows."""
+
+    pads: bool
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    predictors: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    behaviour: list[float] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    num_rows: int = 0
+    longest: int = 0
+
+    def size_with(self, tree: Tree, *, padded: bool) -> int:
+        """The tokens of a pass with this tree in it; `padded`: all rows as long as the longest."""
+        if not padded:
+            return len(self.tokens) + tree.num_tokens
+        return (self.num_rows + len(tree.examples)) * max(tree.num_tokens, self.longest)
+
+    def add(self, tree: Tree) -> None:
+        start, shared = len(self.tokens), tree.num_shared
+        self.longest = max(self.longest, tree.num_tokens)
+        if shared:
+            self._segment(tree.examples[0].sequence.tokens[:shared], 0)
+            self.segments.append(Segment(start, start + shared))
+        for example in tree.examples:
+            tokens, own = example.sequence.tokens, len(self.tokens)
+            self._segment(tokens[shared:], shared)
+            self.segments.append(Segment(own, len(self.tokens), start, shared))
+            for t in range(1, len(tokens)):
+                if example.sequence.loss_mask[t]:
+                    before = t - 1
+                    at = start + before if before < shared else own + before - shared
+                    self.predictors.append(at)
+                    self.targets.append(tokens[t])
+                    self.behaviour.append(example.sequence.logprobs[t])
+                    self.samples.append(example.sample)
+                    self.rows.append(self.num_rows)
+            self.num_rows += 1
+
+    def _segment(self, tokens: Sequence[int], position: int) -> None:
+        self.tokens += tokens
+        self.positions += range(position, position + len(tokens))
+
+    def tensors(self, device: torch.device | None) -> MicroBatch:
+        """Contexts are short or long as a group's prompt is, continuations as its answers are: each
+        kind is padded by itself."""
+        kinds = (
+            [s for s in self.segments if not s.num_context],
+            [s for s in self.segments if s.num_context],
+        )
+        blocks = tuple(_block(kind) for kind in kinds if kind and self.pads)
+        place_N = torch.zeros(len(self.tokens), dtype=torch.long)
+        first = 0
+        for block in blocks:
+            spots = block.valid_B_T.flatten().nonzero()[:, 0]
+            place_N[block.query_B_T[block.valid_B_T]] = first + spots
+            first += block.valid_B_T.numel()
+        on_device = tuple(
+            Block(*(t.to(device) for t in (b.query_B_T, b.key_B_U, b.visible_B_T_U, b.valid_B_T)))
+            for b in blocks
+        )
+        return MicroBatch(
+            tokens_N=torch.tensor(self.tokens, device=device),
+            positions_N=torch.tensor(self.positions, device=device),
+            segments=tuple(self.segments),
+            blocks=on_device,
+            place_N=place_N.to(device),
+            predictor_M=torch.tensor(self.predictors, device=device),
+            target_M=torch.tensor(self.targets, device=device),
+            behaviour_M=torch.tensor(self.behaviour, dtype=torch.float64, device=device),
+            sample_M=torch.tensor(self.samples, device=device),
+            row_M=torch.tensor(self.rows, device=device),
+            num_rows=self.num_rows,
+        )
+
+
+def _block(segments: Sequence[Segment]) -> Block:
+    table_B_4 = torch.tensor([[s.start, s.end, s.context_start, s.num_context] for s in segments])
+    start_B_1, end_B_1, context_B_1, num_context_B_1 = table_B_4.split(1, dim=1)
+    length_B_1 = end_B_1 - start_B_1
+    times_T = torch.arange(int(length_B_1.max()))
+    keys_U = torch.arange(int((length_B_1 + num_context_B_1).max()))
+    zero = torch.tensor(0)
+    valid_B_T = times_T < length_B_1
+    in_context_B_U = keys_U < num_context_B_1
+    own_B_U = start_B_1 + keys_U - num_context_B_1
+    known_B_U = keys_U < num_context_B_1 + length_B_1
+    visible_B_T_U = keys_U <= (num_context_B_1 + times_T)[:, :, None]
+    return Block(
+        query_B_T=(start_B_1 + times_T).where(valid_B_T, zero),
+        key_B_U=(context_B_1 + keys_U).where(in_context_B_U, own_B_U).where(known_B_U, zero),
+        visible_B_T_U=visible_B_T_U & (known_B_U[:, None, :] | ~valid_B_T[:, :, None]),
+        valid_B_T=valid_B_T,
+    )
+
+
+def packed_attend(micro: MicroBatch, *, kv_heads: int) -> Attend:
+    """Attention over the packed segments: pad, attend under the mask, remove the padding."""
+
+    def attend(
+        layer: int, q_N_A_D: torch.Tensor, k_N_K_D: torch.Tensor, v_N_K_D: torch.Tensor
+    ) -> torch.Tensor:
+        outputs = [
+            _attend_block(block, q_N_A_D, k_N_K_D, v_N_K_D, kv_heads=kv_heads)
+            for block in micro.blocks
+        ]
+        return torch.cat(outputs).index_select(0, micro.place_N)
+
+    return attend
+
+
+def _attend_block(
+    block: Block,
+    q_N_A_D: torch.Tensor,
+    k_N_K_D: torch.Tensor,
+    v_N_K_D: torch.Tensor,
+    *,
+    kv_heads: int,
+) -> torch.Tensor:
+    """The block's outputs (B*T, A*D)."""
+    rows, length, num_keys = block.visible_B_T_U.shape
+    _, heads, size = q_N_A_D.shape
+    groups = heads // kv_heads
+    q = (q_N_A_D * size**-0.5).index_select(0, block.query_B_T.flatten())
+    q = q.view(rows, length, kv_heads, groups, size).permute(0, 2, 3, 1, 4)
+    q = q.reshape(rows * kv_heads, groups * length, size)
+    k, v = (
+        x.index_select(0, block.key_B_U.flatten())
+        .view(rows, num_keys, kv_heads, size)
+        .transpose(1, 2)
+        .reshape(rows * kv_heads, num_keys, size)
+        for x in (k_N_K_D, v_N_K_D)
+    )
+    unseen = torch.zeros(block.visible_B_T_U.shape, dtype=q.dtype, device=q.device)
+    unseen = unseen.masked_fill(~block.visible_B_T_U, float("-inf"))[:, None, None]
+    scores = (q @ k.transpose(1, 2)).view(rows, kv_heads, groups, length, num_keys)
+    weights = (scores + unseen).softmax(dim=-1)
+    out = weights.view(rows * kv_heads, groups * length, num_keys) @ v
+    out = out.view(rows, kv_heads, groups, length, size).permute(0, 3, 1, 2, 4)
+    return out.reshape(rows * length, heads * size)

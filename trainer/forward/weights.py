@@ -1,0 +1,88 @@
+"""A policy version as the decoder reads it: named projections over base and trained tensors.
+
+Adapters are kept apart, so that gradients reach A and B and the frozen base costs no memory. The
+sampler has a copy of its own with all of it added up: `trainer/sampler/decode_model.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+
+from trainer.forward.lora_linear import Adapted, project
+from trainer.model.lora_names import PEFT_PREFIX, Tensors, adapter_pairs
+
+FUSED: dict[str, tuple[str, ...]] = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""What the decoder asks for -> the modules of one layer that share an input."""
+
+
+def layer_module(layer: int, module: str) -> str:
+    return f"model.layers.{layer}.{module}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trainable:
+    """Base tensors, overlaid by trained ones: an adapter (peft's names) or full weights."""
+
+    base: Tensors
+    pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+    scale: float
+    dtype: torch.dtype
+    """what is computed in: the base's. Trained tensors are fp32 masters, rounded as they are used."""
+    frozen: bool = True
+    """whether adapters are all that is trained"""
+
+    def tensor(self, name: str) -> torch.Tensor | None:
+        """A tensor that no adapter touches: norms and embeddings."""
+        held = self.base.get(name)
+        return None if held is None else held.to(self.dtype)
+
+    def rounded(self) -> "Trainable":
+        """The same, rounded once for many passes that need no gradients."""
+        base = {name: tensor.to(self.dtype) for name, tensor in self.base.items()}
+        pairs = {m: (a.to(self.dtype), b.to(self.dtype)) for m, (a, b) in self.pairs.items()}
+        return replace(self, base=base, pairs=pairs)
+
+    def project(self, x_N_H: torch.Tensor, layer: int, what: str) -> tuple[torch.Tensor, ...]:
+        """The outputs of the modules that `what` names, in their order."""
+        modules = [layer_module(layer, name) for name in FUSED[what]]
+        if all(module in self.pairs for module in modules):
+            return project(x_N_H, [self._adapted(module) for module in modules], scale=self.scale)
+        return tuple(self._linear(x_N_H, module) for module in modules)
+
+    def _adapted(self, module: str) -> Adapted:
+        weight, bias = self.base[f"{module}.weight"], self.base.get(f"{module}.bias")
+        bias = None if bias is None else bias.to(self.dtype)
+        a_r_H, b_O_r = (part.to(self.dtype) for part in self.pairs[module])
+        return Adapted(weight.to(self.dtype), bias, a_r_H, b_O_r)
+
+    def _linear(self, x_N_H: torch.Tensor, module: str) -> torch.Tensor:
+        weight_O_H, bias_O = self.base[f"{module}.weight"], self.base.get(f"{module}.bias")
+        bias_O = None if bias_O is None else bias_O.to(self.dtype)
+        y_N_O = F.linear(x_N_H, weight_O_H.to(self.dtype), bias_O)
+        if module not in self.pairs:
+            return y_N_O
+        a_r_H, b_O_r = (part.to(self.dtype) for part in self.pairs[module])
+        return torch.addmm(y_N_O, F.linear(x_N_H, a_r_H), b_O_r.t(), alpha=self.scale)
+
+
+def trainable(base: Tensors, trained: Tensors, *, alpha: float) -> Trainable:
+    """The view of `trained` over `base` that gradients flow through."""
+    pairs = adapter_pairs(trained)
+    full = {name: t for name, t in trained.items() if not name.startswith(PEFT_PREFIX)}
+    rank = next((a.shape[0] for a, _ in pairs.values()), 1)
+    dtype = next((t.dtype for t in base.values() if t.is_floating_point()), torch.float32)
+    return Trainable({**base, **_tied(base, full)}, pairs, alpha / rank, dtype, frozen=not full)
+
+
+def _tied(base: Tensors, full: Tensors) -> Tensors:
+    """Full weights are stored without a tied output head: give it back."""
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+    is_tied = embedding in full and head in base and head not in full
+    return {**full, head: full[embedding]} if is_tied else full

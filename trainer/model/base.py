@@ -1,0 +1,215 @@
+"""The base model of a run, from whatever a ModelRef names: a shape and a seed, a directory, a hub
+id, or a checkpoint's files.
+
+The base is frozen and shared: the sampler and every run on the same ModelRef use these tensors, so
+nothing may ever write to them. Weights are fp32 on both sides unless the run says bfloat16; that
+removes nearly all of the mismatch between sampler and trainer. Nothing is unpickled: safetensors
+only, and no remote code.
+"""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.utils import logging as transformers_logging
+
+from schemas.errors import Refused
+from schemas.sampling import ModelRef, Precision
+from schemas.scratch_models import scratch_shape
+from trainer.model.architectures import advice, check_causal, check_known
+from trainer.model.char_tokenizer import character_tokenizer
+from trainer.model.file_checks import check_files
+from trainer.model.lora_names import adapter_pairs, merged_weight
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_NAME = "adapter_model.safetensors"
+
+DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+transformers_logging.disable_progress_bar()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Base:
+    """A frozen base model. `tensors` are its weights by Transformers' names; `public_name` is what
+    an adapter's config can call it (None: it has no name outside Headrace)."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    tensors: dict[str, torch.Tensor]
+    stop_ids: frozenset[int]
+    public_name: str | None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+    @property
+    def context(self) -> int:
+        """How many positions the model has."""
+        text = self.model.config.get_text_config()
+        return int(getattr(text, "max_position_embeddings", 1 << 30))
+
+
+def build_base(ref: ModelRef, files: Mapping[str, bytes], *, device: torch.device) -> Base:
+    """Build the model `ref` names; `files` holds the content of a checkpoint's files. Raises
+    Refused when there is no such model or it cannot be loaded."""
+    if ref.kind == "scratch":
+        return _base(*_scratch(ref), public_name=None, ref=ref, device=device)
+    if ref.kind == "checkpoint":
+        return _base(*_checkpoint(ref, files), public_name=None, ref=ref, device=device)
+    if ref.kind == "directory" and not (Path(ref.name) / "config.json").is_file():
+        raise Refused(
+            f"{ref.name} is not a model directory: it has no config.json. Give a directory written "
+            "by save_pretrained, a hub id, a checkpoint run@step, or scratch:NAME"
+        )
+    model, tokenizer = _pretrained(ref.name, what=f"the model {ref.name}")
+    return _base(model, tokenizer, public_name=ref.name, ref=ref, device=device)
+
+
+def _base(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    public_name: str | None,
+    ref: ModelRef,
+    device: torch.device,
+) -> Base:
+    dtype = DTYPES[ref.dtype]
+    for parameter in model.parameters():
+        # Loaded tensors may lie anywhere in a mapped file; kernels pick their path by alignment,
+        # and another path gives other bits. Buffers stay as they are: rotary frequencies rounded to
+        # 16 bits would move far positions.
+        parameter.data = parameter.data.to(dtype, copy=True)
+    _move(model, device)
+    model.eval().requires_grad_(requires_grad=False)
+    model.config.dtype = dtype
+    return Base(
+        model=model,
+        tokenizer=tokenizer,
+        tensors=dict(model.state_dict()),
+        stop_ids=_stop_ids(model, tokenizer),
+        public_name=public_name,
+    )
+
+
+def _move(model: PreTrainedModel, device: torch.device) -> None:
+    try:
+        nn.Module.to(model, device)
+    except torch.OutOfMemoryError as error:
+        needed = sum(p.numel() * p.element_size() for p in model.parameters()) / (1 << 30)
+        raise Refused(
+            f"the device has no room for the base model's {needed:.1f} GiB: set advanced.precision = "
+            "'bfloat16', name a smaller model, or, if vLLM shares the GPU, lower "
+            "HEADRACE_VLLM_GPU_PERCENT"
+        ) from error
+
+
+def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    eos = getattr(model.generation_config, "eos_token_id", None)
+    ids = list(eos) if isinstance(eos, list | tuple) else [eos]
+    return frozenset(i for i in (*ids, tokenizer.eos_token_id) if i is not None)
+
+
+def _scratch(ref: ModelRef) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    shape = scratch_shape(ref.name)
+    tokenizer = character_tokenizer(shape)
+    config = Qwen3Config(
+        vocab_size=shape.vocabulary_size,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(ref.seed)
+        model = Qwen3ForCausalLM(config)
+    return model.float(), tokenizer
+
+
+def _checkpoint(
+    ref: ModelRef, files: Mapping[str, bytes]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    with tempfile.TemporaryDirectory(prefix="headrace-model-") as folder:
+        for name, content in files.items():
+            path = Path(folder) / name
+            if not path.resolve().is_relative_to(Path(folder).resolve()):
+                raise Refused(f"the checkpoint {ref.name} names a file outside itself: {name}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        if ADAPTER_CONFIG not in files:
+            return _pretrained(folder, what=f"the checkpoint {ref.name}")
+        return merged(Path(folder), what=f"the checkpoint {ref.name}")
+
+
+def merged(
+    folder: Path, *, what: str, base: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The adapter in `folder` merged into its base, in fp32: `base` where one is named, else base/, else
+    the base's public name. Raises Refused when the base cannot be loaded or is another model."""
+    config = json.loads((folder / ADAPTER_CONFIG).read_bytes())
+    is_local = (folder / "base").is_dir()
+    found = str(folder / "base") if is_local else config["base_model_name_or_path"]
+    model, tokenizer = _pretrained(base or found, what=f"the base model of {what}")
+    scale = config["lora_alpha"] / config["r"]
+    weights = dict(model.named_parameters())
+    with torch.no_grad():
+        for module, pair in adapter_pairs(load_file(folder / ADAPTER_NAME)).items():
+            weight = weights.get(f"{module}.weight")
+            fits = (pair[1].shape[0], pair[0].shape[1])
+            if weight is None or weight.shape != fits:
+                shape = "is not there" if weight is None else f"has shape {tuple(weight.shape)}"
+                raise Refused(
+                    f"the adapter of {what} is of another base model than {base or found}: it "
+                    f"changes {module} of shape {fits}, which {shape}"
+                )
+            weight.copy_(merged_weight(weight, pair, scale=scale))
+    return model, tokenizer
+
+
+def _pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    try:
+        check_files(name, what=what)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        check_known(config, what=what)
+        model = AutoModelForCausalLM.from_pretrained(
+            name, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+        raise Refused(
+            f"{what} cannot be loaded: {reason}. Check the name, that its files are complete "
+            "(config.json, safetensors, tokenizer), that the hub can be reached, and that its "
+            f"architecture is one that Transformers knows. {advice()}"
+        ) from error
+    if not tokenizer.chat_template:
+        raise Refused(
+            f"{what} has no chat template, and Headrace talks to models in chat messages: name its "
+            "instruction-tuned sibling, or save its tokenizer with a chat_template"
+        )
+    check_causal(model.eval(), what=what)
+    return model, tokenizer

@@ -1,0 +1,169 @@
+"""Chat messages -> token ids, by the model's own template.
+
+Sampled ids are never made again from text (two texts can be one, and one text several ids). When a
+conversation extends what was sampled, the next prompt is the previous prompt's ids, the sampled
+ids, and the ids of what the template puts after the reply. When the template rewrites what came
+before (some drop earlier reasoning), the conversation is rendered afresh, and a new training row
+starts.
+
+A template may ask for the time (Llama 3's writes the date into each prompt). It is told the day that
+is recorded for the run, never this machine's: the same conversation has the same ids on every day.
+"""
+
+import string
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cached_property, lru_cache
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from schemas.errors import FailureCategory, UserCodeError
+from schemas.sampling import UNDATED, Day, Message, SampleRequest
+from trainer.model.char_tokenizer import CHAT_TEMPLATE
+from trainer.model.template_process import shared
+from trainer.model.text_parts import ids_of_parts, prepends
+from trainer.model.token_bytes import TokenBytes
+
+CLOCK = "strftime_now"
+"""What templates call for the time, with a format."""
+
+DAY = """{% macro strftime_now(format) %}{% set at = namespace(code='') %}{% for c in format %}\
+{% if at.code == '%' and c in '-_0^#' %}{% set at.code = '%' + c %}\
+{% elif at.code %}{{ headrace_today.get(at.code + c, at.code + c) }}{% set at.code = '' %}\
+{% elif c == '%' %}{% set at.code = c %}{% else %}{{ c }}{% endif %}\
+{% endfor %}{{ at.code }}{% endmacro %}{{ '' }}"""
+"""Begins a template that asks for the time: what it calls is then this, and not the machine's clock. A
+template is given plain data only, so a day is what each code of a format stands for on it."""
+
+BEGINNINGS = 64
+"""Conversations whose ids are kept: the samples of a group begin alike."""
+
+
+class Chat:
+    """A tokenizer, the ids that end a turn, and the day that templates take for today. `apart`: texts
+    that follow one another are encoded each by itself (rules 1, `schemas.learner`)."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_ids: frozenset[int],
+        *,
+        date: Day | None = None,
+        apart: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._apart = apart
+        self._stop_ids = stop_ids
+        self._today = codes_of(datetime.fromisoformat(date or UNDATED).replace(tzinfo=UTC))
+        self._begun = lru_cache(BEGINNINGS)(self._begin)
+
+    def text(self, messages: Sequence[Message], *, reply_next: bool) -> str:
+        """The conversation as the template writes it; with `reply_next`, up to where the assistant
+        begins. Raises UserCodeError when the template refuses the messages."""
+        plain = [{"role": m.role, "content": m.content} for m in messages]
+        try:
+            rendered = self._rendered(plain, reply_next=reply_next)
+        except (TemplateError, TypeError, ValueError) as error:
+            raise UserCodeError(
+                FailureCategory.VALIDATION,
+                f"the model's chat template does not take these messages: {error}",
+            ) from error
+        return str(rendered)
+
+    def _rendered(self, messages: list[dict[str, str]], *, reply_next: bool) -> str:
+        """By the template, with its day where it asks for the time. Only our own is rendered in this
+        process: one that came with a model may loop or fill memory."""
+        template = self._tokenizer.get_chat_template()
+        if template == CHAT_TEMPLATE:
+            rendered = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=reply_next
+            )
+            return str(rendered)
+        names: dict[str, Any] = {
+            name: list(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            for name, value in self._tokenizer.special_tokens_map.items()
+        }
+        if CLOCK in template:
+            template, names = DAY + template, {**names, "headrace_today": self._today}
+        return shared.render(template, messages, reply_next=reply_next, names=names)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def parts(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of texts that follow one another (`trainer/model/text_parts.py`)."""
+        if not self._prepends:
+            return [self.encode(text) for text in texts]
+        return ids_of_parts(self._tokenizer, texts)
+
+    @cached_property
+    def _prepends(self) -> bool:
+        return not self._apart and prepends(self._tokenizer)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def pieces(self, ids: Sequence[int], text: str) -> tuple[tuple[int, ...] | None, ...]:
+        """The bytes of each token of an answer and its text (`trainer/model/token_bytes.py`)."""
+        return self._token_bytes.of(ids, text)
+
+    @cached_property
+    def _token_bytes(self) -> TokenBytes:
+        return TokenBytes(self._tokenizer)
+
+    def prompt_ids(self, request: SampleRequest) -> list[int]:
+        """The prompt of a request: continued exactly where it extends what was sampled."""
+        continued = self._continuation(request) if request.history else None
+        return list(self._begun(request.messages)) if continued is None else continued
+
+    def _begin(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        return tuple(self.encode(self.text(messages, reply_next=True)))
+
+    def _continuation(self, request: SampleRequest) -> list[int] | None:
+        before, last = request.history_messages, request.history[-1]
+        num_before = len(before)
+        if len(request.messages) <= num_before or request.messages[:num_before] != before:
+            return None
+        reply = request.messages[num_before]
+        if reply.role != "assistant" or reply.content != last.text:
+            return None
+        said = self.text(before, reply_next=True) + last.text
+        whole = self.text(request.messages, reply_next=True)
+        if not whole.startswith(said):
+            return None
+        _, suffix = self.parts((said, whole[len(said) :]))
+        ended = last.completion_ids[-1:]
+        if ended and ended[0] in self._stop_ids and suffix[:1] == list(ended):
+            suffix = suffix[1:]
+        return [*last.prompt_ids, *last.completion_ids, *suffix]
+
+    def closed(self, text: str) -> str:
+        """What a template wrote, up to and with the last token that ends a turn; what comes after it
+        belongs to nobody."""
+        ends = (text.rfind(end) + len(end) for end in self._stop_texts if end in text)
+        return text[: max(ends, default=len(text))]
+
+    def ended(self, ids: Sequence[int]) -> list[int]:
+        """The ids of a turn with the one that ends it. Where the template has no such token the model's
+        own is added: the policy must learn to stop."""
+        is_ended = bool(ids) and ids[-1] in self._stop_ids
+        return [*ids] if is_ended else [*ids, self._end_id]
+
+    @property
+    def _stop_texts(self) -> list[str]:
+        return [str(self._tokenizer.convert_ids_to_tokens(i)) for i in sorted(self._stop_ids)]
+
+    @property
+    def _end_id(self) -> int:
+        eos = self._tokenizer.eos_token_id
+        return int(eos) if isinstance(eos, int) else min(self._stop_ids)
+
+
+@lru_cache(8)
+def codes_of(day: datetime) -> dict[str, str]:
+    """What each code of `strftime` stands for, with and without its flags."""
+    codes = [flag + code for flag in ("", *"-_0^#") for code in f"{string.ascii_letters}%"]
+    return {f"%{code}": day.strftime(f"%{code}") for code in codes}

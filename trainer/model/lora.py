@@ -1,0 +1,88 @@
+"""LoRA (arXiv 2106.09685): which linear layers get an adapter, its first values, its names.
+
+The tensors are ours and travel under peft's names, so an exported adapter loads in plain
+Transformers + PEFT. A is drawn as peft draws it (Kaiming uniform with a = sqrt 5, so within
+1/sqrt(in)), B is zero: version 0 equals the base. Each draw is keyed by (seed, module name), so
+the values do not depend on the order of the modules. No dropout.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+
+import torch
+from peft import LoraConfig
+from torch import nn
+
+from schemas.errors import Refused
+from trainer.model.base import Base
+from trainer.model.lora_names import A_SUFFIX, B_SUFFIX, PEFT_PREFIX
+
+LOCAL_BASE = "./base"
+"""What an adapter's config calls a base that lies beside it. `headrace checkpoint download` writes the
+absolute path in its place, because peft resolves a relative one from the working directory."""
+
+
+def target_modules(base: Base, targets: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The full names of the modules to adapt: `all-linear` is every linear layer of the language
+    model (a vision tower beside it reads no text) but the output head; otherwise module names or
+    their last parts. Raises Refused when one matches nothing."""
+    head = base.model.get_output_embeddings()
+    text = set(base.model.get_decoder().modules())
+    linear = [
+        name
+        for name, module in base.model.named_modules()
+        if isinstance(module, nn.Linear) and module in text and module is not head
+    ]
+    if targets == "all-linear":
+        return tuple(sorted(linear))
+    wanted = (targets,) if isinstance(targets, str) else targets
+    chosen: set[str] = set()
+    for target in wanted:
+        matches = {name for name in linear if name == target or name.endswith(f".{target}")}
+        if not matches:
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+            raise Refused(
+                f"advanced.lora_targets: no linear layer is called {target!r}; there are: {known}"
+            )
+        chosen |= matches
+    return tuple(sorted(chosen))
+
+
+def fresh_adapter(
+    base: Base, modules: tuple[str, ...], *, rank: int, seed: int
+) -> dict[str, torch.Tensor]:
+    """Version 0 of an adapter: A is (rank, in), B is (out, rank), both fp32."""
+    tensors: dict[str, torch.Tensor] = {}
+    for module in modules:
+        weight = base.tensors[f"{module}.weight"]
+        num_out, num_in = weight.shape
+        key = hashlib.sha256(f"lora/{seed}/{module}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)
+        bound = 1 / math.sqrt(num_in)
+        uniform = torch.rand(rank, num_in, generator=generator, dtype=torch.float32)
+        name = PEFT_PREFIX + module
+        tensors[name + A_SUFFIX] = ((uniform * 2 - 1) * bound).to(weight.device)
+        tensors[name + B_SUFFIX] = torch.zeros(num_out, rank, device=weight.device)
+    return tensors
+
+
+def adapter_config(base: Base, modules: Sequence[str], *, rank: int, alpha: float) -> bytes:
+    """`adapter_config.json`, as peft writes it. A base without a public name is called `./base`, the
+    folder beside the adapter in which it lies: a plain `base` would be looked up on the hub."""
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,  # type: ignore[arg-type]  # peft says int and divides
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+        target_modules=list(modules),
+        base_model_name_or_path=base.public_name or LOCAL_BASE,
+        inference_mode=True,
+    )
+    fields = {
+        key: sorted(value) if isinstance(value, set | frozenset) else value
+        for key, value in config.to_dict().items()
+    }
+    return json.dumps(fields, indent=2, sort_keys=True, default=str).encode() + b"\n"

@@ -1,0 +1,30 @@
+"""How the losses of single actions become the loss of a step: one weight per action.
+
+    token_mean     1 / (all actions)                 every action counts the same
+    sequence_mean  1 / (S len_i)                     every sample counts the same
+    constant       1 / (S max_response_length)       a sum, over a constant
+
+S counts the samples that have actions, len_i the actions of sample i over all its rows. The weights
+are global over the optimizer step, so micro-batches do not matter. A sample without actions does
+not count; one whose reward is missing does: it is part of the batch with advantage 0.
+"""
+
+from collections.abc import Callable, Iterable
+
+from schemas.config import LossAggregation
+from trainer.forward.packing import Example
+from trainer.objective.hyperparameters import Settings
+
+
+def token_weights(examples: Iterable[Example], settings: Settings) -> dict[int, float]:
+    """w_t of each sample's actions. They sum to 1 over the step (but for `constant`)."""
+    lengths: dict[int, int] = {}
+    for example in examples:
+        lengths[example.sample] = lengths.get(example.sample, 0) + example.num_actions
+    lengths = {sample: length for sample, length in lengths.items() if length}
+    weight_of: dict[LossAggregation, Callable[[int], float]] = {
+        "sequence_mean": lambda length: 1 / (len(lengths) * length),
+        "token_mean": lambda length: 1 / sum(lengths.values()),
+        "constant": lambda length: 1 / (len(lengths) * settings.max_response_length),
+    }
+    return {sample: weight_of[settings.aggregation](n) for sample, n in lengths.items()}

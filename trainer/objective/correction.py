@@ -1,0 +1,49 @@
+"""Decoupled PPO (arXiv 2110.00641; AReaL, arXiv 2505.24298), and its truncated and masked forms.
+
+Three policies: mu sampled, pi_prox is the policy before the step's first update, pi_theta is being
+trained. The ratio is taken against pi_prox, and a constant weight carries the way from mu to it:
+
+    loss = - w min(r A, clip(r) A),   r = pi_theta / pi_prox,   w = pi_prox / mu  (no gradient)
+
+    decoupled   w as it is
+    truncated   min(w, high)                    TIS (V-trace, arXiv 1802.01561; high about 2)
+    masked      w where low <= w <= high, else 0          masked IS, IcePop (arXiv 2510.18855)
+
+    token       w_t, one per action
+    sequence    prod_t w_t over the sequence: unbiased, and outside any window on long answers
+    geometric   exp(mean_t log w_t)
+
+With `correction = "ratio"`, the default, none of this is used: the ratio itself is taken against mu,
+and multiplying by w as well would count that way twice. With one update per step r is 1 in value,
+and the clip never binds. The log of w is clamped to +-20 before exp. What a mask or a bound touched
+is logged (`train/corrected_ratio`): a sequence-level window quietly empties on long answers.
+"""
+
+import torch
+
+from schemas.config import CorrectionLevel
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.kl import MAX_LOG_RATIO
+from trainer.objective.sequences import Rows
+
+
+def importance(
+    log_weight_M: torch.Tensor, rows: Rows, settings: Settings
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weight w of each action, from log pi_prox - log mu, and which were bounded or zeroed."""
+    raw_M = level(log_weight_M.detach(), rows, settings.correction_level)
+    weight_M = raw_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    low, high = settings.correction_low, settings.correction_high
+    if settings.correction == "truncated":
+        return weight_M.clamp(max=high), weight_M > high
+    if settings.correction == "masked":
+        outside_M = (weight_M < low) | (weight_M > high)
+        return weight_M.masked_fill(outside_M, 0.0), outside_M
+    return weight_M, torch.zeros_like(weight_M, dtype=torch.bool)
+
+
+def level(log_weight_M: torch.Tensor, rows: Rows, which: CorrectionLevel) -> torch.Tensor:
+    """Log-weights (M) at token, sequence or geometric level."""
+    if which == "sequence":
+        return rows.sum(log_weight_M)
+    return rows.mean(log_weight_M) if which == "geometric" else log_weight_M

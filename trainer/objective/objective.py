@@ -1,0 +1,114 @@
+# ruff: noqa: N802, N815  shape suffixes name the axes of a tensor, in class scope too
+"""What an objective is: how rewards become advantages, and what an action costs.
+
+Legend: E every action of the step in canonical order (slot, sample, row, position), so that the
+actions of a sample lie together; M the actions of one micro-batch, a slice of E; S samples.
+What is known before the update is constant and float64; only `logprob_M` carries a gradient.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trainer.objective.hyperparameters import Settings
+from trainer.objective.sequences import Rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What is known of a batch before it trains.
+
+    `reward_S` is None where there is no usable reward. `penalty_E` is kl_coef times the KL estimate
+    of each action, where the KL is part of the reward; `value_E` what the critic predicts.
+    """
+
+    group_S: Sequence[int]
+    reward_S: Sequence[float | None]
+    sample_E: torch.Tensor
+    penalty_E: torch.Tensor | None = None
+    value_E: torch.Tensor | None = None
+
+    @property
+    def known_E(self) -> torch.Tensor:
+        """Whether the action's sample has a reward."""
+        known_S = torch.tensor([reward is not None for reward in self.reward_S], dtype=torch.bool)
+        return known_S[self.sample_E]
+
+    def net_rewards(self) -> list[float | None]:
+        """The reward of each sample less the KL penalty of all its actions."""
+        if self.penalty_E is None:
+            return list(self.reward_S)
+        penalty_S = torch.zeros(len(self.reward_S), dtype=torch.float64)
+        penalty_S.index_add_(0, self.sample_E, self.penalty_E)
+        pairs = zip(self.reward_S, penalty_S.tolist(), strict=True)
+        return [None if reward is None else reward - penalty for reward, penalty in pairs]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Estimate:
+    """The advantage of each action, and with a critic what its value should have been."""
+
+    advantage_E: torch.Tensor
+    return_E: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Actions:
+    """The actions of a micro-batch as the policy sees them now. `log_ratio_M` is `logprob_M` less
+    the log-probability that the ratio is taken against."""
+
+    logprob_M: torch.Tensor
+    log_ratio_M: torch.Tensor
+    advantage_M: torch.Tensor
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """One algorithm. `loss` gives the loss of each action, and which actions were clipped.
+    `with_baseline`: its defaults with `group_baseline`, where they are others."""
+
+    estimate: Callable[[Outcome, Settings], Estimate]
+    loss: Callable[[Actions, Settings], tuple[torch.Tensor, torch.Tensor]]
+    defaults: Settings
+    has_critic: bool = False
+    with_baseline: Settings | None = None
+
+
+def usable(reward: float | None) -> float | None:
+    """A reward that is not finite is none: it is never turned into a reward of 0, which would be a
+    statement about the sample."""
+    return reward if reward is not None and math.isfinite(reward) else None
+
+
+def by_group(
+    advantages: Callable[[Sequence[float | None]], list[float]],
+) -> Callable[[Outcome, Settings], Estimate]:
+    """An estimate from a function of the rewards of one group: each action of a sample gets the
+    sample's advantage. A KL penalty in the reward is summed over the sample first."""
+
+    def estimate(outcome: Outcome, settings: Settings) -> Estimate:
+        members: dict[int, list[int]] = {}
+        for sample, group in enumerate(outcome.group_S):
+            members.setdefault(group, []).append(sample)
+        rewards, advantage_S = outcome.net_rewards(), [0.0] * len(outcome.group_S)
+        for samples in members.values():
+            found = advantages([rewards[i] for i in samples])
+            for sample, advantage in zip(samples, found, strict=True):
+                advantage_S[sample] = advantage
+        return Estimate(torch.tensor(advantage_S, dtype=torch.float64)[outcome.sample_E])
+
+    return estimate
+
+
+def whiten(value_E: torch.Tensor, known_E: torch.Tensor) -> torch.Tensor:
+    """Mean 0 and deviation 1 (ddof 1, 1e-8 within the root) over the known ones; the others get 0,
+    and so do all where there is no spread."""
+    known = value_E[known_E]
+    white_E = torch.zeros_like(value_E)
+    if len(known) < 2 or known.min() == known.max():
+        return white_E
+    white_E[known_E] = (known - known.mean()) * torch.rsqrt(known.var() + 1e-8)
+    return white_E

@@ -1,0 +1,46 @@
+"""Along the actions of one sample: what is paid at its end, what follows, discounted sums.
+
+A trajectory is all actions of a sample, over all its rows in order. Tokens in between that the policy
+did not choose are no steps of it: nothing is discounted or estimated there. After the last action comes
+nothing, also where the answer was cut at its longest: its reward is a reward like any other. Values are
+flat over E (`trainer/objective/objective.py`), a sample's actions lie together, and sums are made in
+float64 one step at a time, for all samples at once.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+
+def is_last(sample_E: torch.Tensor) -> torch.Tensor:
+    """(E, bool): the last action of each sample."""
+    last_E = torch.ones_like(sample_E, dtype=torch.bool)
+    last_E[:-1] = sample_E[1:] != sample_E[:-1]
+    return last_E
+
+
+def paid_at_the_end(reward_S: Sequence[float | None], sample_E: torch.Tensor) -> torch.Tensor:
+    """(E): the sample's reward at its last action, 0 elsewhere and where there is none."""
+    value_S = torch.tensor([reward or 0.0 for reward in reward_S], dtype=torch.float64)
+    return value_S[sample_E] * is_last(sample_E)
+
+
+def following(value_E: torch.Tensor, sample_E: torch.Tensor) -> torch.Tensor:
+    """(E): the value at the sample's next action, 0 after its last."""
+    next_E = torch.zeros_like(value_E)
+    next_E[:-1] = value_E[1:]
+    return next_E.masked_fill(is_last(sample_E), 0.0)
+
+
+def discounted(value_E: torch.Tensor, sample_E: torch.Tensor, *, factor: float) -> torch.Tensor:
+    """(E): sum_k factor^k value_{t+k} over the rest of the sample."""
+    if not len(value_E):
+        return value_E
+    _, sample_of_E, count_S = sample_E.unique_consecutive(return_inverse=True, return_counts=True)
+    first_S = count_S.cumsum(0) - count_S
+    step_E = torch.arange(len(value_E)) - first_S[sample_of_E]
+    table_S_T = value_E.new_zeros(len(count_S), int(count_S.max()))
+    table_S_T[sample_of_E, step_E] = value_E
+    for t in range(table_S_T.shape[1] - 2, -1, -1):
+        table_S_T[:, t] += factor * table_S_T[:, t + 1]
+    return table_S_T[sample_of_E, step_E]

@@ -1,0 +1,26 @@
+"""The off-policy sequence mask (DeepSeek-V3.2, arXiv 2512.02556).
+
+    keep_i = 0  where A < 0 and mean_t [log mu(t) - log pi_theta(t)] > threshold, else 1
+
+mu is the policy that sampled, with the logprobs recorded at that moment, so the mask sees both
+kinds of distance: the updates since, and what separates sampler and trainer. A bad sequence that
+the policy has long left teaches only noise; a good one is kept, however far it is. The mask
+multiplies the surrogate before the KL term is added, and it does not change the denominators.
+"""
+
+import torch
+
+from trainer.objective.sequences import Rows
+
+
+def keep(
+    behaviour_M: torch.Tensor,
+    logprob_M: torch.Tensor,
+    advantage_M: torch.Tensor,
+    rows: Rows,
+    *,
+    threshold: float,
+) -> torch.Tensor:
+    """Which actions are kept (M, bool); no gradient."""
+    distance_M = rows.mean(behaviour_M - logprob_M.detach())
+    return (advantage_M >= 0) | (distance_M <= threshold)

@@ -1,0 +1,145 @@
+"""One completion being sampled: what was asked, what was drawn so far, when it is over."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from schemas.errors import FailureCategory, UserCodeError
+from schemas.sampling import SampleRequest, SamplingParams, Turn
+from trainer.model.chat_template import Chat
+from trainer.model.lora_names import Tensors
+from trainer.policy import Loaded
+from trainer.sampler.counter_rng import Draws, prompt_hash
+from trainer.sampler.stop_strings import StopStrings
+
+TOP_P = (
+    "sampling.rollout_top_p must be 1 in training: what top-p cuts off biases the ratio of every "
+    "token. Use rollout_temperature instead"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Version:
+    """What rows must share to share a batch: a base and its adapter's alpha, by name, and the trained
+    tensors, by hash."""
+
+    base: str
+    sha256: str
+    loaded: Loaded
+    trained: Tensors
+    alpha: float
+
+    @property
+    def key(self) -> str:
+        return f"{self.base}|{self.sha256}"
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """`cancelled` is set by the event loop when nobody waits any more; the device thread obeys."""
+
+    version: Version
+    chat: Chat
+    stop_ids: frozenset[int]
+    params: SamplingParams
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    draws: Draws
+    completion_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: Literal["stop", "length"] | None = None
+    text: str | None = None
+    stops: StopStrings | None = None
+    shows_pieces: bool = False
+    cancelled: bool = False
+    diverged: bool = False
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, prompt included."""
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+    def uniform(self, later: int = 0) -> float:
+        """The number that draws the next token, or the one so much later."""
+        return self.draws.at(len(self.completion_ids) + later)
+
+    @property
+    def over(self) -> bool:
+        return self.finish is not None or self.cancelled or self.diverged
+
+    def take(self, token: int, logprob: float) -> None:
+        """Append a drawn token. A token that ends the turn belongs to the completion. A logprob
+        that is not finite ends the row: nothing that was drawn so is a sample of anything."""
+        if not math.isfinite(logprob):
+            self.diverged = True
+            return
+        self.completion_ids.append(token)
+        self.logprobs.append(logprob)
+        if token in self.stop_ids or self._says_stop():
+            self.finish = "stop"
+        elif len(self.completion_ids) >= self.max_new_tokens:
+            self.finish = "length"
+
+    def _says_stop(self) -> bool:
+        """Whether a stop string has appeared; the text then ends before it."""
+        if not self.params.stop:
+            return False
+        if self.stops is None:
+            self.stops = StopStrings(self.params.stop, self.chat.decode)
+        self.text = self.stops.cut(self.completion_ids)
+        return self.text is not None
+
+    def turn(self) -> Turn:
+        """The finished exchange. Raises UserCodeError when the policy has diverged."""
+        if self.diverged:
+            raise UserCodeError(
+                FailureCategory.INTERNAL,
+                "the policy's logits are not finite: training has diverged; lower training.lr",
+            )
+        text = self.chat.decode(self.completion_ids) if self.text is None else self.text
+        return Turn(
+            prompt_ids=self.prompt_ids,
+            completion_ids=tuple(self.completion_ids),
+            logprobs=tuple(self.logprobs),
+            text=text,
+            finish_reason=self.finish or "length",
+            pieces=self.chat.pieces(self.completion_ids, text) if self.shows_pieces else None,
+        )
+
+
+def parameters(rows: Sequence[Row], size: int) -> dict[str, list[float]]:
+    """The arguments of `choose` for these rows, filled up with dummies to `size`."""
+    spare = size - len(rows)
+    return {
+        "temperatures": [r.params.temperature for r in rows] + [1.0] * spare,
+        "top_ps": [r.params.top_p for r in rows] + [1.0] * spare,
+        "uniforms": [r.uniform() for r in rows] + [0.0] * spare,
+    }
+
+
+def row_of(request: SampleRequest, version: Version, chat: Chat, *, context: int) -> Row:
+    """The completion that a request asks for, from an engine that has `context` positions. Raises
+    UserCodeError(PROMPT_TOO_LONG) when the prompt does not fit."""
+    params = request.params
+    prompt_ids = tuple(chat.prompt_ids(request))
+    longest = min(params.max_prompt_tokens, context - 1)
+    if len(prompt_ids) > longest:
+        raise UserCodeError(
+            FailureCategory.PROMPT_TOO_LONG,
+            f"the prompt has {len(prompt_ids)} tokens; at most {longest} fit. Shorten it, or "
+            "raise training.max_prompt_length if the model has room",
+        )
+    occurrence = request.waiting + sum(turn.prompt_ids == prompt_ids for turn in request.history)
+    return Row(
+        version=version,
+        chat=chat,
+        stop_ids=version.loaded.base.stop_ids,
+        params=params,
+        prompt_ids=prompt_ids,
+        max_new_tokens=min(params.max_new_tokens, context - len(prompt_ids)),
+        shows_pieces=request.pieces,
+        draws=Draws(
+            request.key, seed=params.seed, prompt=prompt_hash(prompt_ids), occurrence=occurrence
+        ),
+    )

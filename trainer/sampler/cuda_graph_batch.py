@@ -1,0 +1,205 @@
+"""A lane for one CUDA GPU: a decoding step is recorded once per padded number of rows, and replayed.
+
+On a GPU a step of a small model is a thousand kernels that each cost more to start than to run.
+Replayed as one CUDA graph they cost nothing to start, if all tensors stay where they are: token,
+position, temperature and random number of each row, cache and adapter live in buffers that are
+written, never replaced. A step reads the token that the last one drew, so several are replayed before
+the host looks; what a row drew after its end is dropped. The random numbers are those of every other
+engine: a function of the row and the position, laid out for the coming steps beforehand.
+
+Without a GPU the recorded step is called instead of replayed; everything else is the same, and tested
+so.
+
+Legend: R rows, S steps of a burst, A query heads, K key heads, D head size, C capacity.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from trainer.forward.decoder import Attend
+from trainer.forward.weights import Trainable
+from trainer.sampler.decode_batch import Lane
+from trainer.sampler.decode_model import Apart, Model
+from trainer.sampler.draw_token_gpu import draw
+
+BURST = 8
+"""Steps between two looks of the host. A row that ends wastes half of that on average."""
+WARM_UP = 3
+
+
+def padded(num_rows: int, most: int) -> int:
+    """The number of rows that a step is recorded for: a power of two, at most `most`."""
+    return min(most, 1 << max(0, num_rows - 1).bit_length())
+
+
+class GraphLane(Lane):
+    """Up to `size` rows of one version."""
+
+    def __init__(self, model: Model, *, capacity: int, size: int, fixed: bool = False) -> None:
+        own = _with_own_adapter(model)
+        super().__init__(own, capacity=capacity, size=size, fixed=fixed)
+        integers = torch.zeros(2, size, dtype=torch.long, device=self.device)
+        self._token_R, self._position_R = integers
+        self._temperature_R = torch.ones(size, device=self.device)
+        self._uniform_S_R = torch.zeros(BURST, size, dtype=torch.float64, device=self.device)
+        self._drawn_S_2_R = torch.zeros(BURST, 2, size, dtype=torch.float64, device=self.device)
+        self._turn = torch.zeros(1, dtype=torch.long, device=self.device)
+        self._slot_R = torch.arange(size, device=self.device)
+        self._recorded: dict[int, Callable[[], None]] = {}
+
+    def fits(self, model: Model) -> bool:
+        """Whether `adopt` can serve this version: one of the same base, adapted in the same places."""
+        if not isinstance(model, Apart) or not isinstance(self.model, Apart):
+            return False
+        held, new = self.model.view, model.view
+        return (
+            held.base.keys() == new.base.keys()
+            and all(tensor is new.base[name] for name, tensor in held.base.items())
+            and held.scale == new.scale
+            and _shapes(held) == _shapes(new)
+        )
+
+    def adopt(self, model: Model) -> None:
+        """Serve another version that `fits`: its adapter is copied to where the recorded steps read
+        it."""
+        held = _pairs(self.model)
+        for module, pair in _pairs(model).items():
+            for own, theirs in zip(held[module], pair, strict=True):
+                own.copy_(theirs)
+
+    def step(self) -> int:
+        """Draw the next tokens of every row, up to BURST of them: one step for the host."""
+        if any(row.params.top_p < 1 for row in self.rows):
+            return super().step()
+        num = padded(len(self.rows), self.size)
+        turns = self._turns()
+        self._lay_out(num, turns)
+        run = self._recorded.get(num) or self._recorded.setdefault(num, self._record(num))
+        for _ in range(turns):
+            run()
+        drawn_S_2_R = self._drawn_S_2_R[:turns, :, : len(self.rows)].tolist()
+        for tokens, logprobs in drawn_S_2_R:
+            for row, token, logprob in zip(self.rows, tokens, logprobs, strict=True):
+                if not row.over:
+                    row.take(int(token), logprob)
+        return 1
+
+    def _turns(self) -> int:
+        """As many steps as the longest row has room for, and no more than any row may still draw."""
+        room = self.capacity + 1 - max(row.length for row in self.rows)
+        wanted = max(row.max_new_tokens - len(row.completion_ids) for row in self.rows)
+        return max(1, min(BURST, room, wanted))
+
+    def _lay_out(self, num: int, turns: int) -> None:
+        """Write what the coming steps read. Rows that fill up draw from nothing for nobody."""
+        spare = num - len(self.rows)
+        tokens = [row.completion_ids[-1] for row in self.rows] + [0] * spare
+        positions = [row.length - 1 for row in self.rows] + [0] * spare
+        temperatures = [row.params.temperature for row in self.rows] + [1.0] * spare
+        uniforms = [
+            [row.uniform(turn) for row in self.rows] + [0.0] * spare for turn in range(turns)
+        ]
+        self._token_R[:num] = torch.tensor(tokens)
+        self._position_R[:num] = torch.tensor(positions)
+        self._temperature_R[:num] = torch.tensor(temperatures)
+        self._uniform_S_R[:turns, :num] = torch.tensor(uniforms, dtype=torch.float64)
+        self._turn.zero_()
+
+    def _record(self, num: int) -> Callable[[], None]:
+        def run() -> None:
+            self._advance(num)
+
+        if self.device.type != "cuda":
+            return run
+        state = [t.clone() for t in self._state]
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), _each_place_once():
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    run()
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                run()
+        for held, before in zip(self._state, state, strict=True):
+            held.copy_(before)
+        return graph.replay
+
+    @property
+    def _state(self) -> tuple[torch.Tensor, ...]:
+        """What a step moves on. The cache is not among it: warming up writes to the places that the
+        coming steps write again before they read them."""
+        return self._token_R, self._position_R, self._turn
+
+    @torch.inference_mode()
+    def _advance(self, num: int) -> None:
+        """One step of `num` rows, from buffers to buffers."""
+        token_R, position_R = self._token_R[:num], self._position_R[:num]
+        hidden_R_H = self.model.hidden(token_R, position_R, self._static_attend(num, position_R))
+        uniform_R = self._uniform_S_R.index_select(0, self._turn)[0, :num]
+        next_R, logprob_R = draw(
+            self.model.logits(hidden_R_H), self._temperature_R[:num], uniform_R
+        )
+        drawn_2_R = torch.stack([next_R.double(), logprob_R])
+        self._drawn_S_2_R[:, :, :num].index_copy_(0, self._turn, drawn_2_R[None])
+        token_R.copy_(next_R)
+        # A row at its end may be carried on by others for the rest of a burst: not past the cache.
+        position_R.add_(1).clamp_(max=self.capacity - 1)
+        self._turn.add_(1).clamp_(max=BURST - 1)
+
+    def _static_attend(self, num: int, position_R: torch.Tensor) -> Attend:
+        """Attention over the whole capacity, whatever is in it: the shape of a recorded step."""
+        slot_R = self._slot_R[:num]
+        unseen_R_C = (self._places > position_R[:, None])[:, None, None, :]
+
+        def attend(
+            layer: int, q_R_A_D: torch.Tensor, k_R_K_D: torch.Tensor, v_R_K_D: torch.Tensor
+        ) -> torch.Tensor:
+            keys, values = self.keys[layer, :num], self.values[layer, :num]
+            keys[slot_R, :, position_R] = k_R_K_D
+            values[slot_R, :, position_R] = v_R_K_D
+            size = q_R_A_D.shape[-1]
+            q = (q_R_A_D * size**-0.5).reshape(num, keys.shape[1], -1, size)
+            scores = (q @ keys.transpose(-1, -2)).masked_fill(unseen_R_C, float("-inf"))
+            weights = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype)
+            return (weights @ values).reshape(num, -1)
+
+        return attend
+
+
+@contextmanager
+def _each_place_once() -> Iterator[None]:
+    """Writing to the cache by index is deterministic here, since no two rows share a slot; PyTorch
+    cannot know, and would sort the indices first."""
+    was = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(mode=False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was)
+
+
+def _shapes(view: Trainable) -> dict[str, tuple[torch.Size, ...]]:
+    return {module: tuple(part.shape for part in pair) for module, pair in view.pairs.items()}
+
+
+def _apart(model: Model) -> Apart:
+    if not isinstance(model, Apart):
+        raise ValueError("a recorded step reads base and adapter apart")
+    return model
+
+
+def _pairs(model: Model) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    return dict(_apart(model).view.pairs)
+
+
+def _with_own_adapter(model: Model) -> Apart:
+    """The same version with a copy of its adapter, which `adopt` writes over."""
+    pairs = {module: (a.clone(), b.clone()) for module, (a, b) in _pairs(model).items()}
+    apart = _apart(model)
+    view: Trainable = replace(apart.view, pairs=pairs)
+    return replace(apart, view=view)

@@ -1,0 +1,221 @@
+"""A lane: rows that decode together, over one key-value cache of fixed capacity.
+
+With `fixed` the shapes of a step never change: the same number of rows (dummies fill up), the same
+capacity, whatever company a row has. A row's bits are then its own, which `independent` checks on
+the machine at hand before a lane is trusted, and no compiler's: torch decodes, for a worker that cannot
+compile `decode.c` just now (a full disk) must go on with the same bits. Without it the step computes the
+rows that are there.
+
+Legend: R rows, A query heads, K key heads, G query heads per key head, C capacity, D head size.
+"""
+
+from contextlib import AbstractContextManager
+
+import torch
+
+from trainer.device_thread import threads
+from trainer.forward.decoder import Attend, Decoder
+from trainer.sampler.completion import Row, parameters
+from trainer.sampler.decode_model import Model
+from trainer.sampler.draw_token import choose
+from trainer.sampler.prefill import Prompt, TorchPrompt
+
+STEPS_OF_CAPACITY = (32, 64, 128, 192, 256, 384, 512, 768)
+ROUND_ROWS = 8
+ROUND_PLACES = 16
+
+
+def capacity_for(length: int) -> int:
+    """How much room a row of this length gets: a function of the row alone."""
+    for capacity in STEPS_OF_CAPACITY:
+        if length <= capacity:
+            return capacity
+    return -(-length // 512) * 512
+
+
+def row_bytes(decoder: Decoder, capacity: int, dtype: torch.dtype) -> int:
+    """The cache of one row: keys and values, in the type that is computed in."""
+    places = decoder.num_layers * decoder.kv_heads * capacity
+    return 2 * dtype.itemsize * places * decoder.head_dim
+
+
+class Lane:
+    """Up to `size` rows of one version. Keys and values are (layers, R, K, C, D)."""
+
+    def __init__(self, model: Model, *, capacity: int, size: int, fixed: bool) -> None:
+        decoder, embedding = model.decoder, model.embedding
+        self.model = model
+        self.capacity, self.size, self.fixed = capacity, size, fixed
+        self.device = embedding.device
+        self.row_bytes = row_bytes(decoder, capacity, embedding.dtype)
+        self.rows: list[Row] = []
+        self._allocate()
+
+    def _allocate(self) -> None:
+        decoder, embedding = self.decoder, self.model.embedding
+        shape = (decoder.num_layers, self.size, decoder.kv_heads, self.capacity, decoder.head_dim)
+        self.keys = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
+        self.values = torch.zeros_like(self.keys)
+        starts = torch.arange(self.size * decoder.kv_heads, device=self.device) * self.capacity
+        self._starts_R_K = starts.view(self.size, decoder.kv_heads)
+        self._places = torch.arange(self.capacity, device=self.device)
+
+    @staticmethod
+    def capacity_of(row: Row) -> int:
+        """The capacity of the lane that a row begins in, or moves to."""
+        return capacity_for(row.length)
+
+    @property
+    def decoder(self) -> Decoder:
+        return self.model.decoder
+
+    @property
+    def used_bytes(self) -> int:
+        """What its rows have of the cache."""
+        return len(self.rows) * self.row_bytes
+
+    def fits(self, model: Model) -> bool:
+        """Whether an empty lane can serve this version next."""
+        return model.decoder is self.decoder
+
+    def adopt(self, model: Model) -> None:
+        """Serve another version."""
+        self.model = model
+
+    @property
+    def full(self) -> bool:
+        return len(self.rows) >= self.size
+
+    def outgrown(self, row: Row) -> bool:
+        """Whether the row's next step has no room here."""
+        return row.length > self.capacity
+
+    def add(self, row: Row, prompt: Prompt) -> None:
+        """Take a row in that has drawn its first token."""
+        if not isinstance(prompt, TorchPrompt):
+            raise TypeError("a prompt for this lane is read through torch")
+        self._put(row, prompt.keys, prompt.values)
+
+    def take(self, row: Row, other: "Lane") -> None:
+        """Take a row over from a lane that it has outgrown."""
+        slot, length = other.rows.index(row), row.length - 1
+        self._put(row, *(cache[:, slot, :, :length] for cache in (other.keys, other.values)))
+        other.drop(row)
+
+    def _put(self, row: Row, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """A row with its cache so far, (layers, K, length, D) each. The rest of the slot is cleared: a
+        NaN left behind by another row would leak through its zero weight."""
+        slot, length = len(self.rows), keys.shape[2]
+        for own, held in ((keys, self.keys), (values, self.values)):
+            held[:, slot, :, :length] = own
+            held[:, slot, :, length:] = 0
+        self.rows.append(row)
+
+    def drop(self, row: Row) -> None:
+        """Forget a row; the last one moves into its slot."""
+        slot, last = self.rows.index(row), len(self.rows) - 1
+        if slot != last:
+            self.keys[:, slot] = self.keys[:, last]
+            self.values[:, slot] = self.values[:, last]
+            self.rows[slot] = self.rows[last]
+        self.rows.pop()
+
+    def step(self) -> int:
+        """Draw the next token of every row, or the next few. Returns how many of a turn's steps that
+        was."""
+        num = self.size if self.fixed else min(self.size, -(-len(self.rows) // ROUND_ROWS) * 8)
+        spare = [0] * (num - len(self.rows))
+        tokens = [row.completion_ids[-1] for row in self.rows] + spare
+        positions = [row.length - 1 for row in self.rows] + spare
+        logits_R_V = self.logits(
+            torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device)
+        )
+        with self._threads():
+            drawn = choose(logits_R_V, **parameters(self.rows, num))
+        for row, token, logprob in zip(self.rows, *drawn, strict=False):
+            row.take(token, logprob)
+        return 1
+
+    @torch.inference_mode()
+    def logits(self, tokens_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
+        """Read one token per row into the cache; the logits (R, vocabulary) after it."""
+        with self._threads():
+            attend = self._attend(positions_R, self._seen())
+            return self.model.logits(self.model.hidden(tokens_R, positions_R, attend))
+
+    def _threads(self) -> AbstractContextManager[None]:
+        return threads(1 if self.model.narrow else torch.get_num_threads())
+
+    def _seen(self) -> int:
+        """How many places a step looks at: all of them where shapes are fixed, else as many as the
+        longest row has, since reading the cache is most of what attention costs."""
+        if self.fixed or not self.rows:
+            return self.capacity
+        longest = max(row.length for row in self.rows)
+        return min(self.capacity, -(-longest // ROUND_PLACES) * ROUND_PLACES)
+
+    def _attend(self, positions_R: torch.Tensor, seen: int) -> Attend:
+        num, size, kv_heads = len(positions_R), self.decoder.head_dim, self.decoder.kv_heads
+        at = (self._starts_R_K[:num] + positions_R[:, None]).flatten()
+        unseen_R_C = self.keys.new_zeros(num, seen)
+        unseen_R_C.masked_fill_(self._places[:seen] > positions_R[:, None], float("-inf"))
+        unseen = unseen_R_C.repeat_interleave(kv_heads, dim=0)[:, None]
+
+        def attend(
+            layer: int, q_R_A_D: torch.Tensor, k_R_K_D: torch.Tensor, v_R_K_D: torch.Tensor
+        ) -> torch.Tensor:
+            seen_keys, seen_values = (
+                self._written(cache[layer], at, new)[: num * kv_heads, :seen]
+                for cache, new in ((self.keys, k_R_K_D), (self.values, v_R_K_D))
+            )
+            q = q_R_A_D.reshape(num * kv_heads, -1, size)
+            keys = seen_keys.transpose(1, 2)
+            scores = torch.baddbmm(unseen, q, keys, alpha=size**-0.5)
+            return torch.bmm(scores.softmax(dim=-1), seen_values).view(num, -1)
+
+        return attend
+
+    def _written(
+        self, cache: torch.Tensor, at: torch.Tensor, new_R_K_D: torch.Tensor
+    ) -> torch.Tensor:
+        """The cache of a layer as (R * K, C, D), with the new entries in their places."""
+        size = new_R_K_D.shape[-1]
+        cache.view(-1, size).index_copy_(0, at, new_R_K_D.reshape(-1, size))
+        return cache.flatten(0, 1)
+
+
+def independent(lane: Lane) -> bool:
+    """Whether a row's bits depend neither on its slot nor on its mates, on this machine: the same
+    row is computed at another slot, among others, and alone. Leaves the lane empty."""
+    if lane.size == 1:
+        return True
+    generator = torch.Generator().manual_seed(0)
+    shape = lane.keys.shape
+    keys = torch.randn(shape, generator=generator).to(lane.keys)
+    values = torch.randn(shape, generator=generator).to(lane.keys)
+    vocabulary = len(lane.model.embedding)
+    tokens_R = torch.arange(lane.size, device=lane.device) % vocabulary
+    positions_R = (torch.arange(lane.size, device=lane.device) * 7) % lane.capacity
+    order_R = torch.arange(lane.size, device=lane.device).roll(lane.size // 2 + 1)
+
+    def computed(chosen_R: torch.Tensor, kept_R: torch.Tensor) -> torch.Tensor:
+        """The logits and the drawn logprob of each row, side by side."""
+        mask = kept_R.to(keys.dtype)
+        lane.keys.copy_(keys[:, chosen_R] * mask[:, None, None, None])
+        lane.values.copy_(values[:, chosen_R] * mask[:, None, None, None])
+        logits_R_V = lane.logits(tokens_R[chosen_R] * kept_R, positions_R[chosen_R] * kept_R)
+        ones = [1.0] * lane.size
+        _, drawn = choose(logits_R_V, temperatures=ones, top_ps=ones, uniforms=[0.5] * lane.size)
+        drawn_R_1 = torch.tensor(drawn, dtype=torch.float64, device=lane.device)[:, None]
+        return torch.cat([logits_R_V.double(), drawn_R_1], dim=-1)
+
+    everyone_R = torch.ones_like(order_R)
+    first = computed(order_R.sort().values, everyone_R)
+    moved = computed(order_R, everyone_R)
+    alone_R = torch.zeros_like(order_R)
+    alone_R[lane.size // 3] = 1
+    alone = computed(order_R, alone_R)
+    at = lane.size // 3
+    lane.keys.zero_()
+    lane.values.zero_()
+    return bool(torch.equal(first[order_R], moved) and torch.equal(alone[at], moved[at]))

@@ -1,0 +1,181 @@
+"""A policy version as the sampler runs it.
+
+`Fused` is a copy of the linear layers made for decoding, where a step is many small operations and
+each costs more to start than to compute. It is made once per version: for C (`packed.py`) where C reads
+it, for torch (`trainer/forward/fused_weights.py`) where torch does.
+
+`Apart` reads base and adapter as they are, for models too large to copy. Both agree with the
+learner's pass to about 1e-6 in fp32. A version is one or the other for as long as it is served: the
+keys in a cache are in the order of the model that wrote them.
+
+Legend: N tokens, H hidden, A query heads, K key heads, D head size, O outputs.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from trainer.forward.decoder import Attend, Decoder
+from trainer.forward.fused_weights import EXACT, Layer, layer_of, pad, turns, unit
+from trainer.forward.weights import Trainable
+from trainer.native.compile import NARROW
+from trainer.sampler.native.calls import Native, fits, native_of
+from trainer.sampler.native.packed_weights import Bases
+
+COPY_BYTES = 2 << 30
+"""Larger bases are not copied."""
+
+
+class Model(Protocol):
+    """What decodes: token ids and positions -> final hidden states -> logits."""
+
+    @property
+    def decoder(self) -> Decoder: ...
+    @property
+    def embedding(self) -> torch.Tensor: ...
+    @property
+    def narrow(self) -> bool: ...
+    @property
+    def native(self) -> Native | None: ...
+    def prepare(self, *, fixed: bool) -> None:
+        """Make now what the first row would make."""
+        ...
+
+    def hidden(
+        self, tokens_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
+    ) -> torch.Tensor: ...
+    def logits(self, hidden_M_H: torch.Tensor) -> torch.Tensor: ...
+
+
+def model_of(
+    decoder: Decoder,
+    view: Trainable,
+    *,
+    num_bytes: int,
+    copies: bool = True,
+    bases: Bases | None = None,
+) -> Model:
+    """The version `view` over a base of this size. `copies`: whether it may be made anew for
+    decoding; `bases`: what is known of the bases of other versions."""
+    apart = Apart(decoder, view.rounded())
+    if not copies or num_bytes > COPY_BYTES or apart.embedding.dtype not in EXACT:
+        return apart
+    return Fused(decoder, apart.view, bases or Bases())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Apart:
+    """Base and adapter as they are."""
+
+    decoder: Decoder
+    view: Trainable
+    native: None = None
+
+    def prepare(self, *, fixed: bool) -> None:
+        """There is nothing to make."""
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        return self.view.base["model.embed_tokens.weight"]
+
+    @property
+    def narrow(self) -> bool:
+        return self.embedding.shape[1] <= NARROW
+
+    def hidden(
+        self, tokens_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        return self.decoder.hidden(self.view, tokens_N, positions_N, attend)
+
+    def logits(self, hidden_M_H: torch.Tensor) -> torch.Tensor:
+        return self.decoder.logits(self.view, hidden_M_H)
+
+
+@dataclass(frozen=True, eq=False)
+class Fused:
+    """Everything added in and folded: a copy of the linear layers, made when torch first reads it."""
+
+    decoder: Decoder
+    view: Trainable
+    bases: Bases | None
+    """of other versions, for C; None: this version is not read there"""
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        return self.view.base["model.embed_tokens.weight"]
+
+    @cached_property
+    def native(self) -> Native | None:
+        """The same for `decode.c`, where prompts and decoding steps are read there."""
+        if self.bases is None or not self.narrow or not fits(self.decoder, self.view):
+            return None
+        with torch.no_grad():
+            return native_of(self.decoder, self.view, self.bases)
+
+    def prepare(self, *, fixed: bool) -> None:
+        if fixed or self.native is None:
+            _ = self.layers
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        with torch.no_grad():
+            numbers = range(self.decoder.num_layers)
+            return tuple(layer_of(self.decoder, self.view, number) for number in numbers)
+
+    @cached_property
+    def norm(self) -> torch.Tensor:
+        """of the last hidden states, times sqrt(H)"""
+        return self.view.base["model.norm.weight"] * math.sqrt(self.embedding.shape[1])
+
+    @property
+    def head(self) -> torch.Tensor:
+        """(H, vocabulary)"""
+        return self.view.base.get("lm_head.weight", self.embedding).t()
+
+    @property
+    def narrow(self) -> bool:
+        return self.embedding.shape[1] <= NARROW
+
+    def hidden(
+        self, tokens_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        decoder = self.decoder
+        heads = decoder.heads + decoder.kv_heads
+        x_N_H = F.embedding(tokens_N, self.embedding)
+        turn = turns(decoder, positions_N, dtype=x_N_H.dtype)
+        wide, narrow = (
+            pad(x_N_H, size, decoder.eps) for size in (x_N_H.shape[1], decoder.head_dim)
+        )
+        for number, layer in enumerate(self.layers):
+            qkv = _linear(unit(x_N_H, wide), layer.qkv, layer.qkv_bias)
+            qkv = qkv.view(len(qkv), -1, decoder.head_dim)
+            qk, v = qkv[:, :heads], qkv[:, heads:]
+            if layer.qk_norm is not None:
+                qk = unit(qk, narrow).mul_(layer.qk_norm)
+            pairs = torch.view_as_complex(qk.unflatten(-1, (-1, 2)))
+            qk = torch.view_as_real(pairs * turn).flatten(-2)
+            attended = attend(number, qk[:, : decoder.heads], qk[:, decoder.heads :], v)
+            x_N_H = _added(x_N_H, attended, layer.out, layer.out_bias)
+            gate_up = _linear(unit(x_N_H, wide), layer.gate_up, layer.gate_up_bias)
+            gate, up = gate_up.chunk(2, dim=-1)
+            x_N_H = _added(x_N_H, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        return unit(x_N_H, wide).mul_(self.norm)
+
+    def logits(self, hidden_M_H: torch.Tensor) -> torch.Tensor:
+        return hidden_M_H @ self.head
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x @ weight if bias is None else torch.addmm(bias, x, weight)
+
+
+def _added(
+    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The residual x plus a projection of y."""
+    x = torch.addmm(x, y, weight)
+    return x if bias is None else x.add_(bias)

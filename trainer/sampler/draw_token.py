@@ -1,0 +1,54 @@
+"""One token per row from its logits, with the logprob it was drawn at.
+
+In float64: temperature divides the logits, softmax, cumulative sum, and the row's uniform number
+picks the first token whose cumulative mass exceeds it. Temperature 0 is the argmax, and its logprob
+is that of temperature 1. With top_p < 1 (evaluation only: in training the renormalisation would
+bias the ratio) the mass outside the nucleus is removed first, and the logprob is of what remained.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from trainer.sampler.draw_token_gpu import draw
+
+
+def choose(
+    logits_R_V: torch.Tensor,
+    *,
+    temperatures: Sequence[float],
+    top_ps: Sequence[float],
+    uniforms: Sequence[float],
+) -> tuple[list[int], list[float]]:
+    """Token ids and logprobs, row by row."""
+    if logits_R_V.is_cuda and min(top_ps) >= 1:
+        temperature_R, uniform_R = torch.tensor(
+            [temperatures, uniforms], dtype=torch.float64, device=logits_R_V.device
+        )
+        token_R, logprob_R = draw(logits_R_V, temperature_R, uniform_R)
+        return token_R.tolist(), logprob_R.tolist()
+    # A GPU has no running sum that is the same twice: what is left (evaluation) is drawn here.
+    logits_R_V = logits_R_V.cpu().double()
+    temperature_R = logits_R_V.new_tensor(temperatures)
+    greedy_R = temperature_R == 0
+    scaled_R_V = logits_R_V / temperature_R.where(~greedy_R, 1.0)[:, None]
+    logprobs_R_V = scaled_R_V.log_softmax(dim=-1)
+    if min(top_ps) < 1:
+        logprobs_R_V = _nucleus(logprobs_R_V, logits_R_V.new_tensor(top_ps))
+    mass_R_V = logprobs_R_V.exp().cumsum(dim=-1)
+    drawn_R = logits_R_V.new_tensor(uniforms) * mass_R_V[:, -1]
+    picked_R = (mass_R_V <= drawn_R[:, None]).sum(dim=-1).clamp(max=logits_R_V.shape[-1] - 1)
+    picked_R = logprobs_R_V.argmax(dim=-1).where(greedy_R, picked_R)
+    chosen_R = logprobs_R_V.gather(-1, picked_R[:, None])[:, 0]
+    return picked_R.tolist(), chosen_R.tolist()
+
+
+def _nucleus(logprobs_R_V: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:
+    """Keep the smallest set of likeliest tokens whose mass reaches top_p; renormalise. Rows that
+    keep everything keep their bits too, whoever else is in the batch."""
+    ordered_R_V, order_R_V = logprobs_R_V.sort(dim=-1, descending=True, stable=True)
+    probs_R_V = ordered_R_V.exp()
+    before_R_V = probs_R_V.cumsum(dim=-1) - probs_R_V
+    ordered_R_V = ordered_R_V.masked_fill(before_R_V >= top_p_R[:, None], float("-inf"))
+    kept_R_V = torch.empty_like(ordered_R_V).scatter(-1, order_R_V, ordered_R_V)
+    return kept_R_V.log_softmax(dim=-1).where(top_p_R[:, None] < 1, logprobs_R_V)

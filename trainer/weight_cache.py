@@ -1,0 +1,108 @@
+"""What a device holds: base models by reference, and the trained tensors of a few versions.
+
+Sampler and learner share it. A base is loaded once and used by all; the learner leaves each new
+version here under the hash of its bytes, so that a sampler on the same device is handed the tensors
+and fetches nothing. Everything here can be lost: it is fetched again by its reference.
+"""
+
+import asyncio
+import inspect
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+import torch
+
+from schemas.sampling import ArtifactRef, ModelRef, PolicyRef
+from trainer.device_thread import Device
+from trainer.forward.decoder import decoder_of
+from trainer.forward.transformers_pass import Fallback
+from trainer.model.base import build_base
+from trainer.model.safetensors_view import lead
+from trainer.policy import Loaded, parse
+
+Fetch = Callable[[ArtifactRef], Awaitable[bytes] | bytes]
+"""Verified bytes of an artifact."""
+
+Read = Callable[[ArtifactRef, Callable[[bytes], int]], Awaitable[bytes | memoryview]]
+"""The same, as a memoryview where it is a copy of our own, so many bytes behind an aligned place as the
+function says of the first eight bytes."""
+
+OnKept = Callable[[str, dict[str, torch.Tensor]], None]
+"""Hears of a version that the learner has left."""
+
+V = TypeVar("V")
+
+
+class Recent(Generic[V]):
+    """The few entries used last."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._entries: OrderedDict[str, V] = OrderedDict()
+
+    def get(self, key: str) -> V | None:
+        if key in self._entries:
+            self._entries.move_to_end(key)
+        return self._entries.get(key)
+
+    def put(self, key: str, value: V) -> V:
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        while len(self._entries) > self._size:
+            self._entries.popitem(last=False)
+        return value
+
+
+class Store:
+    """Bases and versions, loaded when first asked for, once however many ask."""
+
+    def __init__(self, device: Device, fetch: Fetch, read: Read | None = None) -> None:
+        self.device = device
+        self._fetch = fetch
+        self._read = read
+        self._loaded: Recent[Loaded] = Recent(3)
+        self._trained: Recent[dict[str, torch.Tensor]] = Recent(6)
+        self._locks: dict[str, asyncio.Lock] = {}
+        self.on_kept: OnKept | None = None
+
+    async def loaded(self, ref: ModelRef) -> Loaded:
+        """The base model of `ref`. Raises Refused when it cannot be loaded."""
+        key = ref.model_dump_json()
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            held = self._loaded.get(key)
+            if held is not None:
+                return held
+            files = {name: await self._bytes(file) for name, file in ref.files.items()}
+            return self._loaded.put(key, await self.device.run(self._load, ref, files))
+
+    async def trained(self, policy: PolicyRef) -> dict[str, torch.Tensor]:
+        """The trained tensors of a version, on the device; empty when nothing was trained."""
+        if policy.weights is None:
+            return {}
+        key = policy.weights.sha256
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            held = self._trained.get(key)
+            if held is not None:
+                return held
+            data = (
+                await self._read(policy.weights, lead)
+                if self._read
+                else await self._bytes(policy.weights)
+            )
+            tensors = await self.device.run(parse, data, device=self.device.torch)
+            return self._trained.put(key, tensors)
+
+    def keep(self, sha256: str, tensors: dict[str, torch.Tensor]) -> None:
+        """Leave a version for samplers; the tensors must not change any more."""
+        self._trained.put(sha256, tensors)
+        if self.on_kept is not None:
+            self.on_kept(sha256, tensors)
+
+    def _load(self, ref: ModelRef, files: dict[str, bytes]) -> Loaded:
+        base = build_base(ref, files, device=self.device.torch)
+        return Loaded(base, decoder_of(base), Fallback(base))
+
+    async def _bytes(self, ref: ArtifactRef) -> bytes:
+        answer = self._fetch(ref)
+        return await answer if inspect.isawaitable(answer) else answer
