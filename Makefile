@@ -60,10 +60,10 @@ matrix: $(READY)
 
 # PostgreSQL, Kafka, an S3 store and a process per consumer, without Docker.
 stack: $(READY)
-	$(BIN)/python -m infra.stack up --detach $(STACK_DIR)
+	$(BIN)/python -m tests.stack up --detach $(STACK_DIR)
 
 stack-down: $(READY)
-	$(BIN)/python -m infra.stack down $(STACK_DIR)
+	$(BIN)/python -m tests.stack down $(STACK_DIR)
 
 # For hours if you like: make chaos ARGS='--kills 1000'; the same command goes on where it was.
 chaos: $(READY)

@@ -27,11 +27,11 @@ from uuid import UUID, uuid4
 
 import torch
 
-from infra import embedded
-from infra.backend import Backend, open_backend
-from infra.migrate import migrate
-from infra.ports import Cursor
-from infra.settings import Settings
+from infra.adapters import Backend, open_backend
+from infra.local import embedded_postgres as embedded
+from infra.ports.ports import Cursor
+from infra.postgres.migrate import migrate
+from infra.settings.settings import Settings
 from schemas.events import PolicyUpdated
 from schemas.sampling import (
     DrawKey,

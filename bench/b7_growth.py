@@ -26,22 +26,22 @@ import httpx
 from bench.working_tables import HEAD, grown
 from consumers.project import Projector
 from consumers.run import CONSUMER
-from infra import embedded
-from infra.archives import Archives
-from infra.artifacts import ArtifactStore
-from infra.blobs import LocalBlobs
-from infra.clock import SystemClock
-from infra.database import Database, connect
-from infra.effects import PostgresEffects
-from infra.git import GitRepositories
-from infra.installed import install
-from infra.log import PostgresLog
-from infra.migrate import migrate
-from infra.notify import Notifier
-from infra.readmodel import ReadModel
-from infra.rows import encode
-from infra.settings import Settings
-from infra.states import SNAPSHOT_EVERY, States
+from infra.blobs.artifacts import ArtifactStore
+from infra.blobs.installed import install
+from infra.blobs.local import LocalBlobs
+from infra.git.mirrors import GitRepositories
+from infra.local import embedded_postgres as embedded
+from infra.maintenance.archive import Archives
+from infra.ports.clock import SystemClock
+from infra.postgres.codec import encode
+from infra.postgres.effects import PostgresEffects
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.migrate import migrate
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import Database, connect
+from infra.readmodel.store import ReadModel
+from infra.runtime.folded_states import SNAPSHOT_EVERY, States
+from infra.settings.settings import Settings
 from producers.api.app import create_app
 from producers.api.services import Services
 from schemas.config import RunConfig

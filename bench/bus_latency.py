@@ -24,17 +24,17 @@ from pathlib import Path
 from uuid import uuid4
 
 from consumers.worker import hosted
-from infra import embedded
-from infra.backend import open_backend
-from infra.consumer import NOTHING, Consumer, Decision, Meta
-from infra.hosting import Hosting
-from infra.log import PostgresLog
-from infra.migrate import migrate
-from infra.settings import Settings
-from infra.stack.kafka import kafka_server
+from infra.adapters import open_backend
+from infra.local import embedded_postgres as embedded
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.migrate import migrate
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.runtime.hosting import Hosting
+from infra.settings.settings import Settings
 from schemas.events import Event, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
 from tests.kit.commits import firsts
+from tests.stack.kafka import kafka_server
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_S = 10.0

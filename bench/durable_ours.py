@@ -11,15 +11,15 @@ from tempfile import TemporaryDirectory
 from uuid import UUID, uuid4
 
 from bench.durable_theirs import POOL, Ask
-from infra import heap
-from infra.consumer import Consumer, Decision, Meta
-from infra.database import connect
-from infra.hosting import Hosting
-from infra.lease import LeaseKeeper
-from infra.log import PostgresLog
-from infra.migrate import migrate
-from infra.notify import Notifier
-from infra.ports import Commit, Ports, Recorded
+from infra.local import gc_freeze as heap
+from infra.ports.ports import Commit, Ports, Recorded
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.lease import LeaseKeeper
+from infra.postgres.migrate import migrate
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import connect
+from infra.runtime.consumer import Consumer, Decision, Meta
+from infra.runtime.hosting import Hosting
 from schemas.effects import FetchCommit, Lane, Outcome
 from schemas.events import CheckpointFailed, Event, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream

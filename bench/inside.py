@@ -13,14 +13,14 @@ from uuid import uuid4
 
 from consumers.__main__ import REGISTRY, lanes_of, load
 from consumers.worker import hosted, leased
-from infra import embedded, outside
-from infra.backend import Backend, open_backend
-from infra.hosting import Hosting
-from infra.migrate import migrate
-from infra.ports import Cursor, Recorded
-from infra.runtime import Runtime
-from infra.settings import Settings
-from infra.stack.components import components
+from infra.adapters import Backend, open_backend
+from infra.local import data_directory as outside
+from infra.local import embedded_postgres as embedded
+from infra.ports.ports import Cursor, Recorded
+from infra.postgres.migrate import migrate
+from infra.runtime.hosting import Hosting
+from infra.runtime.runtime import Runtime
+from infra.settings.settings import Settings
 from schemas.config import RunConfig
 from schemas.datasets import Row
 from schemas.events import RepositoryPushed, RunRequested
@@ -28,6 +28,7 @@ from schemas.ids import WorkerId, run_stream
 from schemas.sampling import Message, ModelRef
 from schemas.specs import CommitSpec, DatasetRef, Entrypoint
 from tests.kit.platform import make_workspace
+from tests.stack.components import components
 
 ASK_S = 0.5
 """How often it is asked whether a run has ended: that is no part of what is measured."""

@@ -10,11 +10,11 @@ from uuid import uuid4
 
 from bench.durable_ours import CONSUMER, Headrace
 from bench.durable_theirs import AT_ONCE
-from infra.database import Database
-from infra.effects import PostgresEffects
-from infra.log import PostgresLog
-from infra.notify import Notifier
-from infra.ports import Cursor
+from infra.ports.ports import Cursor
+from infra.postgres.effects import PostgresEffects
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import Database
 from schemas.effects import Lane
 from schemas.ids import WorkerId
 

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from infra.consumer import Consumer
-from infra.settings import BadSetting
+from infra.runtime.consumer import Consumer
+from infra.settings.settings import BadSetting
 from schemas.effects import Lane
 from schemas.errors import InvalidConfig
 

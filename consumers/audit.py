@@ -17,7 +17,7 @@ from uuid import UUID
 from consumers.checkpoint import manifest_json
 from consumers.replay import job_of, step_batch
 from consumers.run_batch import settle
-from infra.ports import Cursor, Ports, Recorded
+from infra.ports.ports import Cursor, Ports, Recorded
 from schemas.artifact_refs import collectable, references
 from schemas.errors import CorruptData, HeadraceError, NotFound, Refused
 from schemas.events import (

@@ -17,10 +17,10 @@ from typing import assert_never
 from pydantic import ValidationError
 
 from consumers.excerpt import excerpt
-from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
-from infra.externals import BlobExists
 from infra.failpoints import hit
-from infra.ports import Ports
+from infra.ports.ports import Ports
+from infra.ports.services import BlobExists
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
 from schemas.effects import Failed, ManifestPut, SaveCheckpoint
 from schemas.errors import CorruptData
 from schemas.events import CheckpointFailed, CheckpointRequested, CheckpointSaved

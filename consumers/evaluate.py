@@ -9,7 +9,7 @@ from typing import assert_never
 
 from consumers.run_batch import settle
 from consumers.run_start import unusable
-from infra.consumer import NOTHING, Consumer, Decision, Meta
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.events import (
     EvaluationCompleted,
     EvaluationRequested,

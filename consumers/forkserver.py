@@ -1,7 +1,7 @@
 """`python -m consumers.forkserver`: imports what a device worker needs, then makes workers by forking.
 
-The supervisor talks to it over its standard input (`infra/forkserver.py` has the protocol). Nothing
-here may start a thread or touch a GPU: neither outlives a fork.
+The supervisor talks to it over its standard input (`infra/local/forkserver.py` has the protocol).
+Nothing here may start a thread or touch a GPU: neither outlives a fork.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from consumers.__main__ import REGISTRY, main
-from infra import heap
+from infra.local import gc_freeze as heap
 
 IMPORTED = ("consumers.worker", "trainer.engine", "trainer.sampler.vllm.fleet")
 PR_SET_PDEATHSIG = 1

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from consumers.excerpt import excerpt
 from consumers.needs import need
-from infra.externals import Session
-from infra.ports import Ports
+from infra.ports.ports import Ports
+from infra.ports.services import Session
 from schemas.datasets import Row
 from schemas.effects import GenerateGroup, GenerateSample, GroupSampled, SampleFinished
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from consumers.excerpt import excerpt
 from consumers.needs import need
-from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
-from infra.ports import Ports
+from infra.ports.ports import Ports
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
 from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
 from schemas.events import GroupGenerated, GroupGraded

@@ -18,8 +18,8 @@ from consumers.excerpt import excerpt
 from consumers.needs import need
 from consumers.replay import conversations, hold, job_of, step_batch
 from consumers.stored import discarding, stored
-from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
-from infra.ports import Ports
+from infra.ports.ports import Ports
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
 from schemas.effects import Failed, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import FailureCategory
 from schemas.events import (

@@ -1,7 +1,7 @@
 """Dead letters as rows: what waits, and what was driven again."""
 
-from infra.ports import Recorded
-from infra.projection import ChangeLetter, PutLetter, Write
+from infra.ports.ports import Recorded
+from infra.readmodel.rows import ChangeLetter, PutLetter, Write
 from schemas.events import MessageDeadLettered, MessageRedriven
 
 

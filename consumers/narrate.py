@@ -7,8 +7,8 @@ is in the events.
 from collections.abc import Iterator
 from functools import singledispatch
 
-from infra.ports import Recorded
-from infra.projection import PutLog
+from infra.ports.ports import Recorded
+from infra.readmodel.rows import PutLog
 from schemas.events import (
     CheckpointFailed,
     CheckpointSaved,

@@ -16,11 +16,10 @@ from pydantic import TypeAdapter
 
 from consumers.letters import letters
 from consumers.narrate import narrate
-from infra.away import AWAY
-from infra.ending import go_on
-from infra.notify import Wakeup
-from infra.ports import Cursor, EventLog, Recorded
-from infra.projection import (
+from infra.ports.ports import Cursor, EventLog, Recorded
+from infra.postgres.errors import AWAY
+from infra.postgres.notify import Wakeup
+from infra.readmodel.rows import (
     ChangeEvaluation,
     ChangeRun,
     ChangeWorkspace,
@@ -37,6 +36,7 @@ from infra.projection import (
     Unarchive,
     Write,
 )
+from infra.task_cancellation import go_on
 from schemas.events import (
     CheckpointSaved,
     DatasetDeleted,
@@ -85,7 +85,7 @@ VALIDATION = "eval/validation/reward"
 
 
 class Tables(Protocol):
-    """Where rows go (`infra.readmodel.ReadModel`)."""
+    """Where rows go (`infra.readmodel.store.ReadModel`)."""
 
     async def cursor(self) -> Cursor: ...
     async def apply(self, writes: list[Write], *, before: Cursor, after: Cursor) -> bool: ...
@@ -93,7 +93,7 @@ class Tables(Protocol):
 
 
 class Wakeups(Protocol):
-    """Who says that the log grew (`infra.notify.Notifier`)."""
+    """Who says that the log grew (`infra.postgres.notify.Notifier`)."""
 
     def subscribe(self) -> Wakeup: ...
 

@@ -12,8 +12,8 @@ from typing import assert_never
 
 from consumers.excerpt import excerpt
 from consumers.generate import alarm_once, generate_group, generate_sample
-from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
-from infra.ports import Ports
+from infra.ports.ports import Ports
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
 from schemas.effects import (
     Effect,
     Failed,

@@ -16,7 +16,7 @@ from consumers.run_health import is_unhealthy, unhealthy_step
 from consumers.run_next import follow
 from consumers.run_start import start
 from consumers.run_state import RunEvent, RunState, evolve
-from infra.consumer import NOTHING, Consumer, Decision, Meta
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.algorithms import filters_groups
 from schemas.events import (
     BatchAssembled,

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from infra.ports import Ports
+from infra.ports.ports import Ports
 from schemas.learner import LearnerState
 from schemas.sampling import ArtifactRef
 from schemas.specs import StateRef

@@ -19,8 +19,8 @@ from uuid import UUID
 from consumers import snapshot as snapshot_of
 from consumers.excerpt import excerpt
 from consumers.needs import need
-from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
-from infra.ports import Ports
+from infra.ports.ports import Ports
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
 from schemas.effects import CommitFetched, Failed, FetchCommit
 from schemas.events import RepositoryPushed, WorkspaceRejected, WorkspaceSynced
 from schemas.ids import ConsumerName, StreamName, derive_id

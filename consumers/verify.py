@@ -13,8 +13,8 @@ from typing import assert_never
 from consumers.audit import audit
 from consumers.excerpt import excerpt
 from consumers.needs import need
-from infra.consumer import NOTHING, Consumer, Decision, Message, Meta
-from infra.ports import Ports
+from infra.ports.ports import Ports
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
 from schemas.effects import Failed, RunAudited, VerifyRun
 from schemas.events import VerificationCompleted, VerificationRequested
 from schemas.ids import ConsumerName, StreamName, verify_stream

@@ -15,19 +15,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
-from infra import failpoints, heap, telemetry
-from infra.backend import Backend, open_backend
-from infra.consumer import Consumer
+from infra import failpoints, telemetry
+from infra.adapters import Backend, open_backend
 from infra.gateway.server import HttpGateway
-from infra.git import GitRepositories
-from infra.hosting import Hosting
-from infra.lease import LEASE_LOST, LeaseKeeper, leave
-from infra.notify import News
-from infra.ports import Ports
-from infra.readmodel import announce_door
-from infra.runtime import Runtime
-from infra.sandbox import ProcessSandbox
-from infra.settings import Settings
+from infra.git.mirrors import GitRepositories
+from infra.local import gc_freeze as heap
+from infra.ports.ports import Ports
+from infra.postgres.lease import LEASE_LOST, LeaseKeeper, leave
+from infra.postgres.notify import News
+from infra.readmodel.store import announce_door
+from infra.runtime.consumer import Consumer
+from infra.runtime.hosting import Hosting
+from infra.runtime.runtime import Runtime
+from infra.sandbox.sandbox import ProcessSandbox
+from infra.settings.settings import Settings
 from schemas.effects import Lane
 from schemas.errors import InvalidConfig
 from schemas.ids import WorkerId

@@ -1,7 +1,7 @@
 """The program inside a confined process: hosts one role of one entry point.
 
 Started by `launch.py`, which has set its limits, as `python -I host.py ROLE FD_IN FD_OUT ENTRYPOINT`.
-Messages are JSON with a length before each; `infra/host_messages.py` says what the parent takes.
+Messages are JSON with a length before each; `infra/sandbox/host_messages.py` says what the parent takes.
 Attempts run side by side in one loop. A thread tells the parent which attempt holds the loop when
 nothing else moves, so that the parent can end it and no other.
 """

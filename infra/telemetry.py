@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from infra.settings import Settings
+from infra.settings.settings import Settings
 from schemas.redact import redacted
 
 TRACER = "headrace"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
-from infra.ports import Cursor, EventLog
+from infra.ports.ports import Cursor, EventLog
 from producers.lookup import Lookup
 from schemas.errors import Conflict
 from schemas.events import (

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-from infra.externals import Blobs
-from infra.names import Names
-from infra.ports import EventLog, Recorded
+from infra.ports.ports import EventLog, Recorded
+from infra.ports.services import Blobs
+from infra.postgres.names import Names
 from producers.dataset_rules import FORMATS, SHOWN_ISSUES, Report, check_file
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import DatasetDeleted, DatasetRegistered

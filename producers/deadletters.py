@@ -5,16 +5,16 @@ from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
-from infra.externals import Artifacts
-from infra.ports import EventLog, Recorded
-from infra.readmodel_letters import SHORTEST, LetterJson
+from infra.ports.ports import EventLog, Recorded
+from infra.ports.services import Artifacts
+from infra.readmodel.dead_letters import SHORTEST, LetterJson
 from schemas.errors import Conflict, InvalidConfig, NotFound
 from schemas.events import MessageDeadLettered, MessageRedriven
 from schemas.ids import dead_letter_stream, derive_id
 
 
 class Letters(Protocol):
-    """What is known of dead letters (`infra.readmodel_letters.Letters`)."""
+    """What is known of dead letters (`infra.readmodel.dead_letters.Letters`)."""
 
     async def find(self, ref: str) -> list[LetterJson]: ...
 

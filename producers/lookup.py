@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
-from infra.names import Kind, Names
-from infra.ports import Cursor, EventLog
+from infra.ports.ports import Cursor, EventLog
+from infra.postgres.names import Kind, Names
 from schemas.errors import Conflict, NotFound
 from schemas.events import (
     CheckpointSaved,

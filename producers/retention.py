@@ -9,13 +9,13 @@ import logging
 from datetime import timedelta
 from uuid import UUID
 
-from infra.archives import Archives, Moved
-from infra.holders import Holders
-from infra.names import Names
-from infra.ports import Clock, Commit, CommitMiss, Cursor, EventLog, NewEvent, Recorded
-from infra.readmodel import ReadModel
-from infra.readmodel_runs import RunJson
-from infra.rows import edge_ids
+from infra.maintenance.archive import Archives, Moved
+from infra.ports.ports import Clock, Commit, CommitMiss, Cursor, EventLog, NewEvent, Recorded
+from infra.postgres.codec import edge_ids
+from infra.postgres.dependents import Holders
+from infra.postgres.names import Names
+from infra.readmodel.runs import RunJson
+from infra.readmodel.store import ReadModel
 from producers.datasets import registration
 from producers.lookup import Lookup
 from producers.submit import NAME

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
-from infra.ports import EventLog, Recorded
+from infra.ports.ports import EventLog, Recorded
 from schemas.config import Experiment
 from schemas.errors import InvalidConfig, Issue
 from schemas.events import RepositoryPushed, WorkspaceSynced

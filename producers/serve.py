@@ -16,16 +16,16 @@ from consumers.__main__ import REGISTRY, lanes_of, load
 from consumers.project import Projector
 from consumers.worker import hosted, leased, worker_id
 from infra import failpoints, telemetry
-from infra.archives import Archives
-from infra.backend import open_backend
-from infra.ending import end
-from infra.git import GitRepositories
-from infra.hosting import Hosting
-from infra.http_limits import Limits
-from infra.http_server import HttpServer
-from infra.orphans import collecting
-from infra.readmodel import ReadModel
-from infra.settings import BadSetting, Settings
+from infra.adapters import open_backend
+from infra.blobs.garbage import collecting
+from infra.git.mirrors import GitRepositories
+from infra.http.limits import Limits
+from infra.http.server import HttpServer
+from infra.maintenance.archive import Archives
+from infra.readmodel.store import ReadModel
+from infra.runtime.hosting import Hosting
+from infra.settings.settings import BadSetting, Settings
+from infra.task_cancellation import end
 from producers.api.app import create_app
 from producers.api.services import Services
 from producers.retention import retaining

@@ -16,8 +16,8 @@ from datetime import UTC
 
 from infra import telemetry
 from infra.failpoints import hit
-from infra.names import Kind, Names
-from infra.ports import EventLog, Recorded
+from infra.ports.ports import EventLog, Recorded
+from infra.postgres.names import Kind, Names
 from producers.admission import evaluation_issues, training_issues
 from producers.datasets import find as find_dataset
 from producers.lookup import Lookup

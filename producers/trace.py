@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from infra.ports import Cursor, EventLog, Recorded
+from infra.ports.ports import Cursor, EventLog, Recorded
 from schemas.errors import InvalidConfig, NotFound
 from schemas.events import (
     BatchAssembled,

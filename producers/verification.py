@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
-from infra.ports import EventLog
+from infra.ports.ports import EventLog
 from producers.lookup import Lookup
 from schemas.errors import NotFound
 from schemas.events import VerificationCompleted, VerificationRequested

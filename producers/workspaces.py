@@ -8,9 +8,9 @@ import re
 from dataclasses import dataclass
 from uuid import uuid4
 
-from infra.externals import Repositories
-from infra.names import Names
-from infra.ports import Cursor, EventLog, Recorded
+from infra.ports.ports import Cursor, EventLog, Recorded
+from infra.ports.services import Repositories
+from infra.postgres.names import Names
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import RepositoryPushed
 from schemas.ids import HEADRACE, WorkspaceId, derive_id, short_id

@@ -19,7 +19,7 @@ Where references differ, this is what was decided:
   base model without what was trained. Log-ratios are clamped to +-20 before exp.
 
 The way of a step (weights, micro-batches, gradients) is the same for every objective:
-`trainer/step.py`. The others say what differs from this page: `trainer/losses/`.
+`trainer/step.py`. The others say what differs from this page: `trainer/algorithms/`.
 """
 
 import math

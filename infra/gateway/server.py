@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from infra.gateway.bodies import Bodies, Body, Receive, Scope
 from infra.gateway.openai import answer, chunks, failure, parse
 from infra.gateway.sessions import GatewayError, GatewaySession, new_key
-from infra.http_limits import Limits
-from infra.http_server import HttpServer
+from infra.http.limits import Limits
+from infra.http.server import HttpServer
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
 from schemas.sampling import Sampler, SampleRequest
@@ -39,7 +39,7 @@ STATUS = {
 
 
 class HttpGateway:
-    """`infra.externals.Gateway` on 127.0.0.1, on a port of its own."""
+    """`infra.ports.services.Gateway` on 127.0.0.1, on a port of its own."""
 
     def __init__(self, sampler: Sampler, *, limits: Limits = LIMITS) -> None:
         self._sampler = sampler

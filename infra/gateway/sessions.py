@@ -50,7 +50,7 @@ class Asked:
 
 @dataclass(slots=True)
 class GatewaySession:
-    """`infra.externals.Session`: usable until closed, past its deadline, or out of budget. Its time
+    """`infra.ports.services.Session`: usable until closed, past its deadline, or out of budget. Its time
     begins with its first request: before, a process for the workflow may have had to start."""
 
     spec: GroupSpec

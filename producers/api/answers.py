@@ -9,7 +9,7 @@ from uuid import UUID
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from infra.readmodel_runs import Page
+from infra.readmodel.runs import Page
 from schemas.errors import InvalidConfig, Issue, Refused
 from schemas.redact import redacted
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount
 
-from infra.away import AWAY, DiskFull
+from infra.postgres.errors import AWAY, DiskFull
 from producers.api import (
     checkpoints,
     datasets,

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from infra.readmodel_platform import Door
+from infra.readmodel.platform import Door
 from producers.api.answers import Answer
 from producers.api.bodies import Body, body_of
 from producers.api.content import sent

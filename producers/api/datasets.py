@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from infra.readmodel_registry import DatasetJson
+from infra.readmodel.registry import DatasetJson
 from producers import datasets
 from producers.api.answers import Answer, number, page_answer, page_of
 from producers.api.bodies import body_of

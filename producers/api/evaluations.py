@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from infra.readmodel_registry import EvaluationJson
+from infra.readmodel.registry import EvaluationJson
 from producers.api.answers import Answer, page_answer, page_of
 from producers.api.bodies import body_of, cause_of, idempotency_key
 from producers.api.runs import asked, log_page, services, warnings_of

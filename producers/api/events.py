@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from infra.history import as_of
-from infra.ports import Cursor, Recorded
+from infra.ports.ports import Cursor, Recorded
+from infra.postgres.history import as_of
 from producers.api.answers import Answer, number
 from producers.api.runs import services
 from schemas.envelope import CloudEvent

@@ -9,7 +9,7 @@ import hmac
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from infra.settings import Settings
+from infra.settings.settings import Settings
 from producers.api.answers import problem
 
 OPEN_PATHS = ("/healthz", "/readyz")

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from infra.readmodel.wait_reasons import holder_said
 from infra.telemetry import prometheus
-from infra.waits import holder_said
 from producers.api.answers import Answer
 from producers.api.runs import services, waiting_for
 from schemas.scratch_models import SHAPES

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from infra.orphans import collect
-from infra.ports import Cursor
+from infra.blobs.garbage import collect
+from infra.ports.ports import Cursor
 from producers.api.answers import Answer, number
 from producers.api.bodies import body_of, cause_of
 from producers.api.runs import run_json, services

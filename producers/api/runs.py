@@ -8,9 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from infra.ports import Cursor
-from infra.readmodel_runs import RunJson
-from infra.waits import WaitJson, waits_of
+from infra.ports.ports import Cursor
+from infra.readmodel.runs import RunJson
+from infra.readmodel.wait_reasons import WaitJson, waits_of
 from producers.api.answers import Answer, number, page_answer, page_of
 from producers.api.bodies import Body, body_of, cause_of, idempotency_key
 from producers.api.services import Services

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from infra.readmodel_runs import GroupRow
+from infra.readmodel.runs import GroupRow
 from producers.api.answers import Answer, number, page_answer, page_of
 from producers.api.content import picked_lines
 from producers.api.runs import services, whole_run

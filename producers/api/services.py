@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from infra.archives import Archives
-from infra.database import Database
-from infra.externals import Artifacts, Repositories
-from infra.holders import Holders
-from infra.installed import InstalledBlobs
-from infra.ports import Clock, Effects, EventLog
-from infra.readmodel import ReadModel
-from infra.settings import Settings
+from infra.blobs.installed import InstalledBlobs
+from infra.maintenance.archive import Archives
+from infra.ports.ports import Clock, Effects, EventLog
+from infra.ports.services import Artifacts, Repositories
+from infra.postgres.dependents import Holders
+from infra.postgres.pool import Database
+from infra.readmodel.store import ReadModel
+from infra.settings.settings import Settings
 from producers.control import Control
 from producers.deadletters import DeadLetters
 from producers.lookup import Lookup

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from infra.readmodel_registry import WorkspaceJson
+from infra.readmodel.registry import WorkspaceJson
 from producers.api.answers import Answer, page_answer, page_of
 from producers.api.bodies import body_of
 from producers.api.runs import services

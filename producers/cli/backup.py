@@ -13,7 +13,7 @@ from producers.cli.groups import command
 from producers.cli.output import print_json, say
 
 if TYPE_CHECKING:
-    from infra.backup import Contents
+    from infra.maintenance.backup import Contents
 
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
@@ -26,9 +26,9 @@ def backup(target: Path, *, as_json: bool) -> None:
     What runs goes on meanwhile. It is taken on the machine itself: of the database that HEADRACE_HOME or
     HEADRACE_DATABASE_URL names, and of the blobs of HEADRACE_BLOBS. DIR must be empty or not exist.
     """
-    from infra.backend import open_blobs
-    from infra.backup import back_up
-    from infra.settings import Settings
+    from infra.adapters import open_blobs
+    from infra.maintenance.backup import back_up
+    from infra.settings.settings import Settings
 
     settings = Settings.load(os.environ)
 
@@ -56,9 +56,9 @@ def restore(source: Path, *, as_json: bool) -> None:
     Start everything afterwards, as ever: runs go on from where the backup was. Never let the former
     installation go on beside it on the same blobs.
     """
-    from infra.backend import open_blobs
-    from infra.restore import restore as bring_back
-    from infra.settings import Settings
+    from infra.adapters import open_blobs
+    from infra.maintenance.restore import restore as bring_back
+    from infra.settings.settings import Settings
 
     settings = Settings.load(os.environ)
 

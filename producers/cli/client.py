@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import httpx
 
-from infra.settings import Settings
+from infra.settings.settings import Settings
 from producers.cli.failures import Failure
 from producers.cli.output import Document
 from schemas.errors import Issue

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 from producers.cli.failures import Failure
 
 if TYPE_CHECKING:
-    from infra.settings import Settings
+    from infra.settings.settings import Settings
 
 
 @contextmanager
 def existing_database(settings: "Settings") -> Iterator[str]:
     """The URL of the database, which runs already or is started for as long as the block lasts. Raises
     Failure when there is none."""
-    from infra import embedded, home
+    from infra.local import embedded_postgres as embedded
+    from infra.local import home
 
     if settings.database_url is not None:
         yield settings.database_url
@@ -41,7 +42,8 @@ def existing_database(settings: "Settings") -> Iterator[str]:
 def new_database(settings: "Settings") -> Iterator[str]:
     """The URL of a database that may be filled: the one that is named, or a new one of the home. Raises
     Conflict while something runs there."""
-    from infra import embedded, home
+    from infra.local import embedded_postgres as embedded
+    from infra.local import home
 
     if settings.database_url is not None:
         yield settings.database_url

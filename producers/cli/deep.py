@@ -10,7 +10,7 @@ from producers.cli.failures import Failure
 from producers.cli.output import print_json, say, table
 
 if TYPE_CHECKING:
-    from infra.inspect import Inspection
+    from infra.maintenance.integrity import Inspection
 
 MOST_SHOWN = 50
 
@@ -18,9 +18,9 @@ MOST_SHOWN = 50
 def look_deep(*, as_json: bool) -> None:
     """Inspect the installation of this machine's settings and print what was found. Raises Failure when
     something is damaged."""
-    from infra.backend import open_blobs
-    from infra.inspect import inspect
-    from infra.settings import Settings
+    from infra.adapters import open_blobs
+    from infra.maintenance.integrity import inspect
+    from infra.settings.settings import Settings
 
     settings = Settings.load(os.environ)
 

@@ -129,7 +129,7 @@ def _place(keep: Path | None, *, discard: bool) -> Path | None:
 
 def _remove(directory: Path, *, as_json: bool) -> None:
     """Remove what a demo kept. Raises Failure where none is, or one that still runs."""
-    from infra.home import owner
+    from infra.local.home import owner
     from producers.cli.demo_platform import DemoPlatform
 
     root = directory.resolve()

@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 from typing import Protocol
 
-from infra.free_port import free_port
-from infra.settings import Settings
+from infra.local.free_port import free_port
+from infra.settings.settings import Settings
 from producers.cli.client import Address, Client
 from producers.cli.launch import launch
 
@@ -54,7 +54,7 @@ class DemoPlatform:
 
     def remove_database(self) -> None:
         """Remove the embedded database, which may live outside of the home."""
-        from infra import embedded
+        from infra.local import embedded_postgres as embedded
 
         embedded.remove(self.home)
 

@@ -23,7 +23,7 @@ from producers.cli.output import print_json, say, table
 from schemas.redact import redacted
 
 if TYPE_CHECKING:
-    from infra.settings import Settings
+    from infra.settings.settings import Settings
 
 NEEDED_BYTES = 2 << 30
 OLD_HORIZON_S = 60.0
@@ -47,7 +47,7 @@ def doctor(*, deep: bool, failpoints: bool, as_json: bool) -> None:
 
         look_deep(as_json=as_json)
         return
-    from infra.settings import Settings
+    from infra.settings.settings import Settings
 
     checks = examine(Settings.load(os.environ))
     missing = [check for check in checks if check.ok is False]
@@ -129,7 +129,7 @@ def _compiler() -> Check:
 
 def _sandbox() -> Check:
     """Whether the interpreter for user code can be run by who will run it."""
-    from infra.confined import interpreter
+    from infra.sandbox.process import interpreter
     from schemas.errors import InvalidConfig
 
     name = "sandbox interpreter"
@@ -164,7 +164,7 @@ def _kafka(settings: "Settings") -> Check:
         return Check(name, ok=False, detail="its client is not installed", fix=fix)
     import asyncio
 
-    from infra.kafka.probe import probe
+    from infra.bus.kafka.probe import probe
 
     try:
         asyncio.run(probe(settings.kafka))

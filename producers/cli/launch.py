@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from infra.home import ChildState, prepare, read_state
-from infra.mortal import die_with
-from infra.supervisor import tail
+from infra.local.death_signal import die_with
+from infra.local.home import ChildState, prepare, read_state
+from infra.local.supervisor import tail
 from producers.cli.client import Client
 from producers.cli.failures import Failure
 

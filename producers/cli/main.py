@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from infra.settings import BadSetting
+from infra.settings.settings import BadSetting
 from producers.cli.failures import Interrupted
 from producers.cli.groups import LazyGroup
 from producers.cli.output import print_failure, print_json, printable

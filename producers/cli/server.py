@@ -29,7 +29,7 @@ def up(*, detach: bool, as_json: bool) -> None:
     State lives in HEADRACE_HOME; the server listens where HEADRACE_URL says. Ctrl-C, SIGTERM or
     `headrace down` stop everything in order.
     """
-    from infra.settings import Settings
+    from infra.settings.settings import Settings
 
     settings = Settings.load(os.environ)
     started = time.monotonic()
@@ -49,8 +49,8 @@ def up(*, detach: bool, as_json: bool) -> None:
         await_workers(settings.home)
         ready(pid)
         return
-    from infra.home import prepare
-    from infra.supervisor import supervise
+    from infra.local.home import prepare
+    from infra.local.supervisor import supervise
 
     prepare(settings.home)
     _log(None if not as_json else settings.home / "logs" / "supervisor.log")
@@ -67,8 +67,8 @@ def _log(file: Path | None) -> None:
 @command(None, "down", example="headrace down")
 def down(*, as_json: bool) -> None:
     """Stop the supervisor of HEADRACE_HOME and everything under it; waits until all of it is gone."""
-    from infra.home import owner
-    from infra.settings import Settings
+    from infra.local.home import owner
+    from infra.settings.settings import Settings
 
     home = Settings.load(os.environ).home
     pid = owner(home)
@@ -91,8 +91,8 @@ def status(*, as_json: bool) -> None:
     """What runs: processes, workers and their leases, waiting work, lag, runs by status."""
     from dataclasses import asdict
 
-    from infra.home import read_state
-    from infra.settings import Settings
+    from infra.local.home import read_state
+    from infra.settings.settings import Settings
     from producers.cli.client import Client
 
     state = read_state(Settings.load(os.environ).home)

@@ -89,7 +89,7 @@ def test_every_consumer_is_in_the_documentation(name: str) -> None:
 
 
 def test_the_supervisor_runs_every_consumer() -> None:
-    from infra.supervisor import DEVICE_CONSUMERS, HOSTED
+    from infra.local.supervisor import DEVICE_CONSUMERS, HOSTED
 
     assert {*DEVICE_CONSUMERS, "sync"} == set(REGISTRY)
     for workers in HOSTED.values():

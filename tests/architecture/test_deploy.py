@@ -17,12 +17,12 @@ import pytest
 import yaml
 
 from consumers.__main__ import REGISTRY, RELAY, lanes_of, load
-from infra.settings import Settings
-from infra.stack import kafka, s3
-from infra.supervisor import SPIN
+from infra.local.supervisor import SPIN
+from infra.settings.settings import Settings
 from producers.api.guard import OPEN_PATHS
 from producers.api.platform import ROOT_ROUTES
 from schemas.effects import Lane
+from tests.stack import kafka, s3
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -254,7 +254,7 @@ def test_what_runs_in_control_images_starts_without_what_they_lack() -> None:
     program = (
         "import sys\n"
         f"for name in {LACKED!r}: sys.modules[name] = None\n"
-        "import infra.migrate, producers.serve, consumers.worker\n"
+        "import infra.postgres.migrate, producers.serve, consumers.worker\n"
         "from consumers.__main__ import load\n"
         f"for name in {consumers!r}: load(name)\n"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.kafka.settings import KafkaSettings
+from infra.settings.kafka import KafkaSettings
 from producers import datasets, lookup, models, submit, workspaces
 from producers.api import bodies
 

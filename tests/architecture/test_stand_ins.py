@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from infra.clock import ManualClock
-from infra.externals import Blobs, Gateway, Repositories, Session, UserCode
-from infra.memory import MemoryEffects, MemoryLog
-from infra.memory_blobs import MemoryBlobs
-from infra.memory_bus import MemoryBus
-from infra.ports import Bus, Clock, Effects, EventLog
+from infra.memory.blobs import MemoryBlobs
+from infra.memory.bus import MemoryBus
+from infra.memory.event_log import MemoryEffects, MemoryLog
+from infra.ports.clock import ManualClock
+from infra.ports.ports import Bus, Clock, Effects, EventLog
+from infra.ports.services import Blobs, Gateway, Repositories, Session, UserCode
 from schemas.learner import Learner
 from schemas.sampling import Sampler
 from tests.kit.fakes import (

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from infra.embedded import place_of
-from infra.stack.components import Components
+from infra.local.embedded_postgres import place_of
 from schemas.errors import TransientError
 from tests.chaos.victims import Processes
 from tests.kit.platform import Platform, eventually, platform, serving
+from tests.stack.components import Components
 
 Corner = Callable[[], Mapping[str, str]]
 """The settings of a platform in a place of its own."""

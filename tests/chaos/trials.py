@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 
-from infra.stack.components import Components, components
 from tests.chaos.faults import Faults
 from tests.chaos.hangs import keep
 from tests.chaos.plan import CONFIGS, Mode, Trial
@@ -32,6 +31,7 @@ from tests.kit.platform import (
     platform,
 )
 from tests.kit.stacks import RealStack
+from tests.stack.components import Components, components
 
 WITHIN_S = 80.0
 FILES = {

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 
-from infra.embedded import place_of
-from infra.home import read_state
-from infra.stack.components import Components
+from infra.local.embedded_postgres import place_of
+from infra.local.home import read_state
 from tests.kit.platform import Platform
+from tests.stack.components import Components
 
 CONTROL = "control"
 GIT = "git"

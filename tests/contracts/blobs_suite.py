@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.externals import BlobExists, Blobs
+from infra.ports.services import BlobExists, Blobs
 from schemas.errors import NotFound
 
 

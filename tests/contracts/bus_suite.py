@@ -6,8 +6,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from uuid import uuid4
 
-from infra.ports import Bus, Commit, EventLog
-from infra.reconcile import Delivered
+from infra.bus.reconciler import Delivered
+from infra.ports.ports import Bus, Commit, EventLog
 from schemas.ids import ConsumerName, EventId
 from tests.contracts.event_log_suite import warned
 from tests.kit.commits import one

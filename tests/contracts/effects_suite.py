@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from infra.ports import Commit, CommitMiss, Disowned, Effects, EventLog, NewEffect
+from infra.ports.ports import Commit, CommitMiss, Disowned, Effects, EventLog, NewEffect
 from schemas.effects import FetchCommit, Lane
 from schemas.events import (
     Event,

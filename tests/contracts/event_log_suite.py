@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from infra.ports import (
+from infra.ports.ports import (
     Commit,
     CommitMiss,
     CommitRefused,

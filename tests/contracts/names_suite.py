@@ -1,8 +1,9 @@
-"""What every `infra.names.Names` keeps: a name has one holder, and taking it again changes nothing."""
+"""What every `infra.postgres.names.Names` keeps: a name has one holder, and taking it again changes
+nothing."""
 
 import pytest
 
-from infra.names import Names
+from infra.postgres.names import Names
 
 
 class NamesSuite:

@@ -7,10 +7,10 @@ import pytest
 
 from bench import working_tables
 from bench.working_tables import grown
-from infra.database import Database
-from infra.log import PostgresLog
-from infra.ports import Cursor
-from infra.reconcile import BATCH
+from infra.bus.reconciler import BATCH
+from infra.ports.ports import Cursor
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.pool import Database
 from schemas.ids import ConsumerName
 
 pytestmark = pytest.mark.postgres

@@ -9,11 +9,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from infra.database import Database
-from infra.effects import PostgresEffects
-from infra.log import PostgresLog
-from infra.notify import Notifier
-from infra.ports import Claimed, Commit, NewEffect, NewEvent
+from infra.ports.ports import Claimed, Commit, NewEffect, NewEvent
+from infra.postgres.effects import PostgresEffects
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import Database
 from schemas.effects import FetchCommit, Lane
 from schemas.events import CheckpointFailed, Event, RunPaused, RunResumed
 from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, checkpoint_stream

@@ -7,11 +7,11 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from infra.backend import open_backend
-from infra.blobs import LocalBlobs
-from infra.database import Database, connect
-from infra.installed import KEEPING, InstalledBlobs, install
-from infra.settings import Settings
+from infra.adapters import open_backend
+from infra.blobs.installed import KEEPING, InstalledBlobs, install
+from infra.blobs.local import LocalBlobs
+from infra.postgres.pool import Database, connect
+from infra.settings.settings import Settings
 from schemas.errors import NotFound
 from tests.contracts.blobs_suite import BlobsSuite
 

@@ -8,15 +8,15 @@ from contextlib import aclosing
 
 import pytest
 
-from infra.kafka.publisher import publishing
-from infra.kafka.settings import KafkaSettings
-from infra.ports import Bus
-from infra.reconcile import Delivered
-from infra.relay import Position, seated
-from infra.stack.kafka import KafkaServer
+from infra.bus.kafka.publisher import publishing
+from infra.bus.reconciler import Delivered
+from infra.bus.relay import Position, seated
+from infra.ports.ports import Bus
+from infra.settings.kafka import KafkaSettings
 from tests.contracts.bus_suite import BoundBus, BusSuite, listening
 from tests.kit.corner import Corner, consume, corner, reader
 from tests.kit.kafka import settings
+from tests.stack.kafka import KafkaServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -10,12 +10,12 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from infra.kafka.connect import options
-from infra.kafka.intake import DAMAGED, FOREIGN_TYPE, NOT_IN_THE_LOG, UNREADABLE
-from infra.kafka.records import record
-from infra.kafka.settings import KafkaSettings
-from infra.kafka.strays import CONSUMER
-from infra.ports import Cursor, Recorded
+from infra.bus.kafka.connect import options
+from infra.bus.kafka.intake import DAMAGED, FOREIGN_TYPE, NOT_IN_THE_LOG, UNREADABLE
+from infra.bus.kafka.records import record
+from infra.bus.kafka.unusable_records import CONSUMER
+from infra.ports.ports import Cursor, Recorded
+from infra.settings.kafka import KafkaSettings
 from schemas.events import MessageDeadLettered
 from schemas.ids import dead_letter_stream
 from tests.contracts.bus_suite import listening

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.blobs import LocalBlobs
+from infra.blobs.local import LocalBlobs
 from schemas.errors import InvalidConfig, NotFound, StoreAway
 from tests.contracts.blobs_suite import BlobsSuite
 from tests.kit.disk import small_disk

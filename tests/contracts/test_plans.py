@@ -8,10 +8,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from infra.database import Database
-from infra.log import PostgresLog
-from infra.notify import Notifier
-from infra.ports import Cursor
+from infra.ports.ports import Cursor
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import Database
 from schemas.ids import ConsumerName, EventId, StreamName
 from tests.kit.postgres import execute
 

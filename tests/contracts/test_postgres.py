@@ -5,11 +5,11 @@ from uuid import uuid4
 
 import pytest
 
-from infra.bus import EmbeddedBus
-from infra.database import Database
-from infra.effects import PostgresEffects
-from infra.log import PostgresLog
-from infra.notify import Notifier
+from infra.bus.embedded import EmbeddedBus
+from infra.postgres.effects import PostgresEffects
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import Database
 from schemas.ids import WorkerId
 from tests.contracts.bus_suite import BoundBus, BusSuite
 from tests.contracts.effects_suite import Bound, EffectsSuite
@@ -41,7 +41,7 @@ class TestLog(EventLogSuite):
     async def test_twin_without_what_the_log_knows_it_is_appended_twice(
         self, log: PostgresLog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("infra.log.KNOWN", "id = any ($1) and false")
+        monkeypatch.setattr("infra.postgres.event_log.KNOWN", "id = any ($1) and false")
         event, cause = warned("twice", 1), uuid4()
         for _ in range(2):
             await log.append([event], cause=cause)

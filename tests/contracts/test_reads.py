@@ -9,10 +9,10 @@ from uuid import uuid4
 
 import pytest
 
-from infra.database import Database
-from infra.log import PostgresLog
-from infra.notify import Notifier
-from infra.ports import Commit, CommitMiss
+from infra.ports.ports import Commit, CommitMiss
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import Database
 from schemas.ids import StreamName
 from tests.contracts.event_log_suite import grown, warned
 from tests.contracts.test_claims import until_it_waits

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.s3 import S3Blobs
+from infra.blobs.s3.store import S3Blobs
 from schemas.errors import NotFound
 from tests.contracts.blobs_suite import BlobsSuite
 from tests.kit.s3 import Bucket, given

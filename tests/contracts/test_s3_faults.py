@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from consumers.checkpoint import Manifest, manifest_json, perform
-from infra.artifacts import ArtifactStore, verified
-from infra.externals import BlobExists
-from infra.ports import Ports
-from infra.s3 import S3Blobs
-from infra.s3_parts import PART_BYTES, WHOLE_BYTES
+from infra.blobs.artifacts import ArtifactStore, verified
+from infra.blobs.s3.multipart import PART_BYTES, WHOLE_BYTES
+from infra.blobs.s3.store import S3Blobs
+from infra.ports.ports import Ports
+from infra.ports.services import BlobExists
 from schemas.effects import ManifestPut, SaveCheckpoint
 from schemas.errors import CorruptData, NotFound, TransientError
 from tests.kit.fakes import bench

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from infra.externals import BlobExists
-from infra.s3 import S3Blobs
+from infra.blobs.s3.store import S3Blobs
+from infra.ports.services import BlobExists
 from schemas.errors import NotFound
 from tests.kit.s3 import Bucket
 

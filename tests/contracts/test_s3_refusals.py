@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from infra.backend import open_blobs
-from infra.externals import BlobExists
-from infra.free_port import free_port
-from infra.s3 import S3Blobs
-from infra.s3_place import S3Place
-from infra.s3_store import Keys, S3Store
-from infra.settings import Settings
-from infra.stack.s3 import S3Server, binary, s3_server
+from infra.adapters import open_blobs
+from infra.blobs.s3.client import Keys, S3Store
+from infra.blobs.s3.store import S3Blobs
+from infra.local.free_port import free_port
+from infra.ports.services import BlobExists
+from infra.settings.s3 import S3Place
+from infra.settings.settings import Settings
 from schemas.errors import InvalidConfig, TransientError
 from tests.kit.faulty import Fault, faulty
 from tests.kit.s3 import Bucket, needed
+from tests.stack.s3 import S3Server, binary, s3_server
 
 pytestmark = pytest.mark.s3
 
@@ -57,7 +57,7 @@ async def test_a_bucket_that_is_not_there(bucket: Bucket) -> None:
 async def test_an_address_where_nobody_answers(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.s3.PROBE_PATIENCE_S", 0.3)
+    monkeypatch.setattr("infra.blobs.s3.store.PROBE_PATIENCE_S", 0.3)
     endpoint = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(TransientError, match="correct HEADRACE_S3_ENDPOINT") as raised:
         await S3Blobs(bucket.store(endpoint=endpoint)).probe()
@@ -103,7 +103,7 @@ async def test_the_settings_open_a_store(bucket: Bucket, monkeypatch: pytest.Mon
 async def test_a_store_without_the_client_installed_is_named(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.backend.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("infra.adapters.importlib.util.find_spec", lambda name: None)
     settings = Settings.load({"HEADRACE_BLOBS": f"s3://{bucket.name}"})
     with pytest.raises(InvalidConfig, match=r"pip install 'headrace\[s3\]'"):
         async with open_blobs(settings):
@@ -161,7 +161,7 @@ def web_server(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 async def test_what_is_no_store_at_all(web_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infra.s3.PROBE_PATIENCE_S", 0.3)
+    monkeypatch.setattr("infra.blobs.s3.store.PROBE_PATIENCE_S", 0.3)
     store = S3Store(S3Place("bucket"), endpoint=web_server, keys=Keys("a", "b"))
     with pytest.raises((InvalidConfig, TransientError)) as raised:
         await S3Blobs(store).probe()

@@ -18,11 +18,11 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra.database import Database
-from infra.horizon import BELOW_OWN_HORIZON, Horizon
-from infra.log import PostgresLog
-from infra.notify import Notifier
-from infra.ports import Cursor
+from infra.ports.ports import Cursor
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.horizon import BELOW_OWN_HORIZON, Horizon
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import Database
 from tests.kit.postgres import database_of, execute
 
 pytestmark = pytest.mark.postgres

@@ -8,10 +8,10 @@ import os
 from functools import partial
 
 from infra import failpoints
-from infra.backend import open_backend
-from infra.kafka.publisher import Publisher, publishing
-from infra.relay import Page, Position, Relay, Seat
-from infra.settings import Settings
+from infra.adapters import open_backend
+from infra.bus.kafka.publisher import Publisher, publishing
+from infra.bus.relay import Page, Position, Relay, Seat
+from infra.settings.settings import Settings
 
 
 class Hasty(Relay):

@@ -15,13 +15,13 @@ from pathlib import Path
 from uuid import UUID
 
 from infra import failpoints
-from infra.consumer import NOTHING, Consumer, Decision, Meta
-from infra.database import connect
-from infra.hosting import Hosting
-from infra.lease import LeaseKeeper
-from infra.notify import Notifier
-from infra.ports import Ports
-from infra.settings import Settings
+from infra.ports.ports import Ports
+from infra.postgres.lease import LeaseKeeper
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import connect
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.runtime.hosting import Hosting
+from infra.settings.settings import Settings
 from schemas.effects import FetchCommit, Lane, Outcome
 from schemas.events import CheckpointFailed, Event, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from infra.free_port import free_port
-from infra.kafka.connect import REQUEST_MS
-from infra.kafka.settings import KafkaSettings
-from infra.stack.kafka import KafkaServer, kafka_server
+from infra.bus.kafka.connect import REQUEST_MS
+from infra.local.free_port import free_port
+from infra.settings.kafka import KafkaSettings
 from tests.kit.cutoff import Cutoff, cutoff
 from tests.kit.kafka import environment, need_kafka
 from tests.kit.ledger import check
@@ -31,6 +30,7 @@ from tests.kit.platform import (
     run_config,
 )
 from tests.kit.stacks import RealStack
+from tests.stack.kafka import KafkaServer, kafka_server
 
 pytestmark = [
     pytest.mark.processes,

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from infra.stack.postgres import PostgresServer
 from tests.crash.test_database_restarts import Watcher, _workers_started
 from tests.kit.cutoff import cutoff
 from tests.kit.ledger import check
 from tests.kit.platform import eventually, final_adapter, make_workspace, platform, run_config
 from tests.kit.postgres import database_of, execute
+from tests.stack.postgres import PostgresServer
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.database import connect
-from infra.history import Turned, as_of
-from infra.migrate import migrate
-from infra.stack.postgres import PostgresServer
+from infra.postgres.history import Turned, as_of
+from infra.postgres.migrate import migrate
+from infra.postgres.pool import connect
 from tests.crash.test_database_restarts import _workers_started
 from tests.kit.ledger import check
 from tests.kit.platform import (
@@ -22,6 +21,7 @@ from tests.kit.platform import (
     run_config,
 )
 from tests.kit.postgres import database_of, execute
+from tests.stack.postgres import PostgresServer
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
 

@@ -14,7 +14,6 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from infra.stack.postgres import PostgresServer
 from tests.kit.ledger import check
 from tests.kit.platform import (
     Platform,
@@ -25,6 +24,7 @@ from tests.kit.platform import (
     run_config,
 )
 from tests.kit.postgres import database_of, execute
+from tests.stack.postgres import PostgresServer
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
 

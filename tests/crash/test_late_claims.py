@@ -12,13 +12,13 @@ from uuid import uuid4
 
 import pytest
 
-from infra import runtime
-from infra.database import Database, connect
-from infra.effects import PostgresEffects
-from infra.log import PostgresLog
-from infra.notify import Notifier
-from infra.ports import Claimed, Commit
-from infra.settings import DatabaseLimits
+from infra.ports.ports import Claimed, Commit
+from infra.postgres.effects import PostgresEffects
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import Database, connect
+from infra.runtime import runtime
+from infra.settings.settings import DatabaseLimits
 from schemas.effects import Lane
 from schemas.ids import WorkerId
 from tests.contracts.effects_suite import SYNC, effect

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from aiokafka.structs import ConsumerRecord
 
-from infra.kafka.settings import KafkaSettings
-from infra.ports import Recorded
-from infra.stack.kafka import KafkaServer
+from infra.ports.ports import Recorded
+from infra.settings.kafka import KafkaSettings
 from tests.kit.corner import Corner, corner
 from tests.kit.kafka import settings, variables
 from tests.kit.platform import ROOT
+from tests.stack.kafka import KafkaServer
 
 pytestmark = [pytest.mark.processes, pytest.mark.kafka, pytest.mark.postgres]
 

@@ -19,11 +19,11 @@ import asyncpg
 import pytest
 
 from consumers.checkpoint import perform
-from infra.blobs import LocalBlobs
-from infra.database import connect
-from infra.log import PostgresLog
-from infra.notify import Notifier
-from infra.ports import Cursor
+from infra.blobs.local import LocalBlobs
+from infra.ports.ports import Cursor
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import connect
 from schemas.effects import SaveCheckpoint
 from schemas.events import CheckpointFailed, RunWarned
 from schemas.ids import ConsumerName

@@ -11,12 +11,12 @@ from uuid import uuid4
 
 import pytest
 
-from infra.database import Database
-from infra.effects import PostgresEffects
-from infra.hosting import Hosting
-from infra.log import PostgresLog
-from infra.notify import Notifier
-from infra.ports import Cursor, Recorded
+from infra.ports.ports import Cursor, Recorded
+from infra.postgres.effects import PostgresEffects
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import Database
+from infra.runtime.hosting import Hosting
 from schemas.effects import Lane
 from schemas.events import CheckpointFailed, MessageDeadLettered, MessageRedriven, RunWarned
 from schemas.ids import EventId, StreamName, WorkerId

@@ -11,11 +11,11 @@ import peft
 import pytest
 import transformers
 
-from infra.stack.s3 import S3Server
 from tests.kit.faulty import Fault, Faulty, chance, faulty
 from tests.kit.ledger import check
 from tests.kit.platform import Platform, final_adapter, make_workspace, platform, run_config
 from tests.kit.s3 import Bucket, fresh_bucket
+from tests.stack.s3 import S3Server
 
 pytestmark = [
     pytest.mark.processes,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra import outside
+from infra.local import data_directory as outside
 from tests.kit.kafka import need_kafka
 from tests.kit.platform import ROOT
 from tests.kit.postgres import need_programs
@@ -48,7 +48,7 @@ def test_one_command_starts_it_all_and_another_stops_it(tmp_path: Path) -> None:
     need_programs()
     needed()
     stack = tmp_path / "stack"
-    started = python("infra.stack", "up", "--detach", str(stack))
+    started = python("tests.stack", "up", "--detach", str(stack))
     try:
         assert started.returncode == 0, started.stderr
         environment = exported(stack / "env")
@@ -58,13 +58,13 @@ def test_one_command_starts_it_all_and_another_stops_it(tmp_path: Path) -> None:
         children = json.loads(status.stdout)["supervisor"]["children"]
         names = {child["name"] for child in children}
         assert {"control", "run", "rollout", "grade", "learn", "checkpoint"} <= names
-        again = python("infra.stack", "up", "--detach", str(stack))
+        again = python("tests.stack", "up", "--detach", str(stack))
         assert again.returncode == 1
         assert "make stack-down" in again.stderr
     finally:
-        stopped = python("infra.stack", "down", str(stack))
+        stopped = python("tests.stack", "down", str(stack))
     assert stopped.returncode == 0, stopped.stderr
     assert not (stack / "env").exists()
-    down = python("infra.stack", "down", str(stack))
+    down = python("tests.stack", "down", str(stack))
     assert (down.returncode, "no stack runs" in down.stderr) == (1, True)
     outside.remove(stack / "postgres")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra.free_port import free_port
+from infra.local.free_port import free_port
 from tests.kit.otlp import Seen, collector
 from tests.kit.platform import (
     Platform,

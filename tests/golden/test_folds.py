@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from consumers.__main__ import REGISTRY, load
-from infra.consumer import Consumer
+from infra.runtime.consumer import Consumer
 from tests.kit.folds import fingerprints, recorded, streams
 
 

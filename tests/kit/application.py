@@ -12,17 +12,17 @@ from uuid import uuid4
 import httpx
 
 from consumers.project import Projector
-from infra.archives import Archives
-from infra.artifacts import ArtifactStore
-from infra.blobs import LocalBlobs
-from infra.clock import SystemClock
-from infra.database import Database, connect
-from infra.effects import PostgresEffects
-from infra.installed import install
-from infra.log import PostgresLog
-from infra.notify import Notifier
-from infra.readmodel import ReadModel
-from infra.settings import Settings
+from infra.blobs.artifacts import ArtifactStore
+from infra.blobs.installed import install
+from infra.blobs.local import LocalBlobs
+from infra.maintenance.archive import Archives
+from infra.ports.clock import SystemClock
+from infra.postgres.effects import PostgresEffects
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import Database, connect
+from infra.readmodel.store import ReadModel
+from infra.settings.settings import Settings
 from producers.api.app import create_app
 from producers.api.services import Services
 from schemas.errors import InvalidConfig

@@ -11,18 +11,18 @@ from uuid import uuid4
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
-from infra.bus import Reconciled
-from infra.database import Database, connect
-from infra.kafka.bus import KafkaBus
-from infra.kafka.connect import options
-from infra.kafka.publisher import publishing
-from infra.kafka.settings import KafkaSettings
-from infra.log import PostgresLog
-from infra.notify import Notifier
-from infra.ports import Bus, Commit, CommitMiss, Recorded
-from infra.reconcile import Delivered, Reconciler
-from infra.relay import Relay
-from infra.skips import Skips
+from infra.bus.embedded import Reconciled
+from infra.bus.kafka.bus import KafkaBus
+from infra.bus.kafka.connect import options
+from infra.bus.kafka.publisher import publishing
+from infra.bus.reconciler import Delivered, Reconciler
+from infra.bus.relay import Relay
+from infra.ports.ports import Bus, Commit, CommitMiss, Recorded
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import Database, connect
+from infra.postgres.skipped_records import Skips
+from infra.settings.kafka import KafkaSettings
 from schemas.ids import ConsumerName, EventId
 from tests.contracts.event_log_suite import warned
 from tests.kit.commits import new, one

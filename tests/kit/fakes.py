@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID, uuid5
 
-from infra.artifacts import ArtifactStore
-from infra.blobs import LocalBlobs
-from infra.clock import ManualClock
-from infra.datasets import DatasetCache
-from infra.externals import WorkflowResult
-from infra.memory import MemoryLog, World
-from infra.ports import Ports
-from infra.settings import Settings
+from infra.blobs.artifacts import ArtifactStore
+from infra.blobs.dataset_cache import DatasetCache
+from infra.blobs.local import LocalBlobs
+from infra.memory.event_log import MemoryLog, World
+from infra.ports.clock import ManualClock
+from infra.ports.ports import Ports
+from infra.ports.services import WorkflowResult
+from infra.settings.settings import Settings
 from schemas.datasets import Row
 from schemas.errors import TransientError
 from schemas.events import Event

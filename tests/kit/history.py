@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from uuid import uuid4
 
-from infra.artifacts import reference
+from infra.blobs.artifacts import reference
 from schemas.datasets import Row
 from schemas.events import (
     EvaluationCompleted,

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import UUID, uuid4
 
-from infra.artifacts import ArtifactStore
-from infra.away import Away
-from infra.clock import SystemClock
-from infra.consumer import Consumer, Decision, Meta
-from infra.datasets import DatasetCache
-from infra.hosting import Hosting
-from infra.memory import MemoryEffects, MemoryLog, World
-from infra.memory_blobs import MemoryBlobs
-from infra.memory_bus import MemoryBus
-from infra.notify import Wakeup
-from infra.ports import Encoded, Ports, Recorded
-from infra.runtime import Runtime
-from infra.settings import Settings
+from infra.blobs.artifacts import ArtifactStore
+from infra.blobs.dataset_cache import DatasetCache
+from infra.memory.blobs import MemoryBlobs
+from infra.memory.bus import MemoryBus
+from infra.memory.event_log import MemoryEffects, MemoryLog, World
+from infra.ports.clock import SystemClock
+from infra.ports.ports import Encoded, Ports, Recorded
+from infra.postgres.errors import Away
+from infra.postgres.notify import Wakeup
+from infra.runtime.consumer import Consumer, Decision, Meta
+from infra.runtime.hosting import Hosting
+from infra.runtime.runtime import Runtime
+from infra.settings.settings import Settings
 from schemas.effects import FetchCommit, Lane, Outcome
 from schemas.events import CheckpointFailed, Event, MessageDeadLettered, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from consumers.__main__ import REGISTRY, lanes_of, load
-from infra.artifacts import ArtifactStore
-from infra.clock import SystemClock
-from infra.datasets import DatasetCache
+from infra.blobs.artifacts import ArtifactStore
+from infra.blobs.dataset_cache import DatasetCache
 from infra.gateway.server import HttpGateway
-from infra.git import GitRepositories
-from infra.hosting import Hosting
-from infra.memory import MemoryEffects, MemoryLog, World
-from infra.memory_blobs import MemoryBlobs
-from infra.memory_bus import MemoryBus
-from infra.names import MemoryNames
-from infra.notify import Wakeup
-from infra.ports import Ports
-from infra.runtime import Runtime
-from infra.sandbox import ProcessSandbox
-from infra.settings import Settings
+from infra.git.mirrors import GitRepositories
+from infra.memory.blobs import MemoryBlobs
+from infra.memory.bus import MemoryBus
+from infra.memory.event_log import MemoryEffects, MemoryLog, World
+from infra.ports.clock import SystemClock
+from infra.ports.ports import Ports
+from infra.postgres.names import MemoryNames
+from infra.postgres.notify import Wakeup
+from infra.runtime.hosting import Hosting
+from infra.runtime.runtime import Runtime
+from infra.sandbox.sandbox import ProcessSandbox
+from infra.settings.settings import Settings
 from producers import datasets
 from producers.lookup import Lookup
 from producers.submit import Asked, Submitter

@@ -10,8 +10,8 @@ from uuid import uuid4
 
 import pytest
 
-from infra.kafka.settings import KafkaSettings
-from infra.stack.kafka import KafkaServer, kafka_server, missing
+from infra.settings.kafka import KafkaSettings
+from tests.stack.kafka import KafkaServer, kafka_server, missing
 
 GIVEN = "HEADRACE_TEST_KAFKA"
 

@@ -6,20 +6,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from infra.artifacts import ArtifactStore
-from infra.bus import EmbeddedBus
-from infra.clock import SystemClock
-from infra.consumer import Consumer
-from infra.database import Database
-from infra.datasets import DatasetCache
-from infra.effects import PostgresEffects
-from infra.hosting import Hosting
-from infra.log import PostgresLog
-from infra.memory_blobs import MemoryBlobs
-from infra.notify import News, Notifier
-from infra.ports import Effects, Ports
-from infra.runtime import Runtime
-from infra.settings import Settings
+from infra.blobs.artifacts import ArtifactStore
+from infra.blobs.dataset_cache import DatasetCache
+from infra.bus.embedded import EmbeddedBus
+from infra.memory.blobs import MemoryBlobs
+from infra.ports.clock import SystemClock
+from infra.ports.ports import Effects, Ports
+from infra.postgres.effects import PostgresEffects
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import News, Notifier
+from infra.postgres.pool import Database
+from infra.runtime.consumer import Consumer
+from infra.runtime.hosting import Hosting
+from infra.runtime.runtime import Runtime
+from infra.settings.settings import Settings
 from schemas.effects import Lane
 from schemas.ids import WorkerId
 

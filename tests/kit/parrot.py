@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack, contextmanager
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.structs import ConsumerRecord
 
-from infra.kafka.connect import options
-from infra.kafka.settings import KafkaSettings
-from infra.kafka.topics import topics
+from infra.bus.kafka.connect import options
+from infra.bus.kafka.topics import topics
+from infra.settings.kafka import KafkaSettings
 
 MARK = "x-again"
 POLL_MS = 50

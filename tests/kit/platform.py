@@ -19,9 +19,9 @@ from uuid import uuid4
 
 import httpx
 
-from infra import embedded
-from infra.free_port import free_port
-from infra.supervisor import tail
+from infra.local import embedded_postgres as embedded
+from infra.local.free_port import free_port
+from infra.local.supervisor import tail
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]

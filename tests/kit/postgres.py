@@ -17,10 +17,10 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra import embedded
-from infra.database import Database, connect
-from infra.migrate import migrate
-from infra.stack.postgres import PostgresServer, install, postgres_server
+from infra.local import embedded_postgres as embedded
+from infra.postgres.migrate import migrate
+from infra.postgres.pool import Database, connect
+from tests.stack.postgres import PostgresServer, install, postgres_server
 
 
 def missing(what: str) -> None:

@@ -5,19 +5,19 @@ lanes may need; here are only log, effects and bus of the database, and blobs un
 
 from pathlib import Path
 
-from infra.artifacts import ArtifactStore
-from infra.blobs import LocalBlobs
-from infra.bus import EmbeddedBus
-from infra.clock import SystemClock
-from infra.database import Database
-from infra.datasets import DatasetCache
-from infra.effects import PostgresEffects
-from infra.hosting import Hosting
-from infra.log import PostgresLog
-from infra.notify import News, Notifier
-from infra.ports import Ports
-from infra.runtime import Runtime
-from infra.settings import Settings
+from infra.blobs.artifacts import ArtifactStore
+from infra.blobs.dataset_cache import DatasetCache
+from infra.blobs.local import LocalBlobs
+from infra.bus.embedded import EmbeddedBus
+from infra.ports.clock import SystemClock
+from infra.ports.ports import Ports
+from infra.postgres.effects import PostgresEffects
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import News, Notifier
+from infra.postgres.pool import Database
+from infra.runtime.hosting import Hosting
+from infra.runtime.runtime import Runtime
+from infra.settings.settings import Settings
 
 
 def runtime_on(

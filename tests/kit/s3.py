@@ -14,11 +14,11 @@ from uuid import uuid4
 
 import pytest
 
-from infra.s3 import S3Blobs
-from infra.s3_place import S3Place
-from infra.s3_store import Keys, S3Store
-from infra.stack.s3 import S3Server, binary, s3_server
+from infra.blobs.s3.client import Keys, S3Store
+from infra.blobs.s3.store import S3Blobs
+from infra.settings.s3 import S3Place
 from schemas.errors import InvalidConfig
+from tests.stack.s3 import S3Server, binary, s3_server
 
 ADDRESS = "HEADRACE_TEST_S3"
 

@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from consumers.__main__ import REGISTRY, lanes_of, load
-from infra.artifacts import ArtifactStore
-from infra.clock import ManualClock
-from infra.consumer import Consumer
-from infra.datasets import DatasetCache
-from infra.draft import Work
-from infra.hosting import Hosting
-from infra.memory import MemoryEffects, MemoryLog, World
-from infra.memory_blobs import MemoryBlobs
-from infra.memory_bus import MemoryBus
-from infra.notify import Wakeup
-from infra.ports import Commit, Ports, Recorded
-from infra.runtime import Runtime
-from infra.settings import Settings
+from infra.blobs.artifacts import ArtifactStore
+from infra.blobs.dataset_cache import DatasetCache
+from infra.memory.blobs import MemoryBlobs
+from infra.memory.bus import MemoryBus
+from infra.memory.event_log import MemoryEffects, MemoryLog, World
+from infra.ports.clock import ManualClock
+from infra.ports.ports import Commit, Ports, Recorded
+from infra.postgres.notify import Wakeup
+from infra.runtime.cascade import Work
+from infra.runtime.consumer import Consumer
+from infra.runtime.hosting import Hosting
+from infra.runtime.runtime import Runtime
+from infra.settings.settings import Settings
 from schemas.effects import Effect, Outcome
 from schemas.events import Event
 from schemas.ids import ConsumerName, StreamName, WorkerId

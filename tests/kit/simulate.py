@@ -12,11 +12,11 @@ from typing import Any
 from uuid import UUID
 
 from consumers.__main__ import REGISTRY, load
-from infra.consumer import Consumer
-from infra.draft import Drafter, Work
-from infra.memory import MemoryLog, World
-from infra.ports import Claimed, CommitMiss, Recorded
-from infra.states import States
+from infra.memory.event_log import MemoryLog, World
+from infra.ports.ports import Claimed, CommitMiss, Recorded
+from infra.runtime.cascade import Drafter, Work
+from infra.runtime.consumer import Consumer
+from infra.runtime.folded_states import States
 from schemas.effects import (
     CommitFetched,
     Effect,

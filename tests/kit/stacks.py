@@ -10,10 +10,10 @@ from uuid import uuid4
 
 import pytest
 
-from infra.stack.components import BUCKET, Components, make_bucket
-from infra.stack.s3 import S3Server
 from tests.kit.kafka import environment as kafka_corner
 from tests.kit.postgres import database_of, execute
+from tests.stack.components import BUCKET, Components, make_bucket
+from tests.stack.s3 import S3Server
 
 
 @dataclass(frozen=True, slots=True)

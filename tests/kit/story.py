@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from infra.artifacts import reference
+from infra.blobs.artifacts import reference
 from schemas.events import (
     BatchAssembled,
     CheckpointSaved,

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 
-from infra.ports import Recorded
+from infra.ports.ports import Recorded
 
 
 def fingerprint(events: Iterable[Recorded]) -> str:

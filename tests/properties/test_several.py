@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.memory import MemoryLog
-from infra.ports import Commit
+from infra.memory.event_log import MemoryLog
+from infra.ports.ports import Commit
 from tests.kit import virtual
 from tests.kit.several import ALONE, Crowd, told_by
 from tests.properties.test_cascade import MODE, events

@@ -3,7 +3,7 @@
 from uuid import UUID
 
 from consumers.run import CONSUMER
-from infra.consumer import Message
+from infra.runtime.consumer import Message
 from schemas.errors import FailureCategory
 from schemas.events import (
     CheckpointRequested,

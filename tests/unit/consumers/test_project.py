@@ -11,13 +11,13 @@ import pytest
 
 from consumers.narrate import LONGEST, narrate
 from consumers.project import Projector, project
-from infra.database import Database
-from infra.log import PostgresLog
-from infra.notify import Notifier
-from infra.ports import Cursor, Recorded
-from infra.projection import ChangeRun, ChangeWorkspace, PutMetric, PutRun, Write
-from infra.readmodel import ReadModel
-from infra.readmodel_runs import Page
+from infra.ports.ports import Cursor, Recorded
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import Database
+from infra.readmodel.rows import ChangeRun, ChangeWorkspace, PutMetric, PutRun, Write
+from infra.readmodel.runs import Page
+from infra.readmodel.store import ReadModel
 from schemas.events import (
     ALL_EVENTS,
     Event,

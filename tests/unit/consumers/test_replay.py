@@ -9,7 +9,7 @@ import pytest
 
 from consumers.learn import CONSUMER, perform
 from consumers.replay import job_of
-from infra.consumer import Message, Meta
+from infra.runtime.consumer import Message, Meta
 from schemas.datasets import Row
 from schemas.effects import Effect, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import CorruptData, NotFound, Refused, ReplayDiverged, TransientError

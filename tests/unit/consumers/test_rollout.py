@@ -8,7 +8,7 @@ from hypothesis import given as holds_for
 from hypothesis import strategies as st
 
 from consumers.rollout import CONSUMER, perform
-from infra.externals import WorkflowResult
+from infra.ports.services import WorkflowResult
 from schemas.datasets import Row
 from schemas.effects import (
     Failed,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consumers.run import CONSUMER
-from infra.consumer import Meta
+from infra.runtime.consumer import Meta
 from schemas.events import (
     BatchAssembled,
     CheckpointRequested,

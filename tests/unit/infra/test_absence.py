@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from infra import away, performing, runtime
-from infra.away import Away
-from infra.memory import MemoryEffects
+from infra.memory.event_log import MemoryEffects
+from infra.postgres import errors as away
+from infra.postgres.errors import Away
+from infra.runtime import attempt as performing
+from infra.runtime import runtime
 from schemas.errors import RepositoryAway, StoreAway
 from tests.kit.hosting import Bench, Script, consumer
 

@@ -7,14 +7,14 @@ from uuid import uuid4
 
 import pytest
 
-from infra.artifacts import reference
-from infra.backend import Backend, open_backend
-from infra.backup import CONTENTS, back_up
-from infra.blobs import LocalBlobs
-from infra.migrate import migrate
-from infra.ports import Cursor
-from infra.restore import restore
-from infra.settings import Settings
+from infra.adapters import Backend, open_backend
+from infra.blobs.artifacts import reference
+from infra.blobs.local import LocalBlobs
+from infra.maintenance.backup import CONTENTS, back_up
+from infra.maintenance.restore import restore
+from infra.ports.ports import Cursor
+from infra.postgres.migrate import migrate
+from infra.settings.settings import Settings
 from schemas.errors import Conflict, CorruptData, InvalidConfig, NotFound
 from schemas.events import Event, PolicyUpdated, StepSettled
 from schemas.sampling import ArtifactRef

@@ -9,12 +9,12 @@ from uuid import uuid4
 
 import pytest
 
-from infra import reconcile
-from infra.bus import EmbeddedBus
-from infra.memory import MemoryLog, World
-from infra.notify import Wakeup
-from infra.ports import Commit, NewEvent
-from infra.reconcile import Delivered
+from infra.bus import reconciler as reconcile
+from infra.bus.embedded import EmbeddedBus
+from infra.bus.reconciler import Delivered
+from infra.memory.event_log import MemoryLog, World
+from infra.ports.ports import Commit, NewEvent
+from infra.postgres.notify import Wakeup
 from schemas.events import RunWarned
 from schemas.ids import ConsumerName, EventId
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from infra import runtime
-from infra.consumer import NOTHING, Consumer, Decision, Meta
-from infra.ports import Ports
+from infra.ports.ports import Ports
+from infra.runtime import runtime
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.effects import FetchCommit
 from schemas.events import RunWarned
 from tests.kit.hosting import WORKER, Bench, Fetched, Script, consumer, effect

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from infra.clock import LogTime
+from infra.ports.clock import LogTime
 
 TRUE = datetime(2026, 1, 1, tzinfo=UTC)
 

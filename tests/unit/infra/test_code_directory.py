@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from infra.sandbox import HELD, PREFIX, code_directory
-from infra.user_process import UNPRIVILEGED
+from infra.sandbox.sandbox import HELD, PREFIX, code_directory
+from infra.sandbox.user_process import UNPRIVILEGED
 
 HOLDS = """
 import sys, tempfile, time
 tempfile.tempdir = sys.argv[1]
-from infra.sandbox import code_directory
+from infra.sandbox.sandbox import code_directory
 print(code_directory()[0], flush=True)
 time.sleep(600)
 """

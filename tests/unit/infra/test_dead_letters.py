@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from infra import runtime
-from infra.consumer import NOTHING, Decision
-from infra.isolate import TRIES
-from infra.memory import MemoryLog
-from infra.poison import PAYLOAD_JSON_BYTES
+from infra.memory.event_log import MemoryLog
+from infra.runtime import runtime
+from infra.runtime.consumer import NOTHING, Decision
+from infra.runtime.dead_letters import PAYLOAD_JSON_BYTES
+from infra.runtime.quarantine import TRIES
 from schemas.events import MAX_EVENT_BYTES, CheckpointFailed, MessageDeadLettered, MessageRedriven
 from schemas.ids import EventId, checkpoint_stream
 from tests.kit.hosting import Bench, Script, consumer

@@ -9,13 +9,13 @@ from uuid import uuid4
 
 import pytest
 
-from infra import runtime
-from infra.database import connect
-from infra.effects import PostgresEffects
-from infra.memory import MemoryEffects, MemoryLog
-from infra.notify import Notifier
-from infra.ports import Commit, Effects, EventLog
-from infra.runtime import Runtime
+from infra.memory.event_log import MemoryEffects, MemoryLog
+from infra.ports.ports import Commit, Effects, EventLog
+from infra.postgres.effects import PostgresEffects
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import connect
+from infra.runtime import runtime
+from infra.runtime.runtime import Runtime
 from schemas.events import RunPaused, RunStopped, RunWarned
 from schemas.ids import ConsumerName, WorkerId
 from tests.contracts.effects_suite import Bound as Both

@@ -11,13 +11,13 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra import migrate as migrating
-from infra.consumer import Decision
-from infra.database import connect
-from infra.hosting import Hosting
-from infra.log import PostgresLog
-from infra.migrate import check, migrate
-from infra.notify import Notifier
+from infra.postgres import migrate as migrating
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.migrate import check, migrate
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import connect
+from infra.runtime.consumer import Decision
+from infra.runtime.hosting import Hosting
 from schemas.effects import Lane
 from schemas.errors import InvalidConfig
 from schemas.events import CheckpointFailed, MessageDeadLettered, RunWarned

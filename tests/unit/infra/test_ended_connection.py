@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from infra.away import Away
-from infra.database import connect
+from infra.postgres.errors import Away
+from infra.postgres.pool import connect
 
 pytestmark = pytest.mark.postgres
 

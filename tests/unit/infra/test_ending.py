@@ -9,12 +9,14 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from infra import away, ending, runtime
-from infra.away import Away, answering, through
-from infra.ending import end, go_on
-from infra.memory import MemoryEffects
-from infra.notify import Wakeup
-from infra.ports import Claimed
+from infra import task_cancellation as ending
+from infra.memory.event_log import MemoryEffects
+from infra.ports.ports import Claimed
+from infra.postgres import errors as away
+from infra.postgres.errors import Away, answering, through
+from infra.postgres.notify import Wakeup
+from infra.runtime import runtime
+from infra.task_cancellation import end, go_on
 from tests.kit.hosting import Bench, Script, consumer
 
 Swallow = Callable[[], Awaitable[None]]

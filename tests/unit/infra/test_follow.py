@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from infra import follow
-from infra.follow import LONGEST_NAP_S, SHORTEST_NAP_S, Patience
-from infra.notify import Wakeup
-from infra.ports import Cursor
+from infra.bus import tail_wait as follow
+from infra.bus.tail_wait import LONGEST_NAP_S, SHORTEST_NAP_S, Patience
+from infra.ports.ports import Cursor
+from infra.postgres.notify import Wakeup
 
 
 class Hidden:

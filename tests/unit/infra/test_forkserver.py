@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.forkserver import PR_SET_CHILD_SUBREAPER, ForkServer, Process, reap_strangers
+from infra.local.forkserver import PR_SET_CHILD_SUBREAPER, ForkServer, Process, reap_strangers
 from tests.kit.platform import eventually
 
 pytestmark = pytest.mark.processes
@@ -105,7 +105,7 @@ def test_a_worker_outlives_the_server_and_dies_with_the_supervisor(tmp_path: Pat
     supervisor = f"""
 import os, sys, time
 from pathlib import Path
-from infra.forkserver import ForkServer
+from infra.local.forkserver import ForkServer
 log = Path({str(tmp_path / "log")!r})
 server = ForkServer([sys.executable, "-c", {SERVER!r}], dict(os.environ), log=log)
 server.keep()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.git import GitRepositories, check_url
+from infra.git.mirrors import GitRepositories, check_url
 from schemas.errors import InvalidConfig, NotFound, Refused
 from schemas.specs import CommitSpec
 from tests.kit.platform import git, make_workspace

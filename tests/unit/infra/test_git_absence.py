@@ -15,13 +15,13 @@ from uuid import UUID
 import pytest
 
 from consumers import sync
-from infra import git as git_module
-from infra import git_process
-from infra.git import GitRepositories
-from infra.git_failures import meaning
-from infra.git_process import GitFailed, TooLate
-from infra.performing import Performing, perform_once
-from infra.ports import Claimed
+from infra.git import mirrors as git_module
+from infra.git import process as git_process
+from infra.git.failures import meaning
+from infra.git.mirrors import GitRepositories
+from infra.git.process import GitFailed, TooLate
+from infra.ports.ports import Claimed
+from infra.runtime.attempt import Performing, perform_once
 from schemas.effects import CommitFetched, Failed, FetchCommit
 from schemas.errors import NotFound, Refused, RepositoryAway, TransientError
 from schemas.ids import ConsumerName, StreamName

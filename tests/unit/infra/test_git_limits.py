@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from infra import git_process, git_tree
-from infra.git import GitRepositories
-from infra.git_process import run_git
-from infra.git_tree import DEEPEST, LONGEST_PATH, Archive, Listing
+from infra.git import process as git_process
+from infra.git import tree as git_tree
+from infra.git.mirrors import GitRepositories
+from infra.git.process import run_git
+from infra.git.tree import DEEPEST, LONGEST_PATH, Archive, Listing
 from schemas.errors import NotFound, Refused, RepositoryAway
 from schemas.specs import CommitSpec
 from tests.kit.platform import git, make_workspace
@@ -178,7 +179,7 @@ async def test_a_server_that_gives_out_branches_only_gives_a_pinned_commit_too(
     repositories: GitRepositories, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shas = grown(source, commits=3)
-    monkeypatch.setattr("infra.git.OURS", "")
+    monkeypatch.setattr("infra.git.mirrors.OURS", "")
     config = git_process.CONFIG
     monkeypatch.setattr(git_process, "CONFIG", (*config, "protocol.version=0"))
     pinned = CommitSpec(url=str(source), sha=shas[0])
@@ -213,7 +214,7 @@ async def test_what_a_killed_predecessor_left_is_no_obstacle(
 async def test_only_the_commits_used_last_are_kept(
     repositories: GitRepositories, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.git.KEPT", 2)
+    monkeypatch.setattr("infra.git.mirrors.KEPT", 2)
     for _ in range(5):
         [sha] = grown(source, commits=1)
         assert await repositories.fetch("w", CommitSpec(url=str(source))) == sha

@@ -11,16 +11,18 @@ from uuid import uuid4
 
 import pytest
 
-from infra import away, reconcile, runtime
-from infra.bus import EmbeddedBus
-from infra.history import Turned, as_of
-from infra.memory import MemoryLog, World
-from infra.memory_bus import MemoryBus
-from infra.notify import Wakeup
-from infra.ports import Bus, Commit, Cursor, Recorded
-from infra.reconcile import Reconciler, Tail
-from infra.relay import Position, Relay
-from infra.states import States
+from infra.bus import reconciler as reconcile
+from infra.bus.embedded import EmbeddedBus
+from infra.bus.reconciler import Reconciler, Tail
+from infra.bus.relay import Position, Relay
+from infra.memory.bus import MemoryBus
+from infra.memory.event_log import MemoryLog, World
+from infra.ports.ports import Bus, Commit, Cursor, Recorded
+from infra.postgres import errors as away
+from infra.postgres.history import Turned, as_of
+from infra.postgres.notify import Wakeup
+from infra.runtime import runtime
+from infra.runtime.folded_states import States
 from schemas.events import RunWarned
 from schemas.ids import ConsumerName
 from tests.kit.hosting import Bench, Script, consumer
@@ -202,7 +204,7 @@ async def test_what_is_asked_as_of_another_turn_is_refused() -> None:
 async def test_a_relay_notices_a_log_that_ends_below_what_it_had_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("infra.relay.CHECK_S", 0.01)
+    monkeypatch.setattr("infra.bus.relay.CHECK_S", 0.01)
     world = World()
     for step in range(1, 6):
         await warn(world, step)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra import home
+from infra.local import home
 from schemas.errors import Conflict, InvalidConfig
 
 HOLD = """

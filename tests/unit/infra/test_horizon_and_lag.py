@@ -9,16 +9,16 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra.database import Database
-from infra.follow import Patience
-from infra.log import PostgresLog
-from infra.notify import Notifier
-from infra.ports import Cursor
-from infra.readmodel_platform import COUNTED, Platform
-from infra.stack.postgres import postgres_server
+from infra.bus.tail_wait import Patience
+from infra.ports.ports import Cursor
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import Database
+from infra.readmodel.platform import COUNTED, Platform
 from schemas.events import RunWarned
 from schemas.ids import ConsumerName, StreamName
 from tests.kit.postgres import connected, execute, fresh_database, need_programs
+from tests.stack.postgres import postgres_server
 
 pytestmark = pytest.mark.postgres
 

@@ -17,9 +17,9 @@ import pytest
 
 from infra.gateway import bodies, sessions
 from infra.gateway.server import HttpGateway
-from infra.http_limits import Connections, Limits
-from infra.http_server import HttpServer
-from infra.settings import Settings
+from infra.http.limits import Connections, Limits
+from infra.http.server import HttpServer
+from infra.settings.settings import Settings
 from producers import serve
 from schemas.errors import InvalidConfig
 from tests.kit.http_victim import Quick

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from infra import confined
-from infra import sandbox as module
-from infra.artifacts import reference
-from infra.git import GitRepositories
-from infra.host_messages import Graded, ProtocolError, check_grades, later
-from infra.sandbox import ProcessSandbox
-from infra.settings import Settings
+from infra.blobs.artifacts import reference
+from infra.git.mirrors import GitRepositories
+from infra.sandbox import process as confined
+from infra.sandbox import sandbox as module
+from infra.sandbox.host_messages import Graded, ProtocolError, check_grades, later
+from infra.sandbox.sandbox import ProcessSandbox
+from infra.settings.settings import Settings
 from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.sampling import ArtifactRef, Message, SampleRecord
 from schemas.specs import CommitSpec, Entrypoint, RolloutRef

@@ -8,12 +8,12 @@ from uuid import uuid4
 import pytest
 
 from consumers.checkpoint import manifest_json
-from infra.artifacts import reference
-from infra.backend import Backend, open_backend
-from infra.blobs import LocalBlobs
-from infra.inspect import Damage, Inspection, Kind, inspect
-from infra.ports import SmallArtifact
-from infra.settings import Settings
+from infra.adapters import Backend, open_backend
+from infra.blobs.artifacts import reference
+from infra.blobs.local import LocalBlobs
+from infra.maintenance.integrity import Damage, Inspection, Kind, inspect
+from infra.ports.ports import SmallArtifact
+from infra.settings.settings import Settings
 from schemas.events import CheckpointSaved, PolicyUpdated, StepSettled
 from schemas.sampling import ArtifactRef
 from tests.kit.postgres import execute

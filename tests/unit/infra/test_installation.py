@@ -8,12 +8,12 @@ from uuid import uuid4
 
 import pytest
 
-from infra import migrate
-from infra.backend import open_backend
-from infra.blobs import LocalBlobs
-from infra.installation import KEY, identity
-from infra.memory_blobs import MemoryBlobs
-from infra.settings import Settings
+from infra.adapters import open_backend
+from infra.blobs.installation import KEY, identity
+from infra.blobs.local import LocalBlobs
+from infra.memory.blobs import MemoryBlobs
+from infra.postgres import migrate
+from infra.settings.settings import Settings
 from schemas.errors import Conflict, CorruptData, InvalidConfig
 from tests.kit.postgres import database_of, execute
 

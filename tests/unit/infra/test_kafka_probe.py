@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.backend import open_backend
-from infra.free_port import free_port
-from infra.kafka import probe as probing
-from infra.kafka.probe import CORRELATION, probe
-from infra.kafka.settings import KafkaSettings
-from infra.settings import Settings
+from infra.adapters import open_backend
+from infra.bus.kafka import probe as probing
+from infra.bus.kafka.probe import CORRELATION, probe
+from infra.local.free_port import free_port
+from infra.settings.kafka import KafkaSettings
+from infra.settings.settings import Settings
 from schemas.errors import InvalidConfig, TransientError
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

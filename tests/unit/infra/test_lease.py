@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from infra.database import Database
-from infra.effects import PostgresEffects
-from infra.lease import LEASE_LOST
+from infra.postgres.effects import PostgresEffects
+from infra.postgres.lease import LEASE_LOST
+from infra.postgres.pool import Database
 from schemas.ids import WorkerId
 
 pytestmark = [pytest.mark.postgres, pytest.mark.processes]

@@ -5,9 +5,9 @@ from uuid import uuid4
 
 import pytest
 
-from infra.database import Database
-from infra.effects import PostgresEffects
-from infra.leases import LEASELESS_S, LOOK_S, STARTING_S, LeaseWatch, live_workers
+from infra.local.lost_leases import LEASELESS_S, LOOK_S, STARTING_S, LeaseWatch, live_workers
+from infra.postgres.effects import PostgresEffects
+from infra.postgres.pool import Database
 from schemas.ids import WorkerId
 
 ME = "me"

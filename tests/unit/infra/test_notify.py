@@ -5,10 +5,10 @@ from uuid import uuid4
 
 import pytest
 
-from infra.database import Database
-from infra.log import PostgresLog
-from infra.notify import News, Notifier, Wakeup
-from infra.ports import Commit, NewEffect
+from infra.ports.ports import Commit, NewEffect
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import News, Notifier, Wakeup
+from infra.postgres.pool import Database
 from schemas.events import RunPaused, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId
 from tests.kit.commits import one

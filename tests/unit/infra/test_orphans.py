@@ -8,11 +8,11 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra.artifacts import reference
-from infra.backend import Backend, open_backend
-from infra.installed import KEEPING
-from infra.orphans import GRACE, collect
-from infra.settings import Settings
+from infra.adapters import Backend, open_backend
+from infra.blobs.artifacts import reference
+from infra.blobs.garbage import GRACE, collect
+from infra.blobs.installed import KEEPING
+from infra.settings.settings import Settings
 from schemas.events import PolicyUpdated
 from tests.kit.specs import version
 

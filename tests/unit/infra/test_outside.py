@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra import outside
+from infra.local import data_directory as outside
 from schemas.errors import InvalidConfig
 
 

@@ -11,12 +11,12 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra.database import Database, Pool
-from infra.effects import PostgresEffects
-from infra.log import PostgresLog
-from infra.notify import Notifier
-from infra.ports import Cursor
-from infra.readmodel import ReadModel
+from infra.ports.ports import Cursor
+from infra.postgres.effects import PostgresEffects
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import Database, Pool
+from infra.readmodel.store import ReadModel
 from schemas.effects import Lane
 from schemas.events import CheckpointFailed, RunWarned
 from schemas.ids import ConsumerName, EventId, WorkerId, run_stream
@@ -91,7 +91,7 @@ class Plans:
 
 
 class OneConnection:
-    """What `infra.database.Pool` needs of a pool; a real one wants its connections back unheard."""
+    """What `infra.postgres.pool.Pool` needs of a pool; a real one wants its connections back unheard."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection

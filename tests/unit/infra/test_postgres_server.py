@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from infra.stack.postgres import PostgresServer
 from tests.kit.postgres import execute
+from tests.stack.postgres import PostgresServer
 
 pytestmark = [pytest.mark.postgres, pytest.mark.processes]
 

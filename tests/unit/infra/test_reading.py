@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.artifacts import ArtifactStore
-from infra.blobs import LocalBlobs
-from infra.memory import MemoryLog, World
-from infra.memory_blobs import MemoryBlobs
-from infra.reading import PIECE_BYTES, read_verified
+from infra.blobs.artifacts import ArtifactStore
+from infra.blobs.local import LocalBlobs
+from infra.blobs.verified_read import PIECE_BYTES, read_verified
+from infra.memory.blobs import MemoryBlobs
+from infra.memory.event_log import MemoryLog, World
 from schemas.errors import CorruptData, NotFound
 from schemas.sampling import ArtifactRef
 

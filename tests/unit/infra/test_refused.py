@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from infra import runtime
-from infra.consumer import Decision
-from infra.memory import MemoryLog
-from infra.ports import Commit, CommitRefused, Recorded
+from infra.memory.event_log import MemoryLog
+from infra.ports.ports import Commit, CommitRefused, Recorded
+from infra.runtime import runtime
+from infra.runtime.consumer import Decision
 from schemas.events import CheckpointFailed, PolicyFailed
 from tests.kit.hosting import Bench, Fetched, Flaky, Script, consumer
 

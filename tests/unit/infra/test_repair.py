@@ -8,16 +8,16 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from infra import migrate
-from infra.bus import EmbeddedBus
-from infra.database import Database, connect
-from infra.log import PostgresLog
-from infra.notify import Notifier
-from infra.ports import Commit, Cursor
-from infra.stack.postgres import PostgresServer, postgres_server
+from infra.bus.embedded import EmbeddedBus
+from infra.ports.ports import Commit, Cursor
+from infra.postgres import migrate
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import Database, connect
 from schemas.events import RunWarned
 from schemas.ids import ConsumerName, EventId
 from tests.kit.postgres import dump_and_restore, execute, need_programs
+from tests.stack.postgres import PostgresServer, postgres_server
 
 pytestmark = [pytest.mark.postgres, pytest.mark.processes]
 

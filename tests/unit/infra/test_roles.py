@@ -9,13 +9,13 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra.database import ROLE, Database, administering, connect
-from infra.free_port import free_port
-from infra.log import PostgresLog
-from infra.migrate import migrate
-from infra.notify import Notifier
-from infra.readmodel import ReadModel
-from infra.settings import DatabaseLimits
+from infra.local.free_port import free_port
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.migrate import migrate
+from infra.postgres.notify import Notifier
+from infra.postgres.pool import ROLE, Database, administering, connect
+from infra.readmodel.store import ReadModel
+from infra.settings.settings import DatabaseLimits
 from schemas.errors import InvalidConfig, TransientError
 from schemas.events import RunWarned
 from tests.kit.postgres import database_of, execute

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.s3_parts import MOST_PARTS, PART_BYTES, Source, part_bytes
-from infra.s3_place import S3Place
-from infra.s3_store import FIRST_PAUSE_S, LONGEST_PAUSE_S, pauses
+from infra.blobs.s3.client import FIRST_PAUSE_S, LONGEST_PAUSE_S, pauses
+from infra.blobs.s3.multipart import MOST_PARTS, PART_BYTES, Source, part_bytes
+from infra.settings.s3 import S3Place
 from schemas.errors import NotFound
 
 

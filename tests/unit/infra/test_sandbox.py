@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from infra import sandbox as module
-from infra.artifacts import reference
-from infra.confined import ConfinedProcess, Ended
-from infra.git import GitRepositories
-from infra.sandbox import ProcessSandbox
-from infra.settings import Settings
-from infra.user_process import UNPRIVILEGED
+from infra.blobs.artifacts import reference
+from infra.git.mirrors import GitRepositories
+from infra.sandbox import sandbox as module
+from infra.sandbox.process import ConfinedProcess, Ended
+from infra.sandbox.sandbox import ProcessSandbox
+from infra.sandbox.user_process import UNPRIVILEGED
+from infra.settings.settings import Settings
 from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord
 from schemas.specs import CommitSpec, Entrypoint, RewardSpec, RolloutRef

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from infra import embedded, failpoints
-from infra.confined import describe_user
-from infra.settings import BadSetting, Settings
+from infra import failpoints
+from infra.local import embedded_postgres as embedded
+from infra.sandbox.process import describe_user
+from infra.settings.settings import BadSetting, Settings
 from infra.telemetry import JsonLines
 from schemas.errors import InvalidConfig
 

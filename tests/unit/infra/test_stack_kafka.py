@@ -4,8 +4,8 @@ from uuid import UUID
 
 import pytest
 
-from infra.stack import kafka
-from infra.stack.kafka import new_cluster_id
+from tests.stack import kafka
+from tests.stack.kafka import new_cluster_id
 
 
 def test_a_cluster_s_id_is_no_option_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from infra import runtime, states
-from infra.consumer import Consumer
-from infra.memory import MemoryLog
-from infra.states import States
+from infra.memory.event_log import MemoryLog
+from infra.runtime import folded_states as states
+from infra.runtime import runtime
+from infra.runtime.consumer import Consumer
+from infra.runtime.folded_states import States
 from schemas.ids import checkpoint_stream
 from tests.kit.hosting import Bench, Script, consumer
 

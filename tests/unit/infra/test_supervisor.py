@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from infra.children import LARGEST_LOG_BYTES, Child, ChildSpec, make_room, pause_s
-from infra.free_port import free_port
-from infra.settings import Settings
-from infra.supervisor import check_port, specs, tail
+from infra.local.child import LARGEST_LOG_BYTES, Child, ChildSpec, make_room, pause_s
+from infra.local.free_port import free_port
+from infra.local.supervisor import check_port, specs, tail
+from infra.settings.settings import Settings
 from schemas.errors import Conflict
 from tests.kit.platform import PATIENCE, eventually
 
@@ -45,8 +45,8 @@ while True: signal.pause()
 SUPERVISOR = """
 import os, pathlib, sys
 from infra import home, leases, supervisor
-from infra.children import Child, ChildSpec
-from infra.settings import Settings
+from infra.local.child import Child, ChildSpec
+from infra.settings.settings import Settings
 
 root, port = pathlib.Path(sys.argv[1]), sys.argv[2]
 settings = Settings.load({"HEADRACE_HOME": str(root), "HEADRACE_URL": f"http://127.0.0.1:{port}"})

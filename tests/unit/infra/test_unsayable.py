@@ -11,10 +11,10 @@ from uuid import uuid4
 
 import pytest
 
-from infra import runtime
-from infra.consumer import Consumer, Decision, Meta
-from infra.database import Database
-from infra.log import PostgresLog
+from infra.postgres.event_log import PostgresLog
+from infra.postgres.pool import Database
+from infra.runtime import runtime
+from infra.runtime.consumer import Consumer, Decision, Meta
 from schemas.effects import Failed
 from schemas.errors import FailureCategory, HeadraceError, Refused, UserCodeError
 from schemas.events import CheckpointFailed, RunWarned
@@ -69,10 +69,10 @@ async def outcome(log: PostgresLog, run: str) -> CheckpointFailed:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
-    monkeypatch.setattr("infra.performing.ATTEMPTS", 3)
+    monkeypatch.setattr("infra.runtime.attempt.ATTEMPTS", 3)
     # pytest cannot send captured lines with half a surrogate pair to another process (the log itself is
     # JSON in ASCII).
-    for name in ("infra.performing", "infra.runtime"):
+    for name in ("infra.runtime.attempt", "infra.runtime.runtime"):
         monkeypatch.setattr(logging.getLogger(name), "disabled", True)
 
 
@@ -119,8 +119,8 @@ async def test_what_cannot_even_be_given_back_is_found_again(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twin of cleaning the text: Postgres refuses it, and still the effect is not lost."""
-    monkeypatch.setattr("infra.effects.plain", lambda text: text)
-    monkeypatch.setattr("infra.performing.said", str)
+    monkeypatch.setattr("infra.postgres.effects.plain", lambda text: text)
+    monkeypatch.setattr("infra.runtime.attempt.said", str)
     times = 0
 
     def error() -> Exception:

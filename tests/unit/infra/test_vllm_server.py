@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from infra.free_port import free_port
-from infra.settings import BadSetting, Settings
-from infra.supervisor import specs
-from infra.vllm_server import RESERVE
+from infra.local.free_port import free_port
+from infra.local.supervisor import specs
+from infra.settings.settings import BadSetting, Settings
+from infra.settings.vllm import RESERVE
 from tests.kit.platform import eventually
 
 ROOT = Path(__file__).parents[3]
@@ -90,8 +90,8 @@ def test_it_starts_after_the_server_and_before_those_who_ask_it() -> None:
 SUPERVISOR = """
 import dataclasses, os, pathlib, sys
 from infra import home, supervisor
-from infra.children import Child
-from infra.settings import Settings
+from infra.local.child import Child
+from infra.settings.settings import Settings
 from tests.unit.infra.test_supervisor import SERVER, WORKER
 
 root = pathlib.Path(os.environ["HEADRACE_HOME"])

@@ -10,10 +10,9 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra.database import Database
-from infra.readmodel_waits import Waits
-from infra.stack.postgres import postgres_server
-from infra.waits import (
+from infra.postgres.pool import Database
+from infra.readmodel.wait_facts import Waits
+from infra.readmodel.wait_reasons import (
     BrokerFact,
     EffectFact,
     Facts,
@@ -23,6 +22,7 @@ from infra.waits import (
     waits_of,
 )
 from tests.kit.postgres import connected, execute, fresh_database, need_programs
+from tests.stack.postgres import postgres_server
 
 WORKER = WorkerFact(id="w1", host="here", pid=7, lanes=("generate", "train"), lease_s=4.0)
 BUSY = replace(WORKER, held=3)

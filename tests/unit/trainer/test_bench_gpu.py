@@ -32,7 +32,7 @@ import importlib, sys
 from bench import gpu
 sys.meta_path.insert(0, gpu.Guard())
 import bench.gpu_tables
-for name in ("asyncpg", "aiokafka", "infra.settings", "consumers", "producers"):
+for name in ("asyncpg", "aiokafka", "infra.settings.settings", "consumers", "producers"):
     try:
         importlib.import_module(name)
     except ImportError as error:

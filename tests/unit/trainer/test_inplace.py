@@ -27,7 +27,7 @@ TENSORS = {
 
 
 def placed(data: bytes) -> memoryview:
-    """As `infra.reading` does it: in aligned memory, behind the lead."""
+    """As `infra.blobs.verified_read` does it: in aligned memory, behind the lead."""
     room = torch.empty(len(data) + 2 * ALIGNED_BYTES, dtype=torch.uint8).numpy()
     first = -room.ctypes.data % ALIGNED_BYTES + lead(data[:8])
     content = memoryview(room)[first : first + len(data)]

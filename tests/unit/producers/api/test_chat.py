@@ -3,7 +3,7 @@
 import pytest
 
 from infra.gateway.server import HttpGateway
-from infra.readmodel import announce_door
+from infra.readmodel.store import announce_door
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.events import Event
 from schemas.ids import WorkerId

@@ -5,8 +5,8 @@ import base64
 import json
 from uuid import uuid4
 
-from infra.poison import dead_letter
-from infra.ports import Cursor, EventLog, Recorded
+from infra.ports.ports import Cursor, EventLog, Recorded
+from infra.runtime.dead_letters import dead_letter
 from schemas.errors import Conflict
 from schemas.events import MessageDeadLettered, RunPaused, RunResumed, RunWarned
 from schemas.ids import ConsumerName

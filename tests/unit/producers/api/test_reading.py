@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from infra.artifacts import reference
+from infra.blobs.artifacts import reference
 from schemas.datasets import Row
 from schemas.events import RunFinished, RunPaused, RunStarted
 from schemas.ids import GroupKey, Purpose, sample_id

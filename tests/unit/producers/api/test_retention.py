@@ -14,16 +14,16 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra import orphans
-from infra.archive_file import members
-from infra.archives import Archives, Moved
-from infra.artifacts import reference
-from infra.database import administering
-from infra.inspect import Inspection, _events, _rows, _streams, _Told
-from infra.named import Named
-from infra.orphans import GRACE, REMOVED_GRACE, collect
-from infra.ports import Cursor
-from infra.repair import repair
+from infra.blobs import garbage as orphans
+from infra.blobs.artifacts import reference
+from infra.blobs.garbage import GRACE, REMOVED_GRACE, collect
+from infra.blobs.references import Named
+from infra.maintenance.archive import Archives, Moved
+from infra.maintenance.archive_file import members
+from infra.maintenance.integrity import Inspection, _events, _rows, _streams, _Told
+from infra.ports.ports import Cursor
+from infra.postgres.pool import administering
+from infra.postgres.restored_dump import repair
 from schemas.errors import CorruptData
 from schemas.events import (
     DatasetDeleted,
@@ -325,9 +325,9 @@ async def test_nothing_is_removed_that_a_consumer_has_not_read(
     ended: Application, monkeypatch: pytest.MonkeyPatch, looks_before: bool
 ) -> None:
     """The look before spares the work; what counts is the one in the transaction."""
-    monkeypatch.setattr("infra.archives.PATIENCE_S", 0.3)
+    monkeypatch.setattr("infra.maintenance.archive.PATIENCE_S", 0.3)
     if not looks_before:
-        monkeypatch.setattr("infra.archives.BEHIND", NEVER_BEHIND)
+        monkeypatch.setattr("infra.maintenance.archive.BEHIND", NEVER_BEHIND)
     await ended.services.log.advance([ConsumerName("learn")], Cursor(1, 1))
     answer = await ended.post("/runs/first/archive", {})
     assert answer.status_code == 503
@@ -341,7 +341,7 @@ async def test_nothing_is_removed_that_a_consumer_has_not_read(
 async def test_twin_without_the_watermarks_events_go_that_nobody_has_read(
     ended: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.archives.BEHIND", NEVER_BEHIND)
+    monkeypatch.setattr("infra.maintenance.archive.BEHIND", NEVER_BEHIND)
     await ended.services.log.advance([ConsumerName("learn")], Cursor(1, 1))
     async with administering(ended.database.url) as admin:
         await admin.execute(

@@ -1,0 +1,125 @@
+"""Artifacts: content-addressed bytes, small ones as rows of the commit that refers to them.
+
+A row costs no write of its own; a blob is durable before the reference exists. What this process put or
+read lately stays in memory, so that a neighbour in the same process need not ask the database.
+"""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+
+from infra.blobs.verified_read import Lead, read_verified
+from infra.ports.ports import EventLog, SmallArtifact
+from infra.ports.services import Blobs
+from schemas.errors import CorruptData, NotFound
+from schemas.sampling import ArtifactRef
+
+SMALL_BYTES = 64 * 1024
+ROW = "row:"
+
+
+def verified(ref: ArtifactRef, data: bytes | None) -> bytes:
+    """`data` if it is what `ref` promises. Raises NotFound, CorruptData."""
+    if data is None:
+        raise NotFound(f"the artifact {ref.uri} is gone")
+    if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
+        raise CorruptData(
+            f"{ref.uri} does not hold what was recorded: {ref.size} bytes with sha256 {ref.sha256}"
+        )
+    return data
+
+
+class ArtifactStore:
+    """`infra.ports.services.Artifacts` over rows of the log and Blobs; `stage` for what one effect
+    writes."""
+
+    def __init__(self, log: EventLog, blobs: Blobs, *, cache_bytes: int = 64 << 20) -> None:
+        self._log = log
+        self._blobs = blobs
+        self._limit = cache_bytes
+        self._size = 0
+        self._cache: OrderedDict[str, bytes] = OrderedDict()
+
+    def stage(self) -> "StagedArtifacts":
+        return StagedArtifacts(self)
+
+    async def put(
+        self, data: bytes, *, run: str, blob: bool = False, sha256: str | None = None
+    ) -> ArtifactRef:
+        """Store as a blob, whatever its size: only a stage has a commit to put rows into."""
+        ref = reference(data, uri="", sha256=sha256)
+        uri = await self._blobs.put(f"runs/{run}/objects/{ref.sha256}", data, sha256=ref.sha256)
+        self.remember(ref.sha256, data)
+        return ref.model_copy(update={"uri": uri})
+
+    async def get(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
+        held = self._cache.get(ref.sha256) if cached else None
+        if held is not None:
+            self._cache.move_to_end(ref.sha256)
+            return verified(ref, held)
+        if ref.uri.startswith(ROW):
+            data = verified(ref, await self._log.artifact(ref.sha256))
+        else:
+            data = verified(ref, await self._blobs.get(ref.uri))
+        self.remember(ref.sha256, data)
+        return data
+
+    async def read(self, ref: ArtifactRef, lead: Lead) -> bytes | memoryview:
+        """`get` for what is large and looked at in place: of a file of this machine a copy of the
+        caller's own (a memoryview), made and verified in one go."""
+        held = ref.sha256 in self._cache or ref.uri.startswith(ROW)
+        path = None if held else await self._blobs.file(ref.uri)
+        if path is None:
+            return await self.get(ref)
+        return await asyncio.to_thread(read_verified, path, ref, lead)
+
+    async def discard(self, ref: ArtifactRef) -> None:
+        dropped = self._cache.pop(ref.sha256, None)
+        self._size -= len(dropped or b"")
+        if not ref.uri.startswith(ROW):
+            await self._blobs.delete(ref.uri)
+
+    def remember(self, sha256: str, data: bytes) -> None:
+        """Keep bytes in memory while there is room."""
+        if sha256 in self._cache or len(data) > self._limit // 4:
+            return
+        self._cache[sha256] = data
+        self._size += len(data)
+        while self._size > self._limit:
+            _, dropped = self._cache.popitem(last=False)
+            self._size -= len(dropped)
+
+
+class StagedArtifacts:
+    """What one effect puts: small artifacts wait in `pending` for the outcome's commit."""
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self._store = store
+        self._pending: dict[str, SmallArtifact] = {}
+
+    @property
+    def pending(self) -> tuple[SmallArtifact, ...]:
+        return tuple(self._pending.values())
+
+    async def put(
+        self, data: bytes, *, run: str, blob: bool = False, sha256: str | None = None
+    ) -> ArtifactRef:
+        if blob or len(data) > SMALL_BYTES:
+            return await self._store.put(data, run=run, blob=True, sha256=sha256)
+        ref = reference(data, sha256=sha256)
+        self._pending[ref.sha256] = SmallArtifact(ref.sha256, data)
+        self._store.remember(ref.sha256, data)
+        return ref
+
+    async def get(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
+        staged = self._pending.get(ref.sha256)
+        return verified(ref, staged.data) if staged else await self._store.get(ref, cached=cached)
+
+    async def discard(self, ref: ArtifactRef) -> None:
+        await self._store.discard(ref)
+
+
+def reference(data: bytes, *, uri: str | None = None, sha256: str | None = None) -> ArtifactRef:
+    """The reference of these bytes, whose hash may be known; without `uri`, as a row."""
+    sha256 = sha256 or hashlib.sha256(data).hexdigest()
+    return ArtifactRef(uri=ROW + sha256 if uri is None else uri, sha256=sha256, size=len(data))

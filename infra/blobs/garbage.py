@@ -1,0 +1,151 @@
+"""Collects orphans: blobs of runs that have ended which no event names, and what removed events named.
+
+A worker that dies between putting a blob and telling of it leaves one. Only runs that are closed, with
+no work of theirs left, are looked at: whoever writes belongs to a run that is not. What no event names
+by then no event ever will, for events name what was just put, or what others named; a manifest names
+nothing else either. The grace is for whoever was writing when the run was closed (an attempt takes six
+hours at most).
+
+Where a run was archived or deleted, or a dataset deleted, its bytes are orphans too, small artifacts
+(rows) among them. Their grace is for a request that looked the run or dataset up just before: once it
+has appended, its event names what it needs. Nothing is collected while an archive is being restored.
+"""
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from infra.blobs.artifacts import ROW
+from infra.blobs.installed import InstalledBlobs
+from infra.blobs.references import named
+from infra.ports.ports import Clock
+from infra.postgres.advisory_lock import exclusively
+from infra.postgres.pool import Database
+from schemas.errors import HeadraceError
+
+logger = logging.getLogger(__name__)
+
+GRACE = timedelta(hours=24)
+REMOVED_GRACE = timedelta(hours=1)
+EVERY_S = 6 * 3600.0
+"""How often they are looked for."""
+
+COLLECTING = 0x434F4C4C
+"""The advisory lock of whoever collects, or brings back what could be collected ("COLL")."""
+
+LOCK_S = 60.0
+"""How long the collector waits for a restore."""
+
+ENDED = """
+select g.run_id, r.at as removed_at from run_gates g left join removals r on r.owner = g.run_id
+where g.state = 'closed'
+and not exists (select from effects e where e.run_id = g.run_id)
+union all
+select r.owner, r.at from removals r
+where not exists (select from run_gates g where g.run_id = r.owner)
+"""
+
+ROWS_SINCE = """
+select distinct m[1] as sha256 from events e, regexp_matches(e.data::text, '"row:([0-9a-f]{64})"', 'g') m
+where e.xid >= pg_snapshot_xmin($1::text::pg_snapshot)
+"""
+"""Rows named by whatever was not visible in an earlier snapshot."""
+
+DISCARDED = "select uri from discarded_blobs where at < $1"
+
+ROWS_AT_ONCE = 20_000
+
+
+async def collect(
+    database: Database, blobs: InstalledBlobs, *, now: datetime, grace: timedelta = GRACE
+) -> int:
+    """Delete the orphans that are older than `grace`, and what was removed longer ago than
+    REMOVED_GRACE; returns how many. Raises Away, TransientError."""
+    async with exclusively(database.url, COLLECTING, within_s=LOCK_S):
+        old = await _old_blobs(database, blobs, now=now, grace=grace)
+        rows = await _old_rows(database, now)
+        if not old and not rows:
+            return 0
+        # After the listing: what was told of meanwhile is among the names.
+        kept: set[str] = set()
+        async with (
+            database.lazy.acquire() as connection,
+            connection.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            snapshot = await connection.fetchval("select pg_current_snapshot()::text")
+            async for found in named(connection, rows=True):
+                if found.ref.uri.startswith(ROW):
+                    kept.add(found.ref.sha256)
+                else:
+                    old.pop(await blobs.key(found.ref.uri) or "", None)
+        for uri in old.values():
+            await blobs.delete(uri)
+        gone = await _delete_rows(database, rows, kept & rows, snapshot)
+        await _forget_discarded(database, blobs, now)
+    if old or gone:
+        logger.info("%d blobs and %d rows that nothing names are deleted", len(old), gone)
+    return len(old) + gone
+
+
+async def _old_blobs(
+    database: Database, blobs: InstalledBlobs, *, now: datetime, grace: timedelta
+) -> dict[str, str]:
+    """Key -> uri of blobs that may be orphans: of ended and removed runs, and of deleted datasets."""
+    old: dict[str, str] = {}
+    for row in await database.lazy.fetch(ENDED):
+        removed_at = row["removed_at"]
+        if removed_at is not None and removed_at > now - REMOVED_GRACE:
+            continue
+        for blob in await blobs.keys(f"runs/{row['run_id']}/"):
+            if removed_at is not None or blob.modified < now - grace:
+                old[blob.key] = blob.uri
+    discarded = await database.lazy.fetch(DISCARDED, now - REMOVED_GRACE)
+    for key in {await blobs.key(row["uri"]) for row in discarded} - {None}:
+        # Put again since then: the same content was uploaded once more.
+        for blob in await blobs.keys(str(key)):
+            if blob.key == key and blob.modified < now - REMOVED_GRACE:
+                old[blob.key] = blob.uri
+    return old
+
+
+async def _forget_discarded(database: Database, blobs: InstalledBlobs, now: datetime) -> None:
+    """Those that are gone now; others may have been kept for a backup."""
+    for row in await database.lazy.fetch(DISCARDED, now - REMOVED_GRACE):
+        if await blobs.exists(await blobs.key(row["uri"]) or "none") is None:
+            await database.lazy.execute("delete from discarded_blobs where uri = $1", row["uri"])
+
+
+async def _old_rows(database: Database, now: datetime) -> set[str]:
+    found = await database.lazy.fetch(
+        "select sha256 from discards where at < $1 order by at limit $2",
+        now - REMOVED_GRACE,
+        ROWS_AT_ONCE,
+    )
+    return {row["sha256"] for row in found}
+
+
+async def _delete_rows(
+    database: Database, rows: set[str], kept: Iterable[str], snapshot: str
+) -> int:
+    """Delete artifacts that nothing named in `snapshot` or since. Commits that store artifacts wait
+    meanwhile: one of them may name a row that it found there."""
+    if not rows:
+        return 0
+    async with database.lazy.acquire() as connection, connection.transaction():
+        await connection.execute("set local lock_timeout = '5s'")
+        await connection.execute("lock table artifacts in share row exclusive mode")
+        since = {row["sha256"] for row in await connection.fetch(ROWS_SINCE, snapshot)}
+        orphans = list(rows - set(kept) - since)
+        tag = await connection.execute("delete from artifacts where sha256 = any ($1)", orphans)
+        await connection.execute("delete from discards where sha256 = any ($1)", list(rows))
+    return int(tag.split()[1])
+
+
+async def collecting(database: Database, blobs: InstalledBlobs, clock: Clock) -> None:
+    """Collect now and again, for ever. What is away then is asked next time."""
+    while True:
+        await clock.sleep(EVERY_S)
+        try:
+            await collect(database, blobs, now=clock.now())
+        except (HeadraceError, OSError) as error:
+            logger.warning("orphans are left for the next time: %s", error)

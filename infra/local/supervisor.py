@@ -1,0 +1,357 @@
+"""`headrace up`: everything on one machine under one process.
+
+Starts Postgres (unless HEADRACE_DATABASE_URL names one), brings its schema up to date, starts the
+control process and the device worker, restarts what dies, and on SIGTERM or SIGINT stops it all in
+order: workers, control, Postgres. It has one thread and waits for signals, and looks at the size of the
+logs now and then, so it costs next to nothing while nothing happens; a dead child is a signal too, and
+its lease is ended at once, so that the work it held is taken up without waiting for the lease to run
+out.
+"""
+
+import asyncio
+import http.client
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from infra.adapters import check_blobs
+from infra.local import embedded_postgres as embedded
+from infra.local import home
+from infra.local.child import Child, ChildSpec, make_room
+from infra.local.embedded_postgres import EmbeddedPostgres
+from infra.local.forkserver import ForkServer, reap_strangers
+from infra.local.lost_leases import LeaseWatch, live_workers, stands_still
+from infra.postgres.effects import PostgresEffects
+from infra.postgres.migrate import migrate
+from infra.postgres.pool import connect
+from infra.settings.settings import Settings
+from schemas.errors import Conflict, HeadraceError, Refused, TransientError
+from schemas.ids import WorkerId
+
+logger = logging.getLogger(__name__)
+
+SAMPLER = ("run", "rollout", "grade", "evaluate")
+LEARNER = ("learn", "checkpoint", "verify")
+DEVICE_CONSUMERS = (*SAMPLER, *LEARNER)
+HOSTED: dict[str, dict[str, tuple[str, ...]]] = {
+    "one": {"worker": DEVICE_CONSUMERS},
+    "two": {"sampler": SAMPLER, "learner": LEARNER},
+    "each": {name: (name,) for name in DEVICE_CONSUMERS},
+}
+"""The setting `workers` -> process -> the consumers that it hosts."""
+
+PYTHON = (sys.executable, "-P", "-m")
+"""-P: the directory that someone calls from must not shadow our modules."""
+STOP = frozenset({signal.SIGTERM, signal.SIGINT})
+WATCHED = STOP | {signal.SIGCHLD}
+VLLM_STOP_S = 30.0
+SPIN = "2000"
+"""How often a thread of numerical code looks for its next share before it sleeps: some 100 us, longer
+than it takes from one matrix product to the next. To be woken costs as much as a small product."""
+READY_POLL_S = 0.05
+READY_S = 120.0
+REVIVE_S = 3.0
+"""The embedded server is started again at most this often."""
+LOGS_S = 10.0
+"""How often it looks whether a log has grown too large."""
+NO_LEASE = "no lease for"
+EARLY_DEATHS = 3
+"""So many deaths of the control process before it ever answered mean that it never will."""
+
+
+def supervise(
+    settings: Settings, environ: Mapping[str, str], *, on_ready: Callable[[], None]
+) -> None:
+    """Run until told to stop; `on_ready` is called once, when the server answers.
+
+    Raises Conflict when the home has an owner or the port is taken, InvalidConfig or TransientError
+    when the blobs' store, the database or the control process cannot be used.
+    """
+    home.prepare(settings.home)
+    with home.owned(settings.home):
+        check_port(settings.host, settings.port)
+        asyncio.run(check_blobs(settings))
+        with _database(settings) as (url, server):
+            asyncio.run(migrate(url))
+            wanted = specs(settings, environ, database_url=url)
+            logs = settings.home / "logs"
+            forks = fork_server(wanted, log=logs / "forkserver.log")
+            children = tuple(
+                Child(spec, log=logs / f"{spec.name}.log", forks=forks) for spec in wanted
+            )
+            Supervisor(settings, children, url=url, server=server, forks=forks).run(on_ready)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises Conflict when something listens there already."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise Conflict(
+                f"port {port} on {host} cannot be had ({error.strerror}); stop what listens there, "
+                f"or choose another with HEADRACE_URL=http://{host}:PORT"
+            ) from error
+
+
+@contextmanager
+def _database(settings: Settings) -> Iterator[tuple[str, EmbeddedPostgres | None]]:
+    """The database's URL, and the embedded server when it is ours to run."""
+    if settings.database_url is not None:
+        yield settings.database_url, None
+        return
+    server = embedded.start(settings.home)
+    try:
+        yield server.url, server
+    finally:
+        server.stop()
+
+
+def specs(
+    settings: Settings, environ: Mapping[str, str], *, database_url: str
+) -> tuple[ChildSpec, ...]:
+    """The processes of one machine: one device worker that hosts all consumers, or (`settings.workers`)
+    one that samples and one that learns, or a worker for each consumer, as on a cluster; and a vLLM
+    server, where one is to be started, which stops after those who ask it. Threads of
+    numerical code are set on purpose: all cores for a device worker (half of them where two work at
+    once), and waiting threads spin for a moment only, then sleep, for others need the cores too."""
+    shared = {
+        **environ,
+        "HEADRACE_HOME": str(settings.home),
+        "HEADRACE_URL": settings.url,
+        "HEADRACE_DATABASE_URL": database_url,
+        "PYTHONUNBUFFERED": "1",
+        "OMP_WAIT_POLICY": environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+        "GOMP_SPINCOUNT": environ.get("GOMP_SPINCOUNT", SPIN),
+    }
+    cores = len(os.sched_getaffinity(0))
+    threads = max(1, cores // 2) if settings.workers == "two" else cores
+    device = {**shared, "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", str(threads))}
+    control = (*PYTHON, "producers.serve")
+    hosted = HOSTED[settings.workers]
+    beside = settings.vllm.server if settings.vllm else None
+    return (
+        ChildSpec("control", control, {**shared, "OMP_NUM_THREADS": "1"}, stop_s=8, leased=True),
+        *(
+            [ChildSpec("vllm", beside.argv, beside.environment(shared), VLLM_STOP_S)]
+            if beside
+            else ()
+        ),
+        *(
+            ChildSpec(
+                name,
+                (*PYTHON, "consumers", *consumers, "--forever"),
+                device,
+                stop_s=15,
+                forked=(*consumers, "--forever"),
+                leased=True,
+            )
+            for name, consumers in hosted.items()
+        ),
+    )
+
+
+def fork_server(wanted: Sequence[ChildSpec], *, log: Path) -> ForkServer:
+    """The process that the device workers are forked from; it has imported what they need under the
+    environment that they have in common."""
+    environment = next(spec.environment for spec in wanted if spec.forked is not None)
+    return ForkServer((*PYTHON, "consumers.forkserver"), environment, log=log)
+
+
+class Supervisor:
+    """Keeps `children` alive; they are stopped in the reverse of their order."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        children: tuple[Child, ...],
+        *,
+        url: str,
+        server: EmbeddedPostgres | None = None,
+        forks: ForkServer | None = None,
+    ) -> None:
+        self._settings = settings
+        self._children = children
+        self._url = url
+        self._server = server
+        self._forks = forks
+        self._revived_at = 0.0
+        self._started_at = datetime.now(UTC).isoformat()
+        self._ready_by = time.monotonic() + READY_S
+        self._ready = False
+        self._watch = LeaseWatch()
+
+    def run(self, on_ready: Callable[[], None]) -> None:
+        """Start, watch, restart; returns after everything was stopped."""
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+        try:
+            while not self._told_to_stop():
+                self._restart()
+                self._look_at_leases()
+                self._shorten_logs()
+                if not self._ready and self._answers():
+                    self._ready = True
+                    self._record()
+                    on_ready()
+        finally:
+            for child in reversed(self._children):
+                child.stop()
+            if self._forks is not None:
+                self._forks.stop()
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+    def _shorten_logs(self) -> None:
+        """Whatever is written while this goes on, each log and its former half stay bounded."""
+        logs = [*(self._settings.home / "logs").glob("*.log")]
+        for log in (*logs, self._server.log) if self._server else logs:
+            make_room(log)
+
+    def _told_to_stop(self) -> bool:
+        """Wait for a signal, or until something is due. True when the signal means: stop."""
+        due = [LOGS_S]
+        due += [
+            READY_POLL_S if child.waits() else s
+            for child in self._children
+            if (s := child.due_in_s()) is not None
+        ]
+        if self._forks is not None and (s := self._forks.due_in_s()) is not None:
+            due.append(s)
+        if self._server is not None and self._server.process.poll() is not None:
+            due.append(max(0.0, self._revived_at + REVIVE_S - time.monotonic()))
+        if not self._ready:
+            due.append(READY_POLL_S)
+        if self._leased():
+            due.append(self._watch.due_in_s())
+        came = signal.sigtimedwait(WATCHED, min(due))
+        return came is not None and came.si_signo in STOP
+
+    def _revive(self) -> bool:
+        """Start the embedded server again if it died, be it that its disk is still full: nobody else
+        would. Returns whether it did."""
+        server = self._server
+        if server is None or server.process.poll() is None:
+            return False
+        if time.monotonic() < self._revived_at + REVIVE_S:
+            return False
+        logger.warning("postgres ended with %s; it is started again", server.process.returncode)
+        self._revived_at = time.monotonic()
+        server.revive()
+        return True
+
+    def _restart(self) -> None:
+        changed = self._revive()
+        if self._forks is not None:
+            self._forks.keep()
+        for child in self._children:
+            code = child.reap()
+            if code is not None:
+                logger.warning("%s ended with %s", child.spec.name, code)
+                self._expire(child)
+                self._give_up_early(child)
+            if child.due_in_s() == 0.0 and not child.waits():
+                child.start()
+                changed = True
+        if self._forks is not None:
+            reap_strangers(self._known(self._forks))
+        if changed:
+            self._record()
+
+    def _leased(self) -> dict[str, Child]:
+        """The children at work that should hold a lease, by worker id."""
+        return {c.worker: c for c in self._children if c.spec.leased and c.pid is not None}
+
+    def _look_at_leases(self) -> None:
+        """End who is alive and has had no lease for long: it does nothing, and holds up what it held."""
+        if self._watch.due_in_s() > 0 or not (running := self._leased()):
+            return
+        still = {w for w, child in running.items() if child.pid and stands_still(child.pid)}
+        live = asyncio.run(live_workers(self._url, running.keys()))
+        without = self._watch.look(running.keys(), live, still=still)
+        changed = False
+        for worker, child in running.items():
+            note = "" if child.note.startswith(NO_LEASE) else child.note
+            if worker in without:
+                note = f"{NO_LEASE} {without[worker]:.0f} s"
+                if self._watch.overdue(worker, without[worker]):
+                    logger.error(
+                        "%s (pid %s) is alive, with %s: it is killed", worker, child.pid, note
+                    )
+                    note = f"was killed: {note}"
+                    child.kill()
+            changed |= note != child.note
+            child.note = note
+        if changed:
+            self._record()
+
+    def _known(self, forks: ForkServer) -> set[int]:
+        """The pids that somebody here waits for."""
+        server = self._server.process.pid if self._server else None
+        pids = (server, forks.pid, *(child.state.pid for child in self._children))
+        return {pid for pid in pids if pid is not None}
+
+    def _expire(self, child: Child) -> None:
+        """End the dead child's lease. A database that is away only means waiting for the lease."""
+        try:
+            asyncio.run(_expire(self._url, child.worker))
+        except (HeadraceError, OSError) as error:
+            logger.warning("the lease of %s runs out by itself: %s", child.worker, error)
+
+    def _give_up_early(self, child: Child) -> None:
+        if self._ready or child is not self._children[0] or child.starts < EARLY_DEATHS:
+            return
+        raise Refused(
+            f"the {child.spec.name} process does not start; the end of {child.log}:\n{tail(child.log)}"
+        )
+
+    def _answers(self) -> bool:
+        """Whether the control process answers /readyz. Raises TransientError when it is too late."""
+        if time.monotonic() > self._ready_by:
+            raise TransientError(
+                f"the server did not answer within {READY_S:.0f} s; look into "
+                f"{self._children[0].log}"
+            )
+        connection = http.client.HTTPConnection(self._settings.host, self._settings.port, timeout=2)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _record(self) -> None:
+        """Only `headrace status` reads it: a full disk must not end what runs."""
+        state = home.SupervisorState(
+            pid=os.getpid(),
+            url=self._settings.url,
+            ready=self._ready,
+            started_at=self._started_at,
+            postgres_pid=self._server.process.pid if self._server else None,
+            children=tuple(child.state for child in self._children),
+        )
+        try:
+            home.write_state(self._settings.home, state)
+        except OSError as error:
+            logger.warning("the state of the processes cannot be noted: %s", error)
+
+
+async def _expire(url: str, worker: str) -> None:
+    async with connect(url, size=1) as database:
+        await PostgresEffects(database).expire(WorkerId(worker))
+
+
+def tail(path: Path, *, num_bytes: int = 2000) -> str:
+    """The end of a log."""
+    if not path.exists():
+        return "(no log)"
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - num_bytes))
+        return file.read().decode(errors="replace").strip()

@@ -1,0 +1,231 @@
+"""A backup: the database as of one moment, and every blob that it names, in a directory.
+
+While it is taken the platform goes on. One transaction's snapshot is copied, table by table, as text
+that any PostgreSQL reads; then the blobs that its events name. Nothing of them goes away meanwhile, for
+nothing is deleted (`infra/blobs/installed.py`); what is put meanwhile is of another moment, and left
+out. `backup.json` is written last: a directory without it is no backup. `infra/maintenance/restore.py`
+reads it.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from infra.blobs.installation import belong
+from infra.blobs.installed import KEEPING, InstalledBlobs, install
+from infra.blobs.references import Named, named
+from infra.ports.services import Blobs
+from infra.postgres.migrate import due
+from infra.postgres.pool import administering, connect
+from infra.settings.settings import Settings
+from schemas.errors import Conflict, InvalidConfig, NotFound
+
+CONTENTS = "backup.json"
+TABLES = "tables"
+BLOBS = "blobs"
+
+ELSEWHERE = ("migrations", "workers", "worker_doors")
+"""Tables that are not copied: a restore applies the migrations itself, and no lease survives it."""
+
+LISTED = """
+select c.table_name, array_agg(c.column_name::text order by c.ordinal_position) as columns
+from information_schema.columns c join pg_tables t
+    on t.schemaname = c.table_schema and t.tablename = c.table_name
+where c.table_schema = current_schema() and c.is_generated = 'NEVER' and c.table_name <> all ($1)
+group by c.table_name order by c.table_name
+"""
+
+
+class Table(BaseModel):
+    """A table's rows, in `tables/<name>`."""
+
+    model_config = ConfigDict(frozen=True)
+    name: str
+    columns: tuple[str, ...]
+    num_rows: int
+    sha256: str
+
+
+class Blob(BaseModel):
+    """A blob's bytes, in `blobs/<key>`."""
+
+    model_config = ConfigDict(frozen=True)
+    key: str
+    size: int
+    sha256: str
+
+
+class Contents(BaseModel):
+    """What a backup holds. `faults`: what the log needs and could not be copied as it was recorded."""
+
+    model_config = ConfigDict(frozen=True)
+    format: Literal[1] = 1
+    installation: str
+    taken_at: datetime
+    migrations: dict[str, str]
+    tables: tuple[Table, ...]
+    blobs: tuple[Blob, ...]
+    faults: tuple[str, ...] = ()
+
+    @property
+    def num_events(self) -> int:
+        return next(table.num_rows for table in self.tables if table.name == "events")
+
+    @property
+    def size(self) -> int:
+        """Bytes of all blobs."""
+        return sum(blob.size for blob in self.blobs)
+
+
+async def back_up(url: str, store: Blobs, settings: Settings, target: Path) -> Contents:
+    """Copy the database at `url` and the blobs in `store` into `target`, a directory that is empty or
+    not there yet. Raises Conflict (the directory, or blobs of another installation), InvalidConfig
+    (another schema), TransientError."""
+    _make(target)
+    async with administering(url) as admin, connect(url, size=1) as database:
+        migrations = await _migrations(admin)
+        owner = await belong(database, store, settings)
+        blobs = await install(store, database)
+        await admin.execute("select pg_advisory_lock($1)", KEEPING)
+        taken_at = datetime.now(UTC)
+        async with admin.transaction(isolation="repeatable_read", readonly=True):
+            tables = [
+                await _copy_table(admin, row["table_name"], row["columns"], target)
+                for row in await admin.fetch(LISTED, ELSEWHERE)
+            ]
+            wanted = await _wanted(admin)
+        copied, faults = await _copy_blobs(wanted, blobs, target)
+    contents = Contents(
+        installation=owner,
+        taken_at=taken_at,
+        migrations=migrations,
+        tables=tuple(tables),
+        blobs=tuple(copied),
+        faults=tuple(faults),
+    )
+    _write(target / CONTENTS, contents.model_dump_json(indent=1).encode())
+    return contents
+
+
+def contents_of(source: Path) -> Contents:
+    """What a backup says it holds. Raises InvalidConfig when the directory holds none."""
+    try:
+        return Contents.model_validate_json((source / CONTENTS).read_bytes())
+    except OSError as error:
+        raise InvalidConfig(
+            f"{source} holds no finished backup: {CONTENTS} cannot be read ({error.strerror})"
+        ) from error
+    except ValidationError as error:
+        raise InvalidConfig(
+            f"{source / CONTENTS} is not what this version of Headrace writes: {error}"
+        ) from error
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _make(target: Path) -> None:
+    try:
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        taken = any(target.iterdir())
+        for name in () if taken else (TABLES, BLOBS):
+            (target / name).mkdir()
+    except OSError as error:
+        raise InvalidConfig(f"no backup can be written to {target} ({error.strerror})") from error
+    if taken:
+        raise Conflict(f"{target} is not empty; name a directory that is, or that is not there yet")
+
+
+async def _migrations(admin: Any) -> dict[str, str]:
+    """Name and checksum of what was applied. Raises InvalidConfig unless it is all that we know."""
+    empty = await admin.fetchval("select to_regclass('migrations') is null")
+    rows = [] if empty else await admin.fetch("select name, checksum from migrations order by name")
+    applied = {row["name"]: row["checksum"] for row in rows}
+    if due(applied):
+        raise InvalidConfig(
+            "the database is not at the schema of this version: `headrace up` or "
+            "`python -m infra.postgres.migrate` brings it there"
+        )
+    return applied
+
+
+async def _copy_table(admin: Any, name: str, columns: list[str], target: Path) -> Table:
+    path = target / TABLES / name
+    tag = await admin.copy_from_table(name, columns=columns, output=path)
+    _sync(path)
+    return Table(
+        name=name, columns=tuple(columns), num_rows=int(tag.split()[1]), sha256=sha256_of(path)
+    )
+
+
+async def _wanted(admin: Any) -> dict[str, Named]:
+    """What the events of the snapshot name, by uri."""
+    wanted: dict[str, Named] = {}
+    async for found in named(admin):
+        known = wanted.get(found.ref.uri)
+        if known is None or found.needed:
+            wanted[found.ref.uri] = found
+    return wanted
+
+
+async def _copy_blobs(
+    wanted: dict[str, Named], blobs: InstalledBlobs, target: Path
+) -> tuple[Iterable[Blob], list[str]]:
+    copied: dict[str, Blob] = {}
+    faults: list[str] = []
+    for found in wanted.values():
+        ref = found.ref
+        key = await blobs.key(ref.uri)
+        if key is None:
+            faults.append(f"{ref.uri}, which {found.by} names, lies outside of the blobs")
+            continue
+        try:
+            size, sha256 = await _fetch(blobs, ref.uri, target / BLOBS / key)
+        except NotFound:
+            if found.needed:
+                faults.append(f"{ref.uri}, which {found.by} names, is gone")
+            continue
+        if sha256 != ref.sha256:
+            faults.append(f"{ref.uri}, which {found.by} names, does not hold what was recorded")
+        copied[key] = Blob(key=key, size=size, sha256=sha256)
+    return copied.values(), faults
+
+
+async def _fetch(blobs: Blobs, uri: str, path: Path) -> tuple[int, str]:
+    """Copy a blob into a file; returns its size and hash. Raises NotFound, and leaves no file then."""
+    digest = hashlib.sha256()
+    pieces = blobs.chunks(uri)
+    first = await anext(pieces, b"")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        size = file.write(first)
+        digest.update(first)
+        async for piece in pieces:
+            size += file.write(piece)
+            digest.update(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return size, digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all."""
+    scratch = path.with_suffix(".partial")
+    with scratch.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.rename(path)

@@ -1,0 +1,110 @@
+"""A backup into a place that is still empty: blobs first, then the database in one transaction.
+
+Interrupted, it can be run again: blobs that lie there already are kept, and the database has all or
+nothing. Migrating afterwards brings an older backup to today's schema and, in another cluster, makes the
+transaction ids mean something again (`infra/postgres/restored_dump.py`); then runs go on from where the
+backup was.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from infra.blobs.installation import adopt, whereabouts
+from infra.maintenance.backup import BLOBS, TABLES, Blob, Contents, Table, contents_of, sha256_of
+from infra.ports.services import Blobs
+from infra.postgres.migrate import LOCK, TABLE, apply, due, migrate, migrations
+from infra.postgres.pool import administering
+from infra.settings.settings import Settings
+from schemas.errors import Conflict, CorruptData, InvalidConfig
+
+GO_ON = """
+select setval(pg_get_serial_sequence('{table}', '{column}'), max({column}))
+from {table} having count(*) > 0
+"""
+"""The next number of an identity column comes after those that were restored."""
+
+IDENTITIES = """
+select table_name, column_name from information_schema.columns
+where table_schema = current_schema() and is_identity = 'YES'
+"""
+
+
+async def restore(url: str, store: Blobs, settings: Settings, source: Path) -> Contents:
+    """Bring the backup in `source` into the database at `url` and into `store`. Raises InvalidConfig (no
+    backup, or a newer one), CorruptData (its bytes are not what was backed up; nothing was changed),
+    Conflict (the database or the blobs are not empty), TransientError."""
+    contents = contents_of(source)
+    _known(contents)
+    for table in contents.tables:
+        _verify(source / TABLES / table.name, table.sha256)
+    async with administering(url) as admin:
+        if not await admin.fetchval("select to_regclass('migrations') is null"):
+            raise Conflict(
+                "the database is not empty: restore into a new one, for a backup replaces nothing"
+            )
+        await adopt(store, contents.installation)
+        for blob in contents.blobs:
+            await _put(store, blob, source / BLOBS / blob.key)
+        async with admin.transaction():
+            await admin.execute("select pg_advisory_xact_lock($1)", LOCK)
+            await _fill(admin, contents, source)
+            await admin.execute("update effects set worker = null where worker is not null")
+        await migrate(url)
+        await admin.execute(
+            "update installation set blobs = $1, place = $2, since = clock_timestamp()",
+            settings.blobs,
+            whereabouts(settings),
+        )
+    return contents
+
+
+def _known(contents: Contents) -> None:
+    """Raises InvalidConfig unless we know the schema that the backup has."""
+    try:
+        due(contents.migrations)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"the backup cannot be restored here: {error.message}") from error
+
+
+def _verify(path: Path, sha256: str) -> None:
+    try:
+        found = sha256_of(path)
+    except OSError as error:
+        raise CorruptData(f"the backup lacks {path} ({error.strerror})") from error
+    if found != sha256:
+        raise CorruptData(f"{path} does not hold what was backed up; take another backup")
+
+
+async def _put(store: Blobs, blob: Blob, path: Path) -> None:
+    """A blob that lies there already, whole, is left alone."""
+    uri = await store.exists(blob.key)
+    if uri is not None and await _hash(store, uri) == blob.sha256:
+        return
+    _verify(path, blob.sha256)
+    await store.put_file(blob.key, path)
+
+
+async def _hash(store: Blobs, uri: str) -> str:
+    digest = hashlib.sha256()
+    async for piece in store.chunks(uri):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+async def _fill(admin: Any, contents: Contents, source: Path) -> None:
+    """The schema that the backup had, and its rows."""
+    await admin.execute(TABLE)
+    for migration in migrations():
+        if migration.name in contents.migrations:
+            await apply(admin, migration)
+    for table in contents.tables:
+        await _copy(admin, table, source / TABLES / table.name)
+    for row in await admin.fetch(IDENTITIES):
+        await admin.execute(GO_ON.format(table=row["table_name"], column=row["column_name"]))
+
+
+async def _copy(admin: Any, table: Table, path: Path) -> None:
+    tag = await admin.copy_to_table(table.name, columns=table.columns, source=path)
+    if int(tag.split()[1]) != table.num_rows:
+        raise CorruptData(f"{path} has {tag.split()[1]} rows; backed up were {table.num_rows}")

@@ -1,0 +1,67 @@
+"""Blobs in memory: the twin of `infra/blobs/local.py` and `infra/blobs/s3/store.py`, bound by the same
+contract suite."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from infra.blobs.local import CHUNK_BYTES
+from infra.ports.services import BlobExists, BlobInfo
+from infra.settings.blob_keys import check_key, check_prefix
+from schemas.errors import NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class _Blob:
+    data: bytes
+    modified: datetime
+
+
+class MemoryBlobs:
+    """`infra.ports.services.Blobs` in memory."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, _Blob] = {}
+
+    async def put(
+        self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
+    ) -> str:
+        check_key(key)
+        uri = f"memory:///{key}"
+        if create_only and uri in self._held:
+            raise BlobExists(key)
+        self._held[uri] = _Blob(data, datetime.now(UTC))
+        return uri
+
+    async def put_file(self, key: str, path: Path) -> str:
+        return await self.put(key, await asyncio.to_thread(path.read_bytes))
+
+    async def get(self, uri: str) -> bytes:
+        if uri not in self._held:
+            raise NotFound(f"no blob at {uri}")
+        return self._held[uri].data
+
+    async def chunks(self, uri: str) -> AsyncIterator[bytes]:
+        data = await self.get(uri)
+        for start in range(0, len(data), CHUNK_BYTES):
+            yield data[start : start + CHUNK_BYTES]
+
+    async def delete(self, uri: str) -> None:
+        self._held.pop(uri, None)
+
+    async def file(self, uri: str) -> Path | None:
+        return None
+
+    async def exists(self, key: str) -> str | None:
+        uri = f"memory:///{key}"
+        return uri if uri in self._held else None
+
+    async def keys(self, prefix: str) -> Sequence[BlobInfo]:
+        check_prefix(prefix)
+        found = (
+            BlobInfo(uri.removeprefix("memory:///"), uri, len(blob.data), blob.modified)
+            for uri, blob in self._held.items()
+        )
+        return sorted((b for b in found if b.key.startswith(prefix)), key=lambda blob: blob.key)

@@ -1,0 +1,451 @@
+"""In-memory twins of the log and the effects: same rules, no disk (the bus: infra/memory/bus.py).
+
+They are shipped, and bound by the same contract suites as the real ones (tests/contracts).
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from infra.ports.ports import (
+    Claimed,
+    Commit,
+    CommitMiss,
+    CommitRefused,
+    Cursor,
+    Disowned,
+    Encoded,
+    Holding,
+    NewEffect,
+    NewEvent,
+    Recorded,
+    Snapshot,
+)
+from infra.postgres.codec import edge_ids, encode
+from infra.postgres.effects import CRASH_LIMIT
+from infra.postgres.history import check
+from schemas.effects import Lane
+from schemas.events import Event
+from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId
+
+
+@dataclass
+class _Effect:
+    new: NewEffect
+    order: int
+    due_at: datetime
+    worker: WorkerId | None = None
+    epoch: int = 0
+    attempts: int = 0
+    crashes: int = 0
+    memo: str | None = None
+
+
+@dataclass
+class World:
+    """What a Postgres database would hold. `now` is its clock; tests move it with `advance`."""
+
+    events: list[Recorded] = field(default_factory=list)
+    inbox: dict[tuple[ConsumerName, EventId], int] = field(default_factory=dict)
+    marks: dict[ConsumerName, Cursor] = field(default_factory=dict)
+    effects: dict[EffectId, _Effect] = field(default_factory=dict)
+    gates: dict[str, str] = field(default_factory=dict)
+    holds: Counter[str] = field(default_factory=Counter)
+    workers: dict[WorkerId, datetime] = field(default_factory=dict)
+    generations: Counter[WorkerId] = field(default_factory=Counter)
+    artifacts: dict[str, bytes] = field(default_factory=dict)
+    snapshots: dict[tuple[StreamName, int], Snapshot] = field(default_factory=dict)
+    now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    xid: int = 0
+    turns: int = 0
+    order: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def version(self, stream: StreamName) -> int:
+        return sum(recorded.stream == stream for recorded in self.events)
+
+    def gate(self, run: str) -> str:
+        state = self.gates.get(run, "open")
+        return "paused" if state == "open" and self.holds[run] else state
+
+    def live(self, worker: WorkerId | None) -> bool:
+        return worker is not None and self.workers.get(worker, self.now) > self.now
+
+
+class MemoryLog:
+    """`infra.ports.ports.EventLog` in memory. Every commit is a transaction of its own."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    @property
+    def turns(self) -> int:
+        return self._world.turns
+
+    async def load(
+        self, streams: Mapping[StreamName, int], *, limit: int | None = None
+    ) -> Mapping[StreamName, Sequence[Recorded]]:
+        left = len(self._world.events) if limit is None else limit
+        found: dict[StreamName, Sequence[Recorded]] = dict.fromkeys(streams, ())
+        for stream in sorted(streams):
+            events = [r for r in self._world.events if r.stream == stream]
+            found[stream] = [r for r in events if r.version > streams[stream]][:left]
+            left -= len(found[stream])
+        return found
+
+    async def versions(self, streams: Iterable[StreamName]) -> Mapping[StreamName, int]:
+        return {stream: self._world.version(stream) for stream in streams}
+
+    async def commit(self, commit: Commit) -> Sequence[Recorded]:
+        check(self._world.turns)
+        self._check(commit)
+        world = self._world
+        world.xid += 1
+        recorded = [self._write(new) for new in commit.events]
+        world.events += recorded
+        world.inbox.update(dict.fromkeys(commit.consumed, world.xid))
+        for effect_id, _ in commit.finished:
+            del world.effects[effect_id]
+        for new_effect in commit.effects:
+            self._ask(new_effect, commit.worker)
+        world.artifacts.update({a.sha256: a.data for a in commit.artifacts})
+        for new in commit.events:
+            self._gate(new.event)
+        world.changed.set()
+        return recorded
+
+    def _check(self, commit: Commit) -> None:
+        """All conditions, before anything is written."""
+        world = self._world
+        for text in commit.texts:
+            if "\0" in text or not _encodes(text):
+                raise CommitRefused(f"the database cannot hold it: {text!r} is not text")
+        for key in commit.consumed:
+            if key in world.inbox:
+                raise CommitMiss("duplicate", str(key))
+            consumer, event_id = key
+            cursor = commit.cursors.get(event_id)
+            if cursor is not None and cursor <= world.marks.get(consumer, Cursor()):
+                raise CommitMiss("duplicate", str(key))
+        for effect_id, epoch in commit.finished:
+            held = world.effects.get(effect_id)
+            if held is None or (held.worker, held.epoch) != (commit.worker, epoch):
+                raise CommitMiss("fenced", str(effect_id))
+        for stream, expected in sorted((commit.expected or {}).items()):
+            if world.version(stream) != expected:
+                raise CommitMiss("stale", stream)
+
+    def _write(self, new: NewEvent) -> Recorded:
+        data = encode(new.event)
+        self._world.order += 1
+        return Recorded(
+            id=new.id,
+            stream=new.stream,
+            version=new.version,
+            cursor=Cursor(self._world.xid, self._world.order),
+            time=self._world.now,
+            causation=new.causation,
+            correlation=new.correlation,
+            traceparent=new.traceparent,
+            run=new.event.run_id,
+            payload=Encoded(new.event.type, new.event.version, data),
+        )
+
+    def _ask(self, new: NewEffect, worker: WorkerId | None) -> None:
+        if self._world.gate(new.effect.run_id) == "closed":
+            return
+        self._world.order += 1
+        effect = _Effect(new, order=self._world.order, due_at=self._world.now)
+        if new.claimed:
+            effect.worker, effect.epoch = worker, 1
+        self._world.effects.setdefault(new.effect.id, effect)
+
+    def _gate(self, event: Event) -> None:
+        world = self._world
+        if event.hold is not None:
+            held = world.holds[event.run_id] + (1 if event.hold == "hold" else -1)
+            world.holds[event.run_id] = max(held, 0)
+        if event.gate is None or world.gates.get(event.run_id) == "closed":
+            return
+        world.gates[event.run_id] = event.gate
+        if event.gate == "closed":
+            world.effects = {
+                key: held
+                for key, held in world.effects.items()
+                if held.new.effect.run_id != event.run_id
+            }
+
+    async def append(
+        self, events: Sequence[Event], *, cause: UUID, traceparent: str | None = None
+    ) -> Sequence[Recorded]:
+        ids = edge_ids(events, cause)
+        if known := [r for r in self._world.events if r.id in ids]:
+            return known
+        versions = {event.stream: self._world.version(event.stream) for event in events}
+        expected, new = dict(versions), []
+        for event_id, event in zip(ids, events, strict=True):
+            versions[event.stream] += 1
+            new.append(
+                NewEvent(
+                    id=event_id,
+                    stream=event.stream,
+                    version=versions[event.stream],
+                    event=event,
+                    causation=cause,
+                    correlation=cause,
+                    traceparent=traceparent,
+                )
+            )
+        return await self.commit(Commit(expected=expected, events=tuple(new)))
+
+    async def tail(
+        self,
+        after: Cursor,
+        *,
+        limit: int,
+        types: Sequence[str] | None = None,
+        upto: Cursor | None = None,
+    ) -> tuple[Sequence[Recorded], Cursor]:
+        check(self._world.turns)
+        page = [r for r in self._world.events if r.cursor > after][:limit]
+        page = [r for r in page if upto is None or r.cursor <= upto]
+        wanted = [r for r in page if types is None or r.type in types]
+        return wanted, page[-1].cursor if page else after
+
+    async def ahead(self, after: Cursor) -> bool:
+        return await self.head() > after
+
+    async def head(self) -> Cursor:
+        return max((recorded.cursor for recorded in self._world.events), default=Cursor())
+
+    async def reaches(self, cursor: Cursor) -> bool:
+        return await self.head() >= cursor
+
+    async def now(self) -> datetime:
+        return self._world.now
+
+    async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
+        wanted = set(places)
+        return [r for r in self._world.events if (r.stream, r.version) in wanted]
+
+    async def awaited(
+        self, places: Mapping[tuple[StreamName, int], Collection[ConsumerName]]
+    ) -> Sequence[tuple[Recorded, frozenset[ConsumerName]]]:
+        found = []
+        for recorded in await self.held(list(places)):
+            names = places[recorded.stream, recorded.version]
+            due = await self.due([(name, recorded) for name in names])
+            found.append((recorded, frozenset(name for name, _ in due)))
+        return found
+
+    async def read(
+        self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
+    ) -> Sequence[Recorded]:
+        found = [r for r in self._world.events if r.event.run_id == run and r.cursor > after]
+        return [r for r in found if types is None or r.type in types][:limit]
+
+    async def consumed(
+        self, keys: Sequence[tuple[ConsumerName, EventId]]
+    ) -> frozenset[tuple[ConsumerName, EventId]]:
+        return frozenset(key for key in keys if key in self._world.inbox)
+
+    async def due(
+        self, messages: Sequence[tuple[ConsumerName, Recorded]]
+    ) -> Sequence[tuple[ConsumerName, Recorded]]:
+        marks = self._world.marks
+        return [
+            (name, recorded)
+            for name, recorded in messages
+            if (name, recorded.id) not in self._world.inbox
+            and recorded.cursor > marks.get(name, Cursor())
+        ]
+
+    async def watermark(self, consumer: ConsumerName) -> Cursor:
+        return self._world.marks.get(consumer, Cursor())
+
+    async def advance(self, consumers: Sequence[ConsumerName], cursor: Cursor) -> None:
+        check(self._world.turns)
+        world = self._world
+        world.marks |= {name: max(cursor, world.marks.get(name, Cursor())) for name in consumers}
+        world.inbox = {
+            key: xid
+            for key, xid in world.inbox.items()
+            if key[0] not in consumers or xid >= cursor.xid
+        }
+
+    async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None:
+        return self._world.snapshots.get((stream, fold_version))
+
+    async def save_snapshot(
+        self, stream: StreamName, fold_version: int, snapshot: Snapshot
+    ) -> None:
+        known = self._world.snapshots.get((stream, fold_version))
+        if known is None or known.version < snapshot.version:
+            self._world.snapshots[stream, fold_version] = snapshot
+
+    async def artifact(self, sha256: str) -> bytes | None:
+        return self._world.artifacts.get(sha256)
+
+
+class MemoryEffects:
+    """`infra.ports.ports.Effects` in memory."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def register(
+        self,
+        worker: WorkerId,
+        *,
+        host: str,
+        pid: int,
+        lease_s: float,
+        lanes: Sequence[Lane] = (),
+    ) -> None:
+        self._world.workers[worker] = self._world.now + timedelta(seconds=lease_s)
+
+    async def renew(self, worker: WorkerId, *, lease_s: float) -> bool:
+        if not self._world.live(worker):
+            return False
+        self._world.workers[worker] = self._world.now + timedelta(seconds=lease_s)
+        return True
+
+    async def expire(self, worker: WorkerId) -> None:
+        if worker in self._world.workers:
+            self._world.workers[worker] = min(self._world.workers[worker], self._world.now)
+
+    async def claim(
+        self,
+        worker: WorkerId,
+        *,
+        lanes: Sequence[Lane],
+        consumers: Sequence[ConsumerName],
+        limit: int,
+        generation: int = 0,
+    ) -> Sequence[Claimed]:
+        world = self._world
+        if world.live(worker) and world.generations[worker] != generation:
+            raise Disowned(worker, generation)
+        due = [
+            held
+            for held in sorted(world.effects.values(), key=lambda held: (held.due_at, held.order))
+            if held.new.effect.lane in lanes
+            and held.new.consumer in consumers
+            and held.due_at <= world.now
+            and held.worker != worker
+            and world.live(worker)
+            and not world.live(held.worker)
+            and world.gate(held.new.effect.run_id) == "open"
+        ]
+        for held in due[:limit]:
+            held.crashes += held.worker is not None
+            held.worker = worker
+            held.epoch += 1
+        return [_claimed(held) for held in due[:limit]]
+
+    async def retry(
+        self, claimed: Claimed, *, delay_s: float, error: str, counted: bool = True
+    ) -> None:
+        held = self._held(claimed)
+        if held is not None:
+            held.worker = None
+            held.attempts += int(counted)
+            held.due_at = self._world.now + timedelta(seconds=delay_s)
+
+    async def release(self, claimed: Claimed) -> None:
+        held = self._held(claimed)
+        if held is not None:
+            held.worker = None
+
+    async def holding(self, worker: WorkerId) -> Holding:
+        world = self._world
+        claims = {key: held.epoch for key, held in world.effects.items() if held.worker == worker}
+        return Holding(world.generations[worker], claims)
+
+    async def disown(
+        self, worker: WorkerId, *, generation: int, keep: Sequence[EffectId]
+    ) -> int | None:
+        world = self._world
+        if worker not in world.workers or world.generations[worker] != generation:
+            return None
+        world.generations[worker] += 1
+        for effect_id, held in self._world.effects.items():
+            if held.worker == worker and effect_id not in keep:
+                held.worker = None
+        return world.generations[worker]
+
+    async def memo(self, claimed: Claimed, memo: str) -> bool:
+        held = self._held(claimed)
+        if held is not None:
+            held.memo = memo
+        return held is not None
+
+    async def gates(self, run_ids: Sequence[str]) -> Mapping[str, str]:
+        world = self._world
+        known = [run for run in run_ids if run in world.gates or run in world.holds]
+        return {run: world.gate(run) for run in known}
+
+    async def next_due_s(
+        self, worker: WorkerId, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
+    ) -> float | None:
+        world = self._world
+        due = [
+            held.due_at
+            for held in world.effects.values()
+            if held.worker is None
+            and held.new.effect.lane in lanes
+            and held.new.consumer in consumers
+        ]
+        holders = {held.worker for held in world.effects.values()} - {None, worker}
+        leases = [world.workers[other] for other in holders if other in world.workers]
+        later = [(at - world.now).total_seconds() for at in (*due, *leases) if at > world.now]
+        return min(later, default=None)
+
+    async def depth(self) -> Mapping[str, int]:
+        depth: dict[str, int] = {}
+        for held in self._world.effects.values():
+            lane = str(held.new.effect.lane)
+            depth[lane] = depth.get(lane, 0) + 1
+        return depth
+
+    async def left(self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]) -> int:
+        return sum(
+            held.new.effect.lane in lanes
+            and held.new.consumer in consumers
+            and self._world.gate(held.new.effect.run_id) == "open"
+            for held in self._world.effects.values()
+        )
+
+    def _held(self, claimed: Claimed) -> _Effect | None:
+        held = self._world.effects.get(claimed.id)
+        return held if held is not None and held.epoch == claimed.epoch else None
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _claimed(held: _Effect) -> Claimed:
+    return Claimed(
+        id=held.new.effect.id,
+        effect=held.new.effect,
+        consumer=held.new.consumer,
+        stream=held.new.stream,
+        epoch=held.epoch,
+        attempts=held.attempts,
+        crashes=held.crashes,
+        correlation=held.new.correlation,
+        traceparent=held.new.traceparent,
+        memo=held.memo,
+        spent=held.crashes > CRASH_LIMIT,
+    )

@@ -1,0 +1,57 @@
+"""The clock port: the machine's, and one that tests move by hand."""
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+
+from infra.ports.ports import Clock
+
+
+class SystemClock:
+    """Now is now."""
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def elapsed_s(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class ManualClock:
+    """Stands still until `advance`; sleeping moves it."""
+
+    def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
+        self._now = start
+
+    def now(self) -> datetime:
+        return self._now
+
+    def elapsed_s(self) -> float:
+        return self._now.timestamp()
+
+    def advance(self, seconds: float) -> None:
+        self._now += timedelta(seconds=seconds)
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+        await asyncio.sleep(0)
+
+
+class LogTime:
+    """The time by the clock that stamps events: what the log `told` last, and how long ago that was by a
+    clock that only grows. A wall clock that jumps, or two that differ, change nothing in it."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Until something is told, it is what `clock` shows."""
+        self._clock = clock
+        self.told(clock.now())
+
+    def told(self, now: datetime) -> None:
+        """It is `now` there."""
+        self._told, self._at_s = now, self._clock.elapsed_s()
+
+    def now(self) -> datetime:
+        return self._told + timedelta(seconds=self._clock.elapsed_s() - self._at_s)

@@ -1,0 +1,177 @@
+"""The ports to what lies outside of the database: blobs, datasets, git, user code, a way to the policy.
+
+Those to log, effects and bus are in `infra/ports/ports.py`, and so is `Ports`, what a `perform` gets of
+both.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from schemas.datasets import Row
+from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord, Turn
+from schemas.specs import (
+    CommitSpec,
+    DatasetRef,
+    DiscoveredRollout,
+    Entrypoint,
+    GroupSpec,
+    RolloutRef,
+)
+
+
+class BlobExists(Exception):
+    """A create-only put found that the key is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlobInfo:
+    """A blob as a listing shows it. `modified` is the store's own clock, with its zone."""
+
+    key: str
+    uri: str
+    size: int
+    modified: datetime
+
+
+class Blobs(Protocol):
+    """Bytes under keys (`runs/<run>/objects/<sha>`, `datasets/<sha>` ...). Durable on return."""
+
+    async def put(
+        self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
+    ) -> str:
+        """Store, return the uri. `sha256`: the content's hash, where the caller has made it. Raises
+        BlobExists with `create_only` when the key is taken."""
+        ...
+
+    async def put_file(self, key: str, path: Path) -> str: ...
+    async def get(self, uri: str) -> bytes:
+        """Raises NotFound."""
+        ...
+
+    def chunks(self, uri: str) -> AsyncIterator[bytes]:
+        """The content in pieces of a few MiB, for what need not be in memory whole. Unverified:
+        whoever has all of it checks its hash. Raises NotFound at the first piece."""
+        ...
+
+    async def delete(self, uri: str) -> None: ...
+    async def file(self, uri: str) -> Path | None:
+        """Where the bytes lie, if they are a file of this machine."""
+        ...
+
+    async def exists(self, key: str) -> str | None:
+        """The uri if the key is taken."""
+        ...
+
+    async def keys(self, prefix: str) -> Sequence[BlobInfo]:
+        """All blobs whose keys begin with `prefix`, in the order of their keys. What others put
+        there under names that are no keys is not ours, and not listed."""
+        ...
+
+
+class Artifacts(Protocol):
+    """Content-addressed bytes: small ones become rows of the commit, large ones blobs."""
+
+    async def put(
+        self, data: bytes, *, run: str, blob: bool = False, sha256: str | None = None
+    ) -> ArtifactRef:
+        """Store under the content's hash, which is `sha256` where the caller has made it. At most 64 KiB
+        and not `blob`: staged, written with the outcome's commit; else durable on return at
+        `runs/<run>/objects/<sha256>`."""
+        ...
+
+    async def get(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
+        """Verified bytes; not `cached`: read from where they are stored, past what this process
+        remembers. Raises CorruptData when size or hash differ, NotFound when absent."""
+        ...
+
+    async def discard(self, ref: ArtifactRef) -> None:
+        """Delete a blob artifact that nothing needs any more; absent is fine."""
+        ...
+
+
+class Datasets(Protocol):
+    async def rows(self, ref: DatasetRef) -> Sequence[Row]:
+        """All rows, cached by content hash."""
+        ...
+
+
+class Repositories(Protocol):
+    """Git, without ever running a checkout or a hook of a hostile repository."""
+
+    async def fetch(self, workspace: str, commit: CommitSpec) -> str:
+        """Fetch and return the full sha. Raises Refused when there is no such ref or commit."""
+        ...
+
+    async def snapshot(self, workspace: str, sha: str) -> bytes:
+        """The commit's tree as a deterministic tar. Raises Refused on what guarantees forbid."""
+        ...
+
+    async def check(self, url: str) -> str:
+        """The default branch's name. Raises Refused when `url` is not a repository."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowResult:
+    """What a workflow returned: its messages (None: it returned nothing; the gateway's record
+    stands)."""
+
+    messages: tuple[Message, ...] | None
+
+
+class UserCode(Protocol):
+    """The workspace's code, in confined processes: workflow and grader apart."""
+
+    async def discover(
+        self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
+    ) -> tuple[DiscoveredRollout, ...]:
+        """Import each entry point in a throw-away process and say what it holds."""
+        ...
+
+    async def run_workflow(
+        self,
+        rollout: RolloutRef,
+        *,
+        sample: str,
+        prompt: Sequence[Message],
+        metadata: Mapping[str, object],
+        base_url: str,
+        api_key: str,
+    ) -> WorkflowResult:
+        """Run the AgentWorkflow once, under its deadline. Raises UserCodeError."""
+        ...
+
+    async def grade(
+        self,
+        rollout: RolloutRef,
+        *,
+        group: str,
+        label: str | None,
+        metadata: Mapping[str, object],
+        samples: Sequence[SampleRecord],
+    ) -> tuple[Grade, ...]:
+        """Grade the samples that did not fail (a Grader, or weighted reward functions): one Grade per
+        sample, in index order. Raises UserCodeError when the grader as a whole failed."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class Session(Protocol):
+    """One sample's door to the policy. Usable until closed or past its deadline."""
+
+    base_url: str
+    api_key: str
+    interrupted: bool
+    """The platform failed one of its requests: what the sample became is no fact."""
+
+    def close(self) -> tuple[tuple[Turn, ...], tuple[Message, ...]]:
+        """End it; the exact turns, and the conversation as the gateway saw it."""
+        ...
+
+
+class Gateway(Protocol):
+    def open(self, spec: GroupSpec, index: int, *, deadline_s: float) -> Session: ...

@@ -1,0 +1,31 @@
+"""Work that one process at a time may do: an advisory lock, held by a session of its own."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from infra.postgres.errors import answering
+from infra.postgres.pool import open_session
+from schemas.errors import TransientError
+
+LOOK_EVERY_S = 0.2
+
+
+@asynccontextmanager
+async def exclusively(url: str, lock: int, *, within_s: float) -> AsyncIterator[None]:
+    """Hold an advisory lock while inside. Raises TransientError when another holds it for longer than
+    `within_s`."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_s
+    session = await open_session(url, "headrace lock")
+    try:
+        with answering():
+            while not await session.fetchval("select pg_try_advisory_lock($1)", lock):
+                if loop.time() > deadline:
+                    raise TransientError(
+                        "another process collects or restores blobs at this moment; try again"
+                    )
+                await asyncio.sleep(LOOK_EVERY_S)
+        yield
+    finally:
+        session.terminate()

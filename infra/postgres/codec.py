@@ -1,0 +1,137 @@
+"""Decisions and events as rows: what `commit_decision` is given, and what the log's tables give back."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import PydanticSerializationError
+
+from infra.ports.ports import Commit, Cursor, Encoded, NewEvent, Recorded
+from schemas.errors import Refused
+from schemas.events import EVENT_TYPES, MAX_EVENT_BYTES, Event
+from schemas.ids import EventId, StreamName, derive_id
+
+COLUMNS = (
+    "position, xid, id, stream, version, type, schema_version, data, run_id, causation,"
+    " correlation, traceparent, time"
+)
+
+
+def edge_ids(events: Sequence[Event], cause: UUID) -> list[EventId]:
+    """The ids of what an edge appends. Raises ValueError when they would not differ."""
+    ids: dict[EventId, None] = {}
+    for event in events:
+        event_id = EventId(derive_id(cause, f"edge|{event.stream}|{event.name}"))
+        if event_id in ids:
+            raise ValueError(
+                f"two events {event.name} on stream {event.stream} cannot be appended under one cause: "
+                "give each a cause of its own"
+            )
+        ids[event_id] = None
+    return list(ids)
+
+
+def arguments_of(commit: Commit) -> tuple[Any, ...]:
+    """What `commit_decision` is called with, in its order. Raises Unwritable."""
+    events, effects = commit.events, commit.effects
+    consumed = sorted(commit.consumed)  # who waits for another waits in the order of both
+    places = [commit.cursors.get(event_id) for _, event_id in consumed]
+    heads = sorted((commit.expected or {}).items())
+    written = {new.stream: new.version for new in events}
+    gates = commit.gates
+    return (
+        commit.worker,
+        [name for name, _ in consumed],
+        [event_id for _, event_id in consumed],
+        [cursor and cursor.xid for cursor in places],
+        [cursor and cursor.position for cursor in places],
+        [effect_id for effect_id, _ in commit.finished],
+        [epoch for _, epoch in commit.finished],
+        [stream for stream, _ in heads],
+        [version for _, version in heads],
+        [written.get(stream, version) for stream, version in heads],
+        [new.id for new in events],
+        [new.stream for new in events],
+        [new.version for new in events],
+        [new.event.type for new in events],
+        [new.event.version for new in events],
+        [encode(new.event) for new in events],
+        [new.event.run_id for new in events],
+        [new.causation for new in events],
+        [new.correlation for new in events],
+        [new.traceparent for new in events],
+        [new.effect.id for new in effects],
+        [new.consumer for new in effects],
+        [new.stream for new in effects],
+        [str(new.effect.lane) for new in effects],
+        [new.effect.run_id for new in effects],
+        [new.effect.type for new in effects],
+        [new.effect.model_dump_json() for new in effects],
+        [new.correlation for new in effects],
+        [new.traceparent for new in effects],
+        [new.claimed for new in effects],
+        [artifact.sha256 for artifact in commit.artifacts],
+        [artifact.data for artifact in commit.artifacts],
+        [run for run, _ in gates],
+        [state for _, state in gates],
+    )
+
+
+class Unwritable(Refused):
+    """An event that the log does not take: `event` says which."""
+
+    def __init__(self, event: Event, why: str) -> None:
+        super().__init__(f"{event.type} of {event.run_id} {why}")
+        self.event = event
+
+
+def encode(event: Event) -> str:
+    """The payload as JSON. Raises Unwritable when it is larger than an event may be, or no text."""
+    try:
+        data = event.model_dump_json()
+    except PydanticSerializationError as error:
+        raise Unwritable(event, f"cannot be written as JSON: {error}") from error
+    if (size := len(data.encode())) > MAX_EVENT_BYTES:
+        raise Unwritable(
+            event,
+            f"has {size} bytes; an event may have {MAX_EVENT_BYTES}. Make the step smaller "
+            "(rollout_batch_size, n_samples_per_prompt)",
+        )
+    return data
+
+
+def written_as(new: NewEvent, row: Any) -> Recorded:
+    """An event as it was written: `row` is what `commit_decision` returned for it."""
+    return Recorded(
+        id=new.id,
+        stream=new.stream,
+        version=new.version,
+        cursor=Cursor(row["r_xid"], row["r_position"]),
+        time=row["r_time"],
+        causation=new.causation,
+        correlation=new.correlation,
+        traceparent=new.traceparent,
+        run=new.event.run_id,
+        payload=new.event,
+    )
+
+
+def recorded_in(row: Any) -> Recorded:
+    """The event in a row of `COLUMNS`; its payload is not decoded yet."""
+    return Recorded(
+        id=EventId(row["id"]),
+        stream=StreamName(row["stream"]),
+        version=row["version"],
+        cursor=Cursor(row["xid"], row["position"]),
+        time=row["time"],
+        causation=row["causation"],
+        correlation=row["correlation"],
+        traceparent=row["traceparent"],
+        run=row["run_id"],
+        payload=Encoded(row["type"], row["schema_version"], row["data"]),
+    )
+
+
+def known_in(rows: Sequence[Any]) -> list[Recorded]:
+    """The rows whose type this version knows; the others are skipped."""
+    return [recorded_in(row) for row in rows if row["type"] in EVENT_TYPES]

@@ -1,0 +1,206 @@
+"""Claims and leases on Postgres: who performs what, and what fences an outcome.
+
+A lease belongs to a worker, not to an effect. Nothing here waits for the disk: a claim that a power
+cut forgets is claimed again under another epoch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import asyncpg
+
+from infra.ports.ports import Claimed, Disowned, Holding
+from infra.postgres.pool import Database
+from schemas.effects import ALL_EFFECTS, Effect, Lane
+from schemas.ids import ConsumerName, EffectId, StreamName, WorkerId
+from schemas.text import plain
+
+CRASH_LIMIT = 20
+"""How often the workers of an effect may die before it ends as a crash."""
+
+EFFECT_TYPES: dict[str, type[Effect]] = {effect.type: effect for effect in ALL_EFFECTS}
+
+
+class PostgresEffects:
+    """`infra.ports.ports.Effects` for one worker at a time on Postgres. A lease, once had, outlasts a
+    crash of the database; the last renewals and claims may not."""
+
+    def __init__(self, database: Database) -> None:
+        self._pool = database.lazy
+        self._durable = database.durable
+        self.history = database.history
+
+    async def register(
+        self,
+        worker: WorkerId,
+        *,
+        host: str,
+        pid: int,
+        lease_s: float,
+        lanes: Sequence[Lane] = (),
+    ) -> None:
+        await self._durable.execute(
+            "insert into workers (id, host, pid, lanes, expires_at)"
+            " values ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5))"
+            " on conflict (id) do update set expires_at = excluded.expires_at",
+            worker,
+            host,
+            pid,
+            [str(lane) for lane in lanes],
+            lease_s,
+        )
+        # Asked for by a transaction that did not yet see how another one closed the run.
+        await self._pool.execute(
+            "delete from effects e using run_gates g"
+            " where g.run_id = e.run_id and g.state = 'closed'"
+        )
+        await self._pool.execute(
+            "delete from workers w where expires_at < clock_timestamp() - interval '1 hour'"
+            " and not exists (select from effects e where e.worker = w.id)"
+        )
+
+    async def renew(self, worker: WorkerId, *, lease_s: float) -> bool:
+        status = await self._pool.execute(
+            "update workers set expires_at = clock_timestamp() + make_interval(secs => $2)"
+            " where id = $1 and expires_at > clock_timestamp()",
+            worker,
+            lease_s,
+        )
+        return bool(status == "UPDATE 1")
+
+    async def expire(self, worker: WorkerId) -> None:
+        await self._pool.execute(
+            "update workers set expires_at = least(expires_at, clock_timestamp()) where id = $1",
+            worker,
+        )
+
+    async def claim(
+        self,
+        worker: WorkerId,
+        *,
+        lanes: Sequence[Lane],
+        consumers: Sequence[ConsumerName],
+        limit: int,
+        generation: int = 0,
+    ) -> Sequence[Claimed]:
+        try:
+            rows = await self._pool.fetch(
+                "select * from claim_effects($1, $2, $3, $4, $5)",
+                worker,
+                [str(lane) for lane in lanes],
+                list(consumers),
+                limit,
+                generation,
+            )
+        except asyncpg.PostgresError as error:
+            if error.sqlstate == "HR003":
+                raise Disowned(worker, generation) from error
+            raise
+        return [
+            _claimed(row) for row in sorted(rows, key=lambda row: (row["due_at"], row["created"]))
+        ]
+
+    async def retry(
+        self, claimed: Claimed, *, delay_s: float, error: str, counted: bool = True
+    ) -> None:
+        await self._pool.execute(
+            "update effects set worker = null, attempts = attempts + $5, error = $3,"
+            " due_at = clock_timestamp() + make_interval(secs => $4)"
+            " where id = $1 and epoch = $2",
+            claimed.id,
+            claimed.epoch,
+            plain(error[:2000]),
+            delay_s,
+            int(counted),
+        )
+
+    async def release(self, claimed: Claimed) -> None:
+        await self._pool.execute(
+            "update effects set worker = null where id = $1 and epoch = $2",
+            claimed.id,
+            claimed.epoch,
+        )
+
+    async def holding(self, worker: WorkerId) -> Holding:
+        rows = await self._pool.fetch(
+            "select w.generation, e.id, e.epoch from workers w"
+            " left join effects e on e.worker = w.id where w.id = $1",
+            worker,
+        )
+        claims = {EffectId(row["id"]): row["epoch"] for row in rows if row["id"] is not None}
+        return Holding(rows[0]["generation"] if rows else 0, claims)
+
+    async def disown(
+        self, worker: WorkerId, *, generation: int, keep: Sequence[EffectId]
+    ) -> int | None:
+        raised: int | None = await self._pool.fetchval(
+            "select disown_effects($1, $2, $3)", worker, generation, list(keep)
+        )
+        return raised
+
+    async def memo(self, claimed: Claimed, memo: str) -> bool:
+        status = await self._pool.execute(
+            "update effects set memo = $3 where id = $1 and epoch = $2",
+            claimed.id,
+            claimed.epoch,
+            memo,
+        )
+        return bool(status == "UPDATE 1")
+
+    async def gates(self, run_ids: Sequence[str]) -> Mapping[str, str]:
+        rows = await self._pool.fetch(
+            "select run_id, case when state = 'open' and holds > 0 then 'paused' else state end"
+            " as state from run_gates where run_id = any ($1)",
+            list(run_ids),
+        )
+        return {row["run_id"]: row["state"] for row in rows}
+
+    async def next_due_s(
+        self, worker: WorkerId, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
+    ) -> float | None:
+        # One look into the index per queue; a plain min() would read all that waits. And one per holder:
+        # what exactly it holds is seen when its lease has run out.
+        seconds = await self._pool.fetchval(
+            "select extract(epoch from least((select min(head.due_at)"
+            " from unnest($1::text[]) l (lane) cross join unnest($2::text[]) n (consumer)"
+            " cross join lateral (select e.due_at from effects e where e.worker is null"
+            " and not e.shut and e.lane = l.lane and e.consumer = n.consumer"
+            " and e.due_at > (select clock_timestamp()) order by e.due_at limit 1) head),"
+            " (select min(w.expires_at) from workers w where w.id <> $3"
+            " and w.expires_at > clock_timestamp()"
+            " and exists (select from effects e where e.worker = w.id))) - clock_timestamp())",
+            [str(lane) for lane in lanes],
+            list(consumers),
+            worker,
+        )
+        return None if seconds is None else float(seconds)
+
+    async def depth(self) -> Mapping[str, int]:
+        rows = await self._pool.fetch("select lane, count(*) from effects group by lane")
+        return {row["lane"]: row["count"] for row in rows}
+
+    async def left(self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]) -> int:
+        count: int = await self._pool.fetchval(
+            "select count(*) from effects e where e.lane = any ($1) and e.consumer = any ($2)"
+            " and not exists (select from run_gates g"
+            " where g.run_id = e.run_id and (g.state <> 'open' or g.holds > 0))",
+            [str(lane) for lane in lanes],
+            list(consumers),
+        )
+        return count
+
+
+def _claimed(row: Any) -> Claimed:
+    return Claimed(
+        id=EffectId(row["id"]),
+        effect=EFFECT_TYPES[row["type"]].model_validate_json(row["data"]),
+        consumer=ConsumerName(row["consumer"]),
+        stream=StreamName(row["stream"]),
+        epoch=row["epoch"],
+        attempts=row["attempts"],
+        crashes=row["crashes"],
+        correlation=row["correlation"],
+        traceparent=row["traceparent"],
+        memo=row["memo"],
+        spent=row["crashes"] > CRASH_LIMIT,
+    )

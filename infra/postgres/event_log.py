@@ -1,0 +1,352 @@
+"""The event log on Postgres: the truth of every run.
+
+Reads run in autocommit and take no transaction id; `commit` is one call of one SQL function. The tail
+is ordered by (xid, position) and stops below the horizon: a plain `position > last` tail loses events
+of transactions that commit late (tests/contracts/test_postgres.py shows it).
+"""
+
+import asyncio
+import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from uuid import UUID
+
+import asyncpg
+
+from infra.ports.ports import (
+    Commit,
+    CommitMiss,
+    CommitRefused,
+    Cursor,
+    NewEvent,
+    Recorded,
+    Snapshot,
+)
+from infra.postgres.codec import COLUMNS, arguments_of, edge_ids, known_in, recorded_in, written_as
+from infra.postgres.horizon import BELOW_OWN_HORIZON, Horizon
+from infra.postgres.notify import News, Notifier
+from infra.postgres.pool import Database
+from schemas.events import EVENT_TYPES, Event
+from schemas.ids import ConsumerName, EventId, StreamName
+
+KNOWN = "id = any ($1) and causation = correlation"
+"""Events of edges, and of nobody else: what an edge appends begins a correlation of its own. An index
+holds just these, so that the log itself remembers what was appended, for good and without a copy."""
+
+UNCONSUMED = (
+    "not exists (select from inbox i where i.consumer = {name} and i.event_id = {e}.id)"
+    " and not exists (select from watermarks m where m.consumer = {name}"
+    " and (m.xid, m.position) >= ({e}.xid, {e}.position))"
+)
+"""Whether a consumer has not consumed an event. One statement, so one snapshot: who no longer sees a
+purged inbox row sees the watermark."""
+
+COMMIT = f"select * from commit_decision({', '.join(f'${n}' for n in range(1, 35))})"  # noqa: S608 - constants
+
+
+MISSES = {"HR001": "stale", "HR002": "fenced", "HR004": "duplicate"}
+"""What `commit_decision` raises, as the kind of a CommitMiss."""
+
+REFUSED = ("22", "23", "54")
+"""Classes of SQLSTATE that say that the data is at fault: it cannot be held, breaks a constraint, or is
+beyond a limit. Asked again, the answer is the same."""
+
+
+def _missed(error: asyncpg.PostgresError) -> CommitMiss | CommitRefused | None:
+    """What an error of `commit_decision` means; None when it is none of the decision's."""
+    state, message = str(error.sqlstate), str(error.args[0])
+    if state in MISSES:
+        return CommitMiss(MISSES[state], message)
+    if state in ("40P01", "40001"):
+        return CommitMiss("stale", "a lock")
+    if state == "23505" and error.table_name == "inbox":
+        return CommitMiss("duplicate", str(error.detail))
+    if state[:2] in REFUSED:
+        return CommitRefused(f"the database cannot hold it: {message} (SQLSTATE {state})")
+    return None
+
+
+class PostgresLog:
+    """`infra.ports.ports.EventLog` on Postgres."""
+
+    def __init__(self, database: Database, notifier: Notifier) -> None:
+        self._pool = database.durable
+        self._lazy = database.lazy
+        self._notifier = notifier
+        self._horizon = Horizon()
+
+    @property
+    def turns(self) -> int:
+        return self._pool.history.turns
+
+    async def load(
+        self, streams: Mapping[StreamName, int], *, limit: int | None = None
+    ) -> Mapping[StreamName, Sequence[Recorded]]:
+        rows = await self._pool.fetch(
+            f"select {COLUMNS} from unnest($1::text[], $2::integer[]) as w (name, above)"  # noqa: S608 - constants
+            " join events on stream = w.name and version > w.above order by stream, version limit $3",
+            list(streams),
+            list(streams.values()),
+            limit,
+        )
+        found: dict[StreamName, list[Recorded]] = {stream: [] for stream in streams}
+        for row in rows:
+            found[row["stream"]].append(recorded_in(row))
+        return found
+
+    async def versions(self, streams: Iterable[StreamName]) -> Mapping[StreamName, int]:
+        names = sorted(streams)
+        rows = await self._pool.fetch(
+            "select stream, version from streams where stream = any ($1)", names
+        )
+        return {**dict.fromkeys(names, 0), **{row["stream"]: row["version"] for row in rows}}
+
+    async def commit(self, commit: Commit) -> Sequence[Recorded]:
+        try:
+            rows = await self._pool.fetch(COMMIT, *arguments_of(commit))
+        except asyncpg.PostgresError as error:
+            raise _missed(error) or error from error
+        except ValueError as error:  # no text, or an argument that is none of its type
+            raise CommitRefused(f"the database cannot hold it: {error}") from error
+        self._notifier.ping([News.LOG] * bool(commit.events) + [News.WORK] * commit.asks)
+        return [written_as(new, row) for new, row in zip(commit.events, rows, strict=True)]
+
+    async def append(
+        self,
+        events: Sequence[Event],
+        *,
+        cause: UUID,
+        traceparent: str | None = None,
+    ) -> Sequence[Recorded]:
+        ids = edge_ids(events, cause)
+        while True:
+            expected, appended = await self._before({event.stream for event in events}, ids)
+            if appended:
+                return await self._appended(ids)
+            versions = dict(expected)
+            new = []
+            for event_id, event in zip(ids, events, strict=True):
+                versions[event.stream] += 1
+                new.append(
+                    NewEvent(
+                        id=event_id,
+                        stream=event.stream,
+                        version=versions[event.stream],
+                        event=event,
+                        causation=cause,
+                        correlation=cause,
+                        traceparent=traceparent,
+                    )
+                )
+            try:
+                return await self.commit(Commit(expected=expected, events=tuple(new)))
+            except CommitMiss:
+                await asyncio.sleep(random.uniform(0, 0.01))  # noqa: S311 - jitter
+
+    async def tail(
+        self,
+        after: Cursor,
+        *,
+        limit: int,
+        types: Sequence[str] | None = None,
+        upto: Cursor | None = None,
+    ) -> tuple[Sequence[Recorded], Cursor]:
+        # What was below a horizon once is complete for good. Another horizon, as of now, could be below
+        # it and hide events that the reader would then jump over.
+        end = self._horizon.below if upto is None else "(xid, position) <= ($4, $5)"
+        rows = await self._pool.fetch(
+            f"select {COLUMNS} from events where (xid, position) > ($1, $2)"  # noqa: S608 - constants
+            f" and {end} order by xid, position limit $3",
+            after.xid,
+            after.position,
+            limit,
+            *((upto.xid, upto.position) if upto is not None else ()),
+        )
+        if not rows:
+            return [], after
+        wanted = [row for row in rows if types is None or row["type"] in types]
+        last = rows[-1]
+        return known_in(wanted), Cursor(last["xid"], last["position"])
+
+    async def ahead(self, after: Cursor) -> bool:
+        # Without the order the planner walks through the whole log when nothing is ahead.
+        found = await self._pool.fetchval(
+            "select position from events where (xid, position) > ($1, $2)"
+            " order by xid, position limit 1",
+            after.xid,
+            after.position,
+        )
+        self._horizon.seen(after, hidden=found is not None)
+        return found is not None
+
+    async def head(self) -> Cursor:
+        row = await self._pool.fetchrow(
+            f"select xid, position from events where {BELOW_OWN_HORIZON}"  # noqa: S608 - constants
+            " order by xid desc, position desc limit 1"
+        )
+        return Cursor(row["xid"], row["position"]) if row else Cursor()
+
+    async def reaches(self, cursor: Cursor) -> bool:
+        found = await self._pool.fetchval(
+            "select position from events where (xid, position) >= ($1, $2)"
+            " order by xid, position limit 1",
+            cursor.xid,
+            cursor.position,
+        )
+        return found is not None or cursor == Cursor()
+
+    async def now(self) -> datetime:
+        told: datetime = await self._pool.fetchval("select clock_timestamp()")
+        return told
+
+    async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
+        rows = await self._pool.fetch(
+            f"select {COLUMNS} from unnest($1::text[], $2::integer[]) as w (name, at)"  # noqa: S608 - constants
+            " join events on stream = w.name and version = w.at",
+            [stream for stream, _ in places],
+            [version for _, version in places],
+        )
+        return known_in(rows)
+
+    async def awaited(
+        self, places: Mapping[tuple[StreamName, int], Collection[ConsumerName]]
+    ) -> Sequence[tuple[Recorded, frozenset[ConsumerName]]]:
+        rows = await self._pool.fetch(
+            f"select {COLUMNS}, array(select n from unnest(string_to_array(w.names, ' ')) n"  # noqa: S608 - constants
+            f" where {UNCONSUMED.format(name='n', e='e')}) as awaiting"
+            " from unnest($1::text[], $2::integer[], $3::text[]) as w (held, at, names)"
+            " join events e on e.stream = w.held and e.version = w.at",
+            [stream for stream, _ in places],
+            [version for _, version in places],
+            [" ".join(names) for names in places.values()],
+        )
+        return [
+            (recorded_in(r), frozenset(r["awaiting"])) for r in rows if r["type"] in EVENT_TYPES
+        ]
+
+    async def read(
+        self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
+    ) -> Sequence[Recorded]:
+        rows = await self._pool.fetch(
+            f"select {COLUMNS} from events where run_id = $1 and (xid, position) > ($2, $3)"  # noqa: S608 - constants
+            f" and {self._horizon.below} and ($5::text[] is null or type = any ($5))"
+            " order by xid, position limit $4",
+            run,
+            after.xid,
+            after.position,
+            limit,
+            list(types) if types is not None else None,
+        )
+        return known_in(rows)
+
+    async def find(self, event_id: UUID, *, stream: StreamName) -> Recorded | None:
+        """One event of a stream by its id."""
+        row = await self._pool.fetchrow(
+            f"select {COLUMNS} from events where stream = $1 and id = $2",  # noqa: S608 - constants
+            stream,
+            event_id,
+        )
+        return recorded_in(row) if row else None
+
+    async def consumed(
+        self, keys: Sequence[tuple[ConsumerName, EventId]]
+    ) -> frozenset[tuple[ConsumerName, EventId]]:
+        rows = await self._pool.fetch(
+            "select consumer, event_id from inbox"
+            " join unnest($1::text[], $2::uuid[]) as w (name, id) on consumer = name and event_id = id",
+            [name for name, _ in keys],
+            [event_id for _, event_id in keys],
+        )
+        return frozenset((row["consumer"], row["event_id"]) for row in rows)
+
+    async def due(
+        self, messages: Sequence[tuple[ConsumerName, Recorded]]
+    ) -> Sequence[tuple[ConsumerName, Recorded]]:
+        if not messages:
+            return []
+        rows = await self._pool.fetch(
+            "select n from unnest($1::text[], $2::uuid[], $3::xid8[], $4::bigint[])"  # noqa: S608 - constants
+            " with ordinality as w (name, id, xid, position, n)"
+            f" where {UNCONSUMED.format(name='w.name', e='w')} order by n",
+            [name for name, _ in messages],
+            [recorded.id for _, recorded in messages],
+            [recorded.cursor.xid for _, recorded in messages],
+            [recorded.cursor.position for _, recorded in messages],
+        )
+        return [messages[row["n"] - 1] for row in rows]
+
+    async def watermark(self, consumer: ConsumerName) -> Cursor:
+        row = await self._pool.fetchrow(
+            "select xid, position from watermarks where consumer = $1", consumer
+        )
+        return Cursor(row["xid"], row["position"]) if row else Cursor()
+
+    async def advance(self, consumers: Sequence[ConsumerName], cursor: Cursor) -> None:
+        names = sorted(consumers)  # who waits for another waits in the order of both
+        await self._lazy.execute(
+            "insert into watermarks as w (consumer, xid, position) select n, $2, $3"
+            " from unnest($1::text[]) n"
+            " on conflict (consumer) do update set xid = excluded.xid, position = excluded.position"
+            " where (excluded.xid, excluded.position) > (w.xid, w.position)",
+            names,
+            cursor.xid,
+            cursor.position,
+        )
+        # What another process deletes at this moment is as good as gone.
+        await self._lazy.execute(
+            "delete from inbox where ctid = any (array(select ctid from inbox"
+            " where consumer = any ($1) and xid < $2 for update skip locked))",
+            names,
+            cursor.xid,
+        )
+
+    async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None:
+        row = await self._pool.fetchrow(
+            "select version, state from snapshots where stream = $1 and fold_version = $2",
+            stream,
+            fold_version,
+        )
+        return Snapshot(row["version"], row["state"]) if row else None
+
+    async def save_snapshot(
+        self, stream: StreamName, fold_version: int, snapshot: Snapshot
+    ) -> None:
+        await self._lazy.execute(
+            "insert into snapshots as s (stream, fold_version, version, state)"
+            " values ($1, $2, $3, $4) on conflict (stream, fold_version) do update"
+            " set version = excluded.version, state = excluded.state"
+            " where excluded.version > s.version",
+            stream,
+            fold_version,
+            snapshot.version,
+            snapshot.state,
+        )
+
+    async def artifact(self, sha256: str) -> bytes | None:
+        data: bytes | None = await self._pool.fetchval(
+            "select data from artifacts where sha256 = $1", sha256
+        )
+        return data
+
+    async def _before(
+        self, streams: Iterable[StreamName], ids: Sequence[EventId]
+    ) -> tuple[Mapping[StreamName, int], bool]:
+        """The versions of these streams, and whether events with these ids were appended. One snapshot:
+        who finds the streams unmoved in the commit has seen all that was appended to them."""
+        rows = await self._pool.fetch(
+            "select w.stream, coalesce(s.version, 0) as version,"  # noqa: S608 - constants
+            f" exists (select from events where {KNOWN}) as appended"
+            " from unnest($2::text[]) as w (stream) left join streams s using (stream)",
+            list(ids),
+            sorted(streams),
+        )
+        versions = {StreamName(row["stream"]): row["version"] for row in rows}
+        return versions, any(row["appended"] for row in rows)
+
+    async def _appended(self, ids: Sequence[EventId]) -> list[Recorded]:
+        """What an edge appended before under these ids, in order."""
+        rows = await self._pool.fetch(
+            f"select {COLUMNS} from events where {KNOWN} order by position",  # noqa: S608 - constants
+            list(ids),
+        )
+        return [recorded_in(row) for row in rows]

@@ -1,0 +1,143 @@
+"""A worker's lease, renewed from its own thread and connection, so that a busy process keeps it.
+
+Losing the lease means that others may already hold what we hold: `on_lost` must stop this worker, and
+`on_overdue` ends it where that did not help. Outcomes that still arrive are fenced by their epochs.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+from infra import failpoints
+from infra.postgres.effects import PostgresEffects
+from infra.postgres.errors import Away
+from infra.postgres.pool import connect
+from infra.settings.settings import DatabaseLimits
+from schemas.effects import Lane
+from schemas.errors import TransientError
+from schemas.ids import WorkerId
+
+logger = logging.getLogger(__name__)
+
+LEASE_S = 5.0
+BEAT_S = 1.0
+
+LEASE_LOST = 3
+"""Exit code of a worker whose lease ran out: what it holds is no longer its own."""
+
+LEAVE_S = 15.0
+"""How long a process that has lost its lease may take to end in order."""
+
+
+def leave() -> None:
+    """End this process now, whatever its loops do. The message takes no lock that one may hold."""
+    message = f"the lease ran out {LEAVE_S:.0f} s ago and the process is still here: it is ended\n"
+    with contextlib.suppress(OSError):
+        os.write(2, message.encode())
+    os._exit(LEASE_LOST)
+
+
+class LeaseKeeper:
+    """Holds a lease while started. `lost` is set once it ran out although the database was there (this
+    process was stopped for a while, or somebody ended its lease)."""
+
+    def __init__(
+        self,
+        url: str,
+        worker: WorkerId,
+        *,
+        lanes: Sequence[Lane] = (),
+        on_beat: Callable[[], None],
+        on_lost: Callable[[], None],
+        on_overdue: Callable[[], None] | None = None,
+    ) -> None:
+        """`on_overdue` is called, in a thread, when this process still is there LEAVE_S after its lease
+        was lost (`leave`); None where others share the process."""
+        self._url = url
+        self._worker = worker
+        self._lanes = lanes
+        self._on_beat = on_beat
+        self._on_lost = on_lost
+        self._on_overdue = on_overdue
+        self._stop = threading.Event()
+        self._registered = threading.Event()
+        self._failed: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self.lost = False
+
+    async def start(self) -> None:
+        """Register the worker; returns once it holds its lease. Raises TransientError if it cannot."""
+        self._thread.start()
+        await asyncio.to_thread(self._registered.wait)
+        if self._failed is not None:
+            raise TransientError(f"no lease could be had: {self._failed}")
+
+    async def stop(self) -> None:
+        """Give the lease up at once."""
+        self._stop.set()
+        await asyncio.to_thread(self._thread.join, 10)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._keep())
+        except Exception as error:
+            self._failed = error
+            self._lose()
+        finally:
+            self._registered.set()
+
+    def _lose(self) -> None:
+        if not self._stop.is_set():
+            self.lost = True
+            logger.error("the lease of %s ran out; this process ends", self._worker)
+            if self._on_overdue is not None:
+                overdue = threading.Timer(LEAVE_S, self._on_overdue)
+                overdue.daemon = True
+                overdue.start()
+            self._on_lost()
+
+    async def _keep(self) -> None:
+        limits = DatabaseLimits(statement_s=LEASE_S)
+        async with connect(self._url, size=1, limits=limits) as database:
+            effects = PostgresEffects(database)
+            await self._register(effects)
+            self._registered.set()
+            while not await asyncio.to_thread(self._stop.wait, BEAT_S):
+                failpoints.hit("lease.renew")
+                if not await self._renewed(effects):
+                    self._lose()
+                    return
+                self._on_beat()
+            with contextlib.suppress(Away):
+                await effects.expire(self._worker)
+
+    async def _register(self, effects: PostgresEffects) -> None:
+        await effects.register(
+            self._worker,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            lease_s=LEASE_S,
+            lanes=self._lanes,
+        )
+
+    async def _renewed(self, effects: PostgresEffects) -> bool:
+        """Renew, waiting for a database that is away. A lease that ran out meanwhile is taken again: the
+        epochs say which claims are still ours. False when it ran out while the database was there."""
+        away, turn = False, effects.history.turns
+        while not self._stop.is_set():
+            try:
+                if await effects.renew(self._worker, lease_s=LEASE_S):
+                    return True
+                if not away and effects.history.turns == turn:
+                    return False
+                await self._register(effects)
+            except Away as error:
+                if not away:
+                    logger.warning("the lease cannot be renewed: %s", error)
+                away = True
+                await asyncio.sleep(BEAT_S)
+        return True

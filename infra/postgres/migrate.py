@@ -1,0 +1,141 @@
+"""Apply `sql/migrations/*.sql` in order, each once, under an advisory lock, with its checksum.
+
+The table `migrations` records what was applied; a file that changed after it was applied is refused,
+for the database no longer is what the code thinks. A database that was restored into another cluster is
+repaired (`infra/postgres/restored_dump.py`). `python -m infra.postgres.migrate` does it for the database
+of HEADRACE_DATABASE_URL; `headrace up` does it at every start.
+"""
+
+import asyncio
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.postgres.pool import Database, administering
+from infra.postgres.restored_dump import repair_if_moved
+from infra.settings.settings import BadSetting, Settings
+from schemas.errors import HeadraceError, InvalidConfig
+
+DIRECTORY = Path(__file__).parent / "sql" / "migrations"
+
+LOCK = 0x48454144
+"""The advisory lock of all migrations ("HEAD")."""
+
+TABLE = """
+create table if not exists migrations (
+    name       text primary key,
+    checksum   text not null,
+    applied_at timestamptz not null default now()
+)
+"""
+"""What was applied."""
+
+
+ENCODING = "select current_database() as name, current_setting('server_encoding') as encoding"
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    name: str
+    sql: str
+
+    @property
+    def checksum(self) -> str:
+        return hashlib.sha256(self.sql.encode()).hexdigest()
+
+
+def migrations() -> tuple[Migration, ...]:
+    """All migrations, in order of their numbers."""
+    return tuple(Migration(path.stem, path.read_text()) for path in sorted(DIRECTORY.glob("*.sql")))
+
+
+async def migrate(url: str) -> tuple[str, ...]:
+    """Bring the database up to date; returns the names that were applied now.
+
+    Raises InvalidConfig when the database has another encoding than UTF8, or when an applied migration
+    is unknown here (the database is newer than this code) or differs from the file of its name;
+    TransientError when the server does not answer.
+    """
+    async with administering(url) as connection, connection.transaction():
+        _refuse_encoding(await connection.fetchrow(ENCODING))
+        await connection.execute("select pg_advisory_xact_lock($1)", LOCK)
+        await connection.execute(TABLE)
+        rows = await connection.fetch("select name, checksum from migrations")
+        pending = due({row["name"]: row["checksum"] for row in rows})
+        for migration in pending:
+            await apply(connection, migration)
+        await repair_if_moved(connection)
+    return tuple(migration.name for migration in pending)
+
+
+def _refuse_encoding(row: Any) -> None:
+    if row["encoding"] != "UTF8":
+        raise InvalidConfig(
+            f"the database {row['name']!r} at HEADRACE_DATABASE_URL has the encoding {row['encoding']}, "
+            "which cannot hold every text: make another one (create database headrace "
+            "template template0 encoding 'UTF8') and name that"
+        )
+
+
+async def apply(connection: Any, migration: Migration) -> None:
+    """Apply one, in the connection's transaction, and note it."""
+    await connection.execute(migration.sql)
+    await connection.execute(
+        "insert into migrations (name, checksum) values ($1, $2)",
+        migration.name,
+        migration.checksum,
+    )
+
+
+async def check(database: Database) -> None:
+    """Raises InvalidConfig when the database is not at the schema of this code, or not in UTF8."""
+    _refuse_encoding(await database.durable.fetchrow(ENCODING))
+    empty = await database.durable.fetchval("select to_regclass('migrations') is null")
+    rows = [] if empty else await database.durable.fetch("select name, checksum from migrations")
+    pending = due({row["name"]: row["checksum"] for row in rows})
+    if pending:
+        names = ", ".join(migration.name for migration in pending)
+        raise InvalidConfig(
+            f"the database lacks {names}: run `python -m infra.postgres.migrate` first"
+        )
+
+
+def due(applied: Mapping[str, str]) -> tuple[Migration, ...]:
+    """The migrations that a database with these (name -> checksum) lacks. Raises InvalidConfig when it
+    has others."""
+    known = migrations()
+    strangers = sorted(set(applied) - {migration.name for migration in known})
+    if strangers:
+        raise InvalidConfig(
+            f"the database has migrations this version does not know ({', '.join(strangers)}): it was "
+            "used by a newer Headrace; upgrade this one"
+        )
+    for migration in known:
+        if applied.get(migration.name, migration.checksum) != migration.checksum:
+            raise InvalidConfig(
+                f"migration {migration.name} was changed after it was applied; restore the file, "
+                "and put the change into a new migration"
+            )
+    return tuple(migration for migration in known if migration.name not in applied)
+
+
+def main() -> int:
+    """Migrate the database that the settings name."""
+    try:
+        url = Settings.load(os.environ).database_url
+        if url is None:
+            raise BadSetting("HEADRACE_DATABASE_URL is not set: name the Postgres to migrate")
+        applied = asyncio.run(migrate(url))
+    except (HeadraceError, BadSetting) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"applied: {', '.join(applied) or 'nothing; the schema is up to date'}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

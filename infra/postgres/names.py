@@ -1,0 +1,83 @@
+"""Names that are taken: of runs, workspaces, datasets and evaluations, before the log knows them;
+and idempotency keys (kind `request`), taken by the hash of what was asked for under them.
+
+A name is taken in one statement by the id that will use it, so two requests at the same time never
+get the same one, however far the read model is behind. Taking it again for the same id is a no-op.
+"""
+
+from typing import Literal, Protocol
+
+from infra.postgres.pool import Database
+
+Kind = Literal["run", "workspace", "dataset", "evaluation", "request"]
+
+
+class Names(Protocol):
+    async def take(self, kind: Kind, name: str, thing: str) -> str:
+        """Take `name` for `thing` (an id). Returns the id that holds it now: maybe another's."""
+        ...
+
+    async def find(self, kind: Kind, name: str) -> str | None:
+        """The id that holds a name."""
+        ...
+
+    async def release(self, kind: Kind, name: str, thing: str) -> None:
+        """Give a name back that `thing` took and will not use."""
+        ...
+
+    async def all(self, kind: Kind) -> dict[str, str]:
+        """Name -> id, oldest first; at most 1000."""
+        ...
+
+
+class PostgresNames:
+    """`Names` in the table `names`."""
+
+    def __init__(self, database: Database) -> None:
+        self._pool = database.durable
+
+    async def take(self, kind: Kind, name: str, thing: str) -> str:
+        await self._pool.execute(
+            "insert into names (kind, name, id) values ($1, $2, $3) on conflict do nothing",
+            kind,
+            name,
+            thing,
+        )
+        return await self.find(kind, name) or thing
+
+    async def find(self, kind: Kind, name: str) -> str | None:
+        holder: str | None = await self._pool.fetchval(
+            "select id from names where kind = $1 and name = $2", kind, name
+        )
+        return holder
+
+    async def release(self, kind: Kind, name: str, thing: str) -> None:
+        await self._pool.execute(
+            "delete from names where kind = $1 and name = $2 and id = $3", kind, name, thing
+        )
+
+    async def all(self, kind: Kind) -> dict[str, str]:
+        rows = await self._pool.fetch(
+            "select name, id from names where kind = $1 order by created_at limit 1000", kind
+        )
+        return {row["name"]: row["id"] for row in rows}
+
+
+class MemoryNames:
+    """`Names` in memory."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[Kind, str], str] = {}
+
+    async def take(self, kind: Kind, name: str, thing: str) -> str:
+        return self._held.setdefault((kind, name), thing)
+
+    async def find(self, kind: Kind, name: str) -> str | None:
+        return self._held.get((kind, name))
+
+    async def release(self, kind: Kind, name: str, thing: str) -> None:
+        if self._held.get((kind, name)) == thing:
+            del self._held[(kind, name)]
+
+    async def all(self, kind: Kind) -> dict[str, str]:
+        return {name: thing for (k, name), thing in self._held.items() if k == kind}

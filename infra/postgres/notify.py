@@ -1,0 +1,151 @@
+"""Wake-ups between processes: one coalesced NOTIFY after a commit, and a listener.
+
+A lost wake-up costs one slow poll, never work: whoever waits looks again by itself.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Iterable
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Self
+
+from infra.postgres.errors import AWAY
+from infra.postgres.pool import CONNECT_S, Database, open_session
+from infra.task_cancellation import end, go_on
+
+COALESCE_S = 0.005
+"""At most one NOTIFY per process in this time."""
+
+PROBE_S = 15.0
+"""How often the listener's connection is asked whether it still lives: one that a network swallowed
+would stay silent for ever."""
+
+
+class News(StrEnum):
+    """What is told, each over a channel of its own: who performs effects need not look for some every
+    time that somebody appends an event."""
+
+    LOG = "headrace"
+    """The log has grown."""
+
+    WORK = "headrace_work"
+    """There may be effects to claim: new ones, or those of a run whose gate moved."""
+
+
+class Wakeup:
+    """An event that many may set and one waits for. `absences` counts how often the database was away:
+    what was written without waiting for the disk may be gone since."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.absences = 0
+
+    def set(self) -> None:
+        self._event.set()
+
+    @property
+    def called(self) -> bool:
+        return self._event.is_set()
+
+    def clear(self) -> None:
+        self._event.clear()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return once set (and clear it), or after the time. Who was told to end does not wait."""
+        go_on()
+        await _within(self._event, timeout_s)
+        self.clear()
+
+
+class Notifier:
+    """Sends and receives wake-ups over one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting: dict[News, list[Wakeup]] = {news: [] for news in News}
+        self._sender: asyncio.Task[None] | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._told: set[News] = set()
+
+    async def __aenter__(self) -> Self:
+        self._listener = asyncio.ensure_future(self._listen())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        tasks = [task for task in (self._listener, self._sender) if task is not None]
+        await end(tasks)
+
+    def subscribe(self, news: News = News.LOG) -> Wakeup:
+        """A wake-up that is set by every notification of these news from now on."""
+        wakeup = Wakeup()
+        self._waiting[news].append(wakeup)
+        return wakeup
+
+    def ping(self, news: Iterable[News]) -> None:
+        """Wake the others, soon: many pings in a short time are one NOTIFY."""
+        for one in news:
+            self.wake(one)
+            self._told.add(one)
+        if self._told and (self._sender is None or self._sender.done()):
+            self._sender = asyncio.ensure_future(self._send())
+
+    def wake(self, news: News) -> None:
+        """Wake who waits for it in this process."""
+        for wakeup in self._waiting[news]:
+            wakeup.set()
+
+    def _back(self) -> None:
+        """We listen (again): nobody knows what was said meanwhile."""
+        for wakeup in itertools.chain(*self._waiting.values()):
+            wakeup.absences += 1
+            wakeup.set()
+
+    async def _send(self) -> None:
+        while self._told:
+            told, self._told = self._told, set()
+            go_on()
+            with contextlib.suppress(*AWAY):
+                await self._database.lazy.execute(";".join(f"notify {news}" for news in told))
+            await asyncio.sleep(COALESCE_S)
+
+    async def _listen(self) -> None:
+        while True:
+            with contextlib.suppress(*AWAY):
+                await self._listen_once()
+            go_on()
+            await asyncio.sleep(1.0)
+
+    async def _listen_once(self) -> None:
+        connection = await open_session(self._database.url, "headrace listens")
+        lost = asyncio.Event()
+        connection.add_termination_listener(lambda _: lost.set())
+        own = connection.get_server_pid()
+
+        def notified(_: Any, pid: int, channel: str, __: object) -> None:
+            if pid != own:
+                self.wake(News(channel))
+
+        try:
+            for news in News:
+                await connection.add_listener(news, notified)
+            self._back()
+            while not await _within(lost, PROBE_S):
+                await connection.execute("select", timeout=CONNECT_S)
+        finally:
+            connection.terminate()
+
+
+async def _within(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for an event at most so long; whether it came."""
+    with contextlib.suppress(TimeoutError):
+        # Not wait_for: on Python 3.11 it may swallow a cancellation that comes with the event.
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    return event.is_set()

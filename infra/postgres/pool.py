@@ -1,0 +1,186 @@
+"""Connections to Postgres: one pool whose commits wait for the disk, one whose commits need not.
+
+`lazy` is for claims, leases, watermarks, projections and wake-ups: losing the last of those in a power
+cut costs time. Appends always go through `durable`: the bus could publish what a crash then removes.
+
+Every connection works as the role `headrace_worker`, which cannot drop a table or rewrite an event; only
+migrations and repairs use the role that the URL names. A connection that is lost, or that does not
+answer in time, is dropped and its call raises Away; the next call gets a new one.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from infra.postgres.errors import ERRORS, answering
+from infra.postgres.history import History
+from infra.settings.settings import DatabaseLimits
+from schemas.errors import InvalidConfig, TransientError
+
+ROLE = "headrace_worker"
+"""Made by migration 0004; see docs/decisions/0004-one-role-for-processes.md."""
+
+CONNECT_S = 10.0
+"""How long a new connection may take."""
+
+GRACE_S = 2.0
+"""The client waits this much longer than the server lets a statement run."""
+
+Row = Any
+"""asyncpg ships no types; its records and connections are Any at this one border."""
+
+
+class Pool:
+    """Connections of one kind. Every method raises Away when the database does not answer."""
+
+    def __init__(self, pool: Any, history: History | None = None) -> None:
+        self._pool = pool
+        self.history = history or History()
+
+    async def fetch(self, sql: str, *arguments: object) -> Any:
+        """All rows."""
+        return await self._call("fetch", sql, arguments)
+
+    async def fetchrow(self, sql: str, *arguments: object) -> Row:
+        """The first row, or None."""
+        return await self._call("fetchrow", sql, arguments)
+
+    async def fetchval(self, sql: str, *arguments: object) -> Any:
+        """The first column of the first row, or None."""
+        return await self._call("fetchval", sql, arguments)
+
+    async def execute(self, sql: str, *arguments: object) -> str:
+        """Run it; returns the command's tag (`UPDATE 1`)."""
+        tag: str = await self._call("execute", sql, arguments)
+        return tag
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Any]:
+        """A connection of one's own for a while (a transaction). What the block does raises Away too."""
+        with answering():
+            connection = await self._pool.acquire(timeout=CONNECT_S)
+            try:
+                self.history.check()
+                yield connection
+            except TimeoutError:
+                # The network swallowed it; then the idle ones are dead too, and nobody will say so.
+                connection.terminate()
+                await self._pool.expire_connections()
+                raise
+            except asyncpg.InternalClientError:
+                connection.terminate()  # it may still count as open
+                raise
+            finally:
+                await self._pool.release(connection, timeout=CONNECT_S)
+
+    def terminate(self) -> None:
+        """Close everything at once."""
+        self._pool.terminate()
+
+    async def _call(self, method: str, sql: str, arguments: tuple[object, ...]) -> Any:
+        async with self.acquire() as connection:
+            return await getattr(connection, method)(sql, *arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """The two pools over one database, and how often its history has turned."""
+
+    url: str
+    durable: Pool
+    lazy: Pool
+
+    @property
+    def history(self) -> History:
+        return self.durable.history
+
+
+@asynccontextmanager
+async def connect(
+    url: str, *, size: int | None = None, limits: DatabaseLimits | None = None
+) -> AsyncIterator[Database]:
+    """Open both pools, of at most `size` connections each. Raises TransientError when the server does
+    not answer, InvalidConfig when it has no schema of ours."""
+    limits = limits or DatabaseLimits()
+    size = size or limits.pool
+    history = History()
+    durable = await _pool(url, size, limits, history, synchronous_commit="on")
+    lazy = await _pool(url, size, limits, history, synchronous_commit="off")
+    try:
+        yield Database(url=url, durable=Pool(durable, history), lazy=Pool(lazy, history))
+    finally:
+        durable.terminate()
+        lazy.terminate()
+
+
+@asynccontextmanager
+async def administering(url: str) -> AsyncIterator[Any]:
+    """A connection as the role that the URL names, for migrations, repairs and copies: it may change
+    what processes may not, and its statements may take their time. Raises TransientError."""
+    try:
+        connection = await asyncpg.connect(
+            url, timeout=CONNECT_S, server_settings={"application_name": "headrace admin"}
+        )
+    except ERRORS as error:
+        raise TransientError(f"no Postgres answers at HEADRACE_DATABASE_URL: {error}") from error
+    try:
+        yield connection
+    finally:
+        connection.terminate()
+
+
+async def open_session(url: str, name: str) -> Any:
+    """A connection of one's own that stays open (to listen, to hold a lock): it works as the processes'
+    role and stands under `name` in the server's list. Raises Away."""
+    with answering():
+        return await asyncpg.connect(
+            url,
+            timeout=CONNECT_S,
+            server_settings={"application_name": name, "role": ROLE},
+        )
+
+
+async def _pool(
+    url: str, size: int, limits: DatabaseLimits, history: History, *, synchronous_commit: str
+) -> Any:
+    try:
+        return await asyncpg.create_pool(
+            url,
+            min_size=1,
+            max_size=size,
+            timeout=CONNECT_S,
+            command_timeout=limits.statement_s + GRACE_S,
+            reset=_nothing,
+            init=history.meet,
+            server_settings={
+                "application_name": "headrace",
+                "role": ROLE,
+                "synchronous_commit": synchronous_commit,
+                "statement_timeout": f"{limits.statement_s:.0f}s",
+                "idle_in_transaction_session_timeout": f"{limits.idle_in_transaction_s:.0f}s",
+                "jit": "off",
+            },
+        )
+    except asyncpg.InvalidParameterValueError as error:
+        raise InvalidConfig(
+            f"the database at HEADRACE_DATABASE_URL has no role {ROLE}: `headrace up` or "
+            "`python -m infra.postgres.migrate` prepares it"
+        ) from error
+    except (
+        asyncpg.InvalidAuthorizationSpecificationError,
+        asyncpg.InvalidCatalogNameError,
+    ) as error:
+        raise InvalidConfig(f"HEADRACE_DATABASE_URL opens no database: {error}") from error
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise InvalidConfig(
+            f"the user of HEADRACE_DATABASE_URL may not act as {ROLE}: grant {ROLE} to it"
+        ) from error
+    except ERRORS as error:
+        raise TransientError(f"no Postgres answers at HEADRACE_DATABASE_URL: {error}") from error
+
+
+async def _nothing(_: Any) -> None:
+    """Nothing here changes a session's state, so that giving a connection back needs no round trip."""

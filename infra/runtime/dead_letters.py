@@ -1,0 +1,258 @@
+"""Dead letters: what cannot be decoded, or decided on, is put aside with its bytes, headers and cause.
+
+The dead letter and the inbox row of its delivery are one commit, so the message is neither lost nor met
+again; its neighbours go on. A message that no decider can decide on holds its run: nothing more is
+claimed for it, for its consumer waits in vain. `headrace dlq redrive` appends MessageRedriven, which
+reaches that consumer as any event does, however old the message is, and releases the run.
+
+An outcome that no decider can decide on is put aside in the same way; its effect is given back, and
+performed again when the run is released.
+"""
+
+import hashlib
+import json
+import logging
+import random
+import traceback
+from asyncio import sleep
+from collections.abc import Mapping
+from uuid import UUID
+
+from infra.blobs.artifacts import ROW
+from infra.ports.ports import (
+    Claimed,
+    Commit,
+    CommitMiss,
+    CommitRefused,
+    Cursor,
+    Encoded,
+    EventLog,
+    NewEvent,
+    Recorded,
+    SmallArtifact,
+)
+from schemas.events import MessageDeadLettered, MessageRedriven
+from schemas.ids import ConsumerName, EventId, StreamName, derive_id
+from schemas.sampling import ArtifactRef
+
+logger = logging.getLogger(__name__)
+
+CAUSE_CHARS = 2_000
+PAYLOAD_JSON_BYTES = 24_000
+"""How long the shown payload may be as JSON; a longer message is kept whole as an artifact."""
+TRACE_JSON_BYTES = 12_000
+
+
+async def dead_letter(
+    log: EventLog,
+    consumer: ConsumerName,
+    message: Recorded,
+    error: Exception,
+    *,
+    delivered: Recorded | None = None,
+    pauses: bool = False,
+    read: Mapping[StreamName, int] | None = None,
+) -> None:
+    """Put `message` aside for `consumer`; `delivered` is what brought it, when that was not itself.
+    `read`: the versions of the streams on which it could not be decided. Doing it again changes nothing.
+    Raises CommitMiss (stale) when one of those has moved: then it may be decided on."""
+    data = _bytes(message)
+    letter, content = letter_of(
+        consumer, data, error, message_id=message.id, message_type=message.type, about=message.run
+    )
+    letter = letter.model_copy(
+        update={
+            "headers": _headers(message),
+            "traceparent": message.traceparent,
+            "message_stream": message.stream,
+            "message_version": message.version,
+            "pauses": pauses,
+        }
+    )
+    delivered = delivered or message
+    consumed = (consumer, delivered.id)
+    cursors = {delivered.id: delivered.cursor}
+    await put_aside(log, letter, content, consumed, message.correlation, read=read, cursors=cursors)
+
+
+async def dead_outcome(
+    log: EventLog,
+    claimed: Claimed,
+    error: Exception,
+    *,
+    read: Mapping[StreamName, int] | None = None,
+) -> None:
+    """Put an effect aside whose outcome no decider can decide on; its run is held. Raises CommitMiss as
+    `dead_letter` does."""
+    data = claimed.effect.model_dump_json().encode()
+    letter, content = letter_of(
+        claimed.consumer,
+        data,
+        error,
+        message_id=claimed.id,
+        message_type=claimed.effect.type,
+        about=claimed.effect.run_id,
+    )
+    letter = letter.model_copy(
+        update={
+            "headers": {"lane": str(claimed.effect.lane), "attempts": str(claimed.attempts)},
+            "traceparent": claimed.traceparent,
+            "message_stream": claimed.stream,
+            "pauses": True,
+        }
+    )
+    delivery = EventId(derive_id(claimed.id, f"outcome/{claimed.epoch}"))
+    consumed = (claimed.consumer, delivery)
+    await put_aside(log, letter, content, consumed, claimed.correlation, read=read)
+
+
+async def redriven(
+    log: EventLog, consumer: ConsumerName, event: MessageRedriven
+) -> Recorded | None:
+    """The message that is to be delivered to `consumer` again; None when it is for another one, or is
+    no event (an outcome: its effect is performed again by itself)."""
+    if event.consumer != consumer or not event.message_version:
+        return None
+    found = await log.held([(event.message_stream, event.message_version)])
+    return next((recorded for recorded in found if recorded.id == event.message_id), None)
+
+
+def letter_of(
+    consumer: str,
+    data: bytes,
+    error: Exception,
+    *,
+    message_id: object,
+    message_type: str,
+    about: str,
+) -> tuple[MessageDeadLettered, tuple[SmallArtifact, ...]]:
+    """The dead letter of some bytes, and the artifact that has them where they cannot all be shown."""
+    text = data.decode(errors="backslashreplace")
+    shown = _fitting(text, PAYLOAD_JSON_BYTES)
+    whole = shown.encode() == data
+    sha256 = hashlib.sha256(data).hexdigest()
+    letter = MessageDeadLettered.model_validate(
+        {
+            "consumer": consumer,
+            "message_id": message_id,
+            "message_type": message_type,
+            "about": about,
+            "cause": _fitting(str(error), CAUSE_CHARS),
+            "payload": shown,
+            "content": None
+            if whole
+            else ArtifactRef(uri=ROW + sha256, sha256=sha256, size=len(data)),
+            "trace": _fitting(_trace(error), TRACE_JSON_BYTES),
+        }
+    )
+    return letter, () if whole else (SmallArtifact(sha256, data),)
+
+
+async def put_aside(
+    log: EventLog,
+    letter: MessageDeadLettered,
+    content: tuple[SmallArtifact, ...],
+    consumed: tuple[ConsumerName, EventId],
+    correlation: UUID,
+    *,
+    read: Mapping[StreamName, int] | None = None,
+    cursors: Mapping[EventId, Cursor] | None = None,
+) -> None:
+    """Write a dead letter and that `consumed` is settled by it; doing it again changes nothing. Raises
+    CommitMiss (stale) when a stream in `read` does not have its version any more."""
+    delivery = consumed[1]
+    logger.error("%s: %s is a dead letter: %s", letter.consumer, letter.message_type, letter.cause)
+    while True:
+        version = (await log.versions([letter.stream]))[letter.stream]
+        new = NewEvent(
+            id=EventId(derive_id(delivery, f"{letter.consumer}|{letter.stream}|{letter.name}")),
+            stream=letter.stream,
+            version=version + 1,
+            event=letter,
+            causation=delivery,
+            correlation=correlation,
+            traceparent=letter.traceparent,
+        )
+        commit = Commit(
+            consumed=(consumed,),
+            expected={**(read or {}), letter.stream: version},
+            events=(new,),
+            artifacts=content,
+            cursors=cursors or {},
+        )
+        try:
+            await log.commit(commit)
+            return
+        except CommitRefused:
+            if _is_ascii(letter):
+                raise
+            letter, content = _in_ascii(letter, content)
+        except CommitMiss as miss:
+            if miss.kind == "duplicate":
+                return
+            if miss.what in (read or {}):
+                raise
+            await sleep(random.uniform(0, 0.01))  # noqa: S311 - jitter
+
+
+def _is_ascii(letter: MessageDeadLettered) -> bool:
+    text = letter.model_dump_json()
+    return text.isascii() and "\\u0000" not in text
+
+
+def _in_ascii(
+    letter: MessageDeadLettered, content: tuple[SmallArtifact, ...]
+) -> tuple[MessageDeadLettered, tuple[SmallArtifact, ...]]:
+    """The same letter for a database that cannot hold its text: in ASCII, and whole as an artifact."""
+    ref = letter.content
+    if ref is None:
+        data = letter.payload.encode()
+        sha256 = hashlib.sha256(data).hexdigest()
+        ref = ArtifactRef(uri=ROW + sha256, sha256=sha256, size=len(data))
+        content = (SmallArtifact(sha256, data),)
+    plain = {name: _ascii(text) for name, text in letter if isinstance(text, str)}
+    headers = {_ascii(name): _ascii(text) for name, text in letter.headers.items()}
+    return letter.model_copy(update={**plain, "headers": headers, "content": ref}), content
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode().replace("\0", "?")
+
+
+def _bytes(message: Recorded) -> bytes:
+    if not isinstance(message.payload, Encoded):
+        return message.payload.model_dump_json().encode()
+    data = message.payload.data
+    return data if isinstance(data, bytes) else data.encode(errors="surrogateescape")
+
+
+def _headers(message: Recorded) -> dict[str, str]:
+    """What a broker's record of it would say in its headers."""
+    payload = message.payload
+    found = {
+        "ce_id": str(message.id),
+        "ce_type": message.type,
+        "ce_subject": message.stream,
+        "ce_time": message.time.isoformat(),
+        "ce_dataversion": str(payload.version),
+        "ce_streamversion": str(message.version),
+        "ce_runid": message.run,
+        "ce_correlationid": str(message.correlation),
+        "ce_causationid": str(message.causation or ""),
+        "ce_cursor": str(message.cursor),
+        "traceparent": message.traceparent or "",
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _trace(error: Exception) -> str:
+    """Where it failed: the innermost calls, for they are nearest to what is wrong."""
+    return "".join(traceback.format_exception(error))[-TRACE_JSON_BYTES:]
+
+
+def _fitting(text: str, num_bytes: int) -> str:
+    """The beginning of a text that has at most so many bytes as JSON (a character may take six)."""
+    text = text[:num_bytes].encode(errors="backslashreplace").decode()
+    while len(json.dumps(text)) > num_bytes:
+        text = text[: len(text) * 3 // 4]
+    return text

@@ -1,0 +1,154 @@
+"""Folded states of streams, remembered between messages.
+
+A cached state is only ever a guess about the stream's head: `commit` checks the version, and a miss
+evicts. So a cache can make things slow, never wrong. Nor can a snapshot: it is saved every few hundred
+events, so that who starts anew, after a crash, folds as many and not a whole history.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from infra.ports.ports import EventLog, Recorded, Snapshot
+from infra.postgres.errors import Away
+from infra.runtime.consumer import Consumer
+from schemas.events import Event
+from schemas.ids import StreamName
+
+logger = logging.getLogger(__name__)
+
+S = TypeVar("S")
+
+SNAPSHOT_EVERY = 500
+"""A snapshot is saved when a stream has grown by more events than this since the last one."""
+
+PAGE = 5000
+"""Events read at once: a fold of a whole history must not hold it in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folded(Generic[S]):
+    """A stream's state after `version` events. `kept`: the version of its newest snapshot."""
+
+    state: S
+    version: int
+    kept: int = 0
+
+
+class Unreadable(Exception):
+    """A stream holds an event that this version cannot decode, or that its owner cannot fold: nothing
+    can be decided on it."""
+
+    def __init__(self, stream: StreamName, error: Exception) -> None:
+        super().__init__(f"{stream} cannot be folded: {type(error).__name__}: {error}")
+        self.stream = stream
+
+
+class States:
+    """Loads, folds and remembers the streams of consumers. At most `limit` stay in memory."""
+
+    def __init__(self, log: EventLog, *, limit: int = 8192) -> None:
+        self._log = log
+        self._limit = limit
+        self._cache: OrderedDict[StreamName, Folded[Any]] = OrderedDict()
+
+    async def load(
+        self, wanted: Mapping[StreamName, Consumer[Any]]
+    ) -> dict[StreamName, Folded[Any]]:
+        """The states of these streams, each folded by its owner; one read for all that are new.
+        Raises Unreadable."""
+        known = {stream: self._cache[stream] for stream in wanted if stream in self._cache}
+        missing = [stream for stream in wanted if stream not in known]
+        if not missing:
+            return known
+        owners = {stream: wanted[stream] for stream in missing}
+        found = {stream: await self._start(stream, owners[stream]) for stream in missing}
+        read = PAGE
+        while read == PAGE:
+            above = {stream: folded.version for stream, folded in found.items()}
+            tails = await self._log.load(above, limit=PAGE)
+            for stream, tail in tails.items():
+                found[stream] = _read(stream, owners[stream], found[stream], tail)
+            read = sum(len(tail) for tail in tails.values())
+        self.remember(found)
+        await self.keep(owners)
+        return {**known, **{stream: self._cache.get(stream, found[stream]) for stream in missing}}
+
+    async def keep(self, owners: Mapping[StreamName, Consumer[Any]]) -> None:
+        """Save snapshots of those of these streams, as remembered, that have grown by enough. One that
+        cannot be saved now is saved later."""
+        for stream, consumer in owners.items():
+            folded = self._cache.get(stream)
+            if consumer.snapshots is None or folded is None:
+                continue
+            if folded.version - folded.kept > SNAPSHOT_EVERY:
+                try:
+                    await self._save(stream, consumer, folded)
+                except Away as error:
+                    logger.info("a snapshot of %s is not saved: %s", stream, error)
+                    return
+                self._cache[stream] = replace(folded, kept=folded.version)
+
+    def remember(self, states: Mapping[StreamName, Folded[Any]]) -> None:
+        for stream, folded in states.items():
+            self._cache[stream] = folded
+            self._cache.move_to_end(stream)
+        while len(self._cache) > self._limit:
+            self._cache.popitem(last=False)
+
+    def forget(self, streams: Iterable[StreamName]) -> None:
+        for stream in streams:
+            self._cache.pop(stream, None)
+
+    def clear(self) -> None:
+        """Forget everything: the log is another one."""
+        self._cache.clear()
+
+    def observe(self, recorded: Recorded) -> None:
+        """An event was seen that a cached state may lack."""
+        cached = self._cache.get(recorded.stream)
+        if cached is not None and cached.version < recorded.version:
+            self.forget((recorded.stream,))
+
+    async def _start(self, stream: StreamName, consumer: Consumer[Any]) -> Folded[Any]:
+        fresh = Folded(consumer.initial, 0)
+        if consumer.snapshots is None:
+            return fresh
+        snapshot = await self._log.snapshot(stream, consumer.fold_version)
+        if snapshot is None:
+            return fresh
+        try:
+            state = TypeAdapter(consumer.snapshots).validate_json(snapshot.state)
+        except ValidationError:
+            return fresh
+        return Folded(state, snapshot.version, snapshot.version)
+
+    async def _save(self, stream: StreamName, consumer: Consumer[Any], folded: Folded[Any]) -> None:
+        text = TypeAdapter(consumer.snapshots).dump_json(folded.state).decode()
+        await self._log.save_snapshot(
+            stream, consumer.fold_version, Snapshot(version=folded.version, state=text)
+        )
+
+
+def _read(
+    stream: StreamName, consumer: Consumer[S], start: Folded[S], tail: Sequence[Recorded]
+) -> Folded[S]:
+    try:
+        return fold(consumer, start, tail)
+    except Exception as error:
+        raise Unreadable(stream, error) from error
+
+
+def fold(
+    consumer: Consumer[S], start: Folded[S], events: Sequence[Recorded] | Sequence[Event]
+) -> Folded[S]:
+    """The state after `events`, which follow `start` without a gap."""
+    state = start.state
+    for item in events:
+        event = item.event if isinstance(item, Recorded) else item
+        state = consumer.evolve(state, event)
+    return Folded(state, start.version + len(events), start.kept)

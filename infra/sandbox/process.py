@@ -1,0 +1,317 @@
+"""One confined process that hosts a role of an entry point, and the calls to it.
+
+Level `process`: another user (as root), limits, an empty environment, a session of its own. It trusts
+the code's author; it keeps accidents, not attackers, from the platform.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import pwd
+import shutil
+import struct
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.sandbox.host_messages import (
+    LARGEST,
+    First,
+    Graded,
+    ProtocolError,
+    Raised,
+    Returned,
+    Stuck,
+    Unusable,
+    first,
+    later,
+)
+from infra.sandbox.user_process import UNPRIVILEGED, UserProcess
+from schemas.errors import FailureCategory, InvalidConfig, TransientError, UserCodeError
+from schemas.toml.environment import reserved_env
+
+logger = logging.getLogger(__name__)
+
+Json = dict[str, object]
+Answer = Raised | Returned | Graded
+
+GRACE_S = 2.0
+"""After its deadline a call has this long to say so itself; then its process is ended."""
+
+START_S = 60.0
+END_S = 5.0
+"""A process that was killed has this long to be gone; then its place is given up."""
+
+MESSAGE_S = 30.0
+"""From a message's length to its last byte."""
+
+READ_AHEAD = 1 << 20
+ENV_PREFIX = "HEADRACE_ENV_"
+"""Before the names of a rollout's variables, for `headrace/launch.py`."""
+
+MOST_STRAYS = 64
+STRAYS_PER_S = 8
+"""Messages that belong to no call: a process says twice a second that it is stuck, and late answers."""
+
+KEPT_OUTPUT = 64 << 10
+
+
+def interpreter() -> str:
+    """A Python that user code's user can run: ours if it can be reached, else the system's.
+
+    Raises InvalidConfig when there is none (our own may live below a private directory).
+    """
+    ours = Path(sys.executable).resolve()
+    if os.geteuid() != 0 or _reachable(ours):
+        return str(ours)
+    for name in ("python3.12", "python3.11", "python3"):
+        found = shutil.which(name, path="/usr/local/bin:/usr/bin:/bin")
+        if found and _reachable(Path(found).resolve()):
+            return found
+    raise InvalidConfig(
+        f"user code cannot run {ours}: a directory above it is private. Install a system Python "
+        "(Debian: apt-get install python3), or make the directory passable (chmod o+x)"
+    )
+
+
+def _reachable(path: Path) -> bool:
+    return all(place.stat().st_mode & 0o001 for place in (path, *path.parents))
+
+
+@dataclass(slots=True)
+class _Call:
+    future: "asyncio.Future[Answer]"
+    overdue: asyncio.TimerHandle
+
+
+class Ended(TransientError):
+    """The process ended while it loaded or with calls in flight; what it did there may be the reason, or
+    somebody else: an operator, the kernel for want of memory, another call."""
+
+
+class ConfinedProcess:
+    """Hosts a role. Calls run side by side; if the process ends, those in flight raise Ended."""
+
+    def __init__(self, role: str, sdk: Path, entrypoint: Path, env: Mapping[str, str]) -> None:
+        self._role = role
+        self._sdk = sdk
+        self._entrypoint = entrypoint
+        self._env = dict(env)
+        self._process: UserProcess | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: list[asyncio.BaseTransport] = []
+        self._calls: dict[str, _Call] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stuck: str | None = None
+        self._why: str | None = None
+        self._strays = 0.0
+        self._strayed_at = 0.0
+        self.output = bytearray()
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.alive and not self._why
+
+    async def start(self) -> First:
+        """Start it; returns its first message. Raises UserCodeError when the entry point does not
+        load, says nothing in time or what it may not say, Ended when the process ended (the reason may
+        be another's)."""
+        for name in self._env:
+            if why := reserved_env(name):
+                raise UserCodeError(FailureCategory.VALIDATION, f"env.{name} {why}")
+        try:
+            reader = await self._connect(*self._spawn())
+            first = await self._first(reader)
+        except BaseException:  # who was cancelled as well: nobody else knows of this process
+            await self.aclose()
+            raise
+        self._tasks.append(asyncio.ensure_future(self._listen(reader)))
+        return first
+
+    async def call(self, name: str, message: Json, *, deadline_s: float) -> Returned | Graded:
+        """One call. Raises UserCodeError when its code raised or did not end in time, Ended when the
+        process ended for a reason that may be another's."""
+        if not self.alive or self._writer is None:
+            raise Ended(self._why or "the process has ended")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+        timer = loop.call_later(deadline_s + GRACE_S, self._overdue, name, deadline_s)
+        self._calls[name] = _Call(future, timer)
+        data = json.dumps({"id": name, "deadline_s": deadline_s, **message}).encode()
+        try:
+            self._writer.write(struct.pack(">I", len(data)) + data)
+            return _result(await future, self._role)
+        finally:
+            timer.cancel()
+            self._calls.pop(name, None)
+
+    async def aclose(self) -> None:
+        """End the process and all it started. Takes seconds at most, whatever the process does."""
+        self._end("closed")
+        if self._process is not None:
+            await self._process.end(within_s=END_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for transport in self._reading:
+            transport.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _spawn(self) -> tuple[int, int]:
+        """Start the process; the pipes' ends to write to it, and to read from it."""
+        inward, outward = os.pipe(), os.pipe()
+        fixed = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp"}  # noqa: S108 - not ours
+        try:
+            self._process = UserProcess(
+                [
+                    interpreter(),
+                    "-I",
+                    "-S",
+                    str(self._sdk / "headrace" / "launch.py"),
+                    self._role,
+                    str(inward[0]),
+                    str(outward[1]),
+                    str(self._entrypoint),
+                ],
+                pass_fds=(inward[0], outward[1]),
+                env={
+                    **fixed,
+                    **{f"{ENV_PREFIX}{name}": value for name, value in self._env.items()},
+                },
+                cwd=self._entrypoint.parent,
+            )
+        except BaseException:
+            os.close(inward[1])
+            os.close(outward[0])
+            raise
+        finally:
+            os.close(inward[0])
+            os.close(outward[1])
+        return inward[1], outward[0]
+
+    async def _first(self, reader: asyncio.StreamReader) -> First:
+        """What it says once it has loaded. Raises what `start` raises."""
+        try:
+            async with asyncio.timeout(START_S):
+                said = first(self._role, await _receive(reader, self._role))
+        except asyncio.IncompleteReadError as error:
+            raise Ended(
+                f"the entry point's process ended while loading: {await self._said()}"
+            ) from error
+        except TimeoutError as error:
+            why = f"the entry point did not load within {START_S:g} s: {await self._said()}"
+            raise UserCodeError(FailureCategory.PROCESS, why) from error
+        except ProtocolError as error:
+            why = f"the entry point's process wrote into a pipe that is not its own: {error}"
+            raise UserCodeError(FailureCategory.PROCESS, why) from error
+        if isinstance(said, Unusable):
+            raise UserCodeError(FailureCategory.VALIDATION, said.unusable)
+        return said
+
+    async def _said(self) -> str:
+        """End the process; the end of what it printed."""
+        await self.aclose()
+        return self.output.decode(errors="replace").strip()[-500:]
+
+    async def _connect(self, writing: int, reading: int) -> asyncio.StreamReader:
+        loop = asyncio.get_running_loop()
+        transport, protocol = await loop.connect_write_pipe(
+            asyncio.streams.FlowControlMixin, os.fdopen(writing, "wb")
+        )
+        self._writer = asyncio.StreamWriter(transport, protocol, None, loop)
+        reader = await self._piped(reading)
+        assert self._process is not None  # noqa: S101 - start has spawned it
+        printed = await self._piped(self._process.output)
+        self._tasks.append(asyncio.ensure_future(self._drain(printed)))
+        return reader
+
+    async def _piped(self, descriptor: int) -> asyncio.StreamReader:
+        reader = asyncio.StreamReader(limit=READ_AHEAD)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
+        )
+        self._reading.append(transport)
+        return reader
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Take its answers until it ends. Whatever is wrong with one of them ends it."""
+        try:
+            while True:
+                self._take(later(self._role, await _receive(reader, self._role)))
+        except asyncio.IncompleteReadError:
+            self._end("its process ended")
+        except (ProtocolError, TimeoutError) as error:
+            self._end(f"its process wrote into a pipe that is not its own: {error or 'too slowly'}")
+
+    def _take(self, message: Stuck | Answer) -> None:
+        """One message. Raises ProtocolError when there are too many that belong to no call."""
+        call = None if isinstance(message, Stuck) else self._calls.get(message.id)
+        if call is None:
+            self._count_stray()
+        if isinstance(message, Stuck):
+            self._stuck = message.stuck
+            return
+        self._stuck = None
+        if call is not None and not call.future.done():
+            call.future.set_result(message)
+
+    def _count_stray(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._strays = max(0.0, self._strays - STRAYS_PER_S * (now - self._strayed_at)) + 1
+        self._strayed_at = now
+        if self._strays > MOST_STRAYS:
+            raise ProtocolError("it sent messages that nobody waits for")
+
+    async def _drain(self, printed: asyncio.StreamReader) -> None:
+        """Read what user code prints; keep the first bytes, drop the rest."""
+        while chunk := await printed.read(1 << 16):
+            self.output += chunk[: KEPT_OUTPUT - len(self.output)]
+
+    def _overdue(self, name: str, deadline_s: float) -> None:
+        """A call did not even say that it is late: something holds the process. End it, blame whom
+        the process itself named, let the others run again."""
+        culprit = self._stuck or name
+        call = self._calls.get(culprit)
+        if call is not None and not call.future.done():
+            text = f"it held the process past its deadline of {deadline_s:g} s"
+            call.future.set_exception(UserCodeError(FailureCategory.TIMEOUT, text))
+        self._end(f"{culprit} held its process")
+
+    def _end(self, why: str) -> None:
+        self._why = self._why or why
+        if self._process is not None:
+            self._process.kill()
+        for call in self._calls.values():
+            if not call.future.done():
+                call.future.set_exception(Ended(self._why))
+
+
+async def _receive(reader: asyncio.StreamReader, role: str) -> bytes:
+    """One message. Raises ProtocolError when it is too long, TimeoutError when it does not come on."""
+    head = await reader.readexactly(4)
+    size = struct.unpack(">I", head)[0]
+    if size > LARGEST[role]:
+        raise ProtocolError(f"it announced a message of {size} bytes")
+    async with asyncio.timeout(MESSAGE_S):
+        return await reader.readexactly(size)
+
+
+def _result(message: Answer, role: str) -> Returned | Graded:
+    if not isinstance(message, Raised):
+        return message
+    raised = FailureCategory.GRADER if role == "grader" else FailureCategory.AGENT
+    category = FailureCategory.TIMEOUT if message.category == "timeout" else raised
+    raise UserCodeError(category, message.error)
+
+
+def describe_user() -> str:
+    """Who user code runs as, for the log."""
+    if os.geteuid() == 0:
+        return f"uid {UNPRIVILEGED}"
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container's user need not have an entry
+        return f"uid {os.geteuid()}"

@@ -1,0 +1,317 @@
+"""User code in confined processes: one for a rollout's workflow, one for its grader, kept warm.
+
+What one sample does to its process concerns that sample: when a process ends under several calls, each
+of them runs again, alone in a process of its own, until it is known which one ends it. A process that
+ended once may have been killed by somebody else; what ends it whenever it is tried is to blame.
+"""
+
+import asyncio
+import fcntl
+import io
+import logging
+import os
+import shutil
+import tarfile
+import tempfile
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+import headrace
+from infra.ports.services import WorkflowResult
+from infra.sandbox.host_messages import (
+    First,
+    Graded,
+    Paid,
+    ProtocolError,
+    Returned,
+    Spoken,
+    check_grades,
+)
+from infra.sandbox.process import ConfinedProcess, Ended, Json, describe_user
+from infra.sandbox.user_process import UNPRIVILEGED
+from infra.settings.settings import Settings
+from schemas.errors import CorruptData, FailureCategory, TransientError, UserCodeError
+from schemas.sampling import ArtifactRef, Grade, Message, SampleFailure, SampleRecord
+from schemas.specs import DiscoveredRollout, Entrypoint, RolloutRef
+
+logger = logging.getLogger(__name__)
+
+Fetch = Callable[[ArtifactRef], Awaitable[bytes]]
+
+PREFIX, HELD = "headrace-code-", "held"
+"""Directories of unpacked user code, and the file in each that its process holds a lock on."""
+
+WARM = 8
+"""Processes kept warm; the one unused for longest ends first."""
+
+TRIES = 3
+"""Processes in a row that must end before what they loaded, or ran alone, is to blame."""
+
+ALONE = 4
+"""Suspects that run at the same time, each in a process of its own."""
+
+
+class ProcessSandbox:
+    """`infra.ports.services.UserCode` at level `process`."""
+
+    def __init__(self, settings: Settings, *, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self._root, self._held = code_directory()
+        self._sdk = self._root / "sdk"
+        shutil.copytree(
+            Path(headrace.__file__).parent,
+            self._sdk / "headrace",
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+        self._warm: OrderedDict[tuple[str, str], ConfinedProcess] = OrderedDict()
+        self._starting: dict[tuple[str, str], asyncio.Lock] = {}
+        self._trees: dict[str, Path] = {}
+        self._deaths: dict[str, int] = {}
+        self._alone = asyncio.Semaphore(ALONE)
+        logger.warning(
+            "sandbox level 'process': user code runs as %s with limits, but sees this machine's files "
+            "and network; run only code whose author you trust",
+            describe_user(),
+        )
+
+    async def discover(
+        self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
+    ) -> tuple[DiscoveredRollout, ...]:
+        with tempfile.TemporaryDirectory(dir=self._root) as directory:
+            tree = Path(directory)
+            await asyncio.to_thread(unpack, snapshot, tree)
+            wanted = list(entrypoints) or _mains(tree)
+            return tuple(
+                [await self._look(tree, e) for e in wanted if _entry_file(tree, e) is not None]
+            )
+
+    async def run_workflow(
+        self,
+        rollout: RolloutRef,
+        *,
+        sample: str,
+        prompt: Sequence[Message],
+        metadata: Mapping[str, object],
+        base_url: str,
+        api_key: str,
+    ) -> WorkflowResult:
+        message: Json = {
+            "prompt": [m.model_dump() for m in prompt],
+            "metadata": dict(metadata),
+            "base_url": base_url,
+            "api_key": api_key,
+        }
+        answer = await self._call(
+            rollout, "workflow", sample, message, deadline_s=rollout.workflow_timeout_s
+        )
+        if not isinstance(answer, Returned) or answer.messages is None:
+            return WorkflowResult(None)
+        return WorkflowResult(tuple(_message(spoken) for spoken in answer.messages))
+
+    async def grade(
+        self,
+        rollout: RolloutRef,
+        *,
+        group: str,
+        label: str | None,
+        metadata: Mapping[str, object],
+        samples: Sequence[SampleRecord],
+    ) -> tuple[Grade, ...]:
+        message: Json = {
+            "label": label,
+            "metadata": dict(metadata),
+            "rewards": [reward.model_dump() for reward in rollout.rewards],
+            "samples": [
+                {
+                    "name": f"sample_{record.index}",
+                    "index": record.index,
+                    "text": record.text,
+                    "messages": [m.model_dump() for m in record.messages],
+                }
+                for record in samples
+            ],
+        }
+        answer = await self._call(
+            rollout, "grader", group, message, deadline_s=rollout.grader_timeout_s
+        )
+        if not isinstance(answer, Graded):
+            raise UserCodeError(FailureCategory.GRADER, "the grader's process answered no grades")
+        names = [reward.name for reward in rollout.rewards]
+        try:
+            check_grades(answer, indices=[record.index for record in samples], parts=names)
+        except ProtocolError as error:
+            text = f"the grader's process wrote into a pipe that is not its own: {error}"
+            raise UserCodeError(FailureCategory.PROCESS, text) from error
+        return tuple(_grade(grade) for grade in answer.grades)
+
+    async def aclose(self) -> None:
+        """End all processes and remove what was unpacked."""
+        for process in self._warm.values():
+            await process.aclose()
+        self._warm.clear()
+        await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
+        os.close(self._held)
+
+    async def _call(
+        self, rollout: RolloutRef, role: str, name: str, message: Json, *, deadline_s: float
+    ) -> Returned | Graded:
+        """One attempt. Raises TransientError when its process ended under it: what the attempt has asked
+        the policy by then must not be part of the next one, which begins anew."""
+        deaths = self._deaths.pop(name, 0)
+        try:
+            if deaths:
+                return await self._call_alone(rollout, role, name, message, deadline_s)
+            process = await self._process(rollout, role)
+            return await process.call(name, message, deadline_s=deadline_s)
+        except Ended as error:
+            if deaths < TRIES:
+                self._deaths[name] = deaths + 1
+                raise TransientError(f"{error}; {name} runs again, alone") from error
+            text = f"its process ended whenever {name} ran alone in it: {error}"
+            raise UserCodeError(FailureCategory.PROCESS, text) from error
+
+    async def _call_alone(
+        self, rollout: RolloutRef, role: str, name: str, message: Json, deadline_s: float
+    ) -> Returned | Graded:
+        async with self._alone:
+            process = await self._start(rollout, role)
+            try:
+                return await process.call(name, message, deadline_s=deadline_s)
+            finally:
+                await process.aclose()
+
+    async def _process(self, rollout: RolloutRef, role: str) -> ConfinedProcess:
+        """The warm process of a rollout and role; started once, whoever asks first."""
+        key = (rollout.model_dump_json(), role)
+        async with self._starting.setdefault(key, asyncio.Lock()):
+            process = self._warm.get(key)
+            if process is None or not process.alive:
+                if process is not None:
+                    await process.aclose()
+                process = await self._start(rollout, role)
+                self._warm[key] = process
+            self._warm.move_to_end(key)
+        while len(self._warm) > WARM:
+            other, idle = self._warm.popitem(last=False)
+            self._starting.pop(other, None)
+            await idle.aclose()
+        return process
+
+    async def _start(self, rollout: RolloutRef, role: str) -> ConfinedProcess:
+        tree = await self._tree(rollout.snapshot)
+        path = _entry_file(tree, rollout.entrypoint)
+        if path is None:
+            raise UserCodeError(FailureCategory.VALIDATION, f"no {rollout.entrypoint} in snapshot")
+        process, _ = await self._begin(role, path, rollout.env)
+        return process
+
+    async def _begin(
+        self, role: str, path: Path, env: Mapping[str, str]
+    ) -> tuple[ConfinedProcess, First]:
+        """A process that has loaded an entry point, and its first message."""
+        for _ in range(TRIES):
+            process = ConfinedProcess(role, self._sdk, path, env)
+            try:
+                return process, await process.start()
+            except Ended as error:
+                last = error
+        raise UserCodeError(FailureCategory.PROCESS, str(last)) from last
+
+    async def _tree(self, snapshot: ArtifactRef) -> Path:
+        """The snapshot, unpacked once per content."""
+        if snapshot.sha256 not in self._trees:
+            data = await self._fetch(snapshot)
+            tree = Path(tempfile.mkdtemp(dir=self._root))
+            await asyncio.to_thread(unpack, data, tree)
+            self._trees.setdefault(snapshot.sha256, tree)
+        return self._trees[snapshot.sha256]
+
+    async def _look(self, tree: Path, entrypoint: Entrypoint) -> DiscoveredRollout:
+        path = _entry_file(tree, entrypoint)
+        assert path is not None  # noqa: S101 - the caller looked
+        try:
+            process, found = await self._begin("discover", path, {})
+        except UserCodeError as error:
+            return DiscoveredRollout(entrypoint=entrypoint, error=error.message)
+        await process.aclose()
+        return DiscoveredRollout.model_validate({"entrypoint": entrypoint, **found.model_dump()})
+
+
+def code_directory() -> tuple[Path, int]:
+    """A directory for user code, and the descriptor that holds it for as long as we live. Only we and
+    the user of user code can enter it. Directories that killed processes left behind are removed."""
+    for former in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        _remove_unheld(former)
+    root = Path(tempfile.mkdtemp(prefix=PREFIX))
+    held = os.open(root / HELD, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if os.geteuid() == 0:
+        os.chown(root, -1, UNPRIVILEGED)
+        root.chmod(0o710)
+    return root, held
+
+
+def _remove_unheld(former: Path) -> None:
+    """Remove a directory of ours that nobody holds. One without the file that is held is being made
+    now, or belongs to an earlier version."""
+    try:
+        if former.is_symlink() or former.stat().st_uid != os.geteuid():
+            return
+        descriptor = os.open(former / HELD, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(former, ignore_errors=True)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(descriptor)
+
+
+def unpack(snapshot: bytes, directory: Path) -> None:
+    """Regular files of a snapshot into `directory`, readable by all. Raises CorruptData on anything
+    else: the snapshot was made by us."""
+    directory.chmod(0o755)
+    with tarfile.open(fileobj=io.BytesIO(snapshot)) as tar:
+        for member in tar:
+            target = directory / member.name
+            if not member.isfile() or not target.resolve().is_relative_to(directory.resolve()):
+                raise CorruptData(f"the snapshot holds {member.name!r}, which is no plain file")
+            source = tar.extractfile(member)
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+            target.write_bytes(source.read() if source else b"")
+            target.chmod(0o755 if member.mode & 0o100 else 0o644)
+
+
+def _mains(tree: Path) -> list[Entrypoint]:
+    """The main.py of every rollout."""
+    found = sorted(tree.glob("rollouts/*/main.py"))
+    return [Entrypoint(rollout=path.parent.name) for path in found]
+
+
+def _entry_file(tree: Path, entrypoint: Entrypoint) -> Path | None:
+    """The entry point's file, if it is one and lies inside its rollout."""
+    try:
+        rollout = (tree / "rollouts" / entrypoint.rollout).resolve()
+        path = (rollout / entrypoint.path).resolve()
+        inside = path.is_relative_to(rollout) and rollout.is_relative_to(tree.resolve())
+        return path if inside and path.is_file() and path.suffix == ".py" else None
+    except (OSError, ValueError):  # a name that no file can have
+        return None
+
+
+def _message(spoken: Spoken) -> Message:
+    try:
+        return Message.model_validate(spoken.model_dump())
+    except ValueError as error:
+        raise UserCodeError(
+            FailureCategory.VALIDATION, f"run returned a message that is not one: {error}"
+        ) from error
+
+
+def _grade(paid: Paid) -> Grade:
+    category = FailureCategory.GRADER if paid.raised else FailureCategory.VALIDATION
+    failure = SampleFailure(category=category, message=paid.error) if paid.error else None
+    return Grade(index=paid.index, reward=paid.reward, parts=paid.parts, failure=failure)

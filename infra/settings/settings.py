@@ -1,0 +1,236 @@
+"""Settings: the environment, read once, into one frozen value. Imports nothing heavy.
+
+A bad value stops the process at start with one line that names the variable, what it held, and what
+it may hold. A value that is valid but whose feature is not built yet is refused by name.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from infra.settings.kafka import KafkaSettings
+from infra.settings.s3 import S3Place
+from infra.settings.vllm import BadValue, VllmServer
+from schemas.redact import redacted_setting
+
+
+class BadSetting(ValueError):
+    """A variable holds what it may not; the message is the one line to print."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseLimits:
+    """What a process takes of the database: connections in each of its two pools, how long a
+    statement may run, how long a transaction may idle (an idle one stalls the log's horizon)."""
+
+    pool: int = 6
+    statement_s: float = 20.0
+    idle_in_transaction_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class VllmSettings:
+    """The vLLM servers that sample; `adapters` is a directory that they see under the same path.
+    `server`: the one that the supervisor starts itself."""
+
+    urls: tuple[str, ...]
+    adapters: Path
+    server: VllmServer | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How this process was told to run. `database_url` None: the supervisor's embedded Postgres;
+    `kafka` None: the bus tails the event log; `vllm` None: the torch engine samples; `retention_days`
+    None: no run is archived by itself."""
+
+    home: Path
+    url: str
+    token: str | None = field(repr=False)
+    database_url: str | None = field(repr=False)
+    database: DatabaseLimits
+    kafka: KafkaSettings | None
+    blobs: str
+    s3_endpoint: str | None
+    vllm: VllmSettings | None
+    sandbox: str
+    workers: str
+    retention_days: int | None
+    failpoint: str | None
+    telemetry: bool
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str]) -> "Settings":
+        """Read the environment. Raises BadSetting."""
+        home = _home(environ)
+        return cls(
+            home=home,
+            url=_url(environ),
+            token=environ.get("HEADRACE_TOKEN") or None,
+            database_url=_database(environ),
+            database=DatabaseLimits(
+                pool=_number(environ, "HEADRACE_DATABASE_POOL", 6, 1, 500),
+                statement_s=_number(environ, "HEADRACE_DATABASE_STATEMENT_S", 20, 1, 3600),
+                idle_in_transaction_s=_number(environ, "HEADRACE_DATABASE_IDLE_S", 30, 1, 3600),
+            ),
+            kafka=_kafka(environ),
+            blobs=_blobs(environ, home),
+            s3_endpoint=_s3_endpoint(environ),
+            vllm=_vllm(environ, home),
+            sandbox=_one_of(environ, "HEADRACE_SANDBOX", ("process",), later=("bwrap", "gvisor")),
+            workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "two", "each"), later=()),
+            retention_days=_number(environ, "HEADRACE_RETENTION_DAYS", 0, 0, 36500) or None,
+            failpoint=environ.get("HEADRACE_FAILPOINT") or None,
+            telemetry=any(
+                environ.get(name)
+                for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+            ),
+        )
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or "127.0.0.1"
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.url).port or 8420
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """The directories on this machine that this installation writes to."""
+        local = self.blobs.startswith("file:")
+        blobs = Path(unquote(urlsplit(self.blobs).path)) if local else self.home
+        return tuple(dict.fromkeys((self.home, blobs, (self.home / "postgres").resolve())))
+
+    def read_token(self) -> str | None:
+        """The API token: from the environment, else from the home's token file."""
+        if self.token:
+            return self.token
+        path = self.home / "token"
+        return path.read_text().strip() if path.exists() else None
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    value = environ.get("HEADRACE_HOME")
+    try:
+        return Path(value or "~/.headrace").expanduser().absolute()
+    except RuntimeError as error:
+        held = f"holds {value!r}" if value else "is not set"
+        raise BadSetting(
+            f"HEADRACE_HOME {held}, and that user (uid {os.geteuid()}) has no home directory; set it "
+            "to the absolute path of a directory of your own"
+        ) from error
+
+
+def _url(environ: Mapping[str, str]) -> str:
+    return _http("HEADRACE_URL", environ.get("HEADRACE_URL") or "http://127.0.0.1:8420")
+
+
+def _http(name: str, value: str) -> str:
+    if not _is_http(value):
+        raise _bad(name, value, "http://host:port")
+    return value.rstrip("/")
+
+
+def _is_http(value: str) -> bool:
+    parts = urlsplit(value)
+    try:
+        return bool(parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0)
+    except ValueError:
+        return False
+
+
+def _database(environ: Mapping[str, str]) -> str | None:
+    value = environ.get("HEADRACE_DATABASE_URL") or None
+    if value and urlsplit(value).scheme not in ("postgres", "postgresql"):
+        raise _bad("HEADRACE_DATABASE_URL", value, "postgresql://user@host/database")
+    return value
+
+
+def _number(environ: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    value = environ.get(name)
+    if not value:
+        return default
+    if not value.isascii() or not value.isdigit() or not least <= int(value[:9]) <= most:
+        raise _bad(name, value, f"a whole number from {least} to {most}")
+    return int(value)
+
+
+def _kafka(environ: Mapping[str, str]) -> KafkaSettings | None:
+    try:
+        return KafkaSettings.load(environ)
+    except ValueError as error:
+        raise BadSetting(str(error)) from error
+
+
+def _blobs(environ: Mapping[str, str], home: Path) -> str:
+    value = environ.get("HEADRACE_BLOBS") or f"file://{home}/blobs"
+    if value.startswith("file:///"):
+        return value
+    try:
+        return str(S3Place.parse(value))
+    except ValueError as error:
+        raise _bad("HEADRACE_BLOBS", value, "file:///directory or s3://bucket/prefix") from error
+
+
+def _s3_endpoint(environ: Mapping[str, str]) -> str | None:
+    """The address of a store that is not AWS's own; boto3's names for it count too."""
+    for name in ("HEADRACE_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if value := environ.get(name):
+            return _http(name, value)
+    return None
+
+
+def _vllm(environ: Mapping[str, str], home: Path) -> VllmSettings | None:
+    """None: the torch engine."""
+    value = environ.get("HEADRACE_SAMPLER") or "torch"
+    if value == "torch":
+        return None
+    server = _vllm_server(environ) if value == "vllm" else None
+    name, _, listed = (f"vllm={server.url}" if server else value).partition("=")
+    urls = tuple(url.strip().rstrip("/") for url in listed.split(","))
+    if name != "vllm" or not all(map(_is_http, urls)) or len(set(urls)) < len(urls):
+        may = "torch, vllm, or vllm=http://host:port[,http://host:port...] with each server once"
+        raise _bad("HEADRACE_SAMPLER", value, may)
+    adapters = Path(environ.get("HEADRACE_VLLM_ADAPTERS") or home / "adapters")
+    if not adapters.is_absolute():
+        raise _bad("HEADRACE_VLLM_ADAPTERS", str(adapters), "an absolute path")
+    return VllmSettings(
+        urls=urls,
+        adapters=adapters,
+        server=server,
+        api_key=environ.get("HEADRACE_VLLM_API_KEY") or None,
+    )
+
+
+def _vllm_server(environ: Mapping[str, str]) -> VllmServer:
+    if environ.get("HEADRACE_WORKERS") == "each":
+        raise BadSetting(
+            "HEADRACE_WORKERS holds 'each'; with HEADRACE_SAMPLER=vllm it may hold one or two, since "
+            "the processes share one GPU"
+        )
+    try:
+        return VllmServer.load(environ)
+    except BadValue as error:
+        raise _bad(*error.args) from error
+
+
+def _one_of(
+    environ: Mapping[str, str], name: str, known: tuple[str, ...], *, later: str | tuple[str, ...]
+) -> str:
+    value = environ.get(name) or known[0]
+    if value in known:
+        return value
+    if value.startswith(later):
+        raise BadSetting(
+            f"{name} holds {redacted_setting(value)!r}; that is not built in this version: use "
+            f"{', '.join(known)}"
+        )
+    raise _bad(name, value, ", ".join(known))
+
+
+def _bad(name: str, value: str, may: str) -> BadSetting:
+    return BadSetting(f"{name} holds {redacted_setting(value)!r}; it may hold {may}")
