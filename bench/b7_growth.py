@@ -24,8 +24,8 @@ import asyncpg
 import httpx
 
 from bench.working_tables import HEAD, grown
-from consumers.project import Projector
-from consumers.run import CONSUMER
+from consumers.project.consumer import Projector
+from consumers.run.consumer import CONSUMER
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.installed import install
 from infra.blobs.local import LocalBlobs

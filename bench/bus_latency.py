@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from consumers.worker import hosted
+from consumers.process.worker import hosted
 from infra.adapters import open_backend
 from infra.local import embedded_postgres as embedded
 from infra.postgres.event_log import PostgresLog

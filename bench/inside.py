@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from consumers.__main__ import REGISTRY, lanes_of, load
-from consumers.worker import hosted, leased
+from consumers.process.worker import hosted, leased
+from consumers.registry import REGISTRY, lanes_of, load
 from infra.adapters import Backend, open_backend
 from infra.local import data_directory as outside
 from infra.local import embedded_postgres as embedded

@@ -1,6 +1,6 @@
 """`python -m consumers NAME... [--lanes LANE...] [--drain | --forever]`: a process that hosts
-consumers. The registry below is explicit: a consumer exists once it stands here. `relay` is the other
-thing that a container may be: it publishes the log to Kafka, and hosts nothing.
+the named consumers (`consumers/registry.py` lists them). `relay` is a process of its own: it publishes
+the log to Kafka and hosts no consumer.
 
 This is a composition root: the only place under consumers/ that may import trainer, and it does so
 lazily, when this process takes the lanes of a device.
@@ -8,45 +8,15 @@ lazily, when this process takes the lanes of a device.
 
 import argparse
 import asyncio
-import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
 
-from infra.runtime.consumer import Consumer
+from consumers.registry import REGISTRY, lanes_of, load
 from infra.settings.settings import BadSetting
 from schemas.effects import Lane
 from schemas.errors import InvalidConfig
 
-REGISTRY: dict[str, str] = {
-    "sync": "consumers.sync",
-    "run": "consumers.run",
-    "rollout": "consumers.rollout",
-    "grade": "consumers.grade",
-    "learn": "consumers.learn",
-    "checkpoint": "consumers.checkpoint",
-    "evaluate": "consumers.evaluate",
-    "verify": "consumers.verify",
-}
-"""Consumer name -> the module that defines it (`CONSUMER`). `project` is a tail, not an intake: it
-runs in the control process (`consumers/project.py`)."""
-
-
 RELAY = "relay"
-
-
-def load(name: str) -> Consumer[Any]:
-    """The consumer called `name`. Raises InvalidConfig for an unknown name."""
-    if name not in REGISTRY:
-        raise InvalidConfig(f"there is no consumer {name!r}; there are: {', '.join(REGISTRY)}")
-    consumer: Consumer[Any] = importlib.import_module(REGISTRY[name]).CONSUMER
-    return consumer
-
-
-def lanes_of(consumers: Sequence[Consumer[Any]]) -> tuple[Lane, ...]:
-    """The lanes of all effects that these consumers perform."""
-    lanes = {effect.lane for consumer in consumers for effect in consumer.effects}
-    return tuple(lane for lane in Lane if lane in lanes)
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -70,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if RELAY in asked.names and len(asked.names) > 1:
         sys.stderr.write("the relay has a process of its own: name it alone\n")
         return 2
-    from consumers.worker import relay, work
+    from consumers.process.worker import relay, work
 
     try:
         if asked.names == [RELAY]:

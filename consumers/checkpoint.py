@@ -16,7 +16,7 @@ from typing import assert_never
 
 from pydantic import ValidationError
 
-from consumers.excerpt import excerpt
+from consumers.error_excerpt import excerpt
 from infra.failpoints import hit
 from infra.ports.ports import Ports
 from infra.ports.services import BlobExists

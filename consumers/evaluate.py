@@ -7,8 +7,8 @@ Safe to repeat because: each chunk is asked for once and each slot settled once,
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from consumers.run_batch import settle
-from consumers.run_start import unusable
+from consumers.run.settle import settle
+from consumers.run.start import unusable
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.events import (
     EvaluationCompleted,

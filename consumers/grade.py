@@ -16,9 +16,9 @@ from typing import assert_never
 
 from pydantic import ValidationError
 
-from consumers.excerpt import excerpt
-from consumers.needs import need
+from consumers.error_excerpt import excerpt
 from infra.ports.ports import Ports
+from infra.ports.required import need
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
 from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError

@@ -12,9 +12,9 @@ import sys
 
 from starlette.applications import Starlette
 
-from consumers.__main__ import REGISTRY, lanes_of, load
-from consumers.project import Projector
-from consumers.worker import hosted, leased, worker_id
+from consumers.process.worker import hosted, leased, worker_id
+from consumers.project.consumer import Projector
+from consumers.registry import REGISTRY, lanes_of, load
 from infra import failpoints, telemetry
 from infra.adapters import open_backend
 from infra.blobs.garbage import collecting

@@ -68,12 +68,12 @@ async def trace(log: EventLog, run: RunRequested, sample: str) -> tuple[Hop, ...
 
 FILES = (
     ("producers/submit.py", "the TOML was validated, the dataset pinned"),
-    ("consumers/sync.py", "the commit was fetched, a snapshot stored"),
-    ("consumers/run.py", "the group was requested, within the lag bound"),
-    ("consumers/rollout.py", "the policy answered, at a pinned version"),
+    ("consumers/sync/consumer.py", "the commit was fetched, a snapshot stored"),
+    ("consumers/run/consumer.py", "the group was requested, within the lag bound"),
+    ("consumers/rollout/consumer.py", "the policy answered, at a pinned version"),
     ("consumers/grade.py", "the grader scored the group"),
-    ("consumers/run.py", "the groups of the step are settled: the batch is fixed"),
-    ("consumers/learn.py -> trainer", "one optimizer step was taken"),
+    ("consumers/run/consumer.py", "the groups of the step are settled: the batch is fixed"),
+    ("consumers/learn/consumer.py -> trainer", "one optimizer step was taken"),
     ("consumers/checkpoint.py", "the manifest was written last"),
 )
 

@@ -1,4 +1,5 @@
-"""What the learner is asked and what it answers: the port between `consumers/learn.py` and trainer.
+"""What the learner is asked and what it answers: the port between `consumers/learn/consumer.py` and
+trainer.
 
 Weights and optimizer state cross as safetensors bytes, so that storing them, hashing them and
 handing them to another process are the same thing. Nothing here imports torch.

@@ -5,9 +5,9 @@ long; a fork takes milliseconds, and its memory is shared until somebody writes 
 orphaned on purpose: the kernel gives it to the supervisor (a child subreaper, prctl(2)), which watches
 it like every other child. Workers do not depend on it: where it is not there they are started plainly.
 
-`consumers/forkserver.py` is the other end. Over its standard input, a socket, it says an empty line once
-it is ready, reads a JSON object per worker to make (`arguments`, `environment`, `log`), and answers
-with its pid, or null.
+`consumers/process/fork_server.py` is the other end. Over its standard input, a socket, it says an empty
+line once it is ready, reads a JSON object per worker to make (`arguments`, `environment`, `log`), and
+answers with its pid, or null.
 """
 
 import ctypes

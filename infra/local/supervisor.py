@@ -163,7 +163,7 @@ def fork_server(wanted: Sequence[ChildSpec], *, log: Path) -> ForkServer:
     """The process that the device workers are forked from; it has imported what they need under the
     environment that they have in common."""
     environment = next(spec.environment for spec in wanted if spec.forked is not None)
-    return ForkServer((*PYTHON, "consumers.forkserver"), environment, log=log)
+    return ForkServer((*PYTHON, "consumers.process.fork_server"), environment, log=log)
 
 
 class Supervisor:

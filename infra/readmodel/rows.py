@@ -1,4 +1,5 @@
-"""What the read model is told: one frozen value per kind of row, made by `consumers/project.py`.
+"""What the read model is told: one frozen value per kind of row, made by
+`consumers/project/consumer.py`.
 
 Fields are columns. Puts are whole rows and idempotent; changes name only what changed (None: as it
 was). JSON travels as text. Several values about one key in a batch are merged in log order.

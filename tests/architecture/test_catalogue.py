@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from consumers.__main__ import REGISTRY, load
+from consumers.registry import REGISTRY, load
 from schemas.events import ALL_EVENTS, Event
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = [*REGISTRY.values(), "consumers.project"]
+MODULES = [*REGISTRY.values(), "consumers.project.consumer"]
 
 TEMPLATE = re.compile(
     r"\A\S[^\n]*\.\n"
@@ -65,7 +65,7 @@ def test_a_docstring_names_what_the_consumer_reads_and_emits(name: str) -> None:
 
 def test_every_consumer_is_in_the_registry() -> None:
     found = set()
-    for path in (ROOT / "consumers").glob("*.py"):
+    for path in (ROOT / "consumers").rglob("*.py"):
         tree = ast.parse(path.read_text())
         targets = {
             t.id
@@ -79,13 +79,15 @@ def test_every_consumer_is_in_the_registry() -> None:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
         }
         if "CONSUMER" in targets:
-            found.add(f"consumers.{path.stem}")
+            found.add(".".join(path.relative_to(ROOT).with_suffix("").parts))
     assert found == set(REGISTRY.values())
 
 
 @pytest.mark.parametrize("name", [*REGISTRY, "project"])
 def test_every_consumer_is_in_the_documentation(name: str) -> None:
-    assert f"`consumers/{name}.py`" in (ROOT / "docs" / "architecture.md").read_text()
+    module = REGISTRY.get(name, "consumers.project.consumer")
+    path = module.replace(".", "/") + ".py"
+    assert f"`{path}`" in (ROOT / "docs" / "architecture.md").read_text()
 
 
 def test_the_supervisor_runs_every_consumer() -> None:

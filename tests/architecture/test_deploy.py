@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from consumers.__main__ import REGISTRY, RELAY, lanes_of, load
+from consumers.__main__ import RELAY
+from consumers.registry import REGISTRY, lanes_of, load
 from infra.local.supervisor import SPIN
 from infra.settings.settings import Settings
 from producers.api.guard import OPEN_PATHS
@@ -254,8 +255,8 @@ def test_what_runs_in_control_images_starts_without_what_they_lack() -> None:
     program = (
         "import sys\n"
         f"for name in {LACKED!r}: sys.modules[name] = None\n"
-        "import infra.postgres.migrate, producers.serve, consumers.worker\n"
-        "from consumers.__main__ import load\n"
+        "import infra.postgres.migrate, producers.serve, consumers.process.worker\n"
+        "from consumers.registry import load\n"
         f"for name in {consumers!r}: load(name)\n"
     )
     done = subprocess.run(

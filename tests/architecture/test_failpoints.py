@@ -1,6 +1,6 @@
 """The list of failpoints is true: it says of every consumer what the registry says."""
 
-from consumers.__main__ import REGISTRY, load
+from consumers.registry import REGISTRY, load
 from infra import failpoints
 from tests.architecture.test_repository import ROOT
 
@@ -15,7 +15,7 @@ def test_named_points_are_passed_somewhere() -> None:
     sources = "".join(
         path.read_text()
         for folder in ("infra", "consumers")
-        for path in (ROOT / folder).glob("*.py")
+        for path in (ROOT / folder).rglob("*.py")
     )
     unused = [name for name in failpoints.NAMED if f'hit("{name}")' not in sources]
     assert not unused

@@ -26,7 +26,7 @@ def imported(path: Path) -> Iterator[str]:
 def deciders() -> list[Path]:
     """The modules that define `handle` or `evolve` as functions."""
     found = []
-    for path in sorted((ROOT / "consumers").glob("*.py")):
+    for path in sorted((ROOT / "consumers").rglob("*.py")):
         functions = {
             n.name for n in ast.parse(path.read_text()).body if isinstance(n, ast.FunctionDef)
         }
@@ -36,10 +36,13 @@ def deciders() -> list[Path]:
 
 
 def test_there_are_deciders() -> None:
-    assert {path.stem for path in deciders()} >= {"sync", "rollout", "grade", "learn", "checkpoint"}
+    found = {
+        path.relative_to(ROOT / "consumers").parts[0].removesuffix(".py") for path in deciders()
+    }
+    assert found >= {"sync", "run", "rollout", "grade", "learn", "checkpoint"}
 
 
-@pytest.mark.parametrize("path", deciders(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", deciders(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_deciders_know_no_clock_no_chance_and_no_io(path: Path) -> None:
     roots = {name.partition(".")[0] for name in imported(path)}
     allowed = {"uuid"} if "from uuid import UUID" in path.read_text() else set()

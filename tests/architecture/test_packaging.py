@@ -41,7 +41,7 @@ def test_the_wheel_lists_all_roots(wheel: Path) -> None:
     for root in ("schemas", "trainer", "infra", "consumers", "producers", "headrace"):
         for path in (ROOT / root).rglob("*.py"):
             assert str(path.relative_to(ROOT)) in names
-    others = [*(ROOT / "infra" / "sql").rglob("*.sql"), *(ROOT / "trainer").rglob("*.[ch]")]
+    others = [*(ROOT / "infra").rglob("*.sql"), *(ROOT / "trainer").rglob("*.[ch]")]
     assert len({path.suffix for path in others}) == 3
     for path in others:
         assert str(path.relative_to(ROOT)) in names

@@ -92,7 +92,9 @@ def pids(started: Platform, target: str) -> list[int]:
     if target == "supervisor":
         return [started.process.pid]
     if target == "forkserver":
-        return [p for p in _children(started.process.pid) if "consumers.forkserver" in _said(p)]
+        return [
+            p for p in _children(started.process.pid) if "consumers.process.fork_server" in _said(p)
+        ]
     state = read_state(started.home)
     if state is None:
         return []

@@ -10,17 +10,18 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from consumers.__main__ import main
+from consumers.registry import REGISTRY
 
 CONSUMERS = ("learn", "checkpoint", "verify")
 """What `headrace up` hosts in its learner."""
 
-HEAVY = ("tests.crash.zombie", "consumers.worker", "trainer.engine", "transformers")
+HEAVY = ("tests.crash.zombie", "consumers.process.worker", "trainer.engine", "transformers")
 
 
 def forkserver() -> ForkServerContext:
     """Where processes are forked from; started with the first of them."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*HEAVY, *(f"consumers.{name}" for name in CONSUMERS)])
+    context.set_forkserver_preload([*HEAVY, *(REGISTRY[name] for name in CONSUMERS)])
     return context
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from consumers.__main__ import REGISTRY, load
+from consumers.registry import REGISTRY, load
 from infra.runtime.consumer import Consumer
 from tests.kit.folds import fingerprints, recorded, streams
 
@@ -45,7 +45,7 @@ def test_twin_a_changed_fold_is_noticed() -> None:
         folded = learn.evolve(state, event)
         return replace(folded, taken=folded.taken + 1)
 
-    with pytest.raises(AssertionError, match=r"raise fold_version in consumers/learn.py"):
+    with pytest.raises(AssertionError, match=r"raise fold_version in consumers/learn/consumer.py"):
         unchanged(replace(learn, evolve=counts_twice))
 
 

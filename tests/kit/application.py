@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import httpx
 
-from consumers.project import Projector
+from consumers.project.consumer import Projector
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.installed import install
 from infra.blobs.local import LocalBlobs

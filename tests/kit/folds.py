@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from consumers.__main__ import REGISTRY, load
+from consumers.registry import REGISTRY, load
 from infra.runtime.consumer import Consumer
 from schemas.envelope import decode_event
 from schemas.events import EVENT_TYPES, Event, RepositoryPushed, RunRequested

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from consumers.__main__ import REGISTRY, lanes_of, load
+from consumers.registry import REGISTRY, lanes_of, load
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.dataset_cache import DatasetCache
 from infra.gateway.server import HttpGateway

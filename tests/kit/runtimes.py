@@ -1,7 +1,7 @@
 """A runtime on a real database for consumers that need no engine, sandbox or gateway.
 
-What a worker process composes (`consumers/worker.py`) belongs to an installation and holds what its
-lanes may need; here are only log, effects and bus of the database, and blobs under a directory."""
+What a worker process composes (`consumers/process/worker.py`) belongs to an installation and holds what
+its lanes may need; here are only log, effects and bus of the database, and blobs under a directory."""
 
 from pathlib import Path
 

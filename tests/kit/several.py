@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from consumers.__main__ import REGISTRY, lanes_of, load
+from consumers.registry import REGISTRY, lanes_of, load
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.dataset_cache import DatasetCache
 from infra.memory.blobs import MemoryBlobs

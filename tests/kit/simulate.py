@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from consumers.__main__ import REGISTRY, load
+from consumers.registry import REGISTRY, load
 from infra.memory.event_log import MemoryLog, World
 from infra.ports.ports import Claimed, CommitMiss, Recorded
 from infra.runtime.cascade import Drafter, Work

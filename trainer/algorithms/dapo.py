@@ -5,7 +5,7 @@
 A_i is GRPO's. The upper clip is wider than the lower one, so that unlikely tokens can grow; the mean
 is one over all actions of the step, so that long answers weigh what they are long; there is no KL.
 Two parts stand elsewhere: a group whose rewards are all equal is dropped and another row asked for
-in its place (`consumers/run_next.py`), and the penalty of overlong answers is part of the reward
+in its place (`consumers/run/rules.py`), and the penalty of overlong answers is part of the reward
 (`trainer/objective/overlong.py`; off until the run sets overlong_buffer).
 """
 

@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from consumers.run import CONSUMER
+from consumers.run.consumer import CONSUMER
 from infra.runtime.consumer import Message
 from schemas.errors import FailureCategory
 from schemas.events import (

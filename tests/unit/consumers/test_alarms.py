@@ -1,6 +1,6 @@
 """What an engine says is wrong with it reaches the run, once."""
 
-from consumers.generate import alarm_once, entry_of, record_of
+from consumers.rollout.sampling import alarm_once, entry_of, record_of
 from schemas.events import GroupGraded, GroupsSettled, RunWarned
 from schemas.sampling import Turn
 from tests.kit.decider import When

@@ -2,7 +2,7 @@
 
 import pytest
 
-from consumers.excerpt import excerpt
+from consumers.error_excerpt import excerpt
 from schemas.events import MAX_EVENT_BYTES, GroupGenerated
 from schemas.limits import too_many_samples
 from schemas.sampling import ArtifactRef

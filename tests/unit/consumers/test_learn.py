@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 from pydantic import TypeAdapter
 
-from consumers.learn import CONSUMER, LOOSE_KEPT, SMALL_STATE_BYTES, PolicyState, evolve
+from consumers.learn.consumer import CONSUMER, LOOSE_KEPT, SMALL_STATE_BYTES, PolicyState, evolve
 from schemas.effects import Failed, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import FailureCategory
 from schemas.events import (

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from consumers.narrate import LONGEST, narrate
-from consumers.project import Projector, project
+from consumers.project.consumer import Projector, project
+from consumers.project.log_lines import LONGEST, narrate
 from infra.ports.ports import Cursor, Recorded
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier

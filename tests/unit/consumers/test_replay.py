@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from consumers.learn import CONSUMER, perform
-from consumers.replay import job_of
+from consumers.learn.consumer import CONSUMER, perform
+from consumers.learn.replay import job_of
 from infra.runtime.consumer import Message, Meta
 from schemas.datasets import Row
 from schemas.effects import Effect, InitializePolicy, PolicyBuilt, TrainStep

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given as holds_for
 from hypothesis import strategies as st
 
-from consumers.rollout import CONSUMER, perform
+from consumers.rollout.consumer import CONSUMER, perform
 from infra.ports.services import WorkflowResult
 from schemas.datasets import Row
 from schemas.effects import (

@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from consumers.run import CONSUMER
+from consumers.run.consumer import CONSUMER
 from schemas.events import (
     BatchAssembled,
     CheckpointFailed,

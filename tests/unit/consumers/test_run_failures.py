@@ -5,10 +5,11 @@ from typing import TypeVar
 
 import pytest
 
-from consumers import run_batch, run_state
-from consumers.run import CONSUMER
-from consumers.run_batch import metrics, settle
-from consumers.run_health import MOST_LOST
+from consumers.run import settle as run_batch
+from consumers.run import state as run_state
+from consumers.run.consumer import CONSUMER
+from consumers.run.health import MOST_LOST
+from consumers.run.settle import metrics, settle
 from schemas.events import (
     BatchAssembled,
     CheckpointRequested,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from consumers.run_batch import FLAT
+from consumers.run.settle import FLAT
 from schemas.events import (
     BatchAssembled,
     GroupsRequested,

@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from consumers.run_health import FLAT_STEPS, MOST_UNHEALTHY, is_flat
+from consumers.run.health import FLAT_STEPS, MOST_UNHEALTHY, is_flat
 from infra.runtime.consumer import Message
 from schemas.events import (
     BatchAssembled,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.run import CONSUMER
+from consumers.run.consumer import CONSUMER
 from infra.runtime.consumer import Meta
 from schemas.events import (
     BatchAssembled,

@@ -1,6 +1,6 @@
 """run: when it is validated, and by whom."""
 
-from consumers.run import CONSUMER
+from consumers.run.consumer import CONSUMER
 from schemas.events import (
     BatchAssembled,
     CheckpointRequested,

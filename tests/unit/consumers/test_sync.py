@@ -8,15 +8,15 @@ from uuid import UUID, uuid5
 
 import pytest
 
-from consumers.requirements import CAN_IMPORT, MOST_BYTES, unmet
-from consumers.snapshot import MAX_ENTRYPOINTS, entrypoints_in
-from consumers.sync import (
+from consumers.sync.consumer import (
     ANSWERED_KEPT,
     CONSUMER,
     WorkspaceState,
     evolve,
     perform,
 )
+from consumers.sync.requirements import CAN_IMPORT, MOST_BYTES, unmet
+from consumers.sync.snapshot import MAX_ENTRYPOINTS, entrypoints_in
 from headrace import blame
 from schemas.effects import CommitFetched, Failed, FetchCommit
 from schemas.errors import FailureCategory, Refused

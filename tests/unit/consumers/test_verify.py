@@ -1,6 +1,6 @@
 """A verification: asked once, answered once, whatever the order."""
 
-from consumers.verify import CONSUMER
+from consumers.verify.consumer import CONSUMER
 from schemas.effects import Failed, RunAudited, VerifyRun
 from schemas.errors import FailureCategory
 from schemas.events import VerificationCompleted, VerificationRequested

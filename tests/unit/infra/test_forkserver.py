@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 SERVER = """
 import os, signal, sys
-from consumers import forkserver
+from consumers.process import fork_server as forkserver
 
 def work(arguments):
     print(os.environ["SAYS"], *arguments, flush=True)

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import pytest
 
-from consumers import sync
+from consumers.sync import consumer as sync
 from infra.git import mirrors as git_module
 from infra.git import process as git_process
 from infra.git.failures import meaning

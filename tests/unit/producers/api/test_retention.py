@@ -289,7 +289,9 @@ async def test_twin_without_turns_a_rebuild_shows_rows_of_archived_runs(
     before = await stored(ended, "datasets")
     await ended.projector.rebuild()
     assert await stored(ended, "datasets") == before
-    monkeypatch.setattr("consumers.project._until_turn", lambda events, after: (events, after))
+    monkeypatch.setattr(
+        "consumers.project.consumer._until_turn", lambda events, after: (events, after)
+    )
     await ended.projector.rebuild()
     assert await stored(ended, "datasets") != before
 

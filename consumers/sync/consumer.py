@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 from uuid import UUID
 
-from consumers import snapshot as snapshot_of
-from consumers.excerpt import excerpt
-from consumers.needs import need
+from consumers.error_excerpt import excerpt
+from consumers.sync import snapshot as snapshot_of
 from infra.ports.ports import Ports
+from infra.ports.required import need
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
 from schemas.effects import CommitFetched, Failed, FetchCommit
 from schemas.events import RepositoryPushed, WorkspaceRejected, WorkspaceSynced

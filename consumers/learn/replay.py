@@ -1,4 +1,4 @@
-"""Brings a learner to a version: what `consumers/learn.py` does before it takes a step.
+"""Brings a learner to a version: what `consumers/learn/consumer.py` does before it takes a step.
 
 The log holds the hash of every version and the bytes of some. A learner that does not hold the wanted
 one loads the newest that is stored whole and replays the steps between, and each must give the hashes

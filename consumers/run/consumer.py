@@ -7,15 +7,15 @@ RunWarned, CheckpointRequested, CheckpointSettled, EvaluationRequested, Evaluati
 RunResumed, RunStopped, RunFailed, RunFinished.  Stream: run.
 Does: nothing itself; it only decides.  Waits for: the facts above, never for time.
 Safe to repeat because: each fact is first re-recorded in the run's own stream, and what follows from the
-state alone (`consumers/run_next.py`) is decided once."""
+state alone (`consumers/run/rules.py`) is decided once."""
 
 from collections.abc import Mapping
 
-from consumers.run_batch import settle
-from consumers.run_health import is_unhealthy, unhealthy_step
-from consumers.run_next import follow
-from consumers.run_start import start
-from consumers.run_state import RunEvent, RunState, evolve
+from consumers.run.health import is_unhealthy, unhealthy_step
+from consumers.run.rules import follow
+from consumers.run.settle import settle
+from consumers.run.start import start
+from consumers.run.state import RunEvent, RunState, evolve
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.algorithms import filters_groups
 from schemas.events import (

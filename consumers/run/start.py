@@ -4,7 +4,7 @@ RunRequested is appended before (and with) the RepositoryPushed that asks for th
 answers finds the request in the stream.
 """
 
-from consumers.run_state import RunEvent, RunState
+from consumers.run.state import RunEvent, RunState
 from schemas.config import RunConfig
 from schemas.events import (
     RunRejected,

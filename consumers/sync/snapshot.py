@@ -9,7 +9,7 @@ import io
 import tarfile
 from collections.abc import Sequence
 
-from consumers.requirements import unmet
+from consumers.sync.requirements import unmet
 from schemas.errors import Refused
 from schemas.specs import Entrypoint
 

@@ -4,14 +4,14 @@ Does: samples a group, or runs the user's workflow per sample (lane: generate). 
 Safe to repeat because: one group stream per slot; a known sample or group decides nothing.
 
 A finished group has exactly `num_samples` entries: what failed stands there as failed. How samples
-come about is in `consumers/generate.py`.
+come about is in `consumers/rollout/sampling.py`.
 """
 
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from consumers.excerpt import excerpt
-from consumers.generate import alarm_once, generate_group, generate_sample
+from consumers.error_excerpt import excerpt
+from consumers.rollout.sampling import alarm_once, generate_group, generate_sample
 from infra.ports.ports import Ports
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
 from schemas.effects import (

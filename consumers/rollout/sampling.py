@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 
-from consumers.excerpt import excerpt
-from consumers.needs import need
+from consumers.error_excerpt import excerpt
 from infra.ports.ports import Ports
+from infra.ports.required import need
 from infra.ports.services import Session
 from schemas.datasets import Row
 from schemas.effects import GenerateGroup, GenerateSample, GroupSampled, SampleFinished

@@ -7,18 +7,18 @@ Safe to repeat because: one TrainStep per step of a run; a version that is known
 A run assembles the batch of step s only once step s - 1 is settled, so the version to step from is
 always the newest one here. Its hash always enters the log. Its bytes are stored where something needs
 them: samplers (weights, RL), checkpoints and validations (`pinned`), and recovery (every `interval`
-steps, of which the two newest are kept), and discarded once nothing does. `consumers/replay.py` rebuilds
-all others.
+steps, of which the two newest are kept), and discarded once nothing does. `consumers/learn/replay.py`
+rebuilds all others.
 """
 
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from consumers.excerpt import excerpt
-from consumers.needs import need
-from consumers.replay import conversations, hold, job_of, step_batch
-from consumers.stored import discarding, stored
+from consumers.error_excerpt import excerpt
+from consumers.learn.replay import conversations, hold, job_of, step_batch
+from consumers.learn.versions import discarding, stored
 from infra.ports.ports import Ports
+from infra.ports.required import need
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
 from schemas.effects import Failed, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import FailureCategory

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from pydantic import TypeAdapter
 
-from consumers.letters import letters
-from consumers.narrate import narrate
+from consumers.project.dead_letters import letters
+from consumers.project.log_lines import narrate
 from infra.ports.ports import Cursor, EventLog, Recorded
 from infra.postgres.errors import AWAY
 from infra.postgres.notify import Wakeup
@@ -209,7 +209,7 @@ def repository_pushed(event: RepositoryPushed, at: datetime) -> tuple[Write, ...
 @rows.register
 def workspace_synced(event: WorkspaceSynced, at: datetime) -> tuple[Write, ...]:
     """A run's own commit may be an old one, and it looked into one rollout: the workspace shows what
-    its own pushes found (`consumers/sync.py` makes one when a run finds a new head)."""
+    its own pushes found (`consumers/sync/consumer.py` makes one when a run finds a new head)."""
     if event.requester is not None:
         return ()
     rollouts = json.dumps([rollout.model_dump() for rollout in event.rollouts])

@@ -3,17 +3,17 @@ Reads: VerificationRequested.  Emits: VerificationCompleted.  Stream: verify.
 Does: rebuilds every version and compares every byte (lane: train).  Waits for: nothing.
 Safe to repeat because: it only reads; a verification that is answered decides nothing.
 
-What is compared stands in `consumers/audit.py`. A verification has an id of its own, so that it can be
-performed while its run goes on, or long after its gate has closed.
+What is compared stands in `consumers/verify/audit.py`. A verification has an id of its own, so that it
+can be performed while its run goes on, or long after its gate has closed.
 """
 
 from dataclasses import dataclass
 from typing import assert_never
 
-from consumers.audit import audit
-from consumers.excerpt import excerpt
-from consumers.needs import need
+from consumers.error_excerpt import excerpt
+from consumers.verify.audit import audit
 from infra.ports.ports import Ports
+from infra.ports.required import need
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
 from schemas.effects import Failed, RunAudited, VerifyRun
 from schemas.events import VerificationCompleted, VerificationRequested

@@ -6,8 +6,7 @@ new follows. So a stop, a pause or a late fact needs no path of its own.
 
 from collections.abc import Callable, Iterator
 
-from consumers.run_batch import FLAT, lost, metrics
-from consumers.run_health import (
+from consumers.run.health import (
     FLAT_STEPS,
     MOST_LOST,
     MOST_UNHEALTHY,
@@ -17,7 +16,8 @@ from consumers.run_health import (
     flat_warning,
     never_trained,
 )
-from consumers.run_state import Due, OpenStep, RunEvent, RunState, evolve
+from consumers.run.settle import FLAT, lost, metrics
+from consumers.run.state import Due, OpenStep, RunEvent, RunState, evolve
 from schemas.algorithms import replacements
 from schemas.events import (
     BatchAssembled,

@@ -1,4 +1,5 @@
-"""`python -m consumers.forkserver`: imports what a device worker needs, then makes workers by forking.
+"""`python -m consumers.process.fork_server`: imports what a device worker needs, then makes workers by
+forking.
 
 The supervisor talks to it over its standard input (`infra/local/forkserver.py` has the protocol).
 Nothing here may start a thread or touch a GPU: neither outlives a fork.
@@ -15,10 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from consumers.__main__ import REGISTRY, main
+from consumers.__main__ import main
+from consumers.registry import REGISTRY
 from infra.local import gc_freeze as heap
 
-IMPORTED = ("consumers.worker", "trainer.engine", "trainer.sampler.vllm.fleet")
+IMPORTED = ("consumers.process.worker", "trainer.engine", "trainer.sampler.vllm.fleet")
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 

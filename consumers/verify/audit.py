@@ -3,7 +3,8 @@
 1. The log: each stream is whole, each event decodes, each artifact has the size and hash it promises.
 2. The batches: what was trained on is what was graded.
 3. The versions: built again from version 0, batch by batch, with the code that recovery uses
-   (`consumers/replay.py`), each gives the hashes that the log holds; no sampler and no grader runs.
+   (`consumers/learn/replay.py`), each gives the hashes that the log holds; no sampler and no grader
+   runs.
 4. The checkpoints: each manifest is the pure function of its step that it claims to be.
 
 What disagrees becomes a finding that names the event, the artifact or the bytes.
@@ -15,8 +16,8 @@ from typing import Literal
 from uuid import UUID
 
 from consumers.checkpoint import manifest_json
-from consumers.replay import job_of, step_batch
-from consumers.run_batch import settle
+from consumers.learn.replay import job_of, step_batch
+from consumers.run.settle import settle
 from infra.ports.ports import Cursor, Ports, Recorded
 from schemas.artifact_refs import collectable, references
 from schemas.errors import CorruptData, HeadraceError, NotFound, Refused

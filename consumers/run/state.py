@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 from uuid import UUID
 
-from consumers.run_batch import lost
-from consumers.run_health import is_flat, is_unhealthy
+from consumers.run.health import is_flat, is_unhealthy
+from consumers.run.settle import lost
 from schemas.events import (
     BatchAssembled,
     CheckpointRequested,
@@ -101,7 +101,7 @@ class RunState:
     whose groups were asked for, `training` the step whose batch is with the learner. `weights` are
     those of the versions that later groups may still sample with. `evaluated` is the last step whose
     validation was asked for. `unhealthy`, `flat` and `lost` count steps in a row
-    (`consumers/run_health.py`); `first_error` is why the first lost step could not be trained, `trained`
+    (`consumers/run/health.py`); `first_error` is why the first lost step could not be trained, `trained`
     whether any step was; `warned` is the last step that a warning named, `alarms` what was said about
     the sampler."""
 

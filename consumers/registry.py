@@ -1,0 +1,36 @@
+"""Which consumers there are: the explicit registry. A consumer exists once it is listed here."""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from infra.runtime.consumer import Consumer
+from schemas.effects import Lane
+from schemas.errors import InvalidConfig
+
+REGISTRY: dict[str, str] = {
+    "sync": "consumers.sync.consumer",
+    "run": "consumers.run.consumer",
+    "rollout": "consumers.rollout.consumer",
+    "grade": "consumers.grade",
+    "learn": "consumers.learn.consumer",
+    "checkpoint": "consumers.checkpoint",
+    "evaluate": "consumers.evaluate",
+    "verify": "consumers.verify.consumer",
+}
+"""Consumer name -> the module that defines it (`CONSUMER`). `project` is a tail, not an intake: it
+runs in the control process (`consumers/project/consumer.py`)."""
+
+
+def load(name: str) -> Consumer[Any]:
+    """The consumer called `name`. Raises InvalidConfig for an unknown name."""
+    if name not in REGISTRY:
+        raise InvalidConfig(f"there is no consumer {name!r}; there are: {', '.join(REGISTRY)}")
+    consumer: Consumer[Any] = importlib.import_module(REGISTRY[name]).CONSUMER
+    return consumer
+
+
+def lanes_of(consumers: Sequence[Consumer[Any]]) -> tuple[Lane, ...]:
+    """The lanes of all effects that these consumers perform."""
+    lanes = {effect.lane for consumer in consumers for effect in consumer.effects}
+    return tuple(lane for lane in Lane if lane in lanes)
