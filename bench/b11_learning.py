@@ -32,7 +32,7 @@ from uuid import uuid4
 
 from bench.b1_trl import cpu_seconds
 from bench.matrix import Config, finished, known, uploaded
-from producers.cli.configs import read_config
+from producers.cli.config_files import read_config
 from producers.cli.scaffold import scaffold
 from tests.kit.platform import Platform, git, platform
 from trainer.schedule import step_rows

@@ -42,8 +42,8 @@ from infra.postgres.pool import Database, connect
 from infra.readmodel.store import ReadModel
 from infra.runtime.folded_states import SNAPSHOT_EVERY, States
 from infra.settings.settings import Settings
-from producers.api.app import create_app
-from producers.api.services import Services
+from producers.http.app import create_app
+from producers.http.services import Services
 from schemas.config import RunConfig
 from schemas.events import (
     BatchAssembled,

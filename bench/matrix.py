@@ -21,7 +21,7 @@ from statistics import mean
 from types import ModuleType
 from typing import Any, Protocol, get_args
 
-from producers.cli.configs import read_config
+from producers.cli.config_files import read_config
 from producers.cli.scaffold import scaffold
 from schemas.config import Algorithm, ExecutionMode
 from tests.kit.platform import (

@@ -26,9 +26,9 @@ from infra.readmodel.store import ReadModel
 from infra.runtime.hosting import Hosting
 from infra.settings.settings import BadSetting, Settings
 from infra.task_cancellation import end
-from producers.api.app import create_app
-from producers.api.services import Services
-from producers.retention import retaining
+from producers.core.retention import retaining
+from producers.http.app import create_app
+from producers.http.services import Services
 from schemas.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)

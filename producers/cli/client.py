@@ -19,8 +19,8 @@ from uuid import uuid4
 import httpx
 
 from infra.settings.settings import Settings
-from producers.cli.failures import Failure
-from producers.cli.output import Document
+from producers.cli.display.output import Document
+from producers.cli.errors import Failure
 from schemas.errors import Issue
 
 PREFIX = "/api/v1"

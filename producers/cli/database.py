@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from producers.cli.failures import Failure
+from producers.cli.errors import Failure
 
 if TYPE_CHECKING:
     from infra.settings.settings import Settings

@@ -13,7 +13,7 @@ from infra.local.death_signal import die_with
 from infra.local.home import ChildState, prepare, read_state
 from infra.local.supervisor import tail
 from producers.cli.client import Client
-from producers.cli.failures import Failure
+from producers.cli.errors import Failure
 
 READY_S = 300.0
 WORKERS_S = 180.0

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from producers.cli.units import size
+from producers.cli.display.units import size
 
 GPU_S = 10.0
 HUB_S = 3.0
@@ -92,7 +92,7 @@ def _limit() -> int | None:
 
 def hub() -> Check:
     """Whether the hub answers. A machine that cannot reach it trains what it has."""
-    from producers.hub import endpoint, offline
+    from producers.core.hub import endpoint, offline
 
     name = "model hub"
     if (variable := offline()) is not None:

@@ -10,15 +10,18 @@ from collections.abc import Sequence
 import click
 
 from infra.settings.settings import BadSetting
-from producers.cli.failures import Interrupted
-from producers.cli.groups import LazyGroup
-from producers.cli.output import print_failure, print_json, printable
+from producers.cli.command_tree import LazyGroup
+from producers.cli.display.output import print_failure, print_json, printable
+from producers.cli.errors import Interrupted
 from schemas.errors import HeadraceError, Refused
 
-CLI = "producers.cli."
+CLI = "producers.cli.commands."
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": (CLI + "demo:demo", "The whole story on this machine: teach a model, then improve it."),
+    "demo": (
+        "producers.cli.demo.command:demo",
+        "The whole story on this machine: teach a model, then improve it.",
+    ),
     "up": (CLI + "server:up", "Start the server, its workers and its database."),
     "down": (CLI + "server:down", "Stop them, in order."),
     "status": (CLI + "server:status", "What runs, and what waits."),

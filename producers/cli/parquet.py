@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from producers.cli.failures import Failure
+from producers.cli.errors import Failure
 
 SUFFIX = ".parquet"
 BATCH_ROWS = 1024

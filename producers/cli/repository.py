@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from producers.cli.client import Client
-from producers.cli.failures import Failure
-from producers.cli.output import Document
+from producers.cli.display.output import Document
+from producers.cli.errors import Failure
 from schemas.errors import Issue
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import producers
-from producers.cli.failures import Failure
+from producers.cli.errors import Failure
 
 IDENTITY = ("-c", "user.name=headrace", "-c", "user.email=headrace@localhost")
 """Who commits where git knows nobody."""

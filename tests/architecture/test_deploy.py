@@ -20,8 +20,8 @@ from consumers.__main__ import RELAY
 from consumers.registry import REGISTRY, lanes_of, load
 from infra.local.supervisor import SPIN
 from infra.settings.settings import Settings
-from producers.api.guard import OPEN_PATHS
-from producers.api.platform import ROOT_ROUTES
+from producers.http.auth import OPEN_PATHS
+from producers.http.routes.platform import ROOT_ROUTES
 from schemas.effects import Lane
 from tests.stack import kafka, s3
 
@@ -368,7 +368,7 @@ def test_traces_go_to_the_port_on_which_the_collector_listens() -> None:
 @cache
 def exposed() -> tuple[frozenset[str], frozenset[str]]:
     """Names of the metrics that the API exposes, and of their labels."""
-    text = (ROOT / "producers" / "api" / "platform.py").read_text()
+    text = (ROOT / "producers" / "http" / "routes" / "platform.py").read_text()
     names = re.findall(r'"(headrace_[a-z_]+)":', text)
     labels = re.findall(r"""[',]([a-z]+)="\{""", text)
     return frozenset(names), frozenset(labels)

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from infra.settings.kafka import KafkaSettings
-from producers import datasets, lookup, models, submit, workspaces
-from producers.api import bodies
+from producers.core import lookup, submit, workspaces
+from producers.core import model_ref as models
+from producers.core.datasets import registration as datasets
+from producers.http import requests as bodies
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOTS = ("schemas", "trainer", "infra", "consumers", "producers", "headrace")

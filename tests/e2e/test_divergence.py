@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from producers.submit import Asked
+from producers.core.submit import Asked
 from schemas.events import CheckpointSaved, RunFailed, RunRequested, StepSettled, StepSkipped
 from tests.kit.in_memory import in_memory
 from tests.kit.platform import ROWS, make_workspace, run_config

@@ -23,8 +23,8 @@ from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database, connect
 from infra.readmodel.store import ReadModel
 from infra.settings.settings import Settings
-from producers.api.app import create_app
-from producers.api.services import Services
+from producers.http.app import create_app
+from producers.http.services import Services
 from schemas.errors import InvalidConfig
 from schemas.events import Event
 

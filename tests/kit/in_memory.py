@@ -24,10 +24,10 @@ from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime
 from infra.sandbox.sandbox import ProcessSandbox
 from infra.settings.settings import Settings
-from producers import datasets
-from producers.lookup import Lookup
-from producers.submit import Asked, Submitter
-from producers.workspaces import Workspaces
+from producers.core.datasets import registration as datasets
+from producers.core.lookup import Lookup
+from producers.core.submit import Asked, Submitter
+from producers.core.workspaces import Workspaces
 from schemas.events import CheckpointSaved, Event, RunFailed, RunFinished, RunRequested
 from schemas.ids import WorkerId
 from schemas.learner import Learner

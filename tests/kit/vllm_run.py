@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from producers.lookup import Lookup
-from producers.verification import Verification, Verifications
+from producers.core.lookup import Lookup
+from producers.core.verification import Verification, Verifications
 from schemas.events import Event, GroupGenerated, GroupsRequested, StepSettled
 from schemas.sampling import SampleBatch
 from tests.kit.in_memory import in_memory

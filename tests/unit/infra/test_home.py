@@ -13,7 +13,7 @@ from schemas.errors import Conflict, InvalidConfig
 
 HOLD = """
 import sys, pathlib
-from infra import home
+from infra.local import home
 with home.owned(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

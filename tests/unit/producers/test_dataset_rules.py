@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from producers.dataset_mapping import as_query, from_query, mapping_of, unread
-from producers.dataset_rules import MAX_ROW_BYTES, Report, check_file
+from producers.core.datasets.mapping import as_query, from_query, mapping_of, unread
+from producers.core.datasets.rules import MAX_ROW_BYTES, Report, check_file
 from schemas.datasets import Row, parse_rows
 from schemas.errors import InvalidConfig
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from producers.estimates import estimate
-from producers.model_facts import ModelFacts, facts_in, length_issues, model_facts
+from producers.core.estimates import estimate
+from producers.core.model_facts import ModelFacts, facts_in, length_issues, model_facts
 from schemas.config import RunConfig
 from schemas.sampling import ModelRef
 from schemas.scratch_models import SHAPES

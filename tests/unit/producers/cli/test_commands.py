@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from producers.cli.checkpoint import safe_name
 from producers.cli.client import Address, Client
-from producers.cli.failures import Failure
+from producers.cli.commands.checkpoint import safe_name
+from producers.cli.errors import Failure
 from producers.cli.repository import around, workspace_of
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
@@ -237,7 +237,7 @@ def test_chat_asks_once_with_a_message(server: FakeServer, headrace: Run) -> Non
 def test_events_are_one_cloud_event_a_line_over_all_pages(
     server: FakeServer, headrace: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("producers.cli.events.PAGE", 2)
+    monkeypatch.setattr("producers.cli.commands.events.PAGE", 2)
     events = [{"type": f"t{n}", "time": "2030-01-01T00:00:00+00:00", "data": {}} for n in range(3)]
     server.answer("GET", "/runs/r/events", {"events": events[:2], "next": "c2"})
     server.answer("GET", "/runs/r/events", {"events": events[2:], "next": "c3"})

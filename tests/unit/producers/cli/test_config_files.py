@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from producers.cli import configs
-from producers.cli.configs import MOST_BYTES, read_config
-from producers.cli.failures import Failure
+from producers.cli import config_files as configs
+from producers.cli.config_files import MOST_BYTES, read_config
+from producers.cli.errors import Failure
 
 
 def test_a_file_of_megabytes_is_refused_before_it_is_parsed(

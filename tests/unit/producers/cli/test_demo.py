@@ -5,10 +5,10 @@ from pathlib import Path
 import click
 import pytest
 
-from producers.cli.demo import _place, cpu_s, judge, judge_chaos, next_commands
-from producers.cli.demo_platform import DemoPlatform
-from producers.cli.demo_story import RANDOM_PAY, Story
-from producers.cli.failures import Failure
+from producers.cli.demo.command import _place, cpu_s, judge, judge_chaos, next_commands
+from producers.cli.demo.platform import DemoPlatform
+from producers.cli.demo.story import RANDOM_PAY, Story
+from producers.cli.errors import Failure
 from producers.cli.scaffold import example
 from tests.unit.producers.cli.conftest import Run
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from producers.exporters.sink import New
+from producers.cli.exporters.sink import New
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
 LIBRARIES = {"tensorboard": "tensorboard.summary", "wandb": "wandb", "mlflow": "mlflow"}
@@ -75,7 +75,7 @@ def test_wandb_offline_holds_every_point_also_of_an_earlier_step(
 ) -> None:
     """A validation of step 1 that ends after step 3 is there as well."""
     present("wandb")
-    monkeypatch.setattr("producers.cli.export.POLL_S", 0.0)
+    monkeypatch.setattr("producers.cli.commands.export.POLL_S", 0.0)
     server.answer("GET", "/runs/sums", answer("running", reward=REWARD, validation={}))
     server.answer("GET", "/runs/sums", answer("finished", reward=REWARD, validation={1: 0.75}))
     made = headrace(

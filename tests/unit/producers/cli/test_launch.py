@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.local.home import ChildState, SupervisorState, owned, prepare, write_state
-from producers.cli.failures import Failure
+from producers.cli.errors import Failure
 from producers.cli.launch import await_workers
 from tests.unit.producers.cli.conftest import FakeServer, Run
 

@@ -66,7 +66,7 @@ def test_a_merge_that_fails_says_why_and_leaves_nothing(
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\necho noise >&2\necho the base is of another shape >&2\nexit 1\n")
     program.chmod(0o755)
-    monkeypatch.setattr("producers.cli.merge.sys.executable", str(program))
+    monkeypatch.setattr("producers.cli.commands.merge.sys.executable", str(program))
     ran = headrace("checkpoint", "merge", "r@last", str(tmp_path / "deep" / "model"), "--json")
     assert ran.error["code"] == "MERGE_FAILED"
     assert "the merge failed: the base is of another shape; --base" in ran.error["message"]
@@ -101,7 +101,7 @@ def test_without_torch_it_says_what_to_install(
     server: FakeServer, headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve(server, {"adapter_config.json": b"{}"})
-    monkeypatch.setattr("producers.cli.merge.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("producers.cli.commands.merge.importlib.util.find_spec", lambda name: None)
     ran = headrace("checkpoint", "merge", "r@last", str(tmp_path / "model"), "--json")
     assert ran.error["code"] == "MISSING_LIBRARY"
     assert "headrace[train]" in ran.error["message"]

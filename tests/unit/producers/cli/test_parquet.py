@@ -7,7 +7,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from producers.dataset_rules import check_file
+from producers.core.datasets.rules import check_file
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
 MADE = {"dataset": {"id": "d1"}, "upload": {"path": "/api/v1/datasets/d1/content"}}

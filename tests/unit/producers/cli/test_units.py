@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from producers.cli.units import count, duration, left, run_eta_s, run_status, run_step, size
+from producers.cli.display.units import count, duration, left, run_eta_s, run_status, run_step, size
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from producers.cli.client import Address, Client
-from producers.cli.output import sparkline
-from producers.cli.runview import RunView
-from producers.cli.stream import follow, parse
+from producers.cli.display.output import sparkline
+from producers.cli.display.run_view import RunView
+from producers.cli.event_stream import follow, parse
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
 
@@ -149,7 +149,7 @@ def test_a_pause_is_one_word(server: FakeServer, headrace: Run) -> None:
 def test_an_evaluation_shows_its_progress_in_a_pipe(
     server: FakeServer, headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("producers.cli.evaluation.POLL_S", 0.0)
+    monkeypatch.setattr("producers.cli.commands.evaluation.POLL_S", 0.0)
     config = tmp_path / "e.toml"
     config.write_text("")
     server.answer("POST", "/evals", {"eval": {"id": "e", "name": "mine", "total": 20}}, 201)
@@ -173,7 +173,7 @@ def test_sigint_leaves_an_evaluation_and_is_no_error(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("producers.cli.evaluation.Lines.__call__", interrupted)
+    monkeypatch.setattr("producers.cli.commands.evaluation.Lines.__call__", interrupted)
     config = tmp_path / "e.toml"
     config.write_text("")
     server.answer("POST", "/evals", {"eval": {"id": "e", "name": "mine"}}, 201)

@@ -1,0 +1,91 @@
+"""`headrace backup` and `headrace restore`: database and blobs, consistent with each other."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from producers.cli.command_tree import command
+from producers.cli.database import existing_database, new_database
+from producers.cli.display.output import print_json, say
+from producers.cli.errors import Failure
+
+if TYPE_CHECKING:
+    from infra.maintenance.backup import Contents
+
+DIRECTORY = click.Path(path_type=Path, file_okay=False)
+
+
+@command(None, "backup", example="headrace backup /mnt/backups/2025-06-01")
+@click.argument("target", metavar="DIR", type=DIRECTORY)
+def backup(target: Path, *, as_json: bool) -> None:
+    """Copy the database and every blob that it names into DIR, as of one moment.
+
+    What runs goes on meanwhile. It is taken on the machine itself: of the database that HEADRACE_HOME or
+    HEADRACE_DATABASE_URL names, and of the blobs of HEADRACE_BLOBS. DIR must be empty or not exist.
+    """
+    from infra.adapters import open_blobs
+    from infra.maintenance.backup import back_up
+    from infra.settings.settings import Settings
+
+    settings = Settings.load(os.environ)
+
+    async def copied(url: str) -> "Contents":
+        async with open_blobs(settings) as store:
+            return await back_up(url, store, settings, target)
+
+    with existing_database(settings) as url:
+        contents = asyncio.run(copied(url))
+    _tell("backed up", contents, target, as_json=as_json)
+    if contents.faults:
+        listed = "\n".join(contents.faults[:20])
+        raise Failure(
+            "DAMAGED",
+            f"the backup is whole but for {len(contents.faults)} blobs that the installation itself "
+            f"lacks or that are damaged there; see `headrace doctor --deep`:\n{listed}",
+        )
+
+
+@command(None, "restore", example="headrace restore /mnt/backups/2025-06-01")
+@click.argument("source", metavar="DIR", type=DIRECTORY)
+def restore(source: Path, *, as_json: bool) -> None:
+    """Bring a backup into an empty HEADRACE_HOME, or an empty HEADRACE_DATABASE_URL and HEADRACE_BLOBS.
+
+    Start everything afterwards, as ever: runs go on from where the backup was. Never let the former
+    installation go on beside it on the same blobs.
+    """
+    from infra.adapters import open_blobs
+    from infra.maintenance.restore import restore as bring_back
+    from infra.settings.settings import Settings
+
+    settings = Settings.load(os.environ)
+
+    async def restored(url: str) -> "Contents":
+        async with open_blobs(settings) as store:
+            return await bring_back(url, store, settings, source)
+
+    with new_database(settings) as url:
+        contents = asyncio.run(restored(url))
+    _tell("restored", contents, source, as_json=as_json)
+
+
+def _tell(what: str, contents: "Contents", directory: Path, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "directory": str(directory),
+                "taken_at": contents.taken_at.isoformat(),
+                "events": contents.num_events,
+                "blobs": len(contents.blobs),
+                "size": contents.size,
+                "faults": list(contents.faults),
+            }
+        )
+        return
+    say(
+        f"{what}: {contents.num_events} events, {len(contents.blobs)} blobs "
+        f"({contents.size / (1 << 20):.1f} MiB), as of {contents.taken_at:%Y-%m-%d %H:%M:%S} UTC, "
+        f"{directory}"
+    )

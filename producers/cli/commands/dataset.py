@@ -1,0 +1,238 @@
+"""`headrace dataset`: what runs learn from and are measured on."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from producers.cli.client import Client, part
+from producers.cli.command_tree import command, group
+from producers.cli.display.output import (
+    Document,
+    fields,
+    one_line,
+    print_json,
+    say,
+    table,
+    when,
+)
+from producers.cli.display.units import size
+from producers.cli.errors import Failure
+from producers.cli.parquet import as_text
+
+dataset = group("dataset", "Datasets: JSON Lines and the like, validated as they come in.")
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+def _pairs(_context: object, _option: object, given: Sequence[str]) -> dict[str, str]:
+    """`COLUMN=NAME`, several times, as a mapping."""
+    pairs = [text.partition("=") for text in given]
+    for source, _, target in pairs:
+        if not source or not target:
+            raise click.BadParameter("write COLUMN=NAME, like question=user_prompt")
+    if len({source for source, _, _ in pairs}) < len(pairs):
+        raise click.BadParameter("maps a column twice")
+    return {source: target for source, _, target in pairs}
+
+
+MAP = click.option(
+    "--map",
+    "mapping",
+    metavar="COLUMN=NAME",
+    multiple=True,
+    callback=_pairs,
+    help="Read a column of the file as user_prompt, system_prompt, ground_truth, label, messages or "
+    "metadata; can be given often.",
+)
+
+
+def _readable(file: Path) -> Path:
+    if not file.is_file():
+        raise Failure("NOT_FOUND", f"there is no file {file}")
+    return file
+
+
+def default_name(file: Path) -> str:
+    """A dataset name from a file's: lower case, digits, `-` and `_`."""
+    return re.sub(r"[^a-z0-9_-]+", "-", file.stem.lower()).strip("-_")[:63] or "dataset"
+
+
+@command(dataset, "upload", example="headrace dataset upload data/rl.jsonl --name sums")
+@click.argument("file", metavar="FILE", type=FILE)
+@click.option("--name", help="Default: from the file's name.")
+@MAP
+def upload(file: Path, *, name: str | None, mapping: Mapping[str, str], as_json: bool) -> None:
+    """Upload a dataset: JSON Lines, CSV, or Parquet (with pyarrow). It is validated first: what is
+    wrong is named by row and column, and so are columns that nothing reads.
+
+    With --map a public dataset needs no rewriting: --map question=user_prompt --map answer=ground_truth
+    """
+    with Client() as client, as_text(_readable(file)) as text:
+        made = send(client, text, name or default_name(file), quiet=as_json, mapping=mapping)
+    if as_json:
+        print_json({"dataset": made})
+    else:
+        say(f"uploaded {made.get('name')}: {made.get('num_rows')} rows")
+        _say_unread(made)
+
+
+def _say_unread(found: Document) -> None:
+    """Name the columns that no run will see."""
+    unread = found.get("unread_columns") or ()
+    if unread:
+        say(
+            f"note: nothing reads the columns {', '.join(unread)}; to use one, give --map COLUMN=NAME"
+        )
+
+
+def send(
+    client: Client,
+    file: Path,
+    name: str,
+    *,
+    quiet: bool,
+    mapping: Mapping[str, str] | None = None,
+) -> Document:
+    """Register a dataset and stream its content; returns it. Raises Failure."""
+    body = {"name": name, "file_name": file.name} | ({"mapping": mapping} if mapping else {})
+    made = client.post("/datasets", body)
+    with _opened(file, quiet=quiet) as stream:
+        put: Document = client.put(str(made["upload"]["path"]), stream)
+    found: Document = put["dataset"]
+    return found
+
+
+@contextmanager
+def _opened(file: Path, *, quiet: bool) -> Iterator[BinaryIO]:
+    """The file's bytes, with a progress bar where someone watches."""
+    if quiet or not sys.stderr.isatty():
+        with file.open("rb") as stream:
+            yield stream
+        return
+    from rich.progress import wrap_file
+
+    with (
+        file.open("rb") as plain,
+        wrap_file(plain, file.stat().st_size, description=file.name, transient=True) as stream,
+    ):
+        yield stream
+
+
+@command(dataset, "validate", example="headrace dataset validate data/rl.jsonl")
+@click.argument("file", metavar="FILE", type=FILE)
+@MAP
+def validate(file: Path, *, mapping: Mapping[str, str], as_json: bool) -> None:
+    """Ask the server whether it would take a file, without keeping it. Exit 1 when it would not."""
+    named = {"mapping": json.dumps(mapping)} if mapping else {}
+    with Client() as client, as_text(_readable(file)) as text:
+        answer = client.post_file("/datasets/validate", text, file_name=text.name, **named)
+    if not answer.get("valid"):
+        from schemas.errors import Issue
+
+        issues = tuple(
+            Issue(str(i.get("key")), str(i.get("message")), i.get("did_you_mean"))
+            for i in answer.get("issues") or ()
+        )
+        raise Failure("VALIDATION", f"{file} cannot be used as a dataset", issues=issues)
+    if as_json:
+        print_json(answer)
+    else:
+        columns = ", ".join(answer.get("columns") or ())
+        say(f"{file} is fine: {answer.get('num_rows')} rows, columns {columns}")
+        _say_unread(answer)
+
+
+@command(dataset, "list", example="headrace dataset list")
+@click.option("--limit", default=50, show_default=True)
+@click.option("--offset", default=0)
+def list_(*, limit: int, offset: int, as_json: bool) -> None:
+    """The datasets of this server."""
+    with Client() as client:
+        answer = client.get("/datasets", {"limit": limit, "offset": offset})
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (d.get("name"), d.get("status"), d.get("num_rows"), when(d.get("created_at")))
+        for d in answer["datasets"]
+    ]
+    table("Datasets", ("name", "status", "rows", "made"), rows)
+
+
+@command(dataset, "info", example="headrace dataset info sums")
+@click.argument("name", metavar="DATASET")
+def info(name: str, *, as_json: bool) -> None:
+    """A dataset: its rows, columns, size and hash."""
+    with Client() as client:
+        answer = client.get(f"/datasets/{part(name)}")
+    if as_json:
+        print_json(answer)
+    else:
+        found: Document = answer["dataset"]
+        shown = found | {"file_size": size(found.get("file_size"))}
+        fields(f"Dataset {name}", [(key, value) for key, value in shown.items() if value != {}])
+
+
+@command(dataset, "preview", example="headrace dataset preview sums --rows 3")
+@click.argument("name", metavar="DATASET")
+@click.option("--rows", default=5, show_default=True, type=click.IntRange(1, 100))
+def preview(name: str, *, rows: int, as_json: bool) -> None:
+    """The first rows of a dataset, as runs see them."""
+    with Client() as client:
+        answer = client.get(f"/datasets/{part(name)}/preview", {"rows": rows})
+    if as_json:
+        print_json(answer)
+        return
+    shown = [(i, _prompt(row), row.get("label")) for i, row in enumerate(answer["rows"])]
+    table(f"Dataset {name}", ("row", "prompt", "ground truth"), shown)
+
+
+def _prompt(row: Document) -> str:
+    messages = row.get("prompt")
+    if not isinstance(messages, list):
+        return one_line(str(row))
+    return one_line(" | ".join(str(m.get("content")) for m in messages))
+
+
+@command(dataset, "download", example="headrace dataset download sums sums.jsonl")
+@click.argument("name", metavar="DATASET")
+@click.argument("file", metavar="[FILE]", required=False, type=FILE)
+@click.option("--force", is_flag=True, help="Replace a file that exists.")
+def download(name: str, file: Path | None, *, force: bool, as_json: bool) -> None:
+    """Save a dataset's content. Default FILE: the name it was uploaded under."""
+    with Client() as client:
+        found: Document = client.get(f"/datasets/{part(name)}")["dataset"]
+        target = file or Path(Path(str(found.get("file_name") or f"{name}.jsonl")).name)
+        if target.exists() and not force:
+            raise Failure("CONFLICT", f"{target} exists; name another file, or give --force")
+        sha256 = client.download(f"/datasets/{part(name)}/content", target)
+    if as_json:
+        print_json({"file": str(target), "sha256": sha256, "size": target.stat().st_size})
+    else:
+        say(f"saved {target} ({size(target.stat().st_size)})")
+
+
+@command(dataset, "delete", example="headrace dataset delete sums --yes")
+@click.argument("name", metavar="DATASET")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(name: str, *, yes: bool, as_json: bool) -> None:
+    """Delete a dataset, or an upload that was rejected, for good.
+
+    Refused while a run was trained or validated on it (delete those runs first: without it they could
+    not be verified), and while an evaluation on it goes on.
+    """
+    from producers.cli.commands.retention import confirm
+
+    confirm(f"delete dataset {name}", yes=yes, as_json=as_json)
+    with Client() as client:
+        answer = client.delete(f"/datasets/{part(name)}")
+    if as_json:
+        print_json(answer)
+    else:
+        say(f"deleted {name}")

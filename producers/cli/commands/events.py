@@ -1,0 +1,55 @@
+"""`headrace events RUN`: the log of a run, as it is."""
+
+import json
+import sys
+from collections.abc import Iterator
+
+import click
+
+from producers.cli.client import Client, part
+from producers.cli.command_tree import command
+from producers.cli.display.output import Document, one_line, say
+from producers.cli.errors import Interrupted
+from producers.cli.event_stream import follow
+
+PAGE = 500
+
+
+@command(None, "events", example="headrace events my-run --follow --json")
+@click.argument("run", metavar="RUN")
+@click.option("--follow", "go_on", is_flag=True, help="Go on as events happen, until the last one.")
+@click.option("--after", metavar="CURSOR", help="Start after this cursor.")
+def events(run: str, *, go_on: bool, after: str | None, as_json: bool) -> None:
+    """The event log of a run, in order. With --json: one CloudEvent per line."""
+    with Client() as client:
+        found = follow(client, run, after=after) if go_on else _all(client, run, after)
+        try:
+            for event in found:
+                _show(event, as_json=as_json)
+        except KeyboardInterrupt as error:
+            raise Interrupted(
+                f"stopped following {run}", f"headrace events {run} --follow"
+            ) from error
+
+
+def _all(client: Client, run: str, after: str | None) -> Iterator[Document]:
+    """All events up to now, page by page."""
+    cursor = after
+    while True:
+        page = client.get(f"/runs/{part(run)}/events", {"after": cursor, "limit": PAGE})
+        yield from page["events"]
+        if len(page["events"]) < PAGE or page.get("next") in (None, cursor):
+            return
+        cursor = page["next"]
+
+
+def _show(event: Document, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(event, ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+        return
+    data = event.get("data") or {}
+    told = {k: v for k, v in data.items() if isinstance(v, str | int | float | bool)}
+    moment = str(event.get("time"))[11:23]
+    said = " ".join(f"{key}={one_line(str(value), limit=60)}" for key, value in told.items())
+    say(f"{moment}  {event.get('type')!s:<28}  {one_line(said, limit=160)}")

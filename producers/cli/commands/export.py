@@ -1,0 +1,74 @@
+"""`headrace train export`: the curves of a run, to TensorBoard, W&B or MLflow.
+
+A client of the API like any other: the server needs none of these libraries, and an export can be made
+from any machine, while a run goes on or long after.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from producers.cli.client import Client, part
+from producers.cli.errors import Failure, Interrupted
+from producers.cli.exporters.mlflow import MLflow
+from producers.cli.exporters.sink import New, Opener, Sink, Subject
+from producers.cli.exporters.tensorboard import TensorBoard
+from producers.cli.exporters.wandb import WeightsAndBiases
+
+FINAL = ("finished", "failed", "stopped", "killed", "crashed", "rejected")
+POLL_S = 2.0
+
+
+def opener(
+    tracker: str, *, directory: Path, project: str, offline: bool, uri: str | None
+) -> Opener:
+    """What opens an export to `tracker`. Raises Failure for an option that it does not take."""
+    if offline and tracker != "wandb":
+        raise Failure("INVALID_OPTION", "--offline is an option of --to wandb")
+    if uri is not None and tracker != "mlflow":
+        raise Failure("INVALID_OPTION", "--uri is an option of --to mlflow")
+    openers: dict[str, Opener] = {
+        "tensorboard": lambda subject: TensorBoard(subject, directory=directory),
+        "wandb": lambda subject: WeightsAndBiases(
+            subject, project=project, directory=directory, offline=offline
+        ),
+        "mlflow": lambda subject: MLflow(subject, experiment=project, uri=uri),
+    }
+    return openers[tracker]
+
+
+def export_run(client: Client, ref: str, open_sink: Opener, *, follow: bool) -> dict[str, Any]:
+    """Write what there is, and with `follow` what comes until the run ends. Returns where it is and
+    how many steps have points. Raises Interrupted on SIGINT."""
+    answer = client.get(f"/runs/{part(ref)}")
+    found = answer["run"]
+    name = str(found.get("name") or found["id"])
+    if found.get("archived_at"):
+        raise Failure(
+            "ARCHIVED",
+            f"run {name} is archived, and its curves with it; `headrace train restore {name}` brings "
+            "them back",
+        )
+    sink = open_sink(Subject(run=str(found["id"]), name=name, config=found.get("config") or {}))
+    new, steps = New(), set[int]()
+    try:
+        while True:
+            for step, values in new.of(answer["metrics"]):
+                sink.write(step, values)
+                steps.add(step)
+            status = str(answer["run"]["status"])
+            if not follow or status in FINAL:
+                return {"run": found["id"], "steps": len(steps), "place": _closed(sink, status)}
+            time.sleep(POLL_S)
+            answer = client.get(f"/runs/{part(ref)}")
+    except KeyboardInterrupt as error:
+        place = _closed(sink, "running")
+        raise Interrupted(
+            f"stopped exporting after {len(steps)} steps ({place}); the run {name} goes on"
+        ) from error
+
+
+def _closed(sink: Sink, status: str) -> str:
+    place = sink.place
+    sink.close(status)
+    return place

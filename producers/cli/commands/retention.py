@@ -1,0 +1,146 @@
+"""`headrace train rename|delete|archive|restore`, `headrace gc`: what becomes of runs after their
+end."""
+
+import re
+import sys
+
+import click
+
+from producers.cli.client import Client, part
+from producers.cli.command_tree import command
+from producers.cli.commands.submit import submit
+from producers.cli.commands.train import RUN, train
+from producers.cli.display.output import Document, print_json, say, table, when
+from producers.cli.errors import Failure
+
+__all__ = ["gc", "submit", "train"]
+"""The group with its commands from everywhere, for the command line's table."""
+
+AGE = re.compile(r"(\d{1,6})([smhdw])")
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600, "w": 7 * 24 * 3600}
+
+
+@command(train, "rename", example="headrace train rename sums-1 sums-with-a-bug")
+@RUN
+@click.argument("name", metavar="NEW")
+def rename(run: str, name: str, *, as_json: bool) -> None:
+    """Give a run another name. Its id, its checkpoints and what refers to them stay as they are; the
+    former name is free."""
+    with Client() as client:
+        answer = client.post(f"/runs/{part(run)}/rename", {"name": name})
+    if as_json:
+        print_json(answer)
+    else:
+        say(f"{run} is called {name} now")
+
+
+@command(train, "delete", example="headrace train delete my-run --yes")
+@RUN
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(run: str, *, yes: bool, as_json: bool) -> None:
+    """Delete a run that has ended, with its samples, checkpoints and archive, for good.
+
+    Refused while other runs began from its checkpoints, or evaluations of them go on. Its name is free
+    at once; its bytes are collected after an hour (`headrace gc` collects at once what is due).
+    """
+    confirm(f"delete run {run} with all its samples and checkpoints", yes=yes, as_json=as_json)
+    with Client() as client:
+        answer = client.delete(f"/runs/{part(run)}")
+    if as_json:
+        print_json(answer)
+    else:
+        say(f"deleted {run}")
+
+
+@command(train, "archive", example="headrace train archive my-run")
+@RUN
+def archive(run: str, *, as_json: bool) -> None:
+    """Move the history of a run that has ended into one file in the blob store.
+
+    Its checkpoints stay, with all that refers to them; its samples, curves and events come back with
+    `headrace train restore`.
+    """
+    with Client() as client:
+        answer = client.post_slow(f"/runs/{part(run)}/archive")
+    if as_json:
+        print_json(answer)
+    else:
+        say(f"archived {run}; bring it back with: headrace train restore {run}")
+
+
+@command(train, "restore", example="headrace train restore my-run")
+@RUN
+def restore(run: str, *, as_json: bool) -> None:
+    """Bring the history of an archived run back."""
+    with Client() as client:
+        answer = client.post_slow(f"/runs/{part(run)}/restore")
+    if as_json:
+        print_json(answer)
+    else:
+        say(f"restored {run}")
+
+
+@command(None, "gc", example="headrace gc --older-than 30d --dry-run")
+@click.option(
+    "--older-than",
+    metavar="AGE",
+    required=True,
+    help="Runs that ended longer ago: 90m, 12h, 30d, 8w.",
+)
+@click.option("--dry-run", is_flag=True, help="Only show which runs would be archived.")
+def gc(*, older_than: str, dry_run: bool, as_json: bool) -> None:
+    """Archive runs that ended some time ago, and collect bytes that nothing refers to any more.
+
+    Nothing is lost: `headrace train restore` brings an archived run back. HEADRACE_RETENTION_DAYS lets
+    the server do this by itself.
+    """
+    seconds = age_s(older_than)
+    archived: list[Document] = []
+    failed: list[tuple[str, Failure]] = []
+    with Client() as client:
+        due: list[Document] = client.get("/gc", {"older_than_s": seconds})["runs"]
+        for run in () if dry_run else due:
+            try:
+                client.post_slow(f"/runs/{part(str(run['id']))}/archive")
+                archived.append(run)
+            except Failure as failure:
+                failed.append((str(run["name"]), failure))
+        collected = 0 if dry_run else client.post_slow("/gc")["collected"]
+    _tell(due if dry_run else archived, collected, dry_run=dry_run, as_json=as_json)
+    if failed:
+        listed = "; ".join(f"{name}: {failure.message}" for name, failure in failed)
+        raise Failure("FAILED", f"{len(failed)} runs could not be archived: {listed}")
+
+
+def _tell(runs: list[Document], collected: int, *, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        shown = [{"id": run["id"], "name": run["name"]} for run in runs]
+        print_json({"dry_run": dry_run, "archived": shown, "collected": collected})
+        return
+    rows = [(run["name"], run["status"], when(run.get("completed_at"))) for run in runs]
+    table("Would be archived" if dry_run else "Archived", ("name", "status", "ended"), rows)
+    if not dry_run:
+        say(
+            f"{len(runs)} runs are archived; {collected} blobs and rows that nothing named are gone"
+        )
+
+
+def age_s(text: str) -> int:
+    """`30d` in seconds. Raises Failure."""
+    parts = AGE.fullmatch(text)
+    if parts is None:
+        raise Failure(
+            "INVALID_OPTION",
+            f"--older-than holds {text!r}; write a whole number and s, m, h, d or w, like 30d",
+        )
+    return int(parts[1]) * SECONDS[parts[2]]
+
+
+def confirm(what: str, *, yes: bool, as_json: bool) -> None:
+    """Ask before something is gone for good. Raises Failure where nobody can be asked, and Abort when
+    the answer is no."""
+    if yes:
+        return
+    if as_json or not sys.stdin.isatty():
+        raise Failure("NOT_CONFIRMED", f"this would {what}, for good; say so with --yes")
+    click.confirm(f"{what[0].upper()}{what[1:]}, for good?", abort=True, err=True)

@@ -1,0 +1,165 @@
+"""`headrace up`, `down`, `status`, `worker`: the processes on this machine."""
+
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from producers.cli.command_tree import command
+from producers.cli.display.output import console, fields, print_json, say, table
+from producers.cli.errors import Failure
+from schemas.redact import redacted
+
+DOWN_S = 60.0
+
+
+@command(None, "up", example="headrace up --detach")
+@click.option(
+    "--detach",
+    is_flag=True,
+    help="Return once the server and its workers are ready; they go on. Exit 1 if one is not.",
+)
+def up(*, detach: bool, as_json: bool) -> None:
+    """Start the server, its workers and its database on this machine, and keep them alive.
+
+    State lives in HEADRACE_HOME; the server listens where HEADRACE_URL says. Ctrl-C, SIGTERM or
+    `headrace down` stop everything in order.
+    """
+    from infra.settings.settings import Settings
+
+    settings = Settings.load(os.environ)
+    started = time.monotonic()
+
+    def ready(pid: int) -> None:
+        took_s = time.monotonic() - started
+        if as_json:
+            document = {"url": redacted(settings.url), "home": str(settings.home), "pid": pid}
+            print_json({**document, "ready_s": round(took_s, 2)})
+            return
+        say(f"Headrace is ready at {redacted(settings.url)} (home {settings.home}, {took_s:.1f} s)")
+
+    if detach:
+        from producers.cli.launch import await_workers, launch
+
+        pid = launch(settings.home, os.environ, tied=False).pid
+        await_workers(settings.home)
+        ready(pid)
+        return
+    from infra.local.home import prepare
+    from infra.local.supervisor import supervise
+
+    prepare(settings.home)
+    _log(None if not as_json else settings.home / "logs" / "supervisor.log")
+    supervise(settings, os.environ, on_ready=lambda: ready(os.getpid()))
+
+
+def _log(file: Path | None) -> None:
+    """Where the supervisor's own words go: a file, or the terminal it runs in."""
+    logging.basicConfig(
+        filename=file, level=logging.INFO, format="%(asctime)s supervisor: %(message)s"
+    )
+
+
+@command(None, "down", example="headrace down")
+def down(*, as_json: bool) -> None:
+    """Stop the supervisor of HEADRACE_HOME and everything under it; waits until all of it is gone."""
+    from infra.local.home import owner
+    from infra.settings.settings import Settings
+
+    home = Settings.load(os.environ).home
+    pid = owner(home)
+    if pid is None:
+        raise Failure("NOT_RUNNING", f"nothing runs on {home}; `headrace up` starts it")
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + DOWN_S
+    while owner(home) == pid:
+        if time.monotonic() > deadline:
+            raise Failure("FAILED", f"pid {pid} does not stop; look into {home / 'logs'}")
+        time.sleep(0.05)
+    if as_json:
+        print_json({"stopped": pid, "home": str(home)})
+    else:
+        say(f"stopped (pid {pid}, home {home})")
+
+
+@command(None, "status", example="headrace status --json")
+def status(*, as_json: bool) -> None:
+    """What runs: processes, workers and their leases, waiting work, lag, runs by status."""
+    from dataclasses import asdict
+
+    from infra.local.home import read_state
+    from infra.settings.settings import Settings
+    from producers.cli.client import Client
+
+    state = read_state(Settings.load(os.environ).home)
+    with Client() as client:
+        answer = client.get("/status")
+    supervisor = asdict(state) if state and state.url == client.address.url else None
+    if as_json:
+        print_json({**answer, "url": redacted(client.address.url), "supervisor": supervisor})
+        return
+    fields(
+        "Headrace",
+        [
+            ("server", redacted(client.address.url)),
+            ("version", answer.get("version")),
+            ("home", answer.get("home")),
+            ("supervisor", f"pid {state.pid}" if supervisor and state else "not on this machine"),
+            ("horizon age", f"{answer.get('horizon_age_s') or 0:.1f} s"),
+            ("bus", _bus(answer.get("bus"))),
+            ("lag", _pairs(answer.get("lag"))),
+            ("runs", _pairs(answer.get("runs"))),
+            *(("waits for", wait["message"]) for wait in answer.get("waiting_for") or ()),
+        ],
+    )
+    if supervisor and state:
+        rows = [
+            (c.name, c.pid or "starting", c.restarts, c.note or "-", c.log) for c in state.children
+        ]
+        table("Processes", ("name", "pid", "restarts", "note", "log"), rows)
+    workers = [
+        (w.get("id"), w.get("host"), w.get("pid"), ", ".join(w.get("lanes") or ()))
+        for w in answer.get("workers") or ()
+    ]
+    table("Workers", ("id", "host", "pid", "lanes"), workers)
+    lanes = [
+        (lane, count.get("waiting"), count.get("claimed"))
+        for lane, count in (answer.get("effects") or {}).items()
+    ]
+    table("Effects", ("lane", "waiting", "claimed"), lanes)
+
+
+def _bus(bus: object) -> str:
+    if not isinstance(bus, dict) or bus.get("kind") != "kafka":
+        return "the event log"
+    if bus.get("seen_s") is None:
+        return "Kafka, never seen yet; events come from the log"
+    return f"Kafka, seen {bus['seen_s']:.0f} s ago, {bus.get('relay_behind')} events to publish"
+
+
+def _pairs(counts: object) -> str:
+    if not isinstance(counts, dict) or not counts:
+        return "none"
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+@command(None, "worker", example="headrace worker rollout grade --drain")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--drain", is_flag=True, help="Exit when nothing is left to do.")
+@click.option("--lanes", multiple=True, metavar="LANE", help="Take only these lanes.")
+def worker(*, names: tuple[str, ...], drain: bool, lanes: tuple[str, ...], as_json: bool) -> None:
+    """Run the named consumers only, in this process (the same as `python -m consumers`).
+
+    Needs HEADRACE_DATABASE_URL, and HEADRACE_BLOBS where blobs are not in HEADRACE_HOME.
+    """
+    chosen = ["--lanes", *lanes] if lanes else []
+    ends = ["--drain"] if drain else ["--forever"]
+    if not as_json:
+        console().print(f"consumers: {', '.join(names)}")
+    sys.stdout.flush()
+    program = [sys.executable, "-P", "-m", "consumers", *names, *ends, *chosen]
+    os.execv(sys.executable, program)  # noqa: S606 - the process becomes the worker: no shell

@@ -1,0 +1,117 @@
+"""`headrace train submit`: a TOML and a commit become a run."""
+
+from pathlib import Path
+
+import click
+
+from producers.cli.client import Client
+from producers.cli.command_tree import command
+from producers.cli.commands.train import train
+from producers.cli.config_files import needs_workspace, read_config
+from producers.cli.display.output import Document, fields, print_json, say, say_warnings, table
+from producers.cli.display.units import count, duration, size
+from producers.cli.repository import around, check_rollout, reads_working_trees, workspace_of
+
+
+@command(train, "submit", example="headrace train submit configs/training/grpo.toml --watch")
+@click.argument("config", metavar="CONFIG", type=click.Path(path_type=Path))
+@click.option("--watch", is_flag=True, help="Watch it until it ends; Ctrl-C leaves it running.")
+@click.option("--dry-run", is_flag=True, help="Show the resolved config, steps and estimates only.")
+@click.option("--from", "start", metavar="RUN@STEP", help="Go on from a checkpoint.")
+@click.option("--name", help="Default: made by the server.")
+@click.option("--workspace", help="Default: the repository around CONFIG.")
+def submit(
+    config: Path,
+    *,
+    watch: bool,
+    dry_run: bool,
+    start: str | None,
+    name: str | None,
+    workspace: str | None,
+    as_json: bool,
+) -> None:
+    """Submit a run.
+
+    The code that runs is a commit of the git repository around CONFIG. That repository is looked up
+    on the server by its path or its origin, and registered there when it is new.
+    """
+    document = read_config(config)
+    with Client() as client:
+        place = workspace or _place(client, config, document, quiet=as_json)
+        if dry_run:
+            _dry(
+                request(client, document, workspace=place, start=start, dry_run=True),
+                as_json=as_json,
+            )
+            return
+        answer = request(client, document, workspace=place, name=name, start=start)
+        run: Document = answer["run"]
+        if not as_json:
+            say_warnings(answer)
+            say(f"submitted {run['name']} ({run['id']})")
+        if watch:
+            from producers.cli.display.watch import watch_run
+
+            watch_run(client, str(run["id"]), str(run["name"]), as_json=as_json)
+            return
+    if as_json:
+        print_json({"run": run, "warnings": answer.get("warnings") or []})
+    else:
+        say(f"watch it with: headrace train watch {run['name']}")
+
+
+def _place(client: Client, config: Path, document: Document, *, quiet: bool) -> str | None:
+    """The workspace whose code the run needs, if it needs any."""
+    if not needs_workspace(document):
+        return None
+    repository = around(config)
+    if repository.changed and not quiet:
+        say(f"note: not committed, so not part of the run: {', '.join(repository.changed[:5])}")
+    if reads_working_trees(client):
+        check_rollout(repository, document)
+    return workspace_of(client, repository)
+
+
+def request(
+    client: Client,
+    config: Document,
+    *,
+    workspace: str | None = None,
+    name: str | None = None,
+    start: str | None = None,
+    dry_run: bool = False,
+) -> Document:
+    """Submit a run; returns the server's answer. Raises Failure."""
+    more = {"workspace": workspace, "name": name, "from": start, "dry_run": dry_run or None}
+    body = {"config": config} | {key: value for key, value in more.items() if value is not None}
+    return client.post("/runs", body)
+
+
+def _dry(answer: Document, *, as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (section, key, value)
+        for section, keys in answer["config"].items()
+        for key, value in (keys or {}).items()
+        if value is not None
+    ]
+    table("Resolved config", ("section", "key", "value"), rows)
+    say_warnings(answer)
+    estimates = _estimates(answer.get("estimates") or {})
+    fields("Estimates", [("steps", answer.get("total_steps")), *estimates])
+
+
+def _estimates(found: Document) -> list[tuple[str, object]]:
+    """The figures with their units."""
+    if found.get("parameters") is None:
+        return [("memory", "not known: the model does not say its size")]
+    shown: list[tuple[str, object]] = [
+        ("parameters", count(found["parameters"])),
+        ("memory", size(found.get("memory_bytes"))),
+    ]
+    if found.get("step_s") is not None:
+        shown.append(("a step", duration(found["step_s"])))
+        shown.append(("in all", duration(found["total_s"])))
+    return [*shown, ("assumes", found.get("assumes"))]

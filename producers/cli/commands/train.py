@@ -1,0 +1,289 @@
+"""`headrace train`: submit a run, look at it, control it. A run is named by its name or its id."""
+
+from pathlib import Path
+
+import click
+
+from producers.cli.client import Client, part
+from producers.cli.command_tree import command, group
+from producers.cli.display.output import (
+    Document,
+    fields,
+    one_line,
+    print_json,
+    printable,
+    say,
+    sparkline,
+    table,
+    when,
+)
+from producers.cli.display.units import run_status, run_step
+
+train = group("train", "Training runs: submit, watch, stop, samples, trace and more.")
+
+RUN = click.argument("run", metavar="RUN")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+
+
+@command(train, "list", example="headrace train list --status running")
+@click.option("--limit", default=50, show_default=True)
+@click.option("--offset", default=0)
+@click.option("--status", help="Only runs of this status.")
+@click.option("--search", help="Only runs whose name contains this.")
+@click.option("--archived", is_flag=True, help="Only runs that are archived.")
+def list_(
+    *,
+    limit: int,
+    offset: int,
+    status: str | None,
+    search: str | None,
+    archived: bool,
+    as_json: bool,
+) -> None:
+    """The runs of this server, newest first; archived ones with --archived."""
+    parameters = {
+        "limit": limit,
+        "offset": offset,
+        "status": status,
+        "search": search,
+        "archived": "true" if archived else None,
+    }
+    with Client() as client:
+        answer = client.get("/runs", parameters)
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (
+            r.get("name"),
+            run_status(r),
+            *(r.get(key) for key in ("algorithm", "model", "dataset")),
+            run_step(r),
+            r.get("reward"),
+            when(r.get("created_at")),
+        )
+        for r in answer["runs"]
+    ]
+    columns = ("name", "status", "algorithm", "model", "dataset", "step", "reward", "made")
+    table(f"Runs ({answer.get('total_count')})", columns, rows)
+
+
+@command(train, "info", example="headrace train info my-run")
+@RUN
+def info(run: str, *, as_json: bool) -> None:
+    """A run: where it stands, its curves, its checkpoints."""
+    with Client() as client:
+        answer = client.get(f"/runs/{part(run)}")
+    if as_json:
+        print_json(answer)
+        return
+    found: Document = answer["run"]
+    shown = found | {"status": run_status(found), "current_step": run_step(found)}
+    pairs = [(key, value) for key, value in shown.items() if key not in ("config", "name")]
+    waits = [("waits for", wait["message"]) for wait in answer.get("waiting_for") or ()]
+    fields(f"Run {found.get('name')}", [*pairs, *waits])
+    curves = []
+    for key, points in sorted(answer["metrics"].items()):
+        values = [float(point["value"]) for point in points]
+        if values:
+            curves.append((key, values[0], values[-1], sparkline(values)))
+    table("Metrics", ("key", "first", "last", "curve"), curves)
+    rows = [
+        (
+            c.get("ref"),
+            c.get("reward"),
+            str(c.get("adapter_sha256"))[:16],
+            when(c.get("created_at")),
+        )
+        for c in answer["checkpoints"]
+    ]
+    table("Checkpoints", ("ref", "reward", "weights sha256", "made"), rows)
+
+
+@command(train, "watch", example="headrace train watch my-run")
+@RUN
+def watch(run: str, *, as_json: bool) -> None:
+    """Watch a run until it ends; Ctrl-C ends the watching, not the run. With --json: its final info."""
+    from producers.cli.display.watch import watch_run
+
+    with Client() as client:
+        found: Document = client.get(f"/runs/{part(run)}")["run"]
+        watch_run(client, str(found["id"]), str(found["name"]), as_json=as_json)
+
+
+@command(train, "logs", example="headrace train logs my-run --limit 50")
+@RUN
+@click.option("--limit", default=200, show_default=True)
+def logs(run: str, *, limit: int, as_json: bool) -> None:
+    """What a run had to say, oldest first."""
+    with Client() as client:
+        answer = client.get(f"/runs/{part(run)}/logs", {"limit": limit})
+    if as_json:
+        print_json(answer)
+        return
+    for entry in answer["logs"]:
+        step = "" if entry.get("step") is None else f" step {entry['step']}"
+        say(f"{entry.get('timestamp')}  {entry.get('level')}{step}  {entry.get('message')}")
+
+
+def _control(run: str, verb: str, said: str, *, as_json: bool) -> None:
+    with Client() as client:
+        answer = client.post(f"/runs/{part(run)}/{verb}")
+    if as_json:
+        print_json(answer)
+    else:
+        say(said)
+
+
+@command(train, "stop", example="headrace train stop my-run")
+@RUN
+def stop(run: str, *, as_json: bool) -> None:
+    """Stop a run at its next step boundary, with a final checkpoint."""
+    said = f"{run} stops at its next step boundary, with a final checkpoint"
+    _control(run, "stop", said, as_json=as_json)
+
+
+@command(train, "pause", example="headrace train pause my-run")
+@RUN
+def pause(run: str, *, as_json: bool) -> None:
+    """Pause a run at its next step boundary; its workers are free for others."""
+    said = f"{run} pauses at its next step boundary; go on with: headrace train resume {run}"
+    _control(run, "pause", said, as_json=as_json)
+
+
+@command(train, "resume", example="headrace train resume my-run")
+@RUN
+def resume(run: str, *, as_json: bool) -> None:
+    """Let a paused run go on; it ends in the same bits as without the pause."""
+    _control(run, "resume", f"{run} goes on", as_json=as_json)
+
+
+@command(train, "samples", example="headrace train samples my-run --step 3")
+@RUN
+@click.option("--step", type=click.IntRange(0), help="Only samples of this step.")
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1))
+@click.option("--offset", default=0)
+def samples(run: str, *, step: int | None, limit: int, offset: int, as_json: bool) -> None:
+    """Prompts, answers and rewards. The ids are what `headrace train trace` takes."""
+    with Client() as client:
+        parameters = {"step": step, "limit": limit, "offset": offset}
+        answer = client.get(f"/runs/{part(run)}/samples", parameters)
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (
+            s.get("id"),
+            one_line(_prompt(s), limit=40),
+            one_line(str(s.get("text")), limit=40),
+            s.get("label"),
+            s.get("reward"),
+            _failure(s),
+        )
+        for s in answer["samples"]
+    ]
+    table(f"Samples of {run}", ("id", "prompt", "answer", "truth", "reward", "failure"), rows)
+
+
+def _prompt(sample: Document) -> str:
+    prompt = sample.get("prompt")
+    if isinstance(prompt, list):
+        return " | ".join(str(m.get("content")) for m in prompt if isinstance(m, dict))
+    return str(prompt)
+
+
+def _failure(sample: Document) -> str | None:
+    failure = sample.get("failure")
+    if isinstance(failure, dict):
+        return one_line(f"{failure.get('category')}: {failure.get('message')}")
+    return printable(str(failure)) if failure else None
+
+
+@command(train, "compare", example="headrace train compare grpo-a grpo-b --metric train/kl")
+@click.argument("runs", metavar="RUN RUN...", nargs=-1)
+@click.option("--metric", "metrics", multiple=True, help="Show this curve; can be given often.")
+@click.option(
+    "--rows", default=20, show_default=True, type=click.IntRange(2), help="Steps shown of a curve."
+)
+def compare(runs: tuple[str, ...], *, metrics: tuple[str, ...], rows: int, as_json: bool) -> None:
+    """Runs side by side: the settings that differ, what they took, their curves step by step."""
+    from producers.cli.commands.compare import compare_runs, show
+
+    found = compare_runs(runs)
+    if as_json:
+        print_json(found)
+        return
+    show(found, metrics=metrics, rows=rows)
+
+
+@command(train, "trace", example="headrace train trace my-run --sample SAMPLE_ID")
+@RUN
+@click.option("--sample", required=True, metavar="ID", help="From `headrace train samples`.")
+def trace(run: str, *, sample: str, as_json: bool) -> None:
+    """The eight hops of one sample: which file did what, and when."""
+    with Client() as client:
+        answer = client.get(f"/runs/{part(run)}/trace", {"sample": sample})
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (
+            h.get("hop"),
+            h.get("file"),
+            h.get("what"),
+            h.get("event"),
+            str(h.get("at") or "")[11:23] or None,
+            None if h.get("ms_since_previous") is None else f"+{h['ms_since_previous']:.0f} ms",
+        )
+        for h in answer["hops"]
+    ]
+    table(f"Sample {sample}", ("hop", "file", "what", "event", "at", "after"), rows)
+
+
+@command(train, "verify", example="headrace train verify my-run")
+@RUN
+def verify(run: str, *, as_json: bool) -> None:
+    """Rebuild every version and checkpoint of a run from its log and artifacts alone, and compare."""
+    from producers.cli.commands.verify import verify_run
+
+    verify_run(run, as_json=as_json)
+
+
+@command(train, "export", example="headrace train export my-run --to tensorboard --follow")
+@RUN
+@click.option("--to", "tracker", required=True, type=click.Choice(TRACKERS))
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=Path("curves"),
+    show_default=True,
+    help="Where TensorBoard's files and W&B's offline runs go.",
+)
+@click.option(
+    "--project", default="headrace", show_default=True, help="W&B project, MLflow experiment."
+)
+@click.option("--offline", is_flag=True, help="W&B only: write files for `wandb sync`.")
+@click.option("--uri", help="MLflow only: the tracking URI.")
+@click.option("--follow", is_flag=True, help="Go on until the run ends.")
+def export(
+    run: str,
+    *,
+    tracker: str,
+    directory: Path,
+    project: str,
+    offline: bool,
+    uri: str | None,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Write a run's curves to TensorBoard, W&B or MLflow (pip install 'headrace[export]')."""
+    from producers.cli.commands.export import export_run, opener
+
+    open_sink = opener(tracker, directory=directory, project=project, offline=offline, uri=uri)
+    with Client() as client:
+        made = export_run(client, run, open_sink, follow=follow)
+    if as_json:
+        print_json(made)
+        return
+    say(f"{made['steps']} steps: {made['place']}")

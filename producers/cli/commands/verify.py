@@ -1,0 +1,56 @@
+"""`headrace train verify`: is a run what its log says it is?"""
+
+import time
+
+from producers.cli.client import Client, part
+from producers.cli.display.output import Document, print_json, say, table
+from producers.cli.errors import Failure, Interrupted
+
+POLL_S = 0.3
+
+
+def verify_run(run: str, *, as_json: bool) -> None:
+    """Ask for a verification, wait for it, print it. Raises Failure when something disagrees,
+    Interrupted on SIGINT: the verification goes on."""
+    with Client() as client:
+        asked: Document = client.post(f"/runs/{part(run)}/verify")["verification"]
+        found = _wait(client, str(asked["id"]), run)
+    if found["status"] == "failed":
+        raise Failure("VERIFY_FAILED", f"{run} could not be verified: {found['error']}")
+    if as_json:
+        print_json({"verification": found})
+    else:
+        _show(run, found)
+    if found["status"] != "verified":
+        count = len(found["findings"])
+        raise Failure("DIFFERS", f"{run} is not what its log says: {count} finding(s)")
+
+
+def _wait(client: Client, identity: str, run: str) -> Document:
+    try:
+        while True:
+            found: Document = client.get(f"/verifications/{part(identity)}")["verification"]
+            if found["status"] != "running":
+                return found
+            time.sleep(POLL_S)
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            f"stopped waiting; the verification of {run} goes on", f"headrace train verify {run}"
+        ) from error
+
+
+def _show(run: str, found: Document) -> None:
+    if found["findings"]:
+        rows = [(f["kind"], f["what"], _bytes(f), f["message"]) for f in found["findings"]]
+        table(f"{run} differs from its log", ("kind", "what", "bytes", "message"), rows)
+        return
+    say(
+        f"{run}: {found['steps']} steps rebuilt from the log, {found['checkpoints']} checkpoints and "
+        f"{found['artifacts']} artifacts verified; last version {found['adapter_sha256']}"
+    )
+
+
+def _bytes(finding: Document) -> str | None:
+    if finding.get("first_byte") is None:
+        return None
+    return f"{finding['first_byte']}-{finding['last_byte']}"

@@ -1,0 +1,119 @@
+"""`headrace workspace`: the repositories that hold rollouts."""
+
+import os
+import time
+from pathlib import Path
+
+import click
+
+from producers.cli.client import Client, part
+from producers.cli.command_tree import command, group
+from producers.cli.display.output import Document, fields, print_json, say, table
+
+workspace = group("workspace", "Git repositories with rollouts: register, look into, scaffold.")
+
+SYNC_S = 20.0
+WAITING = ("pending", "syncing")
+
+
+@command(workspace, "add", example="headrace workspace add . --name sums")
+@click.argument("path_or_url", metavar="PATH_OR_URL")
+@click.option("--name", help="Default: the last part of the address.")
+def add(path_or_url: str, *, name: str | None, as_json: bool) -> None:
+    """Register a git repository and look into its rollouts.
+
+    A path is read by the server from its own disk; a URL is fetched by it.
+    """
+    local = Path(os.path.expanduser(path_or_url))  # noqa: PTH111 - a user without a home is no error
+    url = str(local.resolve()) if local.exists() else path_or_url
+    body = {"url": url} | ({"name": name} if name else {})
+    with Client() as client:
+        made: Document = client.post("/workspaces", body)
+        found = settled(client, made["workspace"])
+    if as_json:
+        print_json({"workspace": found})
+    else:
+        _show(found)
+
+
+def settled(client: Client, found: Document) -> Document:
+    """The workspace once its first look was had, or as it is after a while."""
+    deadline = time.monotonic() + SYNC_S
+    while found.get("status") in WAITING and time.monotonic() < deadline:
+        time.sleep(0.2)
+        found = client.get(f"/workspaces/{part(str(found['id']))}")["workspace"]
+    return found
+
+
+@command(workspace, "list", example="headrace workspace list")
+@click.option("--limit", default=50, show_default=True)
+@click.option("--offset", default=0)
+def list_(*, limit: int, offset: int, as_json: bool) -> None:
+    """The registered repositories."""
+    with Client() as client:
+        answer = client.get("/workspaces", {"limit": limit, "offset": offset})
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (w.get("name"), w.get("status"), str(w.get("commit_sha") or "")[:12], w.get("url"))
+        for w in answer["workspaces"]
+    ]
+    table("Workspaces", ("name", "status", "commit", "address"), rows)
+
+
+@command(workspace, "info", example="headrace workspace info sums")
+@click.argument("name", metavar="WORKSPACE")
+def info(name: str, *, as_json: bool) -> None:
+    """A repository: its commit, and what its entry points hold."""
+    with Client() as client:
+        answer = client.get(f"/workspaces/{part(name)}")
+    if as_json:
+        print_json(answer)
+    else:
+        _show(answer["workspace"])
+
+
+def _show(found: Document) -> None:
+    fields(
+        f"Workspace {found.get('name')}",
+        [(key, found.get(key)) for key in ("id", "url", "status", "commit_sha", "error")],
+    )
+    rows = [
+        (
+            _entrypoint(r),
+            r.get("workflow"),
+            r.get("grader"),
+            ", ".join(r.get("rewards") or ()) or None,
+            r.get("error"),
+        )
+        for r in found.get("rollouts") or ()
+    ]
+    if rows:
+        table("Rollouts", ("entry point", "workflow", "grader", "rewards", "error"), rows)
+
+
+def _entrypoint(rollout: Document) -> str:
+    place = rollout.get("entrypoint")
+    if isinstance(place, dict):
+        return f"rollouts/{place.get('rollout')}/{place.get('path')}"
+    return str(place or rollout.get("name"))
+
+
+@command(workspace, "init", example="headrace workspace init sums")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--seed", default=0, show_default=True, help="Seed of the data.")
+def init(directory: Path, *, seed: int, as_json: bool) -> None:
+    """Scaffold a workspace: a rollout, its configs and data, as a git repository with a first commit."""
+    from producers.cli.scaffold import scaffold
+
+    commit = scaffold(directory, seed=seed)
+    if as_json:
+        print_json({"directory": str(directory.resolve()), "commit_sha": commit})
+        return
+    say(f"made {directory} (commit {commit[:12]}); next:\n  cd {directory}")
+    say("  headrace up --detach")
+    for name in ("sft", "rl", "heldout"):
+        say(f"  headrace dataset upload data/{name}.jsonl --name arithmetic-{name}")
+    say("  headrace train submit configs/training/sft.toml --name arithmetic-sft --watch")
+    say("  headrace train submit configs/training/grpo.toml --name arithmetic-grpo --watch")

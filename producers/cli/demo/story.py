@@ -1,0 +1,171 @@
+"""The demo's story: data, demonstrations, a first measure, reinforcement learning, a second measure.
+
+Everything goes through the platform as it would for a user: a git repository, uploaded datasets, the
+TOMLs of the example, runs and evaluations over HTTP.
+"""
+
+import sys
+from pathlib import Path
+
+from producers.cli.client import Client, part
+from producers.cli.commands import evaluation, submit
+from producers.cli.commands.dataset import send
+from producers.cli.config_files import read_config
+from producers.cli.demo.chaos import Killer, killing
+from producers.cli.display import watch
+from producers.cli.display.output import Document, console, say
+from producers.cli.display.run_view import RunView
+from producers.cli.errors import Failure
+from producers.cli.repository import around, workspace_of
+from producers.cli.scaffold import commit, scaffold
+
+SFT, GRPO = "arithmetic-sft", "arithmetic-grpo"
+KILLED = "arithmetic-grpo-killed"
+DATASETS = {"sft": SFT, "rl": "arithmetic-rl", "heldout": "arithmetic-heldout"}
+STEPS_PER_EPOCH = 100
+
+RANDOM_PAY = '''"""A control experiment: pays at random, so that nothing can be learned."""
+
+import random
+
+from headrace import AgentWorkflow, Grader
+
+
+class Solve(AgentWorkflow):
+    async def run(self, ctx):
+        return [*ctx.prompt, await ctx.chat(ctx.prompt)]
+
+
+class Pay(Grader):
+    async def grade(self, ctx):
+        for name in ctx.samples:
+            ctx.set_sample_reward(name, float(random.random() < 0.5))
+'''
+
+
+class Story:
+    """Tells it once, against one platform."""
+
+    def __init__(
+        self, client: Client, workspace: Path, *, home: Path, quiet: bool, mark: str = ""
+    ) -> None:
+        """`mark` sets the names of this story apart, on a server that has heard it before."""
+        self._client = client
+        self._mark = mark
+        self._home = home
+        self._root = workspace
+        self._quiet = quiet
+        self._workspace = ""
+
+    def tell(self, *, seed: int, steps: int, random_pay: bool, chaos: bool = False) -> Document:
+        """The whole story; returns what it measured. `chaos`: the reinforcement learning once more,
+        under fire. Raises Failure when a run does not finish."""
+        self._prepare(seed, random_pay=random_pay)
+        sft = self._train(self._sft(seed), self._own(SFT))
+        before = self._measure(f"{self._own(SFT)}@last", "before", seed)
+        config = self._grpo(seed, steps, random_pay=random_pay)
+        grpo = self._train(config, self._own(GRPO))
+        after = self._measure(f"{self._own(GRPO)}@last", "after", seed)
+        info = self._client.get(f"/runs/{part(self._own(GRPO))}")
+        under_fire = {"chaos": self._again(config, seed, info)} if chaos else {}
+        return {
+            "held_out": {"before": before, "after": after},
+            "steps": grpo.step,
+            "sft_steps": sft.step,
+            "seed": seed,
+            "run": info["run"]["id"],
+            "checkpoints": info["checkpoints"],
+            **under_fire,
+        }
+
+    def _again(self, config: Document, seed: int, calm: Document) -> Document:
+        """The same run while its workers are killed; the hashes that both end in."""
+        name = self._own(KILLED)
+        made = self._submit(config, name)
+        killer = Killer(self._home, self._client, str(made["id"]), seed=seed, say=self._say)
+        with killing(killer):
+            self._watch(made, name)
+        killed = self._client.get(f"/runs/{part(name)}")
+        return {
+            "run": killed["run"]["id"],
+            "kills": len(killer.deaths),
+            "undisturbed_sha256": calm["checkpoints"][-1]["adapter_sha256"],
+            "killed_sha256": killed["checkpoints"][-1]["adapter_sha256"],
+        }
+
+    def _prepare(self, seed: int, *, random_pay: bool) -> None:
+        self._say("A workspace from the example, as a git repository; three datasets.")
+        scaffold(self._root, seed=seed)
+        if random_pay:
+            (self._root / "rollouts" / "arithmetic" / "random_pay.py").write_text(RANDOM_PAY)
+            commit(self._root, "Pay at random")
+        self._workspace = workspace_of(
+            self._client, around(self._root / "configs" / "training" / "grpo.toml")
+        )
+        for file, name in DATASETS.items():
+            path = self._root / "data" / f"{file}.jsonl"
+            send(self._client, path, self._own(name), quiet=True)
+
+    def _own(self, name: str) -> str:
+        return f"{name}-{self._mark}" if self._mark else name
+
+    def _sft(self, seed: int) -> Document:
+        config = read_config(self._root / "configs" / "training" / "sft.toml")
+        config["advanced"]["seed"] = seed
+        config["experiment"]["dataset"] = self._own(SFT)
+        return config
+
+    def _grpo(self, seed: int, steps: int, *, random_pay: bool) -> Document:
+        config = read_config(self._root / "configs" / "training" / "grpo.toml")
+        config["advanced"] |= {"seed": seed, "max_steps": steps}
+        config["advanced"]["validation_dataset"] = self._own(DATASETS["heldout"])
+        config["experiment"]["dataset"] = self._own(DATASETS["rl"])
+        config["experiment"]["model_path"] = f"{self._own(SFT)}@last"
+        config["training"]["total_epochs"] = -(-steps // STEPS_PER_EPOCH)
+        if random_pay:
+            config["experiment"]["entrypoint"] = "random_pay.py"
+        return config
+
+    def _train(self, config: Document, name: str) -> RunView:
+        return self._watch(self._submit(config, name), name)
+
+    def _submit(self, config: Document, name: str) -> Document:
+        algorithm = str(config["advanced"]["algorithm"]).upper()
+        self._say(f"{algorithm}: {config['experiment']['model_path']} -> {name}")
+        made: Document = submit.request(self._client, config, workspace=self._workspace, name=name)[
+            "run"
+        ]
+        return made
+
+    def _watch(self, made: Document, name: str) -> RunView:
+        view = watch.show(self._client, str(made["id"]), name, quiet=self._quiet)
+        watch.finish(view, name)
+        if view.status != "finished":
+            raise Failure("STOPPED", f"the run {name} was stopped at step {view.step}")
+        return view
+
+    def _measure(self, model: str, when: str, seed: int) -> dict[str, float]:
+        return {how: self._evaluate(how, model, when, seed) for how in ("greedy", "sampled")}
+
+    def _evaluate(self, how: str, model: str, when: str, seed: int) -> float:
+        config = read_config(self._root / "configs" / "eval" / f"{how}.toml")
+        config["experiment"] |= {"model_path": model, "dataset": self._own(DATASETS["heldout"])}
+        config["advanced"]["seed"] = seed
+        name = self._own(f"heldout-{when}-{how}")
+        answer = evaluation.request(self._client, config, workspace=self._workspace, name=name)
+        started = answer["eval"]
+        found = evaluation.watched(self._client, started, quiet=self._quiet)
+        if found["status"] != "finished" or found.get("reward") is None:
+            raise Failure(
+                "EVAL_FAILED", f"the evaluation {name} {found['status']}: {found['error']}"
+            )
+        self._say(f"Held-out reward {when}, {how}: {found['reward']:.3f}")
+        return float(found["reward"])
+
+    def _say(self, text: str) -> None:
+        if self._quiet:
+            return
+        if sys.stdout.isatty():
+            console().rule(text, align="left")
+        else:
+            say(text)

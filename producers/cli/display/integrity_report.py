@@ -1,0 +1,53 @@
+"""`headrace doctor --deep`: is everything that the log names there, and what it was?"""
+
+import asyncio
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from producers.cli.database import existing_database
+from producers.cli.display.output import print_json, say, table
+from producers.cli.errors import Failure
+
+if TYPE_CHECKING:
+    from infra.maintenance.integrity import Inspection
+
+MOST_SHOWN = 50
+
+
+def look_deep(*, as_json: bool) -> None:
+    """Inspect the installation of this machine's settings and print what was found. Raises Failure when
+    something is damaged."""
+    from infra.adapters import open_blobs
+    from infra.maintenance.integrity import inspect
+    from infra.settings.settings import Settings
+
+    settings = Settings.load(os.environ)
+
+    async def inspected(url: str) -> "Inspection":
+        async with open_blobs(settings) as store:
+            return await inspect(url, store, settings)
+
+    with existing_database(settings) as url:
+        found = asyncio.run(inspected(url))
+    if as_json:
+        print_json({"ok": not found.damages, **asdict(found)})
+    else:
+        _show(found)
+    if found.damages:
+        kinds = ", ".join(sorted({damage.kind for damage in found.damages}))
+        raise Failure(
+            "DAMAGED",
+            f"{len(found.damages)} damages ({kinds}); a backup that is older than they are has what "
+            "was lost (docs/runbook.md)",
+        )
+
+
+def _show(found: "Inspection") -> None:
+    say(
+        f"read: {found.events} events, {found.rows} small artifacts, {found.blobs} blobs, "
+        f"{found.manifests} manifests"
+    )
+    rows = [(d.kind, d.what, d.message) for d in found.damages[:MOST_SHOWN]]
+    if rows:
+        table("Damages", ("kind", "what", "message"), rows)

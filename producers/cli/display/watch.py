@@ -1,0 +1,152 @@
+"""Watching a run: a live panel on a terminal, one line per step in a pipe.
+
+A run does not need its watcher: SIGINT ends the watching only, and says how to come back.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from producers.cli.client import Client, part
+from producers.cli.display.output import Document, console, one_line, print_json, say, sparkline
+from producers.cli.display.run_view import TYPES, RunView
+from producers.cli.display.units import left
+from producers.cli.errors import Failure, Interrupted
+from producers.cli.event_stream import follow
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.panel import Panel
+
+BAR_WIDTH = 30
+
+
+def watch_run(client: Client, run: str, name: str, *, as_json: bool) -> None:
+    """Watch until the run ends; with `as_json` silently, then its info. Raises Failure when it did
+    not end well, Interrupted on SIGINT."""
+    try:
+        view = show(client, run, name, quiet=as_json)
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            f"stopped watching; the run {name} goes on", f"headrace train watch {name}"
+        ) from error
+    if as_json:
+        print_json(client.get(f"/runs/{part(run)}"))
+    finish(view, name)
+
+
+def show(client: Client, run: str, name: str, *, quiet: bool = False) -> RunView:
+    """Fold the run's events until its last one, drawing them; returns the final view."""
+    view = RunView()
+    if quiet:
+        for event in follow(client, run, types=TYPES):
+            view.fold(event)
+        return view
+    if not sys.stdout.isatty():
+        for event in follow(client, run, types=TYPES):
+            view.fold(event)
+            line(view, name, event)
+        return view
+    with _live() as live:
+        for event in follow(client, run, types=TYPES):
+            view.fold(event)
+            live.update(panel(view, name))
+    return view
+
+
+def finish(view: RunView, name: str) -> None:
+    """Raises Failure unless the run finished or was stopped by a user."""
+    if view.status in ("finished", "stopped"):
+        return
+    raise Failure(
+        "RUN_FAILED",
+        f"the run {name} {view.status}: {view.message}; look into it with "
+        f"`headrace train logs {name}` and `headrace train samples {name}`",
+    )
+
+
+@contextmanager
+def _live() -> Iterator["Live"]:
+    from rich.live import Live
+
+    with Live(console=console(), refresh_per_second=8, transient=False) as live:
+        yield live
+
+
+def line(view: RunView, name: str, event: Document) -> None:
+    """One event of a view as a line of a log, if it is worth one."""
+    kind = event.get("type")
+    if kind == "rl.step.settled" and view.step:
+        say(f"{name}: step {view.step}/{view.total_steps}{left(view.eta_s)}  {numbers(view)}")
+    elif kind == "rl.evaluation.settled" and view.validations:
+        step, reward = view.validations[-1]
+        say(f"{name}: held-out reward at step {step}: {reward:.3f}")
+    elif kind == "rl.checkpoint.settled":
+        say(f"{name}: checkpoint {name}@{view.checkpoints[-1]}")
+    elif kind == "rl.run.warned":
+        say(f"{name}: warning: {one_line(view.warnings[-1], limit=200)}")
+    elif kind in ("rl.run.started", "rl.run.paused", "rl.run.resumed") or view.ended:
+        say(f"{name}: {_standing(view)}" + (f": {view.message}" if view.message else ""))
+
+
+def _standing(view: RunView) -> str:
+    return view.status if view.status == view.phase else f"{view.status} ({view.phase})"
+
+
+def numbers(view: RunView) -> str:
+    """The last step in figures."""
+    shown = []
+    if view.rewards:
+        shown.append(f"reward {view.rewards[-1]:.3f}")
+    elif view.losses:
+        shown.append(f"loss {view.losses[-1]:.4f}")
+    if view.held_out_losses and view.held_out_losses[-1][0] == view.step:
+        shown.append(f"held-out loss {view.held_out_losses[-1][1]:.4f}")
+    if view.rates:
+        shown.append(f"{view.rates[-1]:,.0f} tokens/s")
+    return "  ".join(shown)
+
+
+def panel(view: RunView, name: str) -> "Panel":
+    """The view as a panel: where it stands, its curve, its checkpoints."""
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    done = view.step / view.total_steps if view.total_steps else 0.0
+    bar = "█" * round(done * BAR_WIDTH) + "░" * (BAR_WIDTH - round(done * BAR_WIDTH))
+    rows = [
+        ("phase", _standing(view)),
+        (
+            "step",
+            f"{bar} {view.step}/{view.total_steps or '?'}{left(view.eta_s)}   {numbers(view)}",
+        ),
+    ]
+    if view.rewards:
+        rows.append(
+            (
+                "reward",
+                f"{sparkline(view.rewards)} {min(view.rewards):.2f} … {max(view.rewards):.2f}",
+            )
+        )
+    elif view.losses:
+        rows.append(
+            ("loss", f"{sparkline(view.losses)} {view.losses[0]:.3f} → {view.losses[-1]:.3f}")
+        )
+    if view.validations:
+        held = "  ".join(f"{reward:.2f}@{step}" for step, reward in view.validations[-8:])
+        rows.append(("held out", held))
+    if view.held_out_losses:
+        held = "  ".join(f"{loss:.3f}@{step}" for step, loss in view.held_out_losses[-8:])
+        rows.append(("held-out loss", held))
+    if view.checkpoints:
+        rows.append(("checkpoints", ", ".join(f"@{step}" for step in view.checkpoints[-10:])))
+    if view.warnings:
+        rows.append(("warning", one_line(view.warnings[-1], limit=100)))
+    if view.message:
+        rows.append(("error", one_line(view.message, limit=200)))
+    for label, value in rows:
+        grid.add_row(Text(label, style="dim"), Text(value))
+    return Panel(grid, title=Text(name), title_align="left", expand=False)

@@ -1,0 +1,74 @@
+"""Following a run: its events as they happen, through lost connections and restarts of the server.
+
+The server sends server-sent events; the id of each is a cursor, so that a new connection goes on
+exactly where the last one broke.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+import httpx
+
+from producers.cli.client import Client, part
+from producers.cli.display.output import Document
+from producers.cli.errors import Failure
+
+ENDS = ("rl.run.finished", "rl.run.failed", "rl.run.stopped", "rl.run.rejected")
+"""The events after which a run has no others."""
+
+AWAY_S = 30.0
+"""How long the server may be away (a restart) before we say so."""
+PAUSE_S = 0.2
+
+
+def follow(
+    client: Client, run: str, *, after: str | None = None, types: Sequence[str] = ()
+) -> Iterator[Document]:
+    """The run's events (CloudEvents as JSON objects) until its last one. Raises Failure."""
+    path = f"/runs/{part(run)}/events"
+    if types:
+        path += "?types=" + ",".join(types)
+    cursor, since = after, time.monotonic()
+    while True:
+        try:
+            for identity, event in _connection(client, path, cursor):
+                cursor, since = identity or cursor, time.monotonic()
+                yield event
+                if event.get("type") in ENDS:
+                    return
+        except httpx.TransportError as error:
+            if time.monotonic() - since > AWAY_S:
+                raise client.unreachable() from error
+        except Failure as failure:
+            if failure.code not in ("UNAVAILABLE", "UNREACHABLE") or (
+                time.monotonic() - since > AWAY_S
+            ):
+                raise
+        time.sleep(PAUSE_S)
+
+
+def _connection(
+    client: Client, path: str, cursor: str | None
+) -> Iterator[tuple[str | None, Document]]:
+    headers = {"Accept": "text/event-stream"}
+    if cursor:
+        headers["Last-Event-ID"] = cursor
+    with client.stream(path, headers=headers) as answer:
+        yield from parse(answer.iter_lines())
+
+
+def parse(lines: Iterable[str]) -> Iterator[tuple[str | None, Document]]:
+    """Server-sent events -> (id, data as JSON)."""
+    identity: str | None = None
+    data: list[str] = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if line == "" and data:
+            yield identity, json.loads("\n".join(data))
+            data = []
+        elif name == "id":
+            identity = value
+        elif name == "data":
+            data.append(value)

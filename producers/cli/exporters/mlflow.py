@@ -1,0 +1,63 @@
+"""MLflow: a run of its own, tagged with ours, at a tracking server or any other tracking URI."""
+
+import os
+import re
+import time
+from collections.abc import Mapping
+
+from producers.cli.exporters.sink import Subject, flat, library, reported
+
+UNKNOWN = re.compile(r"[^\w\-./ ]")
+"""What MLflow does not take in the name of a metric."""
+LONGEST = 500
+"""Of a parameter's value."""
+RETRIES = "2"
+"""How often MLflow's client tries again; its own default keeps a user waiting for minutes."""
+STATUS = {"failed": "FAILED", "crashed": "FAILED", "killed": "KILLED"}
+
+
+class MLflow:
+    """An MLflow run. `uri` None: MLFLOW_TRACKING_URI, or MLflow's own default."""
+
+    def __init__(self, subject: Subject, *, experiment: str, uri: str | None) -> None:
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", RETRIES)
+        mlflow = library("mlflow")
+        self._entities = library("mlflow.entities")
+        self._hint = _hint(uri)
+        with reported("MLflow", self._hint):
+            self._client = mlflow.MlflowClient(uri)
+            found = self._client.get_experiment_by_name(experiment)
+            identity = found.experiment_id if found else self._client.create_experiment(experiment)
+            made = self._client.create_run(
+                identity, run_name=subject.name, tags={"headrace.run": subject.run}
+            )
+            self._run = made.info.run_id
+            for key, value in flat(subject.config):
+                self._client.log_param(self._run, key, value[:LONGEST])
+        self._experiment = identity
+
+    @property
+    def place(self) -> str:
+        return f"MLflow experiment {self._experiment}, run {self._run}"
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        metrics = [
+            self._entities.Metric(UNKNOWN.sub("_", key), value, now, step)
+            for key, value in values.items()
+        ]
+        with reported("MLflow", self._hint):
+            self._client.log_batch(self._run, metrics=metrics)
+
+    def close(self, status: str) -> None:
+        with reported("MLflow", self._hint):
+            self._client.set_terminated(self._run, STATUS.get(status, "FINISHED"))
+
+
+def _hint(uri: str | None) -> str:
+    named = uri or os.environ.get("MLFLOW_TRACKING_URI")
+    where = f"the tracking URI is {named}" if named else "no tracking URI is set"
+    return (
+        f"{where}: start a server with `mlflow server` and name it with --uri http://host:port or in "
+        "MLFLOW_TRACKING_URI (a sqlite:/// or postgresql:// store needs `pip install mlflow`)"
+    )

@@ -1,0 +1,31 @@
+"""TensorBoard: one directory per run, written anew by each export."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from producers.cli.exporters.sink import Subject, library
+
+OLD = "events.out.tfevents.*"
+
+
+class TensorBoard:
+    """Scalars in `directory`/NAME-ID."""
+
+    def __init__(self, subject: Subject, *, directory: Path) -> None:
+        writer = library("tensorboard.summary").Writer
+        self._path = directory / f"{subject.name}-{subject.run[:8]}"
+        for old in self._path.glob(OLD):
+            old.unlink()
+        self._writer = writer(str(self._path))
+
+    @property
+    def place(self) -> str:
+        return f"tensorboard --logdir {self._path.parent}"
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, step=step)
+        self._writer.flush()
+
+    def close(self, status: str) -> None:
+        self._writer.close()

@@ -1,0 +1,155 @@
+"""Pause, resume and stop: commands appended to a run's or an evaluation's stream, refused where they
+could mean nothing. What they lead to is decided by the stream's owner, at the next step boundary."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+from infra.ports.ports import Cursor, EventLog
+from producers.core.lookup import Lookup
+from schemas.errors import Conflict
+from schemas.events import (
+    EvaluationCompleted,
+    EvaluationStopRequested,
+    Event,
+    MessageDeadLettered,
+    MessageRedriven,
+    RunArchived,
+    RunFailed,
+    RunFinished,
+    RunPaused,
+    RunPauseRequested,
+    RunRejected,
+    RunResumed,
+    RunResumeRequested,
+    RunStopped,
+    RunStopRequested,
+)
+
+TELLING: tuple[type[Event], ...] = (
+    RunRejected,
+    RunPauseRequested,
+    RunPaused,
+    RunResumeRequested,
+    RunResumed,
+    RunStopRequested,
+    RunStopped,
+    RunFailed,
+    RunFinished,
+    RunArchived,
+)
+COMMANDS: dict[str, Callable[[str], Event]] = {
+    "stop": lambda run: RunStopRequested(run=run),
+    "pause": lambda run: RunPauseRequested(run=run),
+    "resume": lambda run: RunResumeRequested(run=run),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a run stands, as far as commands care."""
+
+    ended: str | None = None
+    paused: bool = False
+    pausing: bool = False
+    stopping: bool = False
+
+
+class Control:
+    """Appends commands."""
+
+    def __init__(self, log: EventLog, lookup: Lookup) -> None:
+        self._log = log
+        self._lookup = lookup
+
+    async def run(self, verb: str, ref: str, *, cause: UUID) -> tuple[str, Cursor]:
+        """Ask a run to `verb` (stop, pause, resume). Returns the run's id and the cursor of the
+        command; asking for what is under way appends nothing. Raises NotFound, Conflict."""
+        request = await self._lookup.run(ref)
+        standing = await self._standing(request.run)
+        if verb == "resume" and not standing.paused:
+            await self._refuse_held(request.run, request.run_name)
+        if not _wanted(verb, request.run_name, standing):
+            return request.run, Cursor()
+        [recorded] = await self._log.append([COMMANDS[verb](request.run)], cause=cause)
+        return request.run, recorded.cursor
+
+    async def stop_evaluation(self, ref: str, *, cause: UUID) -> tuple[str, Cursor]:
+        """Ask an evaluation to stop. Raises NotFound, Conflict."""
+        request = await self._lookup.evaluation(ref)
+        ended = await self._log.read(
+            request.evaluation, after=Cursor(), limit=1, types=[EvaluationCompleted.type]
+        )
+        for found in ended:
+            if isinstance(found.event, EvaluationCompleted):
+                status = found.event.status
+                raise Conflict(f"evaluation {request.eval_name} is already {status}")
+        stop = EvaluationStopRequested(evaluation=request.evaluation)
+        [recorded] = await self._log.append([stop], cause=cause)
+        return request.evaluation, recorded.cursor
+
+    async def _refuse_held(self, run: str, name: str) -> None:
+        """Raises Conflict when the run waits for a dead letter: nothing else can make it go on."""
+        types = [MessageDeadLettered.type, MessageRedriven.type]
+        held: dict[UUID, str] = {}
+        for recorded in await self._log.read(run, after=Cursor(), limit=10_000, types=types):
+            match recorded.event:
+                case MessageDeadLettered(pauses=True, cause=cause):
+                    held[recorded.id] = cause
+                case MessageRedriven(letter=letter):
+                    held.pop(letter, None)
+        for letter, cause in held.items():
+            raise Conflict(
+                f"run {name} is held by dead letter {letter} ({cause}); once the cause is gone: "
+                f"`headrace dlq redrive {letter}`"
+            )
+
+    async def _standing(self, run: str) -> Standing:
+        types = [kind.type for kind in TELLING]
+        standing, after = Standing(), Cursor()
+        while found := await self._log.read(run, after=after, limit=500, types=types):
+            for recorded in found:
+                standing = _fold(standing, recorded.event)
+            after = found[-1].cursor
+        return standing
+
+
+def _fold(standing: Standing, event: Event) -> Standing:
+    match event:
+        case RunPauseRequested():
+            return Standing(paused=standing.paused, pausing=True, stopping=standing.stopping)
+        case RunPaused():
+            return Standing(paused=True, stopping=standing.stopping)
+        case RunResumeRequested() | RunResumed():
+            return Standing(stopping=standing.stopping)
+        case RunStopRequested():
+            return Standing(paused=standing.paused, stopping=True)
+        case RunStopped():
+            return Standing(ended="stopped")
+        case RunFinished():
+            return Standing(ended="finished")
+        case RunFailed():
+            return Standing(ended="crashed" if event.kind == "crash" else "failed")
+        case RunRejected():
+            return Standing(ended="failed")
+        case RunArchived():
+            return Standing(ended="archived")
+        case _:
+            return standing
+
+
+def _wanted(verb: str, name: str, standing: Standing) -> bool:
+    """Whether the command changes anything. Raises Conflict when it is impossible."""
+    if standing.ended is not None:
+        raise Conflict(f"run {name} is already {standing.ended}")
+    if verb == "stop":
+        return not standing.stopping
+    if standing.stopping:
+        raise Conflict(f"run {name} is stopping; it cannot {verb} any more")
+    if verb == "pause":
+        if standing.paused:
+            raise Conflict(f"run {name} is already paused; `headrace train resume {name}`")
+        return not standing.pausing
+    if not standing.paused and not standing.pausing:
+        raise Conflict(f"run {name} is not paused")
+    return True

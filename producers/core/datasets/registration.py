@@ -1,0 +1,256 @@
+"""A dataset file on its way in: checked in a confined process, normalised, stored, registered.
+
+A dataset's id follows from its name, and so does the cause of its one event: a name means one content
+for ever, whoever uploads at the same time. `python -m producers.core.datasets.registration FILE KIND OUT
+MEMORY MAPPING` is the confined process: it reads the hostile file under limits and prints its report as
+JSON.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import resource
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from infra.ports.ports import EventLog, Recorded
+from infra.ports.services import Blobs
+from infra.postgres.names import Names
+from producers.core.datasets.rules import FORMATS, SHOWN_ISSUES, Report, check_file
+from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
+from schemas.events import DatasetDeleted, DatasetRegistered
+from schemas.ids import HEADRACE, DatasetId, dataset_stream, derive_id, short_id
+from schemas.sampling import ArtifactRef
+from schemas.specs import DatasetRef
+
+MAX_FILE_BYTES = 512 << 20
+MEMORY_BYTES = 1 << 30
+CPU_S = 300
+WALL_S = 600
+CHUNK_BYTES = 1 << 20
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A file that was read: what is wrong with it, or where its normalised form lies."""
+
+    report: Report
+    normalised: Path
+
+
+def dataset_id(name: str) -> DatasetId:
+    return DatasetId(short_id("dataset", name))
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidConfig when a dataset cannot be called so."""
+    if not NAME.fullmatch(name):
+        raise InvalidConfig(
+            f"{name!r} cannot name a dataset: use letters, digits, '.', '_' and '-', at most 128",
+            issues=(Issue("name", "must be letters, digits, '.', '_' and '-'"),),
+        )
+
+
+def file_kind(file_name: str) -> str:
+    """jsonl or csv, by the file's ending. Raises InvalidConfig for any other."""
+    suffix = Path(file_name).suffix.lower()
+    if suffix in FORMATS:
+        return FORMATS[suffix]
+    hint = "use .jsonl or .csv"
+    if suffix == ".parquet":
+        hint = "convert it to JSON Lines, as `headrace dataset upload` does"
+    message = f"{file_name}: {suffix or 'a file without an ending'} is not read here; {hint}"
+    raise InvalidConfig(message, issues=(Issue("file_name", message),))
+
+
+@asynccontextmanager
+async def received(body: AsyncIterator[bytes], directory: Path) -> AsyncIterator[Path]:
+    """The body in a temporary file below `directory`, gone after. Raises InvalidConfig when it is
+    larger than a dataset may be."""
+    await asyncio.to_thread(directory.mkdir, mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=directory)
+    size = 0
+    try:
+        with os.fdopen(handle, "wb") as file:
+            async for chunk in body:
+                size += len(chunk)
+                if size > MAX_FILE_BYTES:
+                    raise InvalidConfig(
+                        f"the file has more than {MAX_FILE_BYTES >> 20} MiB; split it",
+                        issues=(Issue("file", f"is larger than {MAX_FILE_BYTES >> 20} MiB"),),
+                    )
+                file.write(chunk)
+        yield Path(name)
+    finally:
+        await asyncio.to_thread(_forget, Path(name))
+
+
+async def check(
+    path: Path,
+    kind: str,
+    *,
+    memory_bytes: int = MEMORY_BYTES,
+    mapping: Mapping[str, str] | None = None,
+) -> Checked:
+    """Read a file in a confined process of its own. What it cannot read within its limits is a
+    problem of the file. `mapping`: the file's name of a column -> ours."""
+    out = path.with_suffix(".rows")
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "producers.core.datasets.registration",
+        str(path),
+        kind,
+        str(out),
+        str(memory_bytes),
+        json.dumps(dict(mapping or {})),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "LANG": "C.UTF-8"},
+    )
+    try:
+        async with asyncio.timeout(WALL_S):
+            printed, _ = await child.communicate()
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode != 0:
+        broken = Report()
+        broken.add("file", "could not be read within the limits on memory and time; simplify it")
+        return Checked(broken, out)
+    return Checked(_report(printed), out)
+
+
+async def register(
+    checked: Checked,
+    original: Path,
+    *,
+    name: str,
+    file_name: str,
+    log: EventLog,
+    blobs: Blobs,
+    names: Names,
+    mapping: Mapping[str, str] | None = None,
+) -> Recorded:
+    """Store both forms and append DatasetRegistered. The same content under the same name is the
+    same dataset. Raises InvalidConfig with the issues, Conflict for other content under a used name."""
+    if checked.report.issues:
+        raise refusal(file_name, checked.report)
+    identity = dataset_id(name)
+    content = await _stored(checked.normalised, blobs)
+    raw = await _stored(original, blobs)
+    event = DatasetRegistered(
+        dataset=DatasetRef(
+            dataset=identity, name=name, content=content, num_rows=checked.report.num_rows
+        ),
+        columns=checked.report.columns,
+        file_name=file_name,
+        file_size=raw.size,
+        original=raw,
+        mapping=dict(mapping or {}),
+        characters=checked.report.characters,
+    )
+    await names.take("dataset", name, identity)
+    [recorded] = await log.append([event], cause=await _cause(log, name))
+    registered = recorded.event
+    if isinstance(registered, DatasetRegistered) and registered.dataset.content != content:
+        raise Conflict(
+            f"dataset {name} exists with other content ({registered.dataset.num_rows} rows, sha256 "
+            f"{registered.dataset.content.sha256[:12]}); upload under another name, like {name}-2"
+        )
+    return recorded
+
+
+async def _cause(log: EventLog, name: str) -> UUID:
+    """The cause of a dataset's registration: another one after each deletion under the same name."""
+    stream = dataset_stream(dataset_id(name))
+    for recorded in (await log.load({stream: 0}))[stream]:
+        if isinstance(recorded.event, DatasetDeleted):
+            return derive_id(HEADRACE, f"dataset/{name}/{recorded.id}")
+    return derive_id(HEADRACE, f"dataset/{name}")
+
+
+async def find(log: EventLog, ref: str) -> DatasetRegistered:
+    """A registered dataset by name or id. Raises NotFound."""
+    return (await registration(log, ref))[1]
+
+
+async def registration(log: EventLog, ref: str) -> tuple[Recorded, DatasetRegistered]:
+    """The event that registered a dataset, by name or id. Raises NotFound."""
+    streams = [dataset_stream(dataset_id(ref)), dataset_stream(ref)]
+    loaded = await log.load(dict.fromkeys(streams, 0))
+    for stream in streams:
+        for recorded in loaded[stream]:
+            if isinstance(recorded.event, DatasetRegistered):
+                return recorded, recorded.event
+    raise NotFound(f"there is no dataset {ref!r}; `headrace dataset upload FILE --name {ref}`")
+
+
+def refusal(file_name: str, report: Report) -> InvalidConfig:
+    """The error that lists the first problems."""
+    first = report.issues[0]
+    message = f"{file_name} cannot be a dataset: {first.key} {first.message}"
+    return InvalidConfig(message, issues=tuple(report.issues[:SHOWN_ISSUES]))
+
+
+async def _stored(path: Path, blobs: Blobs) -> ArtifactRef:
+    sha256, size = await asyncio.to_thread(_digest, path)
+    uri = await blobs.put_file(f"datasets/{sha256}", path)
+    return ArtifactRef(uri=uri, sha256=sha256, size=size)
+
+
+def _forget(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.with_suffix(".rows").unlink(missing_ok=True)
+
+
+def _digest(path: Path) -> tuple[str, int]:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return digest.hexdigest(), size
+
+
+def _report(printed: bytes) -> Report:
+    said = json.loads(printed)
+    return Report(
+        num_rows=int(said["num_rows"]),
+        columns=tuple(said["columns"]),
+        issues=[Issue(key, message) for key, message in said["issues"]],
+        characters=str(said["characters"]),
+    )
+
+
+def main(path: str, kind: str, out: str, memory_bytes: str, mapping: str) -> int:
+    """The confined process."""
+    resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MAX_FILE_BYTES, 4 * MAX_FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+    with Path(out).open("wb") as file:
+        report = check_file(Path(path), kind, file.write, mapping=json.loads(mapping))
+    said = {
+        "num_rows": report.num_rows,
+        "columns": report.columns,
+        "issues": [(issue.key, issue.message) for issue in report.issues],
+        "characters": report.characters,
+    }
+    sys.stdout.write(json.dumps(said))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,374 @@
+"""The rules of a dataset file, and its normalised form: JSON Lines of `schemas.datasets.Row`.
+
+Two modes, chosen by the columns. *Prompt*: `user_prompt` and `ground_truth` (or `label`), optionally
+`system_prompt`; or `messages`, a whole conversation (`producers/core/datasets/messages.py`); other
+columns are allowed, not passed on, and named to the user. *Metadata* (a `metadata` column exists): every
+row carries a JSON object, the prompt columns are optional. One type per column, at least four rows. The
+file is hostile: it is read a bounded line at a time, and nothing in it is trusted.
+"""
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, NoReturn
+
+from producers.core.datasets.mapping import misfits, renamed
+from producers.core.datasets.messages import BadMessages, conversation
+from schemas.datasets import Row
+from schemas.errors import Issue
+from schemas.sampling import Message
+
+MAX_ROW_BYTES = 1 << 20
+MAX_ROWS = 5_000_000
+MAX_COLUMNS = 256
+MAX_DEPTH = 32
+MIN_ROWS = 4
+MAX_CHARACTERS = 512
+SHOWN_ISSUES = 5
+INT64 = 2**63
+
+FORMATS = {".jsonl": "jsonl", ".csv": "csv"}
+PROMPT_COLUMNS = ("user_prompt", "ground_truth")
+LABELS = ("ground_truth", "label")
+
+Values = Mapping[str, object]
+
+
+class BadRow(Exception):
+    """A row that cannot be read at all: where, and what about it."""
+
+    def __init__(self, where: str, message: str) -> None:
+        super().__init__(message)
+        self.issue = Issue(where, message)
+
+
+@dataclass
+class Report:
+    """What was found. `issues` holds the first five problems; none: the dataset is good. `characters`:
+    those of prompts and labels, sorted, the first 512."""
+
+    num_rows: int = 0
+    columns: tuple[str, ...] = ()
+    issues: list[Issue] = field(default_factory=list)
+    characters: str = ""
+
+    @property
+    def full(self) -> bool:
+        return len(self.issues) >= SHOWN_ISSUES
+
+    def add(self, where: str, message: str) -> None:
+        if not self.full:
+            self.issues.append(Issue(where, message))
+
+
+def check_file(
+    path: Path,
+    kind: str,
+    write: Callable[[bytes], object],
+    *,
+    mapping: Mapping[str, str] | None = None,
+) -> Report:
+    """Check a file of `kind` jsonl or csv; `write` gets each good row as a normalised line. `mapping`:
+    the file's name of a column -> ours."""
+    report, named = Report(), mapping or {}
+    rules = Rules(report, named)
+    try:
+        with path.open("rb") as file:
+            for line, values in READERS[kind](file):
+                if report.num_rows == 0:
+                    for misfit in misfits(tuple(values), named):
+                        report.add("file", misfit)
+                row = renamed(values, named)
+                if report.full or (report.issues and report.num_rows == 0):
+                    break
+                if not rules.accept(line, row, write):
+                    break
+    except BadRow as bad:
+        report.add(bad.issue.key, bad.issue.message)
+    if not report.issues:
+        rules.close()
+    return report
+
+
+class Rules:
+    """The rules that need more than one row."""
+
+    def __init__(self, report: Report, mapping: Mapping[str, str]) -> None:
+        self._report = report
+        self._sources = {target: source for source, target in mapping.items()}
+        self._characters: set[str] = set()
+        self._types: dict[str, tuple[str, int]] = {}
+        self._columns: tuple[str, ...] | None = None
+        self._label: str | None = None
+
+    def accept(self, line: int, values: Values, write: Callable[[bytes], object]) -> bool:
+        """Check a row and write it. False: the rest of the file cannot mean anything."""
+        if self._columns is None and not self._header(values):
+            return False
+        if self._report.num_rows >= MAX_ROWS:
+            self._report.add("file", f"has more than {MAX_ROWS} rows; split it")
+            return False
+        before = len(self._report.issues)
+        self._same_columns(line, values)
+        if len(self._report.issues) == before:
+            row = self._row(line, values)
+            if row is not None and len(self._report.issues) == before:
+                write(row.to_line())
+                self._characters.update(row.label or "", *(m.content for m in row.prompt))
+        self._report.num_rows += 1
+        return True
+
+    def close(self) -> None:
+        """The rules about the file as a whole."""
+        rows = self._report.num_rows
+        self._report.characters = "".join(sorted(self._characters)[:MAX_CHARACTERS])
+        if rows == 0:
+            self._report.add("file", "is empty; a dataset needs at least 4 rows")
+        elif rows < MIN_ROWS:
+            word = "row" if rows == 1 else "rows"
+            self._report.add("file", f"has {rows} {word}; a dataset needs at least {MIN_ROWS}")
+
+    def _at(self, line: int, path: str) -> str:
+        """A place in the file, with the file's own name of a column."""
+        name, dot, rest = path.partition(".")
+        if name not in self._sources:
+            return f"line {line}, column {path}"
+        return f"line {line}, column {self._sources[name]}{dot}{rest} (mapped to {name})"
+
+    def _header(self, values: Values) -> bool:
+        self._columns = tuple(values)
+        self._report.columns = self._columns
+        self._label = next((name for name in LABELS if name in values), None)
+        if len(values) > MAX_COLUMNS:
+            self._report.add("file", f"has {len(values)} columns; at most {MAX_COLUMNS} may be")
+            return False
+        if "messages" in values and {"user_prompt", "system_prompt"} & set(values):
+            self._report.add("file", "has messages and prompt columns; keep one of them")
+            return False
+        if "metadata" in values or "messages" in values:
+            return True
+        missing = [name for name in PROMPT_COLUMNS if name not in values]
+        if self._label is not None and "ground_truth" in missing:
+            missing.remove("ground_truth")
+        if missing:
+            found = ", ".join(values) or "none"
+            self._report.add(
+                "file", f"Missing required columns: {', '.join(missing)}; it has: {found}"
+            )
+        return not missing
+
+    def _same_columns(self, line: int, values: Values) -> None:
+        expected = self._columns or ()
+        for name in expected:
+            if name not in values:
+                self._report.add(self._at(line, name), "is missing")
+        for name in values:
+            if name not in expected:
+                self._report.add(
+                    self._at(line, name), "is not in the first row; use one set of columns"
+                )
+
+    def _row(self, line: int, values: Values) -> Row | None:
+        metadata: dict[str, object] = {}
+        if "metadata" in values:
+            found = self._metadata(line, values["metadata"])
+            if found is None:
+                return None
+            metadata = dict(found)
+        for name in values:
+            if name != "metadata":
+                self._one_type(line, name, values[name])
+        if "messages" in values:
+            return self._conversation(line, values, metadata)
+        prompt = []
+        for name, role in (("system_prompt", "system"), ("user_prompt", "user")):
+            text = self._text(line, name, values, optional=name == "system_prompt")
+            if text:
+                prompt.append(Message.model_validate({"role": role, "content": text}))
+        label = None
+        if self._label is not None:
+            label = self._scalar(line, self._label, values[self._label])
+        return Row(prompt=tuple(prompt), label=label, metadata=metadata)
+
+    def _conversation(self, line: int, values: Values, metadata: dict[str, object]) -> Row | None:
+        label = None
+        if self._label is not None:
+            label = self._scalar(line, self._label, values[self._label])
+        try:
+            prompt, said = conversation(values["messages"], labelled=self._label is not None)
+        except BadMessages as bad:
+            self._report.add(self._at(line, "messages"), str(bad))
+            return None
+        return Row(prompt=prompt, label=said or label, metadata=metadata)
+
+    def _text(self, line: int, name: str, values: Values, *, optional: bool) -> str | None:
+        if name not in values:
+            return None
+        value = values[name]
+        if value is None and optional:
+            return None
+        where = self._at(line, name)
+        if not isinstance(value, str):
+            self._report.add(where, f"must be a string, got {_shown(value)}")
+        elif not value.strip() and not optional:
+            self._report.add(where, "is empty")
+        else:
+            return value
+        return None
+
+    def _scalar(self, line: int, name: str, value: object) -> str | None:
+        where = self._at(line, name)
+        if isinstance(value, str):
+            if value == "":
+                self._report.add(where, "is empty")
+            return value
+        if isinstance(value, bool | int | float):
+            return json.dumps(value)
+        self._report.add(where, f"must be a string or a number, got {_shown(value)}")
+        return None
+
+    def _metadata(self, line: int, value: object) -> Mapping[str, object] | None:
+        where = self._at(line, "metadata")
+        if isinstance(value, str):
+            try:
+                value = loads(value)
+            except (ValueError, RecursionError):
+                self._report.add(where, f"is not a JSON object: {_shown(value)}")
+                return None
+        if not isinstance(value, dict) or not value:
+            self._report.add(where, f"must be an object with at least one key, got {_shown(value)}")
+            return None
+        before = len(self._report.issues)
+        self._paths(line, "metadata", value, depth=0)
+        return value if len(self._report.issues) == before else None
+
+    def _paths(self, line: int, path: str, value: object, *, depth: int) -> None:
+        """One type per key path over all rows; nothing empty, nothing too deep or too wide."""
+        where = self._at(line, path)
+        if depth > MAX_DEPTH:
+            self._report.add(where, f"is nested deeper than {MAX_DEPTH}")
+        elif isinstance(value, dict):
+            if not value:
+                self._report.add(where, "is an empty object")
+            for key, inner in value.items():
+                self._paths(line, f"{path}.{key}", inner, depth=depth + 1)
+        else:
+            self._one_type(line, path, value)
+
+    def _one_type(self, line: int, path: str, value: object) -> None:
+        where = self._at(line, path)
+        if isinstance(value, int) and not -INT64 <= value < INT64:
+            self._report.add(where, "does not fit in 64 bits")
+        kind = type_name(value)
+        if kind == "null":
+            return
+        first, at = self._types.setdefault(path, (kind, line))
+        if first != kind and len(self._types) <= MAX_COLUMNS * MAX_DEPTH:
+            self._report.add(where, f"is a {kind}; it is a {first} in line {at}")
+
+
+def type_name(value: object) -> str:
+    """The JSON type; whole and other numbers are one type."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "list" if isinstance(value, list) else "object"
+
+
+def bounded_lines(file: IO[bytes]) -> Iterator[tuple[int, str]]:
+    """(line number, text) of a UTF-8 file, never holding more than a row may have. Raises BadRow."""
+    number = 0
+    while data := file.readline(MAX_ROW_BYTES + 1):
+        number += 1
+        if len(data) > MAX_ROW_BYTES:
+            raise BadRow(
+                f"line {number}", f"is longer than {MAX_ROW_BYTES} bytes; a row may not be"
+            )
+        try:
+            text = data.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise BadRow(f"line {number}", f"is not UTF-8 at byte {error.start + 1}") from error
+        yield number, text
+
+
+def read_jsonl(file: IO[bytes]) -> Iterator[tuple[int, Values]]:
+    """Rows of a JSON Lines file; blank lines are skipped but counted. Raises BadRow."""
+    for number, text in bounded_lines(file):
+        if not text.strip():
+            continue
+        try:
+            value = loads(text)
+        except RecursionError as error:
+            raise BadRow(f"line {number}", "is nested too deep") from error
+        except ValueError as error:
+            raise BadRow(f"line {number}", f"is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise BadRow(f"line {number}", f"must be a JSON object, got {_shown(value)}")
+        yield number, value
+
+
+def read_csv(file: IO[bytes]) -> Iterator[tuple[int, Values]]:
+    """Rows of a CSV file with a header. Raises BadRow."""
+    csv.field_size_limit(MAX_ROW_BYTES)
+    rows = _csv_rows(text for _, text in bounded_lines(file))
+    header = next(rows, None)
+    if header is None:
+        return
+    names = header[1]
+    if len(set(names)) < len(names):
+        raise BadRow("line 1", "names a column twice")
+    for number, cells in rows:
+        if len(cells) != len(names):
+            raise BadRow(f"line {number}", f"has {len(cells)} cells; the header has {len(names)}")
+        yield number, dict(zip(names, cells, strict=True))
+
+
+def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(lines, strict=True)
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise BadRow(f"line {reader.line_num}", f"is not CSV: {error}") from error
+        if cells:
+            yield reader.line_num, cells
+
+
+READERS: Mapping[str, Callable[[IO[bytes]], Iterator[tuple[int, Values]]]] = {
+    "jsonl": read_jsonl,
+    "csv": read_csv,
+}
+
+
+def loads(text: str) -> object:
+    """JSON, without the constants that are none and without halves of characters (UTF-8 has no lone
+    surrogates). Raises ValueError, RecursionError."""
+
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is not JSON")
+
+    def number(digits: str) -> float:
+        value = float(digits)
+        if not math.isfinite(value):
+            raise ValueError(f"{digits} is too large")
+        return value
+
+    value: object = json.loads(text, parse_constant=refuse, parse_float=number)
+    if "\\u" in text:
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

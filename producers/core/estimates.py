@@ -1,0 +1,64 @@
+"""What a run will take, roughly, before it runs: for `train submit --dry-run`.
+
+Time is estimated only where no GPU is in sight, and says what it assumes. All figures are derived from
+the number of parameters (`producers/core/model_facts.py`); where that is unknown, there are none.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from schemas.config import RunConfig
+
+CPU_TRAIN_FLOPS = 120e9
+CPU_SAMPLE_FLOPS = 25e9
+"""What two ordinary cores reach: forward and backward over packed rows; decoding a token at a time."""
+
+FP32_BYTES = 4
+BASE_BYTES = {"float32": 4, "bfloat16": 2}
+LORA_SHARE = 0.02
+"""LoRA parameters per base parameter, at rank 16 on all linear layers of a small model."""
+LORA_RANK = 16
+
+RUNTIME_BYTES = 600 << 20
+"""A worker with torch loaded and no model."""
+
+
+def estimate(
+    config: RunConfig, parameters: int | None, *, steps: int, gpu: bool
+) -> Mapping[str, int | float | str | None]:
+    """Memory of a worker in bytes; seconds per step and in all on a CPU."""
+    if parameters is None:
+        return {"parameters": None, "memory_bytes": None}
+    advanced = config.advanced
+    share = 1.0 if advanced.tuning == "full" else LORA_SHARE * advanced.lora_rank / LORA_RANK
+    trained = int(parameters * share)
+    memory = RUNTIME_BYTES + BASE_BYTES[advanced.precision] * parameters + 4 * FP32_BYTES * trained
+    figures: dict[str, int | float | str | None] = {
+        "parameters": parameters,
+        "memory_bytes": memory,
+    }
+    if gpu:
+        return figures
+    step_s = _cpu_step_s(config, parameters)
+    return figures | {
+        "step_s": round(step_s, 3),
+        "total_s": round(steps * step_s, 1),
+        "assumes": "two CPU cores, answers half as long as allowed, user code not counted",
+    }
+
+
+def has_gpu() -> bool:
+    """Whether a GPU's device file is in sight."""
+    return Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists()
+
+
+def _cpu_step_s(config: RunConfig, count: int) -> float:
+    if config.advanced.algorithm == "sft":
+        tokens = config.advanced.batch_size * min(config.advanced.max_sequence_length, 256) / 2
+        return 6 * count * tokens / CPU_TRAIN_FLOPS
+    training = config.training
+    rows = training.rollout_batch_size * training.n_samples_per_prompt
+    answer = training.max_response_length / 2
+    prompt = min(training.max_prompt_length, 256) / 2
+    sampled = 2 * count * rows * answer / CPU_SAMPLE_FLOPS
+    return sampled + 6 * count * rows * (prompt + answer) / CPU_TRAIN_FLOPS

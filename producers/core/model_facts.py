@@ -1,0 +1,151 @@
+"""What can be known of a model without loading it: its size, its positions, what it can spell.
+
+A scratch shape says so itself, a directory and a hub id in their config.json; a checkpoint has the facts
+of the model that its run began with.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from producers.core.hub import hub_config, parsed
+from producers.core.lookup import Lookup
+from schemas.config import EvalConfig, RunConfig
+from schemas.errors import Issue, NotFound
+from schemas.events import DatasetRegistered
+from schemas.sampling import ModelRef
+from schemas.scratch_models import CHARACTERS, scratch_shape
+
+MAX_ANCESTORS = 64
+SHOWN_CHARACTERS = 8
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """None: not known. `context` is how many positions the model has; `characters` is what a character
+    vocabulary can spell (other tokenizers spell everything)."""
+
+    parameters: int | None = None
+    context: int | None = None
+    characters: str | None = None
+
+
+async def model_facts(model: ModelRef, lookup: Lookup) -> ModelFacts:
+    """The facts of a model. Raises InvalidConfig when it is on a hub that does not have it."""
+    try:
+        for _ in range(MAX_ANCESTORS):
+            if model.kind != "checkpoint":
+                break
+            model = (await lookup.run(model.name.rpartition("@")[0])).model
+    except NotFound:  # the run was removed, its checkpoint was not
+        return ModelFacts()
+    match model.kind:
+        case "scratch":
+            shape = scratch_shape(model.name)
+            return ModelFacts(shape.num_parameters, shape.context, CHARACTERS[shape.vocabulary])
+        case "directory":
+            return await asyncio.to_thread(_directory_facts, Path(model.name))
+        case "hub":
+            return facts_in(await hub_config(model.name))
+        case "checkpoint":
+            return ModelFacts()
+
+
+def _directory_facts(directory: Path) -> ModelFacts:
+    """Weights that lie there tell the size of any architecture."""
+    try:
+        config = parsed((directory / "config.json").read_bytes()) or {}
+        size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    except OSError:
+        return ModelFacts()
+    facts = facts_in(config)
+    wide = config.get("dtype", config.get("torch_dtype")) in (None, "float32")
+    return replace(facts, parameters=size // (4 if wide else 2)) if size else facts
+
+
+def facts_in(config: Mapping[str, Any]) -> ModelFacts:
+    """The facts in a config.json; those of the text model where it holds several."""
+    inner = config.get("text_config")
+    merged = {**config, **inner} if isinstance(inner, dict) else dict(config)
+    context = next((n for key in CONTEXT_KEYS if (n := _whole(merged, key))), None)
+    return ModelFacts(parameters=_parameters(merged), context=context)
+
+
+def _whole(config: Mapping[str, Any], *keys: str) -> int | None:
+    """The first of these keys that holds a whole number above 0."""
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def _parameters(config: Mapping[str, Any]) -> int | None:
+    """Parameters of a decoder with grouped-query attention and a gated MLP, per expert where it has
+    several; norms and biases are left out but for the two norms of a layer."""
+    hidden = _whole(config, "hidden_size", "n_embd")
+    layers = _whole(config, "num_hidden_layers", "n_layer")
+    vocabulary = _whole(config, "vocab_size")
+    heads = _whole(config, "num_attention_heads", "n_head")
+    if not (hidden and layers and vocabulary and heads):
+        return None
+    kv_heads = _whole(config, "num_key_value_heads") or heads
+    head_dim = _whole(config, "head_dim") or hidden // heads
+    experts = _whole(config, "num_experts", "num_local_experts", "n_routed_experts") or 1
+    wide = ("moe_intermediate_size",) if experts > 1 else ()
+    intermediate = _whole(config, *wide, "intermediate_size", "n_inner") or 4 * hidden
+    attention = 2 * hidden * head_dim * (heads + kv_heads)
+    layer = attention + 3 * hidden * intermediate * experts + 2 * hidden
+    tables = 1 if config.get("tie_word_embeddings", True) else 2
+    return tables * vocabulary * hidden + layers * layer + hidden
+
+
+def length_issues(config: RunConfig | EvalConfig, context: int | None) -> tuple[Issue, ...]:
+    """Lengths in the file that the model has no positions for. A length that the file does not name is
+    cut to what the model has."""
+    if context is None:
+        return ()
+    if isinstance(config, RunConfig) and config.advanced.algorithm == "sft":
+        longest = config.advanced.max_sequence_length
+        if "max_sequence_length" in config.advanced.model_fields_set and longest > context:
+            return (Issue("advanced.max_sequence_length", _beyond(longest, context)),)
+    section = "training" if isinstance(config, RunConfig) else "advanced"
+    values = config.training if isinstance(config, RunConfig) else config.advanced
+    prompt, answer = values.max_prompt_length, values.max_response_length
+    given = values.model_fields_set
+    issues = []
+    if "max_prompt_length" in given and prompt >= context:
+        issues.append(Issue(f"{section}.max_prompt_length", _beyond(prompt, context, room=1)))
+    if "max_response_length" in given and answer >= context:
+        issues.append(Issue(f"{section}.max_response_length", _beyond(answer, context, room=1)))
+    both = {"max_prompt_length", "max_response_length"} <= given
+    if not issues and both and prompt + answer > context:
+        together = f"{prompt} tokens of prompt and {answer} of answer are {prompt + answer}"
+        message = f"is too large: {together}; the model has {context} positions"
+        issues.append(Issue(f"{section}.max_response_length", message))
+    return tuple(issues)
+
+
+def _beyond(length: int, context: int, *, room: int = 0) -> str:
+    return f"must be at most {context - room}, got {length}: the model has {context} positions"
+
+
+def unknown_characters(facts: ModelFacts, *datasets: DatasetRegistered | None) -> tuple[str, ...]:
+    """A warning for each dataset that holds characters which a character vocabulary cannot spell."""
+    if facts.characters is None:
+        return ()
+    found = []
+    for dataset in (d for d in datasets if d is not None):
+        lacking = [c for c in dataset.characters if c not in facts.characters]
+        if lacking:
+            shown = " ".join(map(repr, lacking[:SHOWN_CHARACTERS]))
+            more = ", ..." if len(lacking) > SHOWN_CHARACTERS else ""
+            found.append(
+                f"the model's vocabulary has no symbol for {len(lacking)} characters of "
+                f"{dataset.dataset.name}, which it reads as <|unk|>: {shown}{more}; choose another "
+                "shape (`headrace models`) or a model with a tokenizer of its own"
+            )
+    return tuple(found)

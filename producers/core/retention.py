@@ -1,0 +1,234 @@
+"""Rename, delete, archive, restore: what becomes of runs and datasets after they were of use.
+
+Names are labels, so renaming touches no id. Deleting is refused while something needs what would go;
+it is named. Archiving moves the history of an ended run into one file and leaves its request and its
+checkpoints, so that everything that refers to them goes on (docs/retention.md).
+"""
+
+import logging
+from datetime import timedelta
+from uuid import UUID
+
+from infra.maintenance.archive import Archives, Moved
+from infra.ports.ports import Clock, Commit, CommitMiss, Cursor, EventLog, NewEvent, Recorded
+from infra.postgres.codec import edge_ids
+from infra.postgres.dependents import Holders
+from infra.postgres.names import Names
+from infra.readmodel.runs import RunJson
+from infra.readmodel.store import ReadModel
+from producers.core.datasets.registration import registration
+from producers.core.lookup import Lookup
+from producers.core.submit import NAME
+from schemas.errors import Conflict, HeadraceError, InvalidConfig, Issue, NotFound, TransientError
+from schemas.events import DatasetDeleted, RunArchived, RunDeleted, RunRenamed, RunRestored
+from schemas.ids import HEADRACE, derive_id, run_stream
+
+logger = logging.getLogger(__name__)
+
+ENDED = ("finished", "failed", "crashed", "stopped", "killed")
+EVERY_S = 3600.0
+"""How often runs that are old enough are looked for."""
+
+
+class Retention:
+    """All methods raise NotFound; those that remove raise Conflict and name what is in the way."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        names: Names,
+        *,
+        lookup: Lookup,
+        readmodel: ReadModel,
+        archives: Archives,
+        holders: Holders,
+    ) -> None:
+        self._log = log
+        self._names = names
+        self._lookup = lookup
+        self._tables = readmodel
+        self._archives = archives
+        self._holders = holders
+
+    async def rename(self, ref: str, name: str, *, cause: UUID) -> tuple[str, Cursor]:
+        """Give a run another name; the former one is free. Raises InvalidConfig, Conflict."""
+        if not NAME.fullmatch(name):
+            message = (
+                f"{name!r} cannot name a run: use letters, digits, '.', '_' and '-', at most 100"
+            )
+            raise InvalidConfig(message, issues=(Issue("name", message),))
+        found = await self._lookup.whole_run(ref)
+        if found.run_name == name:
+            return found.run, Cursor()
+        if await self._names.take("run", name, found.run) != found.run:
+            raise Conflict(f"there is a run called {name}; choose another name")
+        recorded = await self._renamed(RunRenamed(run=found.run, run_name=name), cause)
+        await self._names.release("run", found.run_name, found.run)
+        return found.run, recorded.cursor
+
+    async def delete(self, ref: str) -> tuple[str, Cursor]:
+        """Remove an ended run: its events, its checkpoints, its archive if it has one, its name."""
+        found = await self._lookup.run(ref)
+        await self._refuse_unless_ended(found.run, found.run_name)
+        what = f"run {found.run_name}"
+        if runs := await self._holders.runs_from(found.run):
+            raise _held(what, "began from its checkpoints", "delete them first", runs)
+        if evaluations := await self._holders.evaluations_of(found.run):
+            raise _held(what, "measure its checkpoints", "wait for them or stop them", evaluations)
+        cause = derive_id(HEADRACE, f"delete/{found.run}")
+        try:
+            cursor = await self._archives.remove(RunDeleted(run=found.run), cause=cause)
+        except Moved:
+            return found.run, Cursor()  # somebody else deleted it meanwhile
+        return found.run, cursor
+
+    async def archive(self, ref: str) -> tuple[str, Cursor]:
+        """Move an ended run's history into an archive; one that is archived already stays as it is.
+        Raises CorruptData, TransientError."""
+        found = await self._lookup.run(ref)
+        row = await self._refuse_unless_ended(found.run, found.run_name)
+        if row["archived_at"] is not None:
+            return found.run, Cursor()
+        packed = await self._archives.pack(found.run)
+        # After packing: what is told of the run now is what all packed events say.
+        await self._tables.caught_up(await self._log.head())
+        row = await self._refuse_unless_ended(found.run, found.run_name)
+        if row["archived_at"] is not None:
+            return found.run, Cursor()
+        notice = RunArchived(
+            run=found.run,
+            archive=packed.ref,
+            num_events=packed.num_events,
+            num_artifacts=packed.num_artifacts,
+            run_name=row["name"],
+            status=row["status"],
+            phase=row["phase"],
+            commit=row["commit_sha"],
+            current_step=row["current_step"],
+            total_steps=row["total_steps"],
+            reward=row["reward"],
+            error=row["error"],
+            started_at=row["started_at"],
+            completed_at=row["completed_at"],
+        )
+        cause = derive_id(HEADRACE, f"archive/{found.run}/{packed.ref.sha256}")
+        try:
+            cursor = await self._archives.remove(notice, cause=cause, num_events=packed.num_events)
+        except Moved as error:
+            if await self._notice(found.run) is None:
+                raise TransientError(
+                    f"run {found.run_name} got new events while it was archived; try again"
+                ) from error
+            return found.run, Cursor()  # somebody else archived it meanwhile
+        return found.run, cursor
+
+    async def restore(self, ref: str) -> tuple[str, Cursor]:
+        """Bring an archived run's history back. Raises CorruptData, TransientError."""
+        found = await self._lookup.run(ref)
+        notice = await self._notice(found.run)
+        if notice is None:
+            raise Conflict(f"run {found.run_name} is not archived; there is nothing to restore")
+        back = RunRestored(
+            run=found.run, archive_sha256=notice.archive.sha256, num_events=notice.num_events
+        )
+        cause = derive_id(HEADRACE, f"restore/{found.run}/{notice.archive.sha256}")
+        try:
+            cursor = await self._archives.restore(notice.archive, back, cause=cause)
+        except Moved:
+            return found.run, Cursor()  # somebody else restored it meanwhile
+        return found.run, cursor
+
+    async def delete_dataset(self, ref: str) -> tuple[str, Cursor]:
+        """Remove a dataset, or an upload that never became one."""
+        try:
+            recorded, event = await registration(self._log, ref)
+        except NotFound:
+            upload = await self._tables.registry.dataset(ref)
+            if upload is None or upload["status"] == "uploaded":
+                raise
+            await self._tables.uploads.forget(upload["id"])
+            return upload["id"], Cursor()
+        dataset, what = event.dataset.dataset, f"dataset {event.dataset.name}"
+        if runs := await self._holders.runs_on(dataset):
+            raise _held(what, "learn from it or are validated on it", "delete them first", runs)
+        if evaluations := await self._holders.evaluations_on(dataset):
+            raise _held(what, "measure on it", "wait for them or stop them", evaluations)
+        uris = sorted({event.dataset.content.uri, event.original.uri})
+        cause = derive_id(recorded.id, "delete")
+        try:
+            cursor = await self._archives.remove_dataset(
+                DatasetDeleted(dataset=dataset), uris, cause=cause
+            )
+        except Moved:
+            return dataset, Cursor()  # somebody else deleted it meanwhile
+        return dataset, cursor
+
+    async def archive_old(self, clock: Clock, *, older_than: timedelta) -> int:
+        """Archive what ended longer ago; returns how many runs. One that cannot be archived now is left,
+        and said."""
+        count = 0
+        for run in await self._tables.runs.ended_before(clock.now() - older_than):
+            try:
+                await self.archive(run["id"])
+                count += 1
+            except (HeadraceError, OSError) as error:
+                logger.warning("run %s is not archived: %s", run["name"], error)
+        return count
+
+    async def _renamed(self, event: RunRenamed, cause: UUID) -> Recorded:
+        """Append it unless the run is archived meanwhile: an archived run's stream gets no events."""
+        [identity] = edge_ids([event], cause)
+        while True:
+            stream = run_stream(event.run)
+            version = (await self._log.versions([stream]))[stream]
+            await self._lookup.whole_run(event.run)
+            new = NewEvent(
+                id=identity,
+                stream=stream,
+                version=version + 1,
+                event=event,
+                causation=cause,
+                correlation=cause,
+            )
+            try:
+                [recorded] = await self._log.commit(
+                    Commit(expected={stream: version}, events=(new,))
+                )
+            except CommitMiss:
+                continue
+            return recorded
+
+    async def _refuse_unless_ended(self, run: str, name: str) -> RunJson:
+        found = await self._tables.runs.get(run)
+        if found is None or found[0]["id"] != run:
+            raise TransientError(f"run {name} is not in the read model yet; try again")
+        row, _ = found
+        if row["status"] not in ENDED:
+            raise Conflict(
+                f"run {name} is {row['status']}; let it end first, or `headrace train stop {name}`"
+            )
+        return row
+
+    async def _notice(self, run: str) -> RunArchived | None:
+        types = [RunArchived.type]
+        for recorded in await self._log.read(run, after=Cursor(), limit=1, types=types):
+            if isinstance(recorded.event, RunArchived):
+                return recorded.event
+        return None
+
+
+async def retaining(retention: Retention, clock: Clock, *, days: int) -> None:
+    """Archive runs that ended longer ago than so many days, now and again, until cancelled."""
+    while True:
+        try:
+            count = await retention.archive_old(clock, older_than=timedelta(days=days))
+            if count:
+                logger.info("%d runs that ended more than %d days ago are archived", count, days)
+        except (HeadraceError, OSError) as error:
+            logger.warning("old runs are archived the next time: %s", error)
+        await clock.sleep(EVERY_S)
+
+
+def _held(what: str, why: str, hint: str, holders: list[str]) -> Conflict:
+    listed = ", ".join(holders)
+    return Conflict(f"{what} cannot be deleted, because these {why}: {listed}; {hint}")

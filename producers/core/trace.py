@@ -1,0 +1,169 @@
+"""The eight hops of one sample: what happened to it, where the code for it stands, and when.
+
+Read from the log alone: each hop is an event, and the events of a sample are found by its group, its
+step and its run.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from infra.ports.ports import Cursor, EventLog, Recorded
+from schemas.errors import InvalidConfig, NotFound
+from schemas.events import (
+    BatchAssembled,
+    CheckpointSaved,
+    Event,
+    GroupGenerated,
+    GroupGraded,
+    GroupsRequested,
+    PolicyUpdated,
+    RunRequested,
+    WorkspaceSynced,
+)
+from schemas.ids import (
+    GroupId,
+    GroupKey,
+    checkpoint_stream,
+    grade_stream,
+    group_stream,
+    parse_sample_id,
+    run_stream,
+)
+
+PAGE = 1000
+OF_THE_RUN = (RunRequested, GroupsRequested, BatchAssembled, PolicyUpdated)
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One of the eight; `ms_since_previous` is None for the first."""
+
+    hop: int
+    file: str
+    what: str
+    event: str
+    event_id: str
+    at: datetime
+    ms_since_previous: float | None
+
+
+async def trace(log: EventLog, run: RunRequested, sample: str) -> tuple[Hop, ...]:
+    """The hops of a sample that have happened. Raises InvalidConfig when `sample` is no sample id,
+    NotFound when the run never asked for it."""
+    try:
+        group, _ = parse_sample_id(sample)
+        key = GroupKey.parse(group)
+    except ValueError as error:
+        raise InvalidConfig(
+            f"{sample!r} is no sample; `headrace train samples {run.run_name}` shows their ids"
+        ) from error
+    if key.owner != run.run:
+        raise NotFound(f"sample {sample} is not of run {run.run_name}")
+    found = await _found(log, run, group, key)
+    if found[2] is None:
+        raise NotFound(f"run {run.run_name} never asked for sample {sample}")
+    return tuple(_hops(found))
+
+
+FILES = (
+    ("producers/core/submit.py", "the TOML was validated, the dataset pinned"),
+    ("consumers/sync/consumer.py", "the commit was fetched, a snapshot stored"),
+    ("consumers/run/consumer.py", "the group was requested, within the lag bound"),
+    ("consumers/rollout/consumer.py", "the policy answered, at a pinned version"),
+    ("consumers/grade.py", "the grader scored the group"),
+    ("consumers/run/consumer.py", "the groups of the step are settled: the batch is fixed"),
+    ("consumers/learn/consumer.py -> trainer", "one optimizer step was taken"),
+    ("consumers/checkpoint.py", "the manifest was written last"),
+)
+
+Found = Sequence[Recorded | None]
+
+
+def _hops(found: Found) -> Iterator[Hop]:
+    previous: datetime | None = None
+    for number, (recorded, (file, what)) in enumerate(zip(found, FILES, strict=True), 1):
+        if recorded is None:
+            continue
+        since = (recorded.time - previous).total_seconds() * 1000 if previous else None
+        yield Hop(
+            hop=number,
+            file=file,
+            what=what,
+            event=recorded.event.type,
+            event_id=str(recorded.id),
+            at=recorded.time,
+            ms_since_previous=None if since is None else round(since, 3),
+        )
+        previous = recorded.time
+
+
+async def _found(log: EventLog, run: RunRequested, group: GroupId, key: GroupKey) -> Found:
+    streams = [group_stream(group), grade_stream(group), checkpoint_stream(run.run)]
+    loaded = await log.load(dict.fromkeys(streams, 0))
+    generated, graded, checkpoints = (loaded[stream] for stream in streams)
+    requested: Recorded | None = None
+    begun = batch = updated = None
+    async for recorded in _events(log, run.run, OF_THE_RUN):
+        match recorded.event:
+            case RunRequested():
+                begun = begun or recorded
+            case GroupsRequested() if _asks(recorded.event, key):
+                requested = requested or recorded
+            case BatchAssembled(step=key.step):
+                batch = recorded
+            case PolicyUpdated(step=key.step):
+                updated = recorded
+            case _:
+                pass
+    used = batch is not None and _holds(batch.event, key)
+    saved = [r for r in checkpoints if isinstance(r.event, CheckpointSaved)]
+    after = [
+        r for r in saved if isinstance(r.event, CheckpointSaved) and r.event.spec.step >= key.step
+    ]
+    return (
+        begun,
+        await _synced(log, run),
+        requested,
+        _first(generated, GroupGenerated),
+        _first(graded, GroupGraded),
+        batch if used else None,
+        updated if used else None,
+        after[0] if used and after else None,
+    )
+
+
+async def _events(
+    log: EventLog, about: str, kinds: Sequence[type[Event]]
+) -> AsyncIterator[Recorded]:
+    after, types = Cursor(), [kind.type for kind in kinds]
+    while found := await log.read(about, after=after, limit=PAGE, types=types):
+        for recorded in found:
+            yield recorded
+        after = found[-1].cursor
+
+
+async def _synced(log: EventLog, run: RunRequested) -> Recorded | None:
+    if run.workspace is None:
+        return None
+    stream = run_stream(run.run)
+    async for recorded in _events(log, run.workspace, (WorkspaceSynced,)):
+        if isinstance(recorded.event, WorkspaceSynced) and recorded.event.requester == stream:
+            return recorded
+    return None
+
+
+def _asks(event: GroupsRequested, key: GroupKey) -> bool:
+    return (event.purpose, event.step) == (key.purpose, key.step) and any(
+        (slot.slot, slot.replacement) == (key.slot, key.replacement) for slot in event.slots
+    )
+
+
+def _holds(event: Event, key: GroupKey) -> bool:
+    return isinstance(event, BatchAssembled) and any(
+        (group.slot, group.replacement) == (key.slot, key.replacement) for group in event.groups
+    )
+
+
+def _first(recorded: Sequence[Recorded], kind: type[Event]) -> Recorded | None:
+    return next((found for found in recorded if isinstance(found.event, kind)), None)

@@ -1,0 +1,74 @@
+"""Verifications: a run is rebuilt from its log by whoever takes the lane `train`; here they are asked
+for and looked up, in the log itself."""
+
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+from infra.ports.ports import EventLog
+from producers.core.lookup import Lookup
+from schemas.errors import NotFound
+from schemas.events import VerificationCompleted, VerificationRequested
+from schemas.ids import short_id, verify_stream
+from schemas.specs import Finding
+
+Status = Literal["running", "verified", "differs", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Where a verification stands. `verified`: it ended, and nothing disagreed."""
+
+    id: str
+    run: str
+    status: Status
+    steps: int = 0
+    checkpoints: int = 0
+    artifacts: int = 0
+    adapter_sha256: str | None = None
+    findings: tuple[Finding, ...] = ()
+    error: str | None = None
+
+
+class Verifications:
+    """Asks for verifications and finds them again."""
+
+    def __init__(self, log: EventLog, lookup: Lookup) -> None:
+        self._log = log
+        self._lookup = lookup
+
+    async def request(self, ref: str, *, cause: UUID) -> Verification:
+        """Ask for a run to be verified; the same cause is the same verification. Raises NotFound,
+        Conflict when it is archived."""
+        run = (await self._lookup.whole_run(ref)).run
+        identity = short_id("verification", str(cause))
+        requested = VerificationRequested(verification=identity, run=run)
+        await self._log.append([requested], cause=cause)
+        return await self.find(identity)
+
+    async def find(self, identity: str) -> Verification:
+        """Raises NotFound."""
+        stream = verify_stream(identity)
+        events = [r.event for r in (await self._log.load({stream: 0}))[stream]]
+        for event in reversed(events):
+            match event:
+                case VerificationCompleted():
+                    return _ended(event)
+                case VerificationRequested(run=run):
+                    return Verification(identity, run, "running")
+        raise NotFound(f"there is no verification {identity!r}; `headrace train verify RUN` asks")
+
+
+def _ended(event: VerificationCompleted) -> Verification:
+    status: Status = "differs" if event.findings else "verified"
+    return Verification(
+        id=event.verification,
+        run=event.run,
+        status="failed" if event.error else status,
+        steps=event.steps,
+        checkpoints=event.checkpoints,
+        artifacts=event.artifacts,
+        adapter_sha256=event.adapter_sha256,
+        findings=event.findings,
+        error=event.error,
+    )

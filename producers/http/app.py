@@ -1,0 +1,103 @@
+"""The HTTP application: routes by resource, errors as problem documents, a guard before all."""
+
+import logging
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount
+
+from infra.postgres.errors import AWAY, DiskFull
+from producers.http.auth import Guard
+from producers.http.responses import away, problem, refused
+from producers.http.routes import (
+    checkpoints,
+    datasets,
+    evaluations,
+    events,
+    platform,
+    retention,
+    runs,
+    samples,
+    trace,
+    verifications,
+    workspaces,
+)
+from producers.http.routes import dead_letters as deadletters
+from producers.http.services import Services
+from producers.http.tracing import Traced
+from schemas.errors import CorruptData, Refused, TransientError
+
+logger = logging.getLogger(__name__)
+
+RESOURCES = (
+    platform,
+    runs,
+    events,
+    samples,
+    trace,
+    datasets,
+    workspaces,
+    evaluations,
+    checkpoints,
+    verifications,
+    deadletters,
+    retention,
+)
+
+
+def create_app(services: Services) -> Starlette:
+    """The application over these services."""
+    routes = [route for resource in RESOURCES for route in resource.ROUTES]
+    app = Starlette(
+        routes=[*platform.ROOT_ROUTES, Mount("/api/v1", routes=routes)],
+        middleware=[Middleware(Guard, settings=services.settings), Middleware(Traced)],
+        exception_handlers={
+            HTTPException: _http,
+            Refused: _refused,
+            TransientError: _transient,
+            CorruptData: _corrupt,
+            **dict.fromkeys(AWAY, _away),
+            Exception: _bug,
+        },
+    )
+    app.state.services = services
+    return app
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    if status == 404:
+        return problem(404, "NOT_FOUND", f"there is nothing at {request.url.path}")
+    if status == 405:
+        return problem(405, "METHOD", f"{request.method} is not for {request.url.path}")
+    return problem(status, "HTTP", str(error))
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    if not isinstance(error, Refused):
+        raise error
+    return refused(error)
+
+
+async def _transient(_: Request, error: Exception) -> Response:
+    return away(str(error))
+
+
+async def _away(request: Request, error: Exception) -> Response:
+    logger.warning("%s %s: %s", request.method, request.url.path, error, exc_info=error)
+    if isinstance(error, DiskFull):
+        return away(DiskFull.PLAIN)
+    return away("the database does not answer now; try again")
+
+
+async def _corrupt(_: Request, error: Exception) -> Response:
+    return problem(500, "CORRUPT", str(error))
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """Starlette has logged the trace by raising it again to the server."""
+    del error
+    return problem(500, "INTERNAL", f"{request.method} {request.url.path} failed; see the log")

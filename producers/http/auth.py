@@ -1,0 +1,61 @@
+"""Who may speak to the API: a known Host (against DNS rebinding), then the bearer token.
+
+A page in a browser of the same machine can reach 127.0.0.1 under a name of its own; it cannot choose
+the Host header. The token is compared in constant time.
+"""
+
+import hmac
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from infra.settings.settings import Settings
+from producers.http.responses import problem
+
+OPEN_PATHS = ("/healthz", "/readyz")
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+
+
+class Guard:
+    """ASGI middleware before everything else."""
+
+    def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
+        self._app = app
+        self._hosts = {*LOCAL_HOSTS, settings.host.lower()}
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if not self._known_host(headers.get("host", "")):
+            refusal = problem(
+                421,
+                "UNKNOWN_HOST",
+                "this server does not go by that Host; set HEADRACE_URL to the name it is reached by",
+            )
+        elif scope["path"] not in OPEN_PATHS and not self._has_token(headers):
+            refusal = problem(
+                401,
+                "UNAUTHORIZED",
+                "send `Authorization: Bearer TOKEN`; the token is in $HEADRACE_HOME/token",
+                headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
+            )
+        elif "\0" in scope["path"] or b"%00" in scope.get("query_string", b""):
+            refusal = problem(400, "VALIDATION", "a NUL character is no part of any name here")
+        else:
+            await self._app(scope, receive, send)
+            return
+        await refusal(scope, receive, send)
+
+    def _known_host(self, host: str) -> bool:
+        name, colon, port = host.lower().rpartition(":")
+        return (name if colon and port.isdigit() else host.lower()) in self._hosts
+
+    def _has_token(self, headers: Headers) -> bool:
+        token = self._settings.read_token()
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if not token or scheme.lower() != "bearer":
+            return False
+        return hmac.compare_digest(given.strip().encode(), token.encode())

@@ -1,0 +1,104 @@
+"""Bytes going out: artifacts and dataset files, streamed where they are large."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import islice
+from pathlib import Path
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+
+from producers.http.routes.runs import services
+from schemas.sampling import ArtifactRef
+
+WHOLE_BYTES = 4 << 20
+"""Up to here the bytes are read, verified and sent; larger files are streamed as they lie, and the
+client verifies the hash that it was told."""
+
+
+async def sent(request: Request, ref: ArtifactRef, file_name: str) -> Response:
+    """The bytes of `ref` as a download. Raises NotFound, CorruptData."""
+    disposition = f"attachment; filename*=utf-8''{quote(Path(file_name).name)}"
+    headers = {"Content-Disposition": disposition, "ETag": f'"{ref.sha256}"'}
+    kind = "application/octet-stream"
+    path = await services(request).blobs.file(ref.uri)
+    if path is not None and ref.size > WHOLE_BYTES:
+        return FileResponse(path, media_type=kind, headers=headers)
+    if ref.size > WHOLE_BYTES:
+        stream = await begun(services(request).blobs.chunks(ref.uri))
+        headers["Content-Length"] = str(ref.size)
+        return StreamingResponse(stream, media_type=kind, headers=headers)
+    data = await services(request).artifacts.get(ref)
+    return Response(data, media_type=kind, headers=headers)
+
+
+async def first_lines(request: Request, ref: ArtifactRef, count: int) -> list[bytes]:
+    """The first lines of a file, without reading all of it where it is large."""
+    path = await services(request).blobs.file(ref.uri)
+    if path is not None:
+        return await asyncio.to_thread(_head, path, count)
+    found: list[bytes] = []
+    async for line in _lines(request, ref):
+        found.append(line)
+        if len(found) >= count:
+            break
+    return found
+
+
+async def picked_lines(request: Request, ref: ArtifactRef, numbers: set[int]) -> dict[int, bytes]:
+    """Some lines of a file, by number from 0; nothing else of it stays in memory."""
+    path = await services(request).blobs.file(ref.uri)
+    if path is not None:
+        return await asyncio.to_thread(_picked, path, numbers)
+    found: dict[int, bytes] = {}
+    number, last = 0, max(numbers, default=-1)
+    async for line in _lines(request, ref):
+        if number in numbers:
+            found[number] = line
+        if number >= last:
+            break
+        number += 1
+    return found
+
+
+async def begun(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same stream, known to have a first piece: what is not there must be said before a good
+    status is."""
+    head = await anext(stream, b"")
+
+    async def whole() -> AsyncIterator[bytes]:
+        yield head
+        async for piece in stream:
+            yield piece
+
+    return whole()
+
+
+async def _lines(request: Request, ref: ArtifactRef) -> AsyncIterator[bytes]:
+    """The lines of a file, without their ends; a small one is verified."""
+    core = services(request)
+    if ref.size <= WHOLE_BYTES:
+        for line in (await core.artifacts.get(ref)).splitlines():
+            yield line
+        return
+    begin: list[bytes] = []
+    async for piece in core.blobs.chunks(ref.uri):
+        first, *more = piece.split(b"\n")
+        begin.append(first)
+        for line in more:
+            yield b"".join(begin)
+            begin = [line]
+    if any(begin):
+        yield b"".join(begin)
+
+
+def _picked(path: Path, numbers: set[int]) -> dict[int, bytes]:
+    with path.open("rb") as file:
+        last = islice(enumerate(file), max(numbers, default=-1) + 1)
+        return {number: line for number, line in last if number in numbers}
+
+
+def _head(path: Path, count: int) -> list[bytes]:
+    with path.open("rb") as file:
+        return [line for _, line in zip(range(count), file, strict=False)]

@@ -1,0 +1,154 @@
+"""Checkpoints: what they are made of, their files, and a chat with one.
+
+A chat is sampled by a device worker behind its gateway's internal door: the API holds no model.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import cast
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from infra.readmodel.platform import Door
+from producers.core.lookup import Checkpoint
+from producers.http.downloads import sent
+from producers.http.requests import Body, body_of
+from producers.http.responses import Answer
+from producers.http.routes.runs import services
+from schemas.errors import InvalidConfig, Issue, NotFound, TransientError
+from schemas.sampling import (
+    DrawKey,
+    Message,
+    PolicyRef,
+    SampleRequest,
+    SamplingParams,
+    Turn,
+)
+
+MESSAGES = TypeAdapter(tuple[Message, ...])
+CHAT_S = 300.0
+MAX_TOKENS = 8192
+
+
+async def show(request: Request) -> Response:
+    checkpoint = await _found(request)
+    files = checkpoint.files()
+    return Answer(
+        {
+            "checkpoint": {
+                "run": checkpoint.run.run,
+                "step": checkpoint.spec.step,
+                "ref": checkpoint.ref,
+                "reward": checkpoint.saved.reward,
+                "uri": checkpoint.saved.manifest.uri,
+                "manifest_sha256": checkpoint.saved.manifest.sha256,
+                "adapter_sha256": checkpoint.spec.state.weights_sha256,
+                "created_at": checkpoint.at,
+                "files": [
+                    {"name": name, "size": files[name].size, "sha256": files[name].sha256}
+                    for name in sorted(files)
+                ],
+                "manifest": await _manifest(request, checkpoint),
+            }
+        }
+    )
+
+
+async def _manifest(request: Request, checkpoint: Checkpoint) -> Mapping[str, object]:
+    data = await services(request).artifacts.get(checkpoint.saved.manifest)
+    return cast(Mapping[str, object], json.loads(data))
+
+
+async def file(request: Request) -> Response:
+    checkpoint, name = await _found(request), request.path_params["name"]
+    files = checkpoint.files()
+    if name not in files:
+        known = ", ".join(sorted(files))
+        raise NotFound(f"{checkpoint.ref} has no file {name!r}; it has: {known}")
+    return await sent(request, files[name], name)
+
+
+async def chat(request: Request) -> Response:
+    """One answer of the checkpoint's policy."""
+    body = await body_of(request, ("messages", "temperature", "max_tokens"))
+    checkpoint = await _found(request)
+    asked = SampleRequest(
+        model=checkpoint.model(),
+        policy=PolicyRef(version=0),
+        params=_params(body).model_copy(update={"date": checkpoint.run.today}),
+        key=DrawKey(purpose="chat", step=0, slot=0, replacement=0, sample=0),
+        messages=_messages(body),
+    )
+    doors = await services(request).readmodel.doors.open()
+    if not doors:
+        raise TransientError("no device worker is running; `headrace status` shows what runs")
+    turn = await _sampled(doors[0], asked)
+    prompt, completion = len(turn.prompt_ids), len(turn.completion_ids)
+    return Answer(
+        {
+            "message": {"role": "assistant", "content": turn.text},
+            "usage": {
+                "prompt_tokens": prompt,
+                "completion_tokens": completion,
+                "total_tokens": prompt + completion,
+            },
+            "finish_reason": turn.finish_reason,
+        }
+    )
+
+
+async def _sampled(door: Door, asked: SampleRequest) -> Turn:
+    """Ask a worker. Raises TransientError when it does not answer, InvalidConfig when it refuses."""
+    try:
+        async with httpx.AsyncClient(timeout=CHAT_S, trust_env=False) as client:
+            answer = await client.post(
+                door.url,
+                content=asked.model_dump_json(),
+                headers={
+                    "Authorization": f"Bearer {door.key}",
+                    "Content-Type": "application/json",
+                },
+            )
+    except httpx.TransportError as error:
+        raise TransientError(f"worker {door.worker} does not answer; try again") from error
+    if answer.is_success:
+        return Turn.model_validate_json(answer.content)
+    said = answer.text[:500]
+    if answer.status_code == 400:
+        raise InvalidConfig(f"the worker refused the chat: {said}")
+    raise TransientError(f"worker {door.worker} could not sample ({answer.status_code}): {said}")
+
+
+def _params(body: Body) -> SamplingParams:
+    most = body.number("max_tokens", default=256, least=1, most=MAX_TOKENS)
+    return SamplingParams(
+        temperature=body.number("temperature", default=0.0, least=0, most=2),
+        max_new_tokens=int(most),
+    )
+
+
+def _messages(body: Body) -> tuple[Message, ...]:
+    try:
+        messages = MESSAGES.validate_python(body.values.get("messages"))
+    except ValidationError as error:
+        message = "must be a list of {role: system | user | assistant | tool, content: text}"
+        issue = Issue("messages", message)
+        raise InvalidConfig(f"messages {message}", issues=(issue,)) from error
+    if not messages:
+        raise InvalidConfig("messages is empty", issues=(Issue("messages", "is empty"),))
+    return messages
+
+
+async def _found(request: Request) -> Checkpoint:
+    return await services(request).lookup.checkpoint(request.path_params["ref"])
+
+
+ROUTES = [
+    Route("/checkpoints/{ref}", show),
+    Route("/checkpoints/{ref}/files/{name:path}", file),
+    Route("/checkpoints/{ref}/chat", chat, methods=["POST"]),
+]

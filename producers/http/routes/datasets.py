@@ -1,0 +1,142 @@
+"""Datasets: announce, send the content, look at what came of it."""
+
+import json
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from infra.readmodel.registry import DatasetJson
+from producers.core.datasets import registration as datasets
+from producers.core.datasets.mapping import as_query, from_query, mapping_of, unread
+from producers.http.downloads import first_lines, sent
+from producers.http.requests import body_of
+from producers.http.responses import Answer, number, page_answer, page_of
+from producers.http.routes.runs import services
+from schemas.datasets import Row
+from schemas.errors import InvalidConfig, NotFound, TransientError
+from schemas.events import DatasetRegistered
+
+
+def shown(
+    dataset: DatasetJson, registered: DatasetRegistered | None = None
+) -> Mapping[str, object]:
+    """A dataset as JSON; with its event also how its columns were mapped."""
+    columns = json.loads(dataset["columns"] or "[]")
+    mapping = {"mapping": registered.mapping} if registered else {}
+    return {**dataset, "columns": columns, "unread_columns": unread(columns), **mapping}
+
+
+async def announce(request: Request) -> Response:
+    body = await body_of(request, ("name", "file_name", "mapping"))
+    mapping = mapping_of(body.values.get("mapping"))
+    name, file_name = body.text("name"), body.text("file_name")
+    datasets.check_name(name)
+    datasets.file_kind(file_name)
+    identity = datasets.dataset_id(name)
+    await services(request).readmodel.uploads.announce(identity, name, file_name)
+    pending = {"id": identity, "name": name, "status": "pending", "file_name": file_name}
+    upload = {"path": f"/api/v1/datasets/{identity}/content{as_query(mapping)}"}
+    return Answer({"dataset": pending, "upload": upload}, status_code=201)
+
+
+async def content(request: Request) -> Response:
+    """Receive, check, store, register."""
+    core, ref = services(request), request.path_params["ref"]
+    announced = await core.readmodel.uploads.find(ref)
+    if announced is None:
+        raise NotFound(f"no upload {ref} is announced; POST /api/v1/datasets first")
+    name, file_name = announced
+    mapping = from_query(request.query_params.get("mapping"))
+    async with datasets.received(request.stream(), core.settings.home / "uploads") as path:
+        await core.readmodel.uploads.mark(ref, "processing")
+        checked = await datasets.check(path, datasets.file_kind(file_name), mapping=mapping)
+        if checked.report.issues:
+            refusal = datasets.refusal(file_name, checked.report)
+            await core.readmodel.uploads.mark(ref, "error", refusal.message)
+            raise refusal
+        recorded = await datasets.register(
+            checked,
+            path,
+            name=name,
+            file_name=file_name,
+            log=core.log,
+            blobs=core.blobs,
+            names=core.readmodel.names,
+            mapping=mapping,
+        )
+    await core.readmodel.caught_up(recorded.cursor)
+    found = await core.readmodel.registry.dataset(ref)
+    if found is None or not isinstance(recorded.event, DatasetRegistered):
+        raise TransientError(f"dataset {name} is not in the read model yet; try again")
+    return Answer({"dataset": shown(found, recorded.event)})
+
+
+async def validate(request: Request) -> Response:
+    """Whether a file would be taken, without keeping it."""
+    file_name = request.query_params.get("file_name")
+    if not file_name:
+        raise InvalidConfig("name the file: ?file_name=data.jsonl")
+    kind = datasets.file_kind(file_name)
+    mapping = from_query(request.query_params.get("mapping"))
+    home = services(request).settings.home
+    async with datasets.received(request.stream(), home / "uploads") as path:
+        report = (await datasets.check(path, kind, mapping=mapping)).report
+    issues = [
+        {"key": issue.key, "message": issue.message, "did_you_mean": issue.did_you_mean}
+        for issue in report.issues
+    ]
+    return Answer(
+        {
+            "valid": not issues,
+            "num_rows": report.num_rows,
+            "columns": report.columns,
+            "unread_columns": unread(report.columns),
+            "issues": issues,
+        }
+    )
+
+
+async def listed(request: Request) -> Response:
+    page = page_of(request)
+    rows, total = await services(request).readmodel.registry.datasets(page)
+    return page_answer("datasets", [shown(row) for row in rows], total, page)
+
+
+async def show(request: Request) -> Response:
+    ref = request.path_params["ref"]
+    found = await services(request).readmodel.registry.dataset(ref)
+    if found is None:
+        await datasets.find(services(request).log, ref)
+        raise TransientError(f"dataset {ref} is not in the read model yet; try again")
+    registered = await _registered(request) if found["status"] == "uploaded" else None
+    return Answer({"dataset": shown(found, registered)})
+
+
+async def preview(request: Request) -> Response:
+    registered = await _registered(request)
+    count = number(request, "rows", default=5, least=1, most=100)
+    lines = await first_lines(request, registered.dataset.content, count)
+    rows = [Row.model_validate_json(line).model_dump(mode="json") for line in lines]
+    return Answer({"rows": rows, "columns": registered.columns})
+
+
+async def download(request: Request) -> Response:
+    registered = await _registered(request)
+    return await sent(request, registered.original, registered.file_name)
+
+
+async def _registered(request: Request) -> DatasetRegistered:
+    return await datasets.find(services(request).log, request.path_params["ref"])
+
+
+ROUTES = [
+    Route("/datasets", announce, methods=["POST"]),
+    Route("/datasets", listed),
+    Route("/datasets/validate", validate, methods=["POST"]),
+    Route("/datasets/{ref}", show),
+    Route("/datasets/{ref}/content", content, methods=["PUT"]),
+    Route("/datasets/{ref}/content", download),
+    Route("/datasets/{ref}/preview", preview),
+]

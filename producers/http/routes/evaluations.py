@@ -1,0 +1,85 @@
+"""Evaluations: submit, list, look, stop."""
+
+import json
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from infra.readmodel.registry import EvaluationJson
+from producers.http.requests import body_of, cause_of, idempotency_key
+from producers.http.responses import Answer, page_answer, page_of
+from producers.http.routes.runs import asked, log_page, services, warnings_of
+from producers.http.routes.samples import sample_page
+from schemas.errors import TransientError
+
+
+def shown(evaluation: EvaluationJson) -> Mapping[str, object]:
+    """An evaluation as JSON; `completed` of `total` rows are graded."""
+    values: dict[str, object] = dict(evaluation)
+    del values["dataset_ref"]
+    config = evaluation["config"]
+    return {
+        **values,
+        "metrics": json.loads(evaluation["metrics"]),
+        "config": json.loads(config) if config else None,
+    }
+
+
+async def submit(request: Request) -> Response:
+    body = await body_of(request, ("config", "workspace", "name"))
+    core = services(request)
+    recorded = await core.submitter.submit_eval(asked(body), key=idempotency_key(request))
+    await core.readmodel.caught_up(recorded.cursor)
+    found = await _found(request, recorded.event.run_id)
+    return Answer({"eval": shown(found), "warnings": warnings_of(recorded.event)}, status_code=201)
+
+
+async def listed(request: Request) -> Response:
+    page = page_of(request)
+    rows, total = await services(request).readmodel.evaluations.page(page)
+    return page_answer("evals", [shown(row) for row in rows], total, page)
+
+
+async def show(request: Request) -> Response:
+    return Answer({"eval": shown(await _found(request, request.path_params["ref"]))})
+
+
+async def logs(request: Request) -> Response:
+    found = await _found(request, request.path_params["ref"])
+    return await log_page(request, found["id"])
+
+
+async def samples(request: Request) -> Response:
+    found = await _found(request, request.path_params["ref"])
+    return await sample_page(request, found["id"], "evaluate", found["dataset_ref"])
+
+
+async def stop(request: Request) -> Response:
+    ref = request.path_params["ref"]
+    await body_of(request, ())
+    core = services(request)
+    evaluation, cursor = await core.control.stop_evaluation(
+        ref, cause=cause_of(request, f"control/stop-evaluation/{ref}")
+    )
+    await core.readmodel.caught_up(cursor)
+    return Answer({"eval": shown(await _found(request, evaluation))})
+
+
+async def _found(request: Request, ref: str) -> EvaluationJson:
+    found = await services(request).readmodel.evaluations.get(ref)
+    if found is None:
+        await services(request).lookup.evaluation(ref)
+        raise TransientError(f"evaluation {ref} is not in the read model yet; try again")
+    return found
+
+
+ROUTES = [
+    Route("/evals", submit, methods=["POST"]),
+    Route("/evals", listed),
+    Route("/evals/{ref}", show),
+    Route("/evals/{ref}/logs", logs),
+    Route("/evals/{ref}/samples", samples),
+    Route("/evals/{ref}/stop", stop, methods=["POST"]),
+]

@@ -1,0 +1,144 @@
+"""A run's events: as a page of CloudEvents, or as server-sent events that go on as they happen.
+
+The id of each server-sent event is a cursor, so `Last-Event-ID` continues exactly where a connection
+broke. A stream ends after the run's last event; a client that comes back then gets 204, which tells a
+browser to stop.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from infra.ports.ports import Cursor, Recorded
+from infra.postgres.history import as_of
+from producers.http.responses import Answer, number
+from producers.http.routes.runs import services
+from schemas.envelope import CloudEvent
+from schemas.errors import InvalidConfig, Issue
+from schemas.events import EVENT_TYPES
+
+BATCH = 200
+COMMENT_EVERY_S = 15.0
+"""How often a silent stream says that it is alive."""
+
+
+def cloud_event(recorded: Recorded) -> CloudEvent:
+    """An event as the API and the CLI speak it."""
+    event = recorded.event
+    return CloudEvent(
+        id=recorded.id,
+        type=event.type,
+        subject=recorded.stream,
+        time=recorded.time,
+        dataversion=event.version,
+        streamversion=recorded.version,
+        runid=event.run_id,
+        correlationid=recorded.correlation,
+        causationid=recorded.causation,
+        traceparent=recorded.traceparent,
+        cursor=str(recorded.cursor),
+        data=event.model_dump(mode="json"),
+    )
+
+
+async def events(request: Request) -> Response:
+    """JSON, or a stream when the client accepts `text/event-stream`."""
+    run = (await services(request).lookup.run(request.path_params["ref"])).run
+    types = _types(request)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return await _stream(request, run, types)
+    after = _cursor(request.query_params.get("after"))
+    limit = number(request, "limit", default=100, least=1, most=1000)
+    found = await services(request).log.read(run, after=after, limit=limit, types=types)
+    following = str(found[-1].cursor if found else after)
+    shown = [cloud_event(recorded).model_dump(mode="json") for recorded in found]
+    return Answer({"events": shown, "next": following})
+
+
+async def _stream(request: Request, run: str, types: Sequence[str] | None) -> Response:
+    given = request.headers.get("last-event-id") or request.query_params.get("after")
+    after = _cursor(given)
+    log = services(request).log
+    if not await log.reaches(after):
+        after = Cursor()  # the database went back: what was read there is not so any more
+    first = await log.read(run, after=after, limit=BATCH, types=types)
+    if not first and given and await _over(request, run):
+        return Response(status_code=204)
+    return StreamingResponse(
+        _follow(request, run, first, after, types),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+async def _follow(
+    request: Request,
+    run: str,
+    found: Sequence[Recorded],
+    after: Cursor,
+    types: Sequence[str] | None,
+) -> AsyncIterator[str]:
+    core, silent_s, over = services(request), 0.0, False
+    turn = core.log.turns
+    yield ": headrace\n\n"
+    while True:
+        for recorded in found:
+            yield _sent(recorded)
+        if found:
+            after, silent_s = found[-1].cursor, 0.0
+        elif over:
+            return
+        else:
+            # What came between the read above and this look is read once more before the end.
+            over = await _over(request, run)
+            await asyncio.sleep(0 if over else core.slow_poll_s)
+            silent_s += core.slow_poll_s
+        if silent_s >= COMMENT_EVERY_S:
+            yield ": still here\n\n"
+            silent_s = 0.0
+        if turn != core.log.turns:
+            turn, after = core.log.turns, Cursor()  # whoever reads sees it all again, as it is now
+        with as_of(turn):
+            found = await core.log.read(run, after=after, limit=BATCH, types=types)
+
+
+def _sent(recorded: Recorded) -> str:
+    data = json.dumps(cloud_event(recorded).model_dump(mode="json"), separators=(",", ":"))
+    return f"id: {recorded.cursor}\nevent: {recorded.event.type}\ndata: {data}\n\n"
+
+
+async def _over(request: Request, run: str) -> bool:
+    """Whether the run has ended: its last event closed its gate."""
+    closing = [kind for kind, event in EVENT_TYPES.items() if event.gate == "closed"]
+    log = services(request).log
+    found = await log.read(run, after=Cursor(), limit=10, types=closing)
+    return any(recorded.event.stream == f"run-{run}" for recorded in found)
+
+
+def _cursor(text: str | None) -> Cursor:
+    if not text:
+        return Cursor()
+    try:
+        return Cursor.parse(text)
+    except ValueError as error:
+        message = f"{text[:40]!r} is not a cursor that this API gave out"
+        raise InvalidConfig(message, issues=(Issue("after", message),)) from error
+
+
+def _types(request: Request) -> list[str] | None:
+    given = request.query_params.get("types")
+    if not given:
+        return None
+    types = given.split(",")
+    unknown = [kind for kind in types if kind not in EVENT_TYPES]
+    if unknown:
+        message = f"{unknown[0]} is no type of event; docs/events.md lists them"
+        raise InvalidConfig(message, issues=(Issue("types", message),))
+    return types
+
+
+ROUTES = [Route("/runs/{ref}/events", events)]

@@ -1,0 +1,152 @@
+"""The platform itself: is it alive, is it ready, what runs, what waits, which models there are."""
+
+import os
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from infra.readmodel.wait_reasons import holder_said
+from infra.telemetry import prometheus
+from producers.http.responses import Answer
+from producers.http.routes.runs import services, waiting_for
+from schemas.scratch_models import SHAPES
+
+Samples = Mapping[str, float]
+
+
+async def healthz(_: Request) -> Response:
+    return Answer({"status": "ok"})
+
+
+async def readyz(request: Request) -> Response:
+    """Ready once the database answers; otherwise 503, like everything else."""
+    await services(request).readmodel.platform.alive()
+    return Answer({"status": "ready"})
+
+
+async def status(request: Request) -> Response:
+    core = services(request)
+    platform = core.readmodel.platform
+    return Answer(
+        {
+            "version": own_version(),
+            "home": str(core.settings.home),
+            "workers": await platform.workers(),
+            "effects": await platform.effects(),
+            "lag": await platform.lag(),
+            "bus": await platform.bus(_bus_kind(request)),
+            "horizon_age_s": round(await platform.horizon_age_s(), 3),
+            "horizon_holders": [holder_said(h) for h in await core.readmodel.waits.holders()],
+            "waiting_for": await waiting_for(request, None),
+            "runs": await platform.run_counts(),
+        }
+    )
+
+
+def _bus_kind(request: Request) -> str:
+    return "kafka" if services(request).settings.kafka else "log"
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus text."""
+    platform = services(request).readmodel.platform
+    effects = await platform.effects()
+    lanes = {
+        f'lane="{lane}",state="{state}"': float(count)
+        for lane, counts in effects.items()
+        for state, count in (("waiting", counts["waiting"]), ("claimed", counts["claimed"]))
+    }
+    lag = {f'consumer="{name}"': float(n) for name, n in (await platform.lag()).items()}
+    bus = await platform.bus(_bus_kind(request))
+    runs = {f'status="{name}"': float(n) for name, n in (await platform.run_counts()).items()}
+    steps = {f'run="{run}",key="{key}"': value for run, key, value in await platform.step_metrics()}
+    text = prometheus(
+        {
+            "headrace_workers": ("live workers", {"": float(len(await platform.workers()))}),
+            "headrace_effects": ("effects per lane", lanes),
+            "headrace_oldest_waiting_seconds": (
+                "age of the oldest due effect that nobody holds",
+                {"": await platform.oldest_waiting_s()},
+            ),
+            "headrace_lag_events": ("events above a consumer's watermark", lag),
+            "headrace_relay_lag_events": (
+                "events that the relay has not published to Kafka",
+                {"": float(bus["relay_behind"])} if bus["kind"] == "kafka" else {},
+            ),
+            "headrace_kafka_lag_records": (
+                "records that a consumer group has not acknowledged",
+                {f'consumers="{name}"': float(n) for name, n in bus["lag"].items()},
+            ),
+            "headrace_kafka_seen_seconds": (
+                "since when the relay has not seen Kafka well",
+                {"": bus["seen_s"]} if bus["seen_s"] is not None else {},
+            ),
+            "headrace_bus_skipped": (
+                "records that no consumer could use",
+                {f'reason="{reason}"': float(n) for reason, n in bus["skipped"].items()},
+            ),
+            "headrace_horizon_age_seconds": (
+                "how long the oldest transaction holds the log's horizon",
+                {"": await platform.horizon_age_s()},
+            ),
+            "headrace_runs": ("runs per status", runs),
+            "headrace_tokens_per_second": (
+                "generated tokens that a running run trains on, over its last steps",
+                {f'run="{name}"': rate for name, rate in (await platform.tokens_per_s()).items()},
+            ),
+            "headrace_last_step": ("metrics of the last step of running runs", steps),
+            "headrace_dead_letters": (
+                "messages that no consumer could decide on and nobody has driven again",
+                {"": float(await services(request).readmodel.letters.waiting())},
+            ),
+        }
+    )
+    return Response(text, media_type="text/plain; version=0.0.4")
+
+
+async def models(_: Request) -> Response:
+    shapes = [
+        {
+            "name": shape.model_path,
+            "kind": "scratch",
+            "parameters": shape.num_parameters,
+            "context": shape.context,
+            "vocabulary": shape.vocabulary_size,
+        }
+        for shape in SHAPES
+    ]
+    return Answer({"models": [*shapes, *_cached_models()]})
+
+
+def _cached_models() -> Iterator[Mapping[str, object]]:
+    """Models in the Hugging Face cache of the user who runs the server."""
+    home = os.environ.get("HF_HOME") or _in_home(".cache/huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub")
+    for found in sorted(cache.glob("models--*--*")) if cache.is_dir() else ():
+        name = found.name.removeprefix("models--").replace("--", "/")
+        yield {"name": name, "kind": "hub", "parameters": None}
+
+
+def _in_home(path: str) -> str:
+    """A path in the home of this process's user, who need not have one."""
+    return os.path.expanduser(f"~/{path}")  # noqa: PTH111 - the other raises without a home
+
+
+def own_version() -> str:
+    """Headrace's version; a source tree that is not installed has none."""
+    try:
+        return version("headrace")
+    except PackageNotFoundError:
+        return "0+source"
+
+
+ROOT_ROUTES = [
+    Route("/healthz", healthz),
+    Route("/readyz", readyz),
+    Route("/metrics", metrics),
+]
+ROUTES = [Route("/status", status), Route("/models", models)]

@@ -1,0 +1,224 @@
+"""Runs: submit, list, look, command."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from infra.ports.ports import Cursor
+from infra.readmodel.runs import RunJson
+from infra.readmodel.wait_reasons import WaitJson, waits_of
+from producers.core.estimates import estimate, has_gpu
+from producers.core.lookup import archived
+from producers.core.submit import Asked
+from producers.http.requests import Body, body_of, cause_of, idempotency_key
+from producers.http.responses import Answer, number, page_answer, page_of
+from producers.http.services import Services
+from schemas.errors import InvalidConfig, Issue, TransientError
+from schemas.events import EvaluationRequested, Event, RunRequested
+from schemas.limits import total_steps
+
+STATUSES = (
+    "pending",
+    "running",
+    "finished",
+    "failed",
+    "crashed",
+    "stopped",
+    "killed",
+    "unknown",
+)
+
+
+def services(request: Request) -> Services:
+    """The services of this application."""
+    found: Services = request.app.state.services
+    return found
+
+
+def asked(body: Body) -> Asked:
+    """What a body asks to run."""
+    return Asked(
+        config=body.table("config"),
+        workspace=body.optional("workspace"),
+        name=body.optional("name"),
+        start=body.optional("from"),
+    )
+
+
+async def submit(request: Request) -> Response:
+    body = await body_of(request, ("config", "workspace", "name", "from", "dry_run"))
+    core = services(request).submitter
+    if body.flag("dry_run"):
+        return Answer(await _dry_run(request, asked(body)))
+    recorded = await core.submit_run(asked(body), key=idempotency_key(request))
+    run = recorded.event.run_id
+    made = await run_json(request, run, after=recorded.cursor)
+    return Answer({"run": made, "warnings": warnings_of(recorded.event)}, status_code=201)
+
+
+def warnings_of(event: Event) -> tuple[str, ...]:
+    """What was recorded with a request for its maker to read."""
+    return event.warnings if isinstance(event, RunRequested | EvaluationRequested) else ()
+
+
+async def _dry_run(request: Request, wanted: Asked) -> Mapping[str, object]:
+    resolved = await services(request).submitter.resolve_run(wanted)
+    steps = total_steps(resolved.config, resolved.dataset.num_rows)
+    figures = estimate(
+        resolved.config,
+        resolved.facts.parameters,
+        steps=steps,
+        gpu=await asyncio.to_thread(has_gpu),
+    )
+    return {
+        "config": resolved.config.model_dump(mode="json"),
+        "total_steps": steps,
+        "estimates": figures,
+        "issues": [],
+        "warnings": resolved.warnings,
+    }
+
+
+async def run_json(
+    request: Request, run: str, *, after: Cursor | None = None
+) -> Mapping[str, object]:
+    """A run with its config; `after`: wait until the tables know so much. Raises NotFound."""
+    readmodel = services(request).readmodel
+    if after is not None:
+        await readmodel.caught_up(after)
+    found = await readmodel.runs.get(run)
+    if found is not None:
+        return {**found[0], "config": json.loads(found[1])}
+    requested = await services(request).lookup.run(run)
+    return {"id": requested.run, "name": requested.run_name, "status": "pending", "phase": "init"}
+
+
+async def known_run(request: Request) -> tuple[RunJson, str]:
+    """The run of the path, and its config as JSON text. Raises NotFound; TransientError while the read
+    model does not know it yet."""
+    ref = request.path_params["ref"]
+    found = await services(request).readmodel.runs.get(ref)
+    if found is None:
+        await services(request).lookup.run(ref)
+        raise TransientError(f"run {ref} is not in the read model yet; try again")
+    return found
+
+
+async def whole_run(request: Request) -> tuple[RunJson, str]:
+    """`known_run`, for what needs its history. Raises Conflict when that is archived."""
+    run, config = await known_run(request)
+    if run["archived_at"] is not None:
+        raise archived(run["name"])
+    return run, config
+
+
+async def show(request: Request) -> Response:
+    run, config = await known_run(request)
+    runs = services(request).readmodel.runs
+    return Answer(
+        {
+            "run": {**run, "config": json.loads(config)},
+            "waiting_for": await waiting_for(request, run["id"], status=run["status"]),
+            "checkpoints": await runs.checkpoints(run["id"]),
+            "metrics": await runs.metrics(run["id"]),
+        }
+    )
+
+
+async def waiting_for(
+    request: Request, run: str | None, *, status: str = "running"
+) -> list[WaitJson]:
+    """What a run waits for (None: the platform as a whole)."""
+    if status not in ("pending", "running", "unknown"):
+        return []
+    core = services(request)
+    bus = await core.readmodel.platform.bus("kafka") if core.settings.kafka else None
+    facts = await core.readmodel.waits.facts(
+        run,
+        kafka_behind=bus["relay_behind"] if bus else None,
+        directories=core.settings.directories,
+    )
+    return waits_of(facts)
+
+
+async def listed(request: Request) -> Response:
+    status = request.query_params.get("status")
+    if status and status not in STATUSES:
+        message = f"must be one of {', '.join(STATUSES)}, got {status!r}"
+        raise InvalidConfig(f"status {message}", issues=(Issue("status", message),))
+    page = page_of(request)
+    runs, total = await services(request).readmodel.runs.page(
+        page,
+        status=status or None,
+        search=request.query_params.get("search") or None,
+        archived=_flag(request, "archived"),
+    )
+    return page_answer("runs", runs, total, page)
+
+
+def _flag(request: Request, name: str) -> bool:
+    text = request.query_params.get(name) or "false"
+    if text not in ("true", "false"):
+        message = f"must be true or false, got {text[:20]!r}"
+        raise InvalidConfig(f"{name} {message}", issues=(Issue(name, message),))
+    return text == "true"
+
+
+async def metrics(request: Request) -> Response:
+    run, _ = await whole_run(request)
+    return Answer({"metrics": await services(request).readmodel.runs.metrics(run["id"])})
+
+
+async def checkpoints(request: Request) -> Response:
+    run, _ = await known_run(request)
+    return Answer({"checkpoints": await services(request).readmodel.runs.checkpoints(run["id"])})
+
+
+async def logs(request: Request) -> Response:
+    run, _ = await whole_run(request)
+    return await log_page(request, run["id"])
+
+
+async def log_page(request: Request, owner: str) -> Response:
+    """A page of the log lines of a run or an evaluation."""
+    direction = request.query_params.get("direction") or "older"
+    if direction not in ("older", "newer"):
+        raise InvalidConfig("direction must be older or newer")
+    try:
+        lines, following = await services(request).readmodel.runs.logs(
+            owner,
+            limit=number(request, "limit", default=50, least=1, most=1000),
+            cursor=request.query_params.get("cursor") or None,
+            older=direction == "older",
+        )
+    except ValueError as error:
+        raise InvalidConfig("cursor is not one that this API gave out") from error
+    return Answer({"logs": lines, "next_cursor": following})
+
+
+async def command(request: Request) -> Response:
+    ref = request.path_params["ref"]
+    verb = request.url.path.rpartition("/")[2]
+    await body_of(request, ())
+    run, cursor = await services(request).control.run(
+        verb, ref, cause=cause_of(request, f"control/{verb}/{ref}")
+    )
+    return Answer({"run": await run_json(request, run, after=cursor)})
+
+
+ROUTES = [
+    Route("/runs", submit, methods=["POST"]),
+    Route("/runs", listed),
+    Route("/runs/{ref}", show),
+    Route("/runs/{ref}/metrics", metrics),
+    Route("/runs/{ref}/checkpoints", checkpoints),
+    Route("/runs/{ref}/logs", logs),
+    *(
+        Route(f"/runs/{{ref}}/{verb}", command, methods=["POST"], name=verb)
+        for verb in ("stop", "pause", "resume")
+    ),
+]

@@ -1,0 +1,93 @@
+"""Samples: what was asked, what was answered, what it earned. Read from the groups' artifacts."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from infra.readmodel.runs import GroupRow
+from producers.http.downloads import picked_lines
+from producers.http.responses import Answer, number, page_answer, page_of
+from producers.http.routes.runs import services, whole_run
+from schemas.datasets import Row
+from schemas.errors import NotFound
+from schemas.ids import GroupId, sample_id
+from schemas.sampling import ArtifactRef, Grade, SampleBatch, SampleRecord
+from schemas.specs import DatasetRef
+
+GRADES = TypeAdapter(tuple[Grade, ...])
+MAX_STEP = 2**31 - 1
+
+
+async def of_run(request: Request) -> Response:
+    """The training samples of a run, of one step or of all."""
+    run, _ = await whole_run(request)
+    dataset = await services(request).readmodel.runs.dataset_ref(run["id"])
+    return await sample_page(request, run["id"], "train", dataset)
+
+
+async def sample_page(request: Request, owner: str, purpose: str, dataset: str | None) -> Answer:
+    """A page of samples; `limit` and `offset` count samples."""
+    page = page_of(request)
+    step = number(request, "step", default=-1, least=0, most=MAX_STEP)
+    groups, total = await services(request).readmodel.runs.groups(
+        owner, purpose, page, step=None if step < 0 else step
+    )
+    rows = await _rows(request, dataset, groups)
+    shown: list[Mapping[str, object]] = []
+    for group in groups:
+        ref = ArtifactRef.model_validate_json(group.artifact)
+        batch = SampleBatch.model_validate_json(await services(request).artifacts.get(ref))
+        for position, sample in enumerate(_samples(group, batch, rows), group.first):
+            if page.offset <= position < page.offset + page.limit:
+                shown.append(sample)
+    return page_answer("samples", shown, total, page)
+
+
+async def _rows(
+    request: Request, dataset: str | None, groups: Sequence[GroupRow]
+) -> Mapping[int, Row]:
+    if dataset is None:
+        raise NotFound("its dataset is unknown")
+    content = DatasetRef.model_validate_json(dataset).content
+    wanted = {group.dataset_row for group in groups}
+    lines = await picked_lines(request, content, wanted) if wanted else {}
+    return {number: Row.model_validate_json(line) for number, line in lines.items()}
+
+
+def _samples(
+    group: GroupRow, batch: SampleBatch, rows: Mapping[int, Row]
+) -> Iterator[Mapping[str, object]]:
+    grades = {grade.index: grade for grade in GRADES.validate_json(group.grades)}
+    row = rows.get(group.dataset_row, Row(prompt=()))
+    for record in batch.samples:
+        yield _sample(group, record, row, grades.get(record.index))
+
+
+def _sample(
+    group: GroupRow, record: SampleRecord, row: Row, grade: Grade | None
+) -> Mapping[str, object]:
+    failure = record.failure or (grade.failure if grade else None)
+    return {
+        "id": sample_id(GroupId(group.group), record.index),
+        "group": group.group,
+        "step": group.step,
+        "slot": group.slot,
+        "index": record.index,
+        "row": group.dataset_row,
+        "prompt": [message.model_dump() for message in row.prompt],
+        "messages": [message.model_dump() for message in record.messages],
+        "text": record.text,
+        "label": row.label,
+        "reward": grade.reward if grade else None,
+        "parts": grade.parts if grade else {},
+        "failure": failure.model_dump(mode="json") if failure else None,
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+        "truncated": record.truncated,
+    }
+
+
+ROUTES = [Route("/runs/{ref}/samples", of_run)]

@@ -1,0 +1,24 @@
+"""`GET /runs/{ref}/trace?sample=ID`: the eight hops of a sample."""
+
+from dataclasses import asdict
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from producers.core.trace import trace
+from producers.http.responses import Answer
+from producers.http.routes.runs import services
+from schemas.errors import InvalidConfig, Issue
+
+
+async def hops(request: Request) -> Response:
+    sample = request.query_params.get("sample")
+    if not sample:
+        raise InvalidConfig("name the sample: ?sample=ID", issues=(Issue("sample", "is missing"),))
+    run = await services(request).lookup.whole_run(request.path_params["ref"])
+    found = await trace(services(request).log, run, sample)
+    return Answer({"sample": sample, "hops": [asdict(hop) for hop in found]})
+
+
+ROUTES = [Route("/runs/{ref}/trace", hops)]

@@ -1,0 +1,39 @@
+"""Verifications: ask for one, look at it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from producers.core.verification import Verification
+from producers.http.requests import body_of, cause_of
+from producers.http.responses import Answer
+from producers.http.routes.runs import services
+
+
+def shown(found: Verification) -> Mapping[str, object]:
+    """A verification as JSON."""
+    findings = [finding.model_dump() for finding in found.findings]
+    return {**asdict(found), "findings": findings}
+
+
+async def verify(request: Request) -> Response:
+    ref = request.path_params["ref"]
+    await body_of(request, ())
+    asked = await services(request).verifications.request(
+        ref, cause=cause_of(request, f"verify/{ref}")
+    )
+    return Answer({"verification": shown(asked)}, status_code=202)
+
+
+async def show(request: Request) -> Response:
+    found = await services(request).verifications.find(request.path_params["id"])
+    return Answer({"verification": shown(found)})
+
+
+ROUTES = [
+    Route("/runs/{ref}/verify", verify, methods=["POST"]),
+    Route("/verifications/{id}", show),
+]

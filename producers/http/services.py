@@ -1,0 +1,74 @@
+"""What the HTTP application works with, built by the composition root (`producers/serve.py`)."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from infra.blobs.installed import InstalledBlobs
+from infra.maintenance.archive import Archives
+from infra.ports.ports import Clock, Effects, EventLog
+from infra.ports.services import Artifacts, Repositories
+from infra.postgres.dependents import Holders
+from infra.postgres.pool import Database
+from infra.readmodel.store import ReadModel
+from infra.settings.settings import Settings
+from producers.core.control import Control
+from producers.core.dead_letters import DeadLetters
+from producers.core.lookup import Lookup
+from producers.core.retention import Retention
+from producers.core.submit import Submitter
+from producers.core.verification import Verifications
+from producers.core.workspaces import Workspaces
+
+
+@dataclass(frozen=True)
+class Services:
+    """The ports, and the application core over them."""
+
+    log: EventLog
+    effects: Effects
+    database: Database
+    blobs: InstalledBlobs
+    archives: Archives
+    artifacts: Artifacts
+    readmodel: ReadModel
+    repositories: Repositories
+    settings: Settings
+    clock: Clock
+    slow_poll_s: float = field(default=0.25)
+
+    @cached_property
+    def lookup(self) -> Lookup:
+        return Lookup(self.log, self.readmodel.names)
+
+    @cached_property
+    def workspaces(self) -> Workspaces:
+        return Workspaces(self.log, self.readmodel.names, self.repositories)
+
+    @cached_property
+    def submitter(self) -> Submitter:
+        return Submitter(
+            self.log, self.readmodel.names, lookup=self.lookup, workspaces=self.workspaces
+        )
+
+    @cached_property
+    def verifications(self) -> Verifications:
+        return Verifications(self.log, self.lookup)
+
+    @cached_property
+    def dead_letters(self) -> DeadLetters:
+        return DeadLetters(self.log, self.readmodel.letters, self.artifacts)
+
+    @cached_property
+    def retention(self) -> Retention:
+        return Retention(
+            self.log,
+            self.readmodel.names,
+            lookup=self.lookup,
+            readmodel=self.readmodel,
+            archives=self.archives,
+            holders=Holders(self.database),
+        )
+
+    @cached_property
+    def control(self) -> Control:
+        return Control(self.log, self.lookup)

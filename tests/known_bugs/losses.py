@@ -1,0 +1,162 @@
+"""From advantages to a loss."""
+
+from tests.known_bugs.known_bug import KnownBug
+
+MICRO_LOSS = "trainer.step:micro_loss"
+KL = "trainer.objective.kl"
+UNIT = "tests/unit/trainer"
+HERE = "tests/known_bugs/test_by_hand.py"
+PACKING = f"{UNIT}/test_objectives.py::test_packing_and_micro_batches_change_nothing"
+
+KNOWN_BUGS = (
+    KnownBug(
+        bug="the clipped surrogate takes the better of both branches",
+        seen="pytorch/rl#786",
+        code="trainer.grpo:clipped_loss",
+        old="-torch.minimum(",
+        new="-torch.maximum(",
+        test=f"{UNIT}/test_grpo.py::test_the_loss_is_pessimistic_on_both_sides",
+    ),
+    KnownBug(
+        bug="the KL estimate takes the exponential of the ratio, not of its logarithm",
+        seen="Rolv-Arild/rocket-learn#12",
+        code=f"{KL}:k3",
+        old="return d_M.exp() - d_M - 1",
+        new="return d_M.exp().exp() - 1 - d_M.exp()",
+        test=f"{UNIT}/test_grpo.py::test_k3_is_never_negative_and_zero_at_zero",
+    ),
+    KnownBug(
+        bug="k3 overflows where the policies are far apart",
+        seen="OpenRLHF/OpenRLHF#525",
+        code=f"{KL}:k3",
+        old="log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)",
+        new="log_ratio_M",
+        test=f"{UNIT}/test_grpo.py::test_a_huge_log_ratio_stays_finite",
+    ),
+    KnownBug(
+        bug="whichever KL estimator is asked for, it is k3",
+        seen="areal-project/AReaL#408",
+        code=f"{KL}:divergence",
+        old="[estimator](d_M)",
+        new='["k3"](d_M)',
+        test=f"{UNIT}/test_traps.py::test_the_gradients_of_the_kl_estimators_are_three_different_things",
+    ),
+    KnownBug(
+        bug="the KL is taken the wrong way round",
+        seen="nebuly-ai/optimate#298",
+        code="trainer.step:_divergence",
+        old="reference_M - logprob_M",
+        new="logprob_M - reference_M",
+        test=f"{HERE}::test_the_kl_is_that_of_the_policy_from_the_reference",
+    ),
+    KnownBug(
+        bug="the reference is computed with the adapter on",
+        seen="unslothai/unsloth#2736",
+        code="trainer.policy:Policy._hidden",
+        old="{} if reference else self.tensors",
+        new="self.tensors",
+        test=f"{UNIT}/test_grpo.py::test_the_reference_is_the_base_without_what_was_trained",
+    ),
+    KnownBug(
+        bug="the ratio is taken against the policy itself, so it is always 1",
+        seen="meta-pytorch/torchforge#571",
+        code=MICRO_LOSS,
+        old="logprob_M - against_M",
+        new="logprob_M - logprob_M.detach()",
+        test=f"{UNIT}/test_grpo.py::test_the_ratio_is_taken_against_the_recorded_logprobs",
+    ),
+    KnownBug(
+        bug="the correction weighs the current policy instead of the one before the update",
+        seen="THUDM/slime#179",
+        code="trainer.step:_trusted",
+        old="importance(proximal_M - behaviour_M",
+        new="importance(actions.logprob_M - behaviour_M",
+        test=f"{UNIT}/test_objectives.py::test_the_gradient_is_the_slope",
+        given={"variant": "decoupled"},
+    ),
+    KnownBug(
+        bug="masked importance sampling forgets its lower bound",
+        seen="huggingface/trl#5413",
+        code="trainer.objective.correction:importance",
+        old="(weight_M < low) | (weight_M > high)",
+        new="weight_M > high",
+        test=f"{HERE}::test_a_window_has_two_sides",
+    ),
+    KnownBug(
+        bug="a sequence's correction is a sum where a mean was meant",
+        seen="NVIDIA-NeMo/RL#2269",
+        code="trainer.objective.correction:level",
+        old="rows.mean(log_weight_M)",
+        new="rows.sum(log_weight_M)",
+        test=f"{UNIT}/test_traps.py::"
+        "test_a_window_on_sequences_empties_as_answers_grow_and_the_figure_shows_it",
+    ),
+    KnownBug(
+        bug="GSPO whose ratios are the tokens' and not the sequence's",
+        seen="MakazhanAlpamys/Soup#723",
+        code="trainer.algorithms.gspo:loss",
+        old="actions.rows.mean(actions.log_ratio_M)",
+        new="actions.log_ratio_M",
+        test=f"{HERE}::test_the_ratio_of_gspo_is_the_sequence_s",
+    ),
+    KnownBug(
+        bug="CISPO weighs against the policy itself, so its bound never bites",
+        seen="NovaSky-AI/SkyRL#1859",
+        code="trainer.algorithms.cispo:loss",
+        old="actions.log_ratio_M.detach()",
+        new="(actions.logprob_M - actions.logprob_M).detach()",
+        test=f"{HERE}::test_cispo_bounds_the_weight_and_every_token_learns",
+    ),
+    KnownBug(
+        bug="the value loss ignores its clip",
+        seen="raven-ml/raven#107",
+        code="trainer.objective.value_loss:value_loss",
+        old="value_M.clamp(before_M - clip, before_M + clip)",
+        new="value_M",
+        test=f"{HERE}::test_a_value_may_only_come_so_near",
+    ),
+    KnownBug(
+        bug="the critic's value is read one position late",
+        seen="verl-project/verl#1758",
+        code="trainer.policy:Policy.judged",
+        old="self.critic.values(hidden_M_H)",
+        new="self.critic.values(hidden_M_H.roll(-1, 0))",
+        test=PACKING,
+        given={"variant": "ppo"},
+    ),
+    KnownBug(
+        bug="GRPO's loss is a mean over all tokens instead of over sequences",
+        seen="huggingface/trl#2995",
+        code="trainer.objective.aggregate:token_weights",
+        old="1 / (len(lengths) * length)",
+        new="1 / sum(lengths.values())",
+        test=f"{UNIT}/test_grpo.py::test_weights_are_global_over_the_step",
+        given={"aggregation": "sequence_mean", "expected": [1 / 2, 1 / 6]},
+    ),
+    KnownBug(
+        bug="Dr. GRPO divides by the answer's length after all",
+        seen="huggingface/trl#3138",
+        code="trainer.objective.aggregate:token_weights",
+        old="settings.max_response_length",
+        new="length",
+        test=f"{UNIT}/test_grpo.py::test_weights_are_global_over_the_step",
+        given={"aggregation": "constant", "expected": [1 / 16, 1 / 16]},
+    ),
+    KnownBug(
+        bug="the loss is normalised per micro-batch",
+        seen="PrimeIntellect-ai/prime-rl#583",
+        code=MICRO_LOSS,
+        old='(fixed["weight"] * loss_M).sum()',
+        new="loss_M.mean()",
+        test=PACKING,
+        given={"variant": "grpo"},
+    ),
+    KnownBug(
+        bug="SFT averages the means of its micro-batches",
+        seen="ml-explore/mlx-lm#1413",
+        code="trainer.algorithms.sft:step",
+        old="-logprobs_M.sum() / num_actions",
+        new="-logprobs_M.mean()",
+        test=f"{HERE}::test_micro_batches_change_nothing_in_sft",
+    ),
+)

@@ -1,0 +1,49 @@
+"""docs/known_bugs.md, made from the known bugs: `python -m tests.known_bugs.page`."""
+
+from pathlib import Path
+
+from tests.known_bugs import engines, losses, rewards, tokens
+from tests.known_bugs.known_bug import KnownBug
+
+GROUPS = {
+    "Rewards and advantages": rewards,
+    "Losses": losses,
+    "Tokens, masks, packing": tokens,
+    "Sampler and optimizer": engines,
+}
+KNOWN_BUGS: tuple[KnownBug, ...] = tuple(e for group in GROUPS.values() for e in group.KNOWN_BUGS)
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "known_bugs.md"
+
+HEAD = """# Known bugs
+
+Bugs that public trainers had, each with the thread that reported it. A test puts each bug into our
+code as a mutation of one function; the test that is named must fail with it and pass without it
+(`tests/known_bugs/test_known_bugs.py`). When we hear of another bug, it gets an entry in
+`tests/known_bugs/` and, if no test kills it, a new test; `python -m tests.known_bugs.page` then writes
+this page.
+"""
+
+
+def markdown() -> str:
+    """The page."""
+    lines = [HEAD]
+    for title, group in GROUPS.items():
+        lines += [
+            f"## {title}",
+            "",
+            "| bug | seen in | in our code | killed by |",
+            "|---|---|---|---|",
+        ]
+        lines += [_row(known_bug) for known_bug in group.KNOWN_BUGS]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _row(known_bug: KnownBug) -> str:
+    repository, _, number = known_bug.seen.partition("#")
+    link = f"[{known_bug.seen}](https://github.com/{repository}/issues/{number})"
+    return f"| {known_bug.bug} | {link} | `{known_bug.code}` | `{known_bug.test}` |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(markdown())

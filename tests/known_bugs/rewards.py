@@ -1,0 +1,112 @@
+"""From rewards to advantages."""
+
+from math import nan
+
+from tests.known_bugs.known_bug import KnownBug
+
+GRPO = "trainer.grpo:advantages"
+PREPARE = "trainer.step:prepare"
+UNIT = "tests/unit/trainer"
+HERE = "tests/known_bugs/test_by_hand.py"
+
+KNOWN_BUGS = (
+    KnownBug(
+        bug="the deviation of a group has ddof 0",
+        seen="NVIDIA/TorchFort#38",
+        code=GRPO,
+        old="(len(known) - 1)",
+        new="len(known)",
+        test=f"{UNIT}/test_grpo.py::test_advantages_are_whitened_with_the_sample_deviation",
+    ),
+    KnownBug(
+        bug="GRPO does not divide by the group's deviation",
+        seen="huggingface/open-r1#67",
+        code=GRPO,
+        old="(r - mean) / (std + EPS)",
+        new="(r - mean)",
+        test=f"{UNIT}/test_grpo.py::test_advantages_are_whitened_with_the_sample_deviation",
+    ),
+    KnownBug(
+        bug="a sample that nobody could grade enters the baseline with reward 0",
+        seen="huggingface/trl#5902",
+        code=GRPO,
+        old="known = [r for r in rewards if r is not None and math.isfinite(r)]",
+        new="known = [r if r is not None and math.isfinite(r) else 0.0 for r in rewards]",
+        test=f"{UNIT}/test_grpo.py::test_a_missing_reward_stays_out_of_the_baseline",
+        given={"missing": None},
+    ),
+    KnownBug(
+        bug="one reward that is NaN makes its whole group NaN",
+        seen="modelscope/ms-swift#8123",
+        code=GRPO,
+        old="for r in rewards if r is not None and math.isfinite(r)]",
+        new="for r in rewards if r is not None]",
+        test=f"{UNIT}/test_grpo.py::test_a_missing_reward_stays_out_of_the_baseline",
+        given={"missing": nan},
+    ),
+    KnownBug(
+        bug="mean and deviation are the batch's instead of the group's",
+        seen="XU-YIJIE/grpo-flat#2",
+        code=PREPARE,
+        old="group_S=[n for n,",
+        new="group_S=[0 for n,",
+        test=f"{HERE}::test_a_group_is_its_own_baseline",
+    ),
+    KnownBug(
+        bug="samples of several prompts are interleaved and grouped as if they were not",
+        seen="StarsfieldAI/R1-V#67",
+        code=PREPARE,
+        old="group_S=[n for n, group in enumerate(groups) for _ in group.samples]",
+        new="group_S=[i % len(groups) for i in range(len(samples))]",
+        test=f"{HERE}::test_a_group_is_its_own_baseline",
+    ),
+    KnownBug(
+        bug="advantages are normalised twice, by group and then over the batch",
+        seen="axon-rl/gem#113",
+        code=PREPARE,
+        old='"advantage": estimate.advantage_E,',
+        new='"advantage": estimate.advantage_E / estimate.advantage_E.std(),',
+        test=f"{HERE}::test_a_group_is_its_own_baseline",
+    ),
+    KnownBug(
+        bug="the overlong penalty begins at the limit instead of a buffer before it",
+        seen="NovaSky-AI/SkyRL#755",
+        code="trainer.objective.overlong:penalty",
+        old="length - (longest - buffer)",
+        new="length - longest",
+        test=f"{UNIT}/test_overlong.py::test_it_grows_within_the_buffer_and_no_further",
+        given={"length": 8, "expected": -0.5},
+    ),
+    KnownBug(
+        bug="the overlong penalty is configured and never applied",
+        seen="verl-project/verl#4268",
+        code="trainer.objective.overlong:shaped",
+        old="if not settings.overlong_buffer:",
+        new="if settings:",
+        test=f"{UNIT}/test_overlong.py::test_rewards_are_shaped_by_sample_and_none_stays_none",
+    ),
+    KnownBug(
+        bug="GAE takes the value of what stands behind the last action",
+        seen="alibaba/ROLL#447",
+        code="trainer.objective.returns:following",
+        old="next_E.masked_fill(is_last(sample_E), 0.0)",
+        new="next_E",
+        test=f"{HERE}::test_after_the_last_action_comes_nothing",
+    ),
+    KnownBug(
+        bug="the reward is paid one position beside the last action",
+        seen="EleutherAI/gpt-neox#1285",
+        code="trainer.objective.returns:paid_at_the_end",
+        old="is_last(sample_E)",
+        new="is_last(sample_E).roll(-1)",
+        test=f"{HERE}::test_the_reward_is_paid_at_the_last_action",
+    ),
+    KnownBug(
+        bug="an earlier action does not see the reward of a later turn",
+        seen="verl-project/verl#6376",
+        code="trainer.objective.returns:discounted",
+        old="table_S_T[:, t] += factor",
+        new="table_S_T[:, t] += 0 * factor",
+        test=f"{HERE}::test_every_action_sees_the_reward_at_the_end",
+    ),
+)

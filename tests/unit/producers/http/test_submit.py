@@ -1,0 +1,406 @@
+"""Submitting runs: what is refused, what is appended, and what asking twice means."""
+
+import json
+from datetime import UTC, date
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from producers.http.routes import runs
+from schemas.events import RepositoryPushed, RunRequested, WorkspaceSynced
+from schemas.ids import run_stream, workspace_stream
+from schemas.specs import DiscoveredRollout, Entrypoint
+from tests.kit.application import Application, rows
+from tests.kit.hub import QWEN3_06B, hub
+from tests.kit.specs import ref
+from tests.kit.story import checkpoint
+
+pytestmark = pytest.mark.postgres
+
+SHAPE = "scratch:qwen3-tiny"
+
+
+def config(**sections: dict[str, object]) -> dict[str, dict[str, object]]:
+    """A good GRPO config on `numbers`; sections are merged over it."""
+    made: dict[str, dict[str, object]] = {
+        "experiment": {
+            "rollout": "say",
+            "entrypoint": "main.py",
+            "model_path": SHAPE,
+            "dataset": "numbers",
+        },
+        "training": {"rollout_batch_size": 2, "n_samples_per_prompt": 2},
+    }
+    for name, values in sections.items():
+        made.setdefault(name, {}).update(values)
+    return made
+
+
+@pytest.fixture
+async def ready(app: Application) -> Application:
+    """With a dataset and a workspace."""
+    assert (await app.upload("numbers", rows(8))).status_code == 200
+    made = await app.post("/workspaces", {"url": "/repo", "name": "w"})
+    assert made.status_code == 201, made.text
+    return app
+
+
+async def test_a_run_is_requested_with_the_push_that_brings_its_commit(ready: Application) -> None:
+    made = await ready.post("/runs", {"config": config(experiment={"branch": "dev"})})
+    assert made.status_code == 201, made.text
+    run = made.json()["run"]
+    assert run["status"] == "pending"
+    assert run["phase"] == "provision"
+    assert run["config"]["experiment"]["dataset"] == "numbers"
+    log = ready.services.log
+    streams = [run_stream(run["id"]), workspace_stream(run["workspace"])]
+    loaded = await log.load(dict.fromkeys(streams, 0))
+    requested, pushed = loaded[streams[0]][0].event, loaded[streams[1]][-1].event
+    assert isinstance(requested, RunRequested)
+    assert requested.model.name == "qwen3-tiny"
+    assert isinstance(pushed, RepositoryPushed)
+    assert pushed.requester == streams[0]
+    assert pushed.commit.branch == "dev"
+    assert loaded[streams[0]][0].cursor < loaded[streams[1]][-1].cursor
+
+
+async def test_the_day_of_the_submit_is_recorded_by_the_clock_that_stamps_events(
+    ready: Application,
+) -> None:
+    made = await ready.post("/runs", {"config": config()})
+    stream = run_stream(made.json()["run"]["id"])
+    recorded = (await ready.services.log.load({stream: 0}))[stream][0]
+    assert isinstance(recorded.event, RunRequested)
+    assert recorded.event.date is not None
+    stamped = recorded.time.astimezone(UTC).date()
+    assert 0 <= (stamped - date.fromisoformat(recorded.event.date)).days <= 1
+
+
+@pytest.mark.parametrize("day", ["2026-02-30", "22 Nov 2026", "20261122", 20261122])
+async def test_a_day_that_is_none_is_refused(ready: Application, day: object) -> None:
+    refused = await ready.post("/runs", {"config": config(advanced={"date": day})})
+    assert refused.status_code == 400
+    assert "advanced.date" in refused.text
+
+
+async def test_the_precision_is_part_of_which_model_it_is(ready: Application) -> None:
+    for precision in ("float32", "bfloat16"):
+        made = await ready.post("/runs", {"config": config(advanced={"precision": precision})})
+        stream = run_stream(made.json()["run"]["id"])
+        requested = (await ready.services.log.load({stream: 0}))[stream][0].event
+        assert isinstance(requested, RunRequested)
+        assert requested.model.dtype == precision
+
+
+async def test_asking_again_is_the_same_run_and_other_things_are_refused(
+    ready: Application,
+) -> None:
+    first = await ready.post("/runs", {"config": config()}, Idempotency_Key="k")
+    again = await ready.post("/runs", {"config": config()}, Idempotency_Key="k")
+    assert first.status_code == again.status_code == 201
+    assert first.json()["run"]["id"] == again.json()["run"]["id"]
+    assert (await ready.get("/runs"))["total_count"] == 1
+    other = await ready.post("/runs", {"config": config(advanced={"seed": 1})}, Idempotency_Key="k")
+    assert other.status_code == 409
+    assert other.headers["content-type"] == "application/problem+json"
+    assert other.json()["code"] == "CONFLICT"
+
+
+async def runs_of_a_request_whose_answer_was_lost(ready: Application) -> int:
+    """A client whose connection broke asks again, as every client of ours does."""
+    for _ in range(2):
+        made = await ready.post("/runs", {"config": config()}, Idempotency_Key="k")
+        assert made.status_code == 201, made.text
+    return int((await ready.get("/runs"))["total_count"])
+
+
+async def test_a_request_whose_answer_was_lost_is_one_run(ready: Application) -> None:
+    assert await runs_of_a_request_whose_answer_was_lost(ready) == 1
+
+
+async def test_twin_without_the_key_it_is_two_runs(
+    ready: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "idempotency_key", lambda request: uuid4().hex)
+    assert await runs_of_a_request_whose_answer_was_lost(ready) == 2
+
+
+async def test_what_was_refused_can_be_asked_again_mended(ready: Application) -> None:
+    for change in ({"training": {"lr": -1}}, {"env": {"BIG": "x" * 70_000}}):
+        wrong = {"config": config(**change), "name": "mine"}
+        refused = await ready.post("/runs", wrong, Idempotency_Key=next(iter(change)))
+        assert refused.status_code == 400
+    mended = {"config": config(), "name": "mine"}
+    made = await ready.post("/runs", mended, Idempotency_Key="training")
+    assert made.status_code == 201, made.text
+
+
+async def test_a_run_can_go_on_from_a_directory_or_a_checkpoint(
+    ready: Application, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    made = await ready.post("/runs", {"config": config(), "from": str(tmp_path)})
+    assert made.status_code == 201, made.text
+    requested = await ready.services.lookup.run(made.json()["run"]["id"])
+    assert (requested.model.kind, requested.model.name) == ("directory", str(tmp_path))
+    assert made.json()["run"]["model"] == str(tmp_path)
+    await ready.append([checkpoint(requested.run, 4, ref("manifest"))])
+    more = await ready.post("/runs", {"config": config(), "from": f"{requested.run_name}@best"})
+    assert more.status_code == 201, more.text
+    model = (await ready.services.lookup.run(more.json()["run"]["id"])).model
+    assert (model.kind, model.name) == ("checkpoint", f"{requested.run}@4")
+    assert set(model.files) == {"adapter_config.json", "adapter_model.safetensors"}
+
+
+async def test_names_are_invented_kept_and_refused_when_taken(ready: Application) -> None:
+    invented = await ready.post("/runs", {"config": config()})
+    assert invented.json()["run"]["name"].count("-") == 2
+    named = await ready.post("/runs", {"config": config(), "name": "mine"})
+    assert named.json()["run"]["name"] == "mine"
+    taken = await ready.post("/runs", {"config": config(), "name": "mine"})
+    assert taken.status_code == 409
+    assert "mine" in taken.json()["detail"]
+    bad = await ready.post("/runs", {"config": config(), "name": "a@b"})
+    assert bad.status_code == 400
+    assert (await ready.get("/runs/mine"))["run"]["id"] == named.json()["run"]["id"]
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "says", "meant"),
+    [
+        ({"training": {"lr": -1}}, "training.lr", "greater than 0", None),
+        ({"training": {"learn": 1}}, "training.learn", "Unrecognized", None),
+        ({"trainin": {"lr": 1}}, "trainin", "Unrecognized section", "training"),
+        ({"experiment": {"dataset": "number"}}, "experiment.dataset", "no dataset", "numbers"),
+        (
+            {"experiment": {"model_path": "scratch:qwen3-tin"}},
+            "experiment.model_path",
+            "no shape",
+            SHAPE,
+        ),
+        ({"experiment": {"model_path": "gone@last"}}, "experiment.model_path", "gone", None),
+        ({"experiment": {"model_path": "/nowhere"}}, "experiment.model_path", "/nowhere", None),
+        ({"experiment": {"model_path": "/tmp"}}, "experiment.model_path", "config.json", None),
+        ({"advanced": {"gae_lambda": 0.9}}, "advanced.gae_lambda", "no meaning for grpo", None),
+        ({"sampling": {"rollout_top_p": 0.9}}, "sampling.rollout_top_p", "1.0", None),
+        ({"training": {"rollout_batch_size": 9}}, "training.rollout_batch_size", "at most 8", None),
+        (
+            {"training": {"n_samples_per_prompt": 1000}},
+            "training.n_samples_per_prompt",
+            "at most",
+            None,
+        ),
+        ({"checkpoints": {"eval_interval": 5}}, "checkpoints.eval_interval", "validation", None),
+        ({"advanced": {"validation_samples": 2}}, "advanced.validation_samples", "dataset", None),
+        (
+            {"advanced": {"validation_temperature": 0.5}},
+            "advanced.validation_temperature",
+            "needs advanced.validation_dataset",
+            None,
+        ),
+        (
+            {"advanced": {"validation_dataset": "numbers", "validation_samples": 500}},
+            "advanced.validation_samples",
+            "at most 136",
+            None,
+        ),
+        (
+            {"advanced": {"validation_dataset": "x"}},
+            "advanced.validation_dataset",
+            "no dataset",
+            None,
+        ),
+        ({"secrets": {"required": ["KEY"]}}, "secrets.required", "not built", None),
+        (
+            {"training": {"max_response_length": 2000}},
+            "training.max_response_length",
+            "must be at most 1023, got 2000: the model has 1024 positions",
+            None,
+        ),
+    ],
+)
+async def test_what_cannot_be_run_is_refused_with_its_key(
+    ready: Application,
+    change: dict[str, dict[str, object]],
+    key: str,
+    says: str,
+    meant: str | None,
+) -> None:
+    refused = await ready.post("/runs", {"config": config(**change)})
+    assert refused.status_code == 400, refused.text
+    issues = {issue["key"]: issue for issue in refused.json()["issues"]}
+    assert says in issues[key]["message"]
+    assert issues[key]["did_you_mean"] == meant
+    assert (await ready.get("/runs"))["total_count"] == 0
+
+
+async def test_the_workspace_must_be_known_or_the_only_one(ready: Application) -> None:
+    gone = await ready.post("/runs", {"config": config(), "workspace": "gone"})
+    assert gone.status_code == 404
+    assert "gone" in gone.json()["detail"]
+    assert (await ready.post("/workspaces", {"url": "/repo", "name": "w2"})).status_code == 201
+    unclear = await ready.post("/runs", {"config": config()})
+    assert unclear.status_code == 400
+    assert "w, w2" in unclear.json()["detail"]
+    named = await ready.post("/runs", {"config": config(), "workspace": "w2"})
+    assert named.status_code == 201
+
+
+async def test_sft_needs_no_workspace_but_labels(app: Application) -> None:
+    await app.upload("numbers", rows(8))
+    bare = "".join(f'{{"metadata": {{"n": {n}}}}}\n' for n in range(4))
+    assert (await app.upload("bare", bare)).status_code == 200
+    sft: dict[str, dict[str, object]] = {
+        "experiment": {"model_path": SHAPE, "dataset": "numbers"},
+        "advanced": {"algorithm": "sft", "batch_size": 4},
+    }
+    made = await app.post("/runs", {"config": sft})
+    assert made.status_code == 201, made.text
+    assert made.json()["run"]["workspace"] is None
+    talk = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
+    await app.upload("talks", f"{talk}\n" * 4)
+    sft["experiment"]["dataset"] = "talks"
+    assert (await app.post("/runs", {"config": sft})).status_code == 201
+    sft["experiment"]["dataset"] = "bare"
+    refused = await app.post("/runs", {"config": sft})
+    assert refused.json()["issues"][0]["key"] == "experiment.dataset"
+
+
+async def test_a_dry_run_shows_and_appends_nothing(ready: Application) -> None:
+    shown = await ready.post(
+        "/runs", {"config": config(training={"total_epochs": 3}), "dry_run": True}
+    )
+    assert shown.status_code == 200, shown.text
+    said = shown.json()
+    assert said["total_steps"] == 12
+    assert said["config"]["advanced"]["lora_rank"] == 16
+    assert said["estimates"]["memory_bytes"] > 0
+    assert said["issues"] == []
+    assert (await ready.get("/runs"))["total_count"] == 0
+
+
+async def test_a_dry_run_estimates_a_model_of_the_hub_and_a_misspelt_one_is_refused(
+    ready: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    with hub(Qwen__Qwen3=QWEN3_06B) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        known = config(experiment={"model_path": "Qwen/Qwen3"})
+        shown = await ready.post("/runs", {"config": known, "dry_run": True})
+        assert shown.status_code == 200, shown.text
+        assert shown.json()["estimates"]["parameters"] > 590_000_000
+        gone = config(experiment={"model_path": "Qwen/Qwne3"})
+        for path in ("/runs", "/evals"):
+            body = {"config": gone if path == "/runs" else {"experiment": gone["experiment"]}}
+            refused = await ready.post(path, body)
+            assert refused.status_code == 400
+            (issue,) = refused.json()["issues"]
+            assert issue["key"] == "experiment.model_path"
+            assert "has no model Qwen/Qwne3" in issue["message"]
+
+
+async def test_characters_that_the_vocabulary_lacks_are_warned_of(ready: Application) -> None:
+    plain = (await ready.post("/runs", {"config": config()})).json()
+    assert plain["warnings"] == []
+    euros = "".join(
+        json.dumps({"user_prompt": f"{n} € für 作", "ground_truth": str(n)}) + "\n"
+        for n in range(4)
+    )
+    assert (await ready.upload("euros", euros)).status_code == 200
+    wanted = {"config": config(experiment={"dataset": "euros"})}
+    made = await ready.post("/runs", wanted, Idempotency_Key="k")
+    (warning,) = made.json()["warnings"]
+    assert "no symbol for 3 characters of euros" in warning
+    assert "'ü' '€' '作'" in warning
+    again = await ready.post("/runs", wanted, Idempotency_Key="k")
+    assert again.json()["warnings"] == [warning]
+    shown = await ready.post("/runs", {**wanted, "dry_run": True})
+    assert shown.json()["warnings"] == [warning]
+    logs = (await ready.get(f"/runs/{made.json()['run']['id']}/logs"))["logs"]
+    assert warning in [entry["message"] for entry in logs]
+    evaluated = await ready.post(
+        "/evals", {"config": {"experiment": wanted["config"]["experiment"]}}
+    )
+    assert evaluated.json()["warnings"] == [warning]
+
+
+async def looked_into(ready: Application, sha: str, *names: str, broken: str | None = None) -> None:
+    """A commit of the workspace that was synced with all its rollouts."""
+    workspace = await ready.services.workspaces.find("w")
+    stream = workspace_stream(workspace.id)
+    pushed = (await ready.services.log.load({stream: 0}))[stream][0]
+    found = tuple(
+        DiscoveredRollout(
+            entrypoint=Entrypoint(rollout=name), error="main.py:3" if name == broken else None
+        )
+        for name in names
+    )
+    synced = WorkspaceSynced(
+        workspace=workspace.id,
+        push=pushed.id,
+        commit=sha,
+        snapshot=ref("snapshot"),
+        rollouts=found,
+    )
+    await ready.append([synced])
+
+
+async def test_a_rollout_that_its_commit_lacks_is_refused_at_submit(ready: Application) -> None:
+    sha = "ab" * 20
+    await looked_into(ready, sha, "say", "says", "broken", broken="broken")
+    pinned = {"commit_sha": sha[:12]}
+    made = await ready.post("/runs", {"config": config(experiment=pinned)})
+    assert made.status_code == 201, made.text
+    for name, says, meant in (("sya", "does not have; it has: say, says", "say"),):
+        wrong = config(experiment={**pinned, "rollout": name})
+        refused = await ready.post("/runs", {"config": wrong})
+        assert refused.status_code == 400
+        (issue,) = refused.json()["issues"]
+        assert issue["key"] == "experiment.rollout"
+        assert says in issue["message"]
+        assert issue["did_you_mean"] == meant
+    bad = await ready.post("/runs", {"config": config(experiment={**pinned, "rollout": "broken"})})
+    assert "main.py:3" in bad.json()["issues"][0]["message"]
+
+
+async def test_a_branch_may_have_a_rollout_that_was_not_seen_yet(ready: Application) -> None:
+    await looked_into(ready, "ab" * 20, "say")
+    made = await ready.post("/runs", {"config": config(experiment={"rollout": "new"})})
+    assert made.status_code == 201, made.text
+    (warning,) = made.json()["warnings"]
+    assert "'new', which commit abababababab does not have" in warning
+    assert (await ready.post("/runs", {"config": config()})).json()["warnings"] == []
+
+
+async def test_a_checkpoint_has_the_context_of_the_model_its_run_began_with(
+    ready: Application,
+) -> None:
+    made = (await ready.post("/runs", {"config": config()})).json()["run"]
+    await ready.append([checkpoint(made["id"], 4, ref("manifest"))])
+    long = config(training={"max_prompt_length": 4096})
+    refused = await ready.post("/runs", {"config": long, "from": f"{made['name']}@4"})
+    assert refused.json()["issues"][0]["key"] == "training.max_prompt_length"
+
+
+async def test_an_evaluation_draws_its_rows_from_the_seed(ready: Application) -> None:
+    await ready.upload("many", rows(40))
+    wanted = {"experiment": config(experiment={"dataset": "many"})["experiment"]}
+    first = await ready.post("/evals", {"config": wanted})
+    assert first.status_code == 201, first.text
+    shown = first.json()["eval"]
+    assert shown["status"] == "pending"
+    assert shown["total"] == 4
+    second = await ready.post("/evals", {"config": wanted})
+    drawn = [
+        (await ready.services.lookup.evaluation(made.json()["eval"]["id"])).rows
+        for made in (first, second)
+    ]
+    assert drawn[0] == drawn[1]
+    limited = {**wanted, "evaluation": {"limit": 5}}
+    made = await ready.post("/evals", {"config": limited, "name": "five"})
+    assert (await ready.services.lookup.evaluation("five")).rows == (0, 1, 2, 3, 4)
+    assert made.json()["eval"]["total"] == 5
+    assert (await ready.get("/evals"))["total_count"] == 3
+    stopped = await ready.post("/evals/five/stop", {})
+    assert stopped.status_code == 200
