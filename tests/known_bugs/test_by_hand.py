@@ -10,10 +10,10 @@ import torch
 from schemas.config import Advanced
 from schemas.learner import Conversation
 from schemas.sampling import PolicyRef
+from tests.unit.trainer.algorithms.test_registry import chosen, gradients
 from tests.unit.trainer.batches import GROUPS, group, policy64
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from tests.unit.trainer.test_learner import play
-from tests.unit.trainer.test_objectives import chosen, gradients
 from tests.unit.trainer.test_optimizer import leaves
 from trainer import grpo
 from trainer.algorithms import cispo, gspo, rloo, sft

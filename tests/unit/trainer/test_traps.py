@@ -13,10 +13,10 @@ from schemas.config import KlEstimator
 from schemas.learner import GradedGroup, StepBatch
 from schemas.sampling import ModelRef, SampleRecord, Turn, sequences_of
 from schemas.sampling import Sequence as Row
+from tests.unit.trainer.algorithms.test_registry import chosen, gradients
 from tests.unit.trainer.batches import CPU, GROUPS, policy64
 from tests.unit.trainer.support import TINY, job, request
 from tests.unit.trainer.test_learner import play
-from tests.unit.trainer.test_objectives import chosen, gradients
 from trainer import grpo
 from trainer.engine import Engine
 from trainer.forward.decoder import decoder_of

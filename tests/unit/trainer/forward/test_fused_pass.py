@@ -7,7 +7,14 @@ import pytest
 import torch
 from transformers import PreTrainedConfig
 
-from tests.unit.trainer.test_sampler_model import QWEN2, QWEN3, _llama, base_of, decoder, views
+from tests.unit.trainer.sampler.test_sampler_model import (
+    QWEN2,
+    QWEN3,
+    _llama,
+    base_of,
+    decoder,
+    views,
+)
 from trainer.forward import fused_pass
 from trainer.forward.decoder import Attend, causal_attend
 from trainer.forward.fused_pass import fits, fused_hidden

@@ -9,8 +9,8 @@ import torch
 
 from schemas.errors import UserCodeError
 from schemas.sampling import Message
+from tests.unit.trainer.model.test_text_parts import TEMPLATES
 from tests.unit.trainer.support import TINY
-from tests.unit.trainer.test_parts import TEMPLATES
 from trainer.model import chat_template as chat_module
 from trainer.model import template_process as template_module
 from trainer.model.base import build_base

@@ -8,8 +8,15 @@ import torch
 from transformers import PreTrainedConfig
 
 from tests.kit.postgres import missing
-from tests.unit.trainer.test_batch import example, packed
-from tests.unit.trainer.test_sampler_model import QWEN2, QWEN3, _llama, base_of, decoder, views
+from tests.unit.trainer.forward.test_packing import example, packed
+from tests.unit.trainer.sampler.test_sampler_model import (
+    QWEN2,
+    QWEN3,
+    _llama,
+    base_of,
+    decoder,
+    views,
+)
 from trainer.forward.decoder import Decoder
 from trainer.forward.native_pass import native_hidden, native_library
 from trainer.forward.packing import MicroBatch, packed_attend

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.kit.postgres import missing
-from tests.unit.trainer.test_native_pass import gradients, leaves, micro
-from tests.unit.trainer.test_sampler_model import QWEN3, base_of, decoder, views
+from tests.unit.trainer.forward.test_native_pass import gradients, leaves, micro
+from tests.unit.trainer.sampler.test_sampler_model import QWEN3, base_of, decoder, views
 from trainer.forward.native_pass import native_hidden
 from trainer.native.compile import compiler, library
 

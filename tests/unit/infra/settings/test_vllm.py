@@ -17,7 +17,7 @@ from infra.settings.settings import BadSetting, Settings
 from infra.settings.vllm import RESERVE
 from tests.kit.platform import eventually
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 ASKED = {"HEADRACE_SAMPLER": "vllm", "HEADRACE_VLLM_MODEL": "qwen3-tiny"}
 
 
@@ -92,7 +92,7 @@ import dataclasses, os, pathlib, sys
 from infra import home, supervisor
 from infra.local.child import Child
 from infra.settings.settings import Settings
-from tests.unit.infra.test_supervisor import SERVER, WORKER
+from tests.unit.infra.local.test_supervisor import SERVER, WORKER
 
 root = pathlib.Path(os.environ["HEADRACE_HOME"])
 settings = Settings.load(os.environ)

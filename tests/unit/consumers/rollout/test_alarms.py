@@ -5,8 +5,8 @@ from schemas.events import GroupGraded, GroupsSettled, RunWarned
 from schemas.sampling import Turn
 from tests.kit.decider import When
 from tests.kit.specs import entry
+from tests.unit.consumers.run.test_health import Played
 from tests.unit.consumers.runs import graded, only
-from tests.unit.consumers.test_run_health import Played
 
 ALARM = "http://a:1 is fenced: after loading x its logprobs differ"
 

@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedConfig
 
 from tests.kit.postgres import missing
-from tests.unit.trainer.test_native import LLAMA, QWEN2, QWEN3
-from tests.unit.trainer.test_sampler_model import base_of, decoder
+from tests.unit.trainer.sampler.native.test_native import LLAMA, QWEN2, QWEN3
+from tests.unit.trainer.sampler.test_sampler_model import base_of, decoder
 from trainer.forward.weights import FUSED, Trainable, trainable
 from trainer.model.base import Base
 from trainer.model.lora import fresh_adapter, target_modules

@@ -16,10 +16,10 @@ import torch
 from transformers import PreTrainedConfig
 
 from tests.kit.postgres import missing
+from tests.unit.trainer.sampler.test_sampler_model import QWEN2 as QWEN2_OF_8
+from tests.unit.trainer.sampler.test_sampler_model import QWEN3 as QWEN3_OF_8
+from tests.unit.trainer.sampler.test_sampler_model import _llama, base_of, decoder
 from tests.unit.trainer.support import Shelf, request
-from tests.unit.trainer.test_sampler_model import QWEN2 as QWEN2_OF_8
-from tests.unit.trainer.test_sampler_model import QWEN3 as QWEN3_OF_8
-from tests.unit.trainer.test_sampler_model import _llama, base_of, decoder
 from trainer.engine import Engine
 from trainer.forward.decoder import causal_attend
 from trainer.forward.weights import trainable
