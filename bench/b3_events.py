@@ -34,7 +34,7 @@ import psutil
 
 from bench.durable_ours import Headrace
 from bench.durable_theirs import AT_ONCE, Dbos, Procrastinate
-from infra.local import embedded_postgres as embedded
+from infra.local import embedded_postgres
 
 ROOT = Path(__file__).resolve().parents[1]
 SIDES: dict[str, Any] = {"headrace": Headrace(), "procrastinate": Procrastinate(), "dbos": Dbos()}
@@ -105,7 +105,7 @@ async def sent(ask: Any, messages: list[str], *, per_s: float | None) -> dict[st
 
 
 async def measure(
-    server: embedded.EmbeddedPostgres, side: str, count: int, per_s: float | None
+    server: embedded_postgres.EmbeddedPostgres, side: str, count: int, per_s: float | None
 ) -> Measured:
     """One side in a database of its own."""
     admin = await asyncpg.connect(server.url)
@@ -135,7 +135,7 @@ async def measure(
     return Measured(count / took, times, spent / count)
 
 
-async def commits(server: embedded.EmbeddedPostgres, count: int, per_s: float) -> Measured:
+async def commits(server: embedded_postgres.EmbeddedPostgres, count: int, per_s: float) -> Measured:
     """Three bare transactions in a row, so often, each row of three begun when it is due."""
     async with asyncpg.create_pool(server.url, min_size=8, max_size=8) as pool:
         await pool.execute("create table floor (n integer)")
@@ -162,7 +162,7 @@ async def reached(looker: Any, side: str, count: int) -> None:
         await asyncio.sleep(0.2)
 
 
-def cpu(pid: int, server: embedded.EmbeddedPostgres) -> float:
+def cpu(pid: int, server: embedded_postgres.EmbeddedPostgres) -> float:
     """CPU-seconds so far: the worker, this process, and Postgres with all it ever started."""
     total = sum(os.times()[:2])
     for process in (psutil.Process(pid), *postgres(server)):
@@ -172,7 +172,7 @@ def cpu(pid: int, server: embedded.EmbeddedPostgres) -> float:
     return total + main.children_user + main.children_system
 
 
-def postgres(server: embedded.EmbeddedPostgres) -> list[psutil.Process]:
+def postgres(server: embedded_postgres.EmbeddedPostgres) -> list[psutil.Process]:
     """Its postmaster, which counts what its children that ended have spent, and the living ones."""
     main = psutil.Process(server.process.pid)
     return [main, *main.children(recursive=True)]
@@ -191,14 +191,14 @@ def show(what: str, side: str, found: list[Measured]) -> None:
 
 async def main(given: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        server = await asyncio.to_thread(embedded.start, Path(directory))
+        server = await asyncio.to_thread(embedded_postgres.start, Path(directory))
         try:
             await table(server, given)
         finally:
             server.stop()
 
 
-async def table(server: embedded.EmbeddedPostgres, given: argparse.Namespace) -> None:
+async def table(server: embedded_postgres.EmbeddedPostgres, given: argparse.Namespace) -> None:
     names = [name for name in SIDES if name in given.sides]
     for name in [name for name in names[:] if name != "headrace" and find_spec(name) is None]:
         print(f"without {name}, which `make oracles` installs")

@@ -28,7 +28,7 @@ from uuid import UUID, uuid4
 import torch
 
 from infra.adapters import Backend, open_backend
-from infra.local import embedded_postgres as embedded
+from infra.local import embedded_postgres
 from infra.ports.ports import Cursor
 from infra.postgres.migrate import migrate
 from infra.settings.settings import Settings
@@ -203,7 +203,7 @@ async def main(*, sizes: Sequence[float], workers: int, count: int) -> int:
     print("   MB    rank samplers  times  store s    p50 s    p99 s    max s")
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory) / "home"
-        server = await asyncio.to_thread(embedded.start, home)
+        server = await asyncio.to_thread(embedded_postgres.start, home)
         await migrate(server.url)
         environ = {
             **{k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")},

@@ -30,7 +30,7 @@ from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.installed import install
 from infra.blobs.local import LocalBlobs
 from infra.git.mirrors import GitRepositories
-from infra.local import embedded_postgres as embedded
+from infra.local import embedded_postgres
 from infra.maintenance.archive import Archives
 from infra.ports.clock import SystemClock
 from infra.postgres.codec import encode
@@ -139,7 +139,7 @@ def story(first: int, events: int) -> Iterator[Event]:
 
 @asynccontextmanager
 async def database_of(
-    server: embedded.EmbeddedPostgres,
+    server: embedded_postgres.EmbeddedPostgres,
 ) -> AsyncIterator[tuple[Database, Notifier]]:
     """A database of its own, so that what one part left does not weigh on another."""
     admin = await asyncpg.connect(server.url)
@@ -153,7 +153,7 @@ async def database_of(
     await admin.close()
 
 
-async def rebuilt(server: embedded.EmbeddedPostgres, events: int) -> None:
+async def rebuilt(server: embedded_postgres.EmbeddedPostgres, events: int) -> None:
     """One line: a run of so many events."""
     async with database_of(server) as (database, notifier):
         log = PostgresLog(database, notifier)
@@ -171,7 +171,7 @@ async def rebuilt(server: embedded.EmbeddedPostgres, events: int) -> None:
         print(f"{events:>10,}{cold:>12.2f} s{crashed:>14.3f} s{projected:>14}", flush=True)
 
 
-async def pages(server: embedded.EmbeddedPostgres, runs: int, home: Path) -> None:
+async def pages(server: embedded_postgres.EmbeddedPostgres, runs: int, home: Path) -> None:
     """One line: so many runs."""
     async with database_of(server) as (database, notifier):
         log, readmodel = PostgresLog(database, notifier), ReadModel(database)
@@ -194,7 +194,7 @@ def p99(times: Sequence[float]) -> float:
 async def main(given: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
-        server = await asyncio.to_thread(embedded.start, home)
+        server = await asyncio.to_thread(embedded_postgres.start, home)
         print(f"B7 growth, load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
         try:
             print(f"{'events':>10}{'cold':>14}{'after a crash':>16}{'read model':>14}")

@@ -25,7 +25,7 @@ from uuid import uuid4
 
 from consumers.process.worker import hosted
 from infra.adapters import open_backend
-from infra.local import embedded_postgres as embedded
+from infra.local import embedded_postgres
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.migrate import migrate
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
@@ -133,7 +133,7 @@ def process(environment: Mapping[str, str], *arguments: str) -> Iterator[subproc
 
 
 async def measure(
-    server: embedded.EmbeddedPostgres, home: Path, kafka: str | None, loads: list[Load]
+    server: embedded_postgres.EmbeddedPostgres, home: Path, kafka: str | None, loads: list[Load]
 ) -> tuple[dict[str, list[Appended]], dict[str, float]]:
     """Run all loads over one bus; what was appended in each, and when each event was handled."""
     environment = {
@@ -197,7 +197,7 @@ def main() -> None:
                 kafka = os.environ.get("HEADRACE_TEST_KAFKA") or (
                     stack.enter_context(kafka_server(home / "kafka")).bootstrap
                 )
-            server = embedded.start(home)
+            server = embedded_postgres.start(home)
             stack.callback(server.stop)
             appended, handled = asyncio.run(measure(server, home, kafka, loads))
             for load in loads:

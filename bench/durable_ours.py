@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from uuid import UUID, uuid4
 
 from bench.durable_theirs import POOL, Ask
-from infra.local import gc_freeze as heap
+from infra.local import gc_freeze
 from infra.ports.ports import Commit, Ports, Recorded
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.lease import LeaseKeeper
@@ -119,7 +119,7 @@ class Headrace:
             runtime = runtime_on(database, notifier, hosting, home=home, log=log)
             keeper = LeaseKeeper(url, hosting.worker, on_beat=lambda: None, on_lost=lambda: None)
             await keeper.start()
-            heap.freeze()  # as a worker does
+            gc_freeze.freeze()  # as a worker does
             try:
                 ready()
                 await runtime.run()

@@ -30,7 +30,7 @@ from trainer.model.char_tokenizer import character_tokenizer
 from trainer.model.chat_template import Chat
 from trainer.model.lora import fresh_adapter, target_modules
 from trainer.policy import Loaded, Policy
-from trainer.sampler import batcher as core_of_sampler
+from trainer.sampler import batcher
 from trainer.sampler.batcher import Core
 from trainer.sampler.completion import Row as Sampled
 from trainer.sampler.completion import Version
@@ -337,7 +337,7 @@ def tables(*, small: bool, only: str | None, fuse: bool) -> None:
     if small:
         print("tiny shapes on the CPU: this shows that the code runs, not how fast it is")
         limits = replace(CPU, most_rows=scale.batch, graphs=True)
-        core_of_sampler.limits_of = lambda device: limits  # what a GPU runs, but for the replay
+        batcher.limits_of = lambda device: limits  # what a GPU runs, but for the replay
     torch.use_deterministic_algorithms(mode=True)
     if only != "b10":
         b9(scale, device, fuse=fuse)

@@ -14,8 +14,7 @@ from uuid import uuid4
 from consumers.process.worker import hosted, leased
 from consumers.registry import REGISTRY, lanes_of, load
 from infra.adapters import Backend, open_backend
-from infra.local import data_directory as outside
-from infra.local import embedded_postgres as embedded
+from infra.local import data_directory, embedded_postgres
 from infra.ports.ports import Cursor, Recorded
 from infra.postgres.migrate import migrate
 from infra.runtime.hosting import Hosting
@@ -117,12 +116,12 @@ async def inside(files: Mapping[str, str], *, stack: bool = False) -> AsyncItera
 
 @contextmanager
 def _embedded(root: Path) -> Iterator[Mapping[str, str]]:
-    server = embedded.start(root / "home")
+    server = embedded_postgres.start(root / "home")
     try:
         yield {"HEADRACE_DATABASE_URL": server.url}
     finally:
         server.stop()
-        embedded.remove(root / "home")
+        embedded_postgres.remove(root / "home")
 
 
 @contextmanager
@@ -131,4 +130,4 @@ def _stack(root: Path) -> Iterator[Mapping[str, str]]:
         with components(root) as found:
             yield found.environment
     finally:
-        outside.remove(root / "postgres")
+        data_directory.remove(root / "postgres")

@@ -18,7 +18,7 @@ from typing import Any
 
 from consumers.__main__ import main
 from consumers.registry import REGISTRY
-from infra.local import gc_freeze as heap
+from infra.local import gc_freeze
 
 IMPORTED = ("consumers.process.worker", "trainer.engine", "trainer.sampler.vllm.fleet")
 PR_SET_PDEATHSIG = 1
@@ -29,7 +29,7 @@ def serve() -> int:
     """Make what is asked for until the supervisor hangs up; in a worker: work. An exit code."""
     for module in (*IMPORTED, *REGISTRY.values()):
         importlib.import_module(module)
-    heap.freeze()
+    gc_freeze.freeze()
     supervisor = os.getppid()
     asked = _forked()
     return 0 if asked is None else _work(asked, supervisor)

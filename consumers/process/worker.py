@@ -19,7 +19,7 @@ from infra import failpoints, telemetry
 from infra.adapters import Backend, open_backend
 from infra.gateway.server import HttpGateway
 from infra.git.mirrors import GitRepositories
-from infra.local import gc_freeze as heap
+from infra.local import gc_freeze
 from infra.ports.ports import Ports
 from infra.postgres.lease import LEASE_LOST, LeaseKeeper, leave
 from infra.postgres.notify import News
@@ -116,7 +116,7 @@ async def hosted(hosting: Hosting, backend: Backend, settings: Settings) -> Asyn
     """A runtime with what its lanes need."""
     async with AsyncExitStack() as stack:
         ports = await _ports(stack, hosting, backend, settings)
-        heap.freeze()
+        gc_freeze.freeze()
         runtime = Runtime(
             hosting,
             log=backend.log,

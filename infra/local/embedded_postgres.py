@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import asyncpg
 
-from infra.local import data_directory as outside
+from infra.local import data_directory
 from infra.local.data_directory import SYSTEM_ROOT
 from infra.local.death_signal import die_with
 from schemas.errors import InvalidConfig, TransientError
@@ -98,7 +98,7 @@ def place_for(home: Path) -> Place:
     """Where the database of this home lives, from now on if it had none. Raises InvalidConfig when it is
     another home's."""
     if os.geteuid() == 0:
-        return _outside(outside.made(home / LINK))
+        return _outside(data_directory.made(home / LINK))
     return _inside(home)
 
 
@@ -107,7 +107,7 @@ def place_of(home: Path) -> Place | None:
     another home's."""
     if os.geteuid() != 0:
         place = _inside(home)
-    elif (root := outside.found(home / LINK)) is not None:
+    elif (root := data_directory.found(home / LINK)) is not None:
         place = _outside(root)
     else:
         return None
@@ -117,7 +117,7 @@ def place_of(home: Path) -> Place | None:
 def remove(home: Path) -> None:
     """Remove the database of this home, whose server is stopped."""
     if os.geteuid() == 0:
-        outside.remove(home / LINK)
+        data_directory.remove(home / LINK)
     else:
         shutil.rmtree(home / LINK, ignore_errors=True)
 

@@ -22,8 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from infra.adapters import check_blobs
-from infra.local import embedded_postgres as embedded
-from infra.local import home
+from infra.local import embedded_postgres, home
 from infra.local.child import Child, ChildSpec, make_room
 from infra.local.embedded_postgres import EmbeddedPostgres
 from infra.local.forkserver import ForkServer, reap_strangers
@@ -108,7 +107,7 @@ def _database(settings: Settings) -> Iterator[tuple[str, EmbeddedPostgres | None
     if settings.database_url is not None:
         yield settings.database_url, None
         return
-    server = embedded.start(settings.home)
+    server = embedded_postgres.start(settings.home)
     try:
         yield server.url, server
     finally:

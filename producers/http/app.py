@@ -15,6 +15,7 @@ from producers.http.responses import away, problem, refused
 from producers.http.routes import (
     checkpoints,
     datasets,
+    dead_letters,
     evaluations,
     events,
     platform,
@@ -25,7 +26,6 @@ from producers.http.routes import (
     verifications,
     workspaces,
 )
-from producers.http.routes import dead_letters as deadletters
 from producers.http.services import Services
 from producers.http.tracing import Traced
 from schemas.errors import CorruptData, Refused, TransientError
@@ -43,7 +43,7 @@ RESOURCES = (
     evaluations,
     checkpoints,
     verifications,
-    deadletters,
+    dead_letters,
     retention,
 )
 

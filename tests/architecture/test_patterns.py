@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from infra.settings.kafka import KafkaSettings
-from producers.core import lookup, submit, workspaces
-from producers.core import model_ref as models
-from producers.core.datasets import registration as datasets
-from producers.http import requests as bodies
+from producers.core import lookup, model_ref, submit, workspaces
+from producers.core.datasets import registration
+from producers.http import requests
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOTS = ("schemas", "trainer", "infra", "consumers", "producers", "headrace")
@@ -40,12 +39,12 @@ def test_nothing_is_checked_by_match() -> None:
 @pytest.mark.parametrize(
     ("pattern", "name"),
     [
-        (datasets.NAME, "a-dataset"),
+        (registration.NAME, "a-dataset"),
         (submit.NAME, "a-run"),
         (workspaces.NAME, "a-workspace"),
         (lookup.CHECKPOINT, "run@3"),
-        (models.HUB, "org/name"),
-        (bodies.KEY, "a-key"),
+        (model_ref.HUB, "org/name"),
+        (requests.KEY, "a-key"),
     ],
 )
 def test_a_newline_at_the_end_is_no_part_of_a_name(pattern: re.Pattern[str], name: str) -> None:

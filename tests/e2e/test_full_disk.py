@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from infra.local import embedded_postgres as embedded
+from infra.local import embedded_postgres
 from infra.local.home import prepare as prepared
 from tests.kit.disk import full, small_disk
 from tests.kit.ledger import check
@@ -47,7 +47,7 @@ def test_full_disks_are_waited_for(tmp_path: Path) -> None:
     start again."""
     home = tmp_path / "home"
     prepared(home)
-    data = embedded.place_for(home).data.parent
+    data = embedded_postgres.place_for(home).data.parent
     with small_disk(tmp_path / "disk", size_mb=64) as disk, small_disk(data, size_mb=256):
         environment = {"HEADRACE_BLOBS": (disk / "blobs").as_uri()}
         with platform(home, environment=environment) as started:

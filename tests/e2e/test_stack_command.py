@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra.local import data_directory as outside
+from infra.local import data_directory
 from tests.kit.kafka import need_kafka
 from tests.kit.platform import ROOT
 from tests.kit.postgres import need_programs
@@ -67,4 +67,4 @@ def test_one_command_starts_it_all_and_another_stops_it(tmp_path: Path) -> None:
     assert not (stack / "env").exists()
     down = python("tests.stack", "down", str(stack))
     assert (down.returncode, "no stack runs" in down.stderr) == (1, True)
-    outside.remove(stack / "postgres")
+    data_directory.remove(stack / "postgres")

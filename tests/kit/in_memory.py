@@ -24,7 +24,7 @@ from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime
 from infra.sandbox.sandbox import ProcessSandbox
 from infra.settings.settings import Settings
-from producers.core.datasets import registration as datasets
+from producers.core.datasets import registration
 from producers.core.lookup import Lookup
 from producers.core.submit import Asked, Submitter
 from producers.core.workspaces import Workspaces
@@ -54,8 +54,8 @@ class InMemory:
         self.log = MemoryLog(self.world)
 
     async def upload(self, name: str, file: Path) -> None:
-        checked = await datasets.check(file, "jsonl")
-        await datasets.register(
+        checked = await registration.check(file, "jsonl")
+        await registration.register(
             checked,
             file,
             name=name,

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import httpx
 
-from infra.local import embedded_postgres as embedded
+from infra.local import embedded_postgres
 from infra.local.free_port import free_port
 from infra.local.supervisor import tail
 
@@ -294,7 +294,7 @@ def forget_homes() -> None:
     """Remove the embedded databases of the homes so far. As root they are not below the directories of
     the tests, and those of a whole test run would fill a small disk."""
     while HOMES:
-        embedded.remove(HOMES.pop())
+        embedded_postgres.remove(HOMES.pop())
 
 
 def final_adapter(info: Any) -> str:

@@ -17,7 +17,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra.local import embedded_postgres as embedded
+from infra.local import embedded_postgres
 from infra.postgres.migrate import migrate
 from infra.postgres.pool import Database, connect
 from tests.stack.postgres import PostgresServer, install, postgres_server
@@ -40,10 +40,10 @@ def postgres_url(embedded_url: str) -> str:
 def embedded_url() -> Iterator[str]:
     """The URL of an embedded server that this session started."""
     with tempfile.TemporaryDirectory() as home:
-        server = embedded.start(Path(home))
+        server = embedded_postgres.start(Path(home))
         yield server.url
         server.stop()
-        embedded.remove(Path(home))
+        embedded_postgres.remove(Path(home))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from infra.readmodel.registry import DatasetJson
-from producers.core.datasets import registration as datasets
+from producers.core.datasets import registration
 from producers.core.datasets.mapping import as_query, from_query, mapping_of, unread
 from producers.http.downloads import first_lines, sent
 from producers.http.requests import body_of
@@ -32,9 +32,9 @@ async def announce(request: Request) -> Response:
     body = await body_of(request, ("name", "file_name", "mapping"))
     mapping = mapping_of(body.values.get("mapping"))
     name, file_name = body.text("name"), body.text("file_name")
-    datasets.check_name(name)
-    datasets.file_kind(file_name)
-    identity = datasets.dataset_id(name)
+    registration.check_name(name)
+    registration.file_kind(file_name)
+    identity = registration.dataset_id(name)
     await services(request).readmodel.uploads.announce(identity, name, file_name)
     pending = {"id": identity, "name": name, "status": "pending", "file_name": file_name}
     upload = {"path": f"/api/v1/datasets/{identity}/content{as_query(mapping)}"}
@@ -49,14 +49,14 @@ async def content(request: Request) -> Response:
         raise NotFound(f"no upload {ref} is announced; POST /api/v1/datasets first")
     name, file_name = announced
     mapping = from_query(request.query_params.get("mapping"))
-    async with datasets.received(request.stream(), core.settings.home / "uploads") as path:
+    async with registration.received(request.stream(), core.settings.home / "uploads") as path:
         await core.readmodel.uploads.mark(ref, "processing")
-        checked = await datasets.check(path, datasets.file_kind(file_name), mapping=mapping)
+        checked = await registration.check(path, registration.file_kind(file_name), mapping=mapping)
         if checked.report.issues:
-            refusal = datasets.refusal(file_name, checked.report)
+            refusal = registration.refusal(file_name, checked.report)
             await core.readmodel.uploads.mark(ref, "error", refusal.message)
             raise refusal
-        recorded = await datasets.register(
+        recorded = await registration.register(
             checked,
             path,
             name=name,
@@ -78,11 +78,11 @@ async def validate(request: Request) -> Response:
     file_name = request.query_params.get("file_name")
     if not file_name:
         raise InvalidConfig("name the file: ?file_name=data.jsonl")
-    kind = datasets.file_kind(file_name)
+    kind = registration.file_kind(file_name)
     mapping = from_query(request.query_params.get("mapping"))
     home = services(request).settings.home
-    async with datasets.received(request.stream(), home / "uploads") as path:
-        report = (await datasets.check(path, kind, mapping=mapping)).report
+    async with registration.received(request.stream(), home / "uploads") as path:
+        report = (await registration.check(path, kind, mapping=mapping)).report
     issues = [
         {"key": issue.key, "message": issue.message, "did_you_mean": issue.did_you_mean}
         for issue in report.issues
@@ -108,7 +108,7 @@ async def show(request: Request) -> Response:
     ref = request.path_params["ref"]
     found = await services(request).readmodel.registry.dataset(ref)
     if found is None:
-        await datasets.find(services(request).log, ref)
+        await registration.find(services(request).log, ref)
         raise TransientError(f"dataset {ref} is not in the read model yet; try again")
     registered = await _registered(request) if found["status"] == "uploaded" else None
     return Answer({"dataset": shown(found, registered)})
@@ -128,7 +128,7 @@ async def download(request: Request) -> Response:
 
 
 async def _registered(request: Request) -> DatasetRegistered:
-    return await datasets.find(services(request).log, request.path_params["ref"])
+    return await registration.find(services(request).log, request.path_params["ref"])
 
 
 ROUTES = [

@@ -9,10 +9,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from infra import task_cancellation as ending
+from infra import task_cancellation
 from infra.memory.event_log import MemoryEffects
 from infra.ports.ports import Claimed
-from infra.postgres import errors as away
+from infra.postgres import errors
 from infra.postgres.errors import Away, answering, through
 from infra.postgres.notify import Wakeup
 from infra.runtime import runtime
@@ -48,8 +48,8 @@ async def as_an_answer() -> None:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(away, "PAUSE_S", 0.0)
-    monkeypatch.setattr(ending, "AGAIN_S", 0.05)
+    monkeypatch.setattr(errors, "PAUSE_S", 0.0)
+    monkeypatch.setattr(task_cancellation, "AGAIN_S", 0.05)
 
 
 @pytest.mark.parametrize("swallow", [as_away, as_away_of_an_adapter, as_an_answer])
@@ -153,7 +153,7 @@ async def test_a_runtime_leaves_an_effect_that_does_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it does with a cancellation, it is given back and the process goes."""
-    monkeypatch.setattr(ending, "END_S", 0.2)
+    monkeypatch.setattr(task_cancellation, "END_S", 0.2)
     bench = Bench(tmp_path, [consumer(Script(asks=True))])
     at_work, over = asyncio.Event(), asyncio.Event()
 

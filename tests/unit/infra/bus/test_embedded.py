@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from infra.bus import reconciler as reconcile
+from infra.bus import reconciler
 from infra.bus.embedded import EmbeddedBus
 from infra.bus.reconciler import Delivered
 from infra.memory.event_log import MemoryLog, World
@@ -103,7 +103,7 @@ class Bench:
 async def test_what_was_consumed_in_a_cascade_costs_three_questions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reconcile, "ADVANCE_S", 1e6)
+    monkeypatch.setattr(reconciler, "ADVANCE_S", 1e6)
     bench = Bench()
     async with bench.listening():
         await bench.append(consumed=True)
@@ -116,7 +116,7 @@ async def test_what_was_consumed_in_a_cascade_costs_three_questions(
 
 
 async def test_watermarks_follow_when_nothing_more_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile, "ADVANCE_S", 0.2)
+    monkeypatch.setattr(reconciler, "ADVANCE_S", 0.2)
     bench = Bench()
     async with bench.listening():
         await bench.append(consumed=False)

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from infra.bus import tail_wait as follow
+from infra.bus import tail_wait
 from infra.bus.tail_wait import LONGEST_NAP_S, SHORTEST_NAP_S, Patience
 from infra.ports.ports import Cursor
 from infra.postgres.notify import Wakeup
@@ -17,8 +17,8 @@ class Hidden:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.naps = 100.0, list[float]()
         self.hides = True
-        monkeypatch.setattr(follow.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(follow.asyncio, "sleep", self._nap)
+        monkeypatch.setattr(tail_wait.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(tail_wait.asyncio, "sleep", self._nap)
 
     async def ahead(self, after: Cursor) -> bool:
         return self.hides

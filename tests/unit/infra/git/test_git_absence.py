@@ -14,9 +14,8 @@ from uuid import UUID
 
 import pytest
 
-from consumers.sync import consumer as sync
-from infra.git import mirrors as git_module
-from infra.git import process as git_process
+from consumers.sync import consumer
+from infra.git import mirrors, process
 from infra.git.failures import meaning
 from infra.git.mirrors import GitRepositories
 from infra.git.process import GitFailed, TooLate
@@ -34,8 +33,8 @@ from tests.kit.platform import git, make_workspace
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitServer]:
     """A server on this machine has no certificate: plain HTTP is let through here only."""
-    monkeypatch.setattr(git_module, "SCHEMES", (*git_module.SCHEMES, "http"))
-    monkeypatch.setattr(git_process, "PROTOCOLS", (*git_process.PROTOCOLS, "http"))
+    monkeypatch.setattr(mirrors, "SCHEMES", (*mirrors.SCHEMES, "http"))
+    monkeypatch.setattr(process, "PROTOCOLS", (*process.PROTOCOLS, "http"))
     make_workspace(tmp_path / "served" / "source")
     with git_server(tmp_path / "served") as serving:
         yield serving
@@ -73,7 +72,7 @@ async def performed(
         traceparent=None,
     )
     ports = bench(tmp_path, repositories=repositories, user=FakeUserCode()).ports
-    return await perform_once(sync.CONSUMER, claimed, ports)
+    return await perform_once(consumer.CONSUMER, claimed, ports)
 
 
 async def test_a_server_that_answers_503_is_waited_for(
@@ -89,8 +88,8 @@ async def test_a_server_that_answers_503_is_waited_for(
         assert "503" in waits.error
         assert "does not answer now" in waits.error
         pauses.append(waits.retry_in_s)
-    assert 0 < pauses[0] <= git_module.PAUSE_S < min(pauses[3:])
-    assert max(pauses) <= git_module.LONGEST_PAUSE_S
+    assert 0 < pauses[0] <= mirrors.PAUSE_S < min(pauses[3:])
+    assert max(pauses) <= mirrors.LONGEST_PAUSE_S
     server.status = 200
     done = await performed(server, repositories, tmp_path)
     assert isinstance(done.outcome, CommitFetched)
@@ -103,9 +102,7 @@ async def test_twin_if_every_failure_were_the_users_a_503_would_end_the_work(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        git_module, "meaning", lambda error, what: NotFound(f"{what}: {error.said}")
-    )
+    monkeypatch.setattr(mirrors, "meaning", lambda error, what: NotFound(f"{what}: {error.said}"))
     server.status = 503
     ended = await performed(server, repositories, tmp_path)
     assert isinstance(ended.outcome, Failed)

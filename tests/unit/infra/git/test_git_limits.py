@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.git import process as git_process
+from infra.git import process
 from infra.git import tree as git_tree
 from infra.git.mirrors import GitRepositories
 from infra.git.process import run_git
@@ -180,8 +180,8 @@ async def test_a_server_that_gives_out_branches_only_gives_a_pinned_commit_too(
 ) -> None:
     shas = grown(source, commits=3)
     monkeypatch.setattr("infra.git.mirrors.OURS", "")
-    config = git_process.CONFIG
-    monkeypatch.setattr(git_process, "CONFIG", (*config, "protocol.version=0"))
+    config = process.CONFIG
+    monkeypatch.setattr(process, "CONFIG", (*config, "protocol.version=0"))
     pinned = CommitSpec(url=str(source), sha=shas[0])
     assert await repositories.fetch("w", pinned) == shas[0]
     assert await repositories.snapshot("w", shas[0])
@@ -284,10 +284,10 @@ async def test_twin_inline_the_same_work_holds_the_loop(
 async def test_git_and_its_children_run_under_limits() -> None:
     said = await run_git("-c", "alias.limits=!cat /proc/self/limits", "limits")
     limits = {line[:25].strip(): line[25:].split() for line in said.decode().splitlines()}
-    assert limits["Max cpu time"][:2] == [str(git_process.CPU_S), str(git_process.CPU_S + 10)]
-    assert limits["Max address space"][:2] == [str(git_process.ADDRESS_BYTES)] * 2
-    assert limits["Max file size"][:2] == [str(git_process.FILE_BYTES)] * 2
-    assert int(limits["Max processes"][0]) <= git_process.PROCESSES
+    assert limits["Max cpu time"][:2] == [str(process.CPU_S), str(process.CPU_S + 10)]
+    assert limits["Max address space"][:2] == [str(process.ADDRESS_BYTES)] * 2
+    assert limits["Max file size"][:2] == [str(process.FILE_BYTES)] * 2
+    assert int(limits["Max processes"][0]) <= process.PROCESSES
     assert limits["Max core file size"][0] == "0"
 
 
@@ -297,10 +297,10 @@ async def test_a_transfer_beyond_the_limit_is_refused_for_good(
     (source / "noise").write_bytes(os.urandom(1 << 20))
     git(source, "add", "-A")
     git(source, "commit", "-q", "-m", "noise")
-    monkeypatch.setattr(git_process, "FILE_BYTES", 1 << 16)
+    monkeypatch.setattr(process, "FILE_BYTES", 1 << 16)
     with pytest.raises(Refused, match="have to be transferred"):
         await repositories.fetch("w", CommitSpec(url=str(source)))
-    monkeypatch.setattr(git_process, "FILE_BYTES", 1 << 30)
+    monkeypatch.setattr(process, "FILE_BYTES", 1 << 30)
     await repositories.fetch("w", CommitSpec(url=str(source)))  # the twin: it was the limit
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from infra.local import data_directory as outside
+from infra.local import data_directory
 from schemas.errors import InvalidConfig
 
 
 @pytest.fixture(autouse=True)
 def system_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "system"
-    monkeypatch.setattr(outside, "SYSTEM_ROOT", root)
+    monkeypatch.setattr(data_directory, "SYSTEM_ROOT", root)
     return root
 
 
@@ -24,39 +24,39 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_a_home_finds_what_it_had(home: Path) -> None:
-    assert outside.found(home / "postgres") is None
-    made = outside.made(home / "postgres")
+    assert data_directory.found(home / "postgres") is None
+    made = data_directory.made(home / "postgres")
     assert made.is_dir()
-    assert outside.made(home / "postgres") == outside.found(home / "postgres") == made
+    assert data_directory.made(home / "postgres") == data_directory.found(home / "postgres") == made
 
 
 def test_a_home_made_anew_at_the_same_place_has_nothing_of_the_former(home: Path) -> None:
-    former = outside.made(home / "postgres")
+    former = data_directory.made(home / "postgres")
     shutil.rmtree(home)
-    assert outside.found(home / "postgres") is None
-    assert outside.made(home / "postgres") != former
+    assert data_directory.found(home / "postgres") is None
+    assert data_directory.made(home / "postgres") != former
     assert former.is_dir(), "nothing is removed that nobody asked to remove"
 
 
 def test_a_home_that_was_moved_keeps_its_database(home: Path) -> None:
-    had = outside.made(home / "postgres")
+    had = data_directory.made(home / "postgres")
     moved = home.rename(home.with_name("moved"))
-    assert outside.made(moved / "postgres") == had
+    assert data_directory.made(moved / "postgres") == had
     home.mkdir()
-    assert outside.made(home / "postgres") != had
+    assert data_directory.made(home / "postgres") != had
 
 
 def test_a_copy_of_a_home_is_refused(home: Path) -> None:
-    outside.made(home / "postgres")
+    data_directory.made(home / "postgres")
     copy = home.with_name("copy")
     shutil.copytree(home, copy, symlinks=True)
-    for use in (outside.found, outside.made, outside.remove):
+    for use in (data_directory.found, data_directory.made, data_directory.remove):
         with pytest.raises(InvalidConfig, match=f"a copy of {home}"):
             use(copy / "postgres")
 
 
 def test_what_is_removed_leaves_nothing(home: Path, system_root: Path) -> None:
-    outside.remove(home / "postgres")
-    outside.made(home / "postgres")
-    outside.remove(home / "postgres")
+    data_directory.remove(home / "postgres")
+    data_directory.made(home / "postgres")
+    data_directory.remove(home / "postgres")
     assert list(system_root.iterdir()) == list(home.iterdir()) == []

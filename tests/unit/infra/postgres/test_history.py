@@ -18,7 +18,7 @@ from infra.bus.relay import Position, Relay
 from infra.memory.bus import MemoryBus
 from infra.memory.event_log import MemoryLog, World
 from infra.ports.ports import Bus, Commit, Cursor, Recorded
-from infra.postgres import errors as away
+from infra.postgres import errors
 from infra.postgres.history import Turned, as_of
 from infra.postgres.notify import Wakeup
 from infra.runtime import runtime
@@ -72,7 +72,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconcile, "SLOW_POLL_S", 0.01)
     monkeypatch.setattr(reconcile, "HEAD_S", 0.0)
     monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.02)
-    monkeypatch.setattr(away, "PAUSE_S", 0.0)
+    monkeypatch.setattr(errors, "PAUSE_S", 0.0)
 
 
 @asynccontextmanager
@@ -88,7 +88,7 @@ async def reading(world: World, bus: Bus) -> AsyncIterator[list[int]]:
                     await MemoryLog(world).commit(Commit(consumed=((name, recorded.id),)))
                 await bus.acknowledge(batch)
 
-    task = asyncio.ensure_future(away.through(loop))
+    task = asyncio.ensure_future(errors.through(loop))
     try:
         yield seen
     finally:

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from infra.memory.event_log import MemoryEffects
-from infra.postgres import errors as away
+from infra.postgres import errors
 from infra.postgres.errors import Away
-from infra.runtime import attempt as performing
-from infra.runtime import runtime
+from infra.runtime import attempt, runtime
 from schemas.errors import RepositoryAway, StoreAway
 from tests.kit.hosting import Bench, Script, consumer
 
@@ -18,8 +17,8 @@ from tests.kit.hosting import Bench, Script, consumer
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here says that the world changed: look often."""
     monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
-    monkeypatch.setattr(away, "PAUSE_S", 0.05)
-    monkeypatch.setattr(performing, "STORE_PAUSE_S", 0.0)
+    monkeypatch.setattr(errors, "PAUSE_S", 0.05)
+    monkeypatch.setattr(attempt, "STORE_PAUSE_S", 0.0)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 
 from infra.memory.event_log import MemoryLog
-from infra.runtime import folded_states as states
-from infra.runtime import runtime
+from infra.runtime import folded_states, runtime
 from infra.runtime.consumer import Consumer
 from infra.runtime.folded_states import States
 from schemas.ids import checkpoint_stream
@@ -21,7 +20,7 @@ STREAM = checkpoint_stream("r")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "SNAPSHOT_EVERY", EVERY)
+    monkeypatch.setattr(folded_states, "SNAPSHOT_EVERY", EVERY)
     monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
 
 
@@ -74,7 +73,7 @@ async def test_who_has_no_snapshots_folds_everything(tmp_path: Path) -> None:
 async def test_a_long_history_is_read_in_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
-    monkeypatch.setattr(states, "PAGE", page)
+    monkeypatch.setattr(folded_states, "PAGE", page)
     bench = Bench(tmp_path, [consumer(Script())])
     async with bench.running():
         await bench.warn("r", *range(1, 8))

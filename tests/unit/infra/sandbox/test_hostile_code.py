@@ -13,7 +13,7 @@ import pytest
 from infra.blobs.artifacts import reference
 from infra.git.mirrors import GitRepositories
 from infra.sandbox import process as confined
-from infra.sandbox import sandbox as module
+from infra.sandbox import sandbox
 from infra.sandbox.host_messages import Graded, ProtocolError, check_grades, later
 from infra.sandbox.sandbox import ProcessSandbox
 from infra.settings.settings import Settings
@@ -138,7 +138,7 @@ async def failure(user: ProcessSandbox, rollout: RolloutRef, what: str) -> UserC
     """How a sample fails in the end, run again as its effect would be; within a time that only a hang
     exceeds."""
     async with asyncio.timeout(120):
-        for _ in range(module.TRIES + 1):
+        for _ in range(sandbox.TRIES + 1):
             try:
                 await run(user, rollout, what)
             except TransientError:
@@ -285,7 +285,7 @@ async def test_grades_are_of_the_samples_that_were_given_and_nothing_else(
 async def test_twin_without_the_check_any_parts_are_taken(
     user: ProcessSandbox, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "check_grades", lambda *_, **__: None)
+    monkeypatch.setattr(sandbox, "check_grades", lambda *_, **__: None)
     (graded,) = await user.grade(
         rollout, group="g", label=MANY % 5, metadata={}, samples=[SampleRecord(index=0)]
     )

@@ -10,7 +10,7 @@ import pytest
 
 from infra.blobs.artifacts import reference
 from infra.git.mirrors import GitRepositories
-from infra.sandbox import sandbox as module
+from infra.sandbox import sandbox
 from infra.sandbox.process import ConfinedProcess, Ended
 from infra.sandbox.sandbox import ProcessSandbox
 from infra.sandbox.user_process import UNPRIVILEGED
@@ -158,7 +158,7 @@ async def run(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
 
 async def failure(user: ProcessSandbox, rollout: RolloutRef, what: str) -> UserCodeError:
     """How a sample fails, run again (as its effect would be) when the fault may be another's."""
-    for _ in range(module.TRIES + 1):
+    for _ in range(sandbox.TRIES + 1):
         try:
             await run(user, rollout, what)
         except TransientError:
@@ -189,7 +189,7 @@ async def test_a_sample_fails_alone_and_says_how(
 
 async def until_known(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
     """What a sample answers, or how it fails; run again, as its effect would be."""
-    for _ in range(module.TRIES + 1):
+    for _ in range(sandbox.TRIES + 1):
         try:
             return await run(user, rollout, what)
         except TransientError:
@@ -211,10 +211,10 @@ async def test_neighbours_of_one_that_ends_the_process_run_again(
 @pytest.mark.parametrize(
     ("when", "times", "ends"),
     [
-        ("loading", module.TRIES - 1, "done"),
-        ("loading", module.TRIES, "process_died"),
-        ("running", module.TRIES, "done"),  # once beside others, then alone
-        ("running", module.TRIES + 1, "process_died"),
+        ("loading", sandbox.TRIES - 1, "done"),
+        ("loading", sandbox.TRIES, "process_died"),
+        ("running", sandbox.TRIES, "done"),  # once beside others, then alone
+        ("running", sandbox.TRIES + 1, "process_died"),
     ],
 )
 async def test_a_process_that_is_killed_is_not_the_samples_fault(
@@ -410,7 +410,7 @@ async def test_processes_stay_warm(user: ProcessSandbox, rollout: RolloutRef) ->
 async def test_of_warm_processes_the_one_unused_for_longest_ends_first(
     user: ProcessSandbox, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "WARM", 2)
+    monkeypatch.setattr(sandbox, "WARM", 2)
     kinds = [rollout.model_copy(update={"env": {"KIND": kind}}) for kind in "abc"]
     for kind in (kinds[0], kinds[1], kinds[0]):
         await run(user, kind, "fine")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra import failpoints
-from infra.local import embedded_postgres as embedded
+from infra.local import embedded_postgres
 from infra.sandbox.process import describe_user
 from infra.settings.settings import BadSetting, Settings
 from infra.telemetry import JsonLines
@@ -170,6 +170,6 @@ def test_a_user_without_a_home_is_told_to_name_one(
         Settings.load({})
     assert Settings.load({"HEADRACE_HOME": str(tmp_path)}).home == tmp_path
     with pytest.raises(InvalidConfig, match="name a server in HEADRACE_DATABASE_URL"):
-        embedded.check_user()
+        embedded_postgres.check_user()
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
     assert describe_user() == "uid 54321"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from producers.cli import config_files as configs
+from producers.cli import config_files
 from producers.cli.config_files import MOST_BYTES, read_config
 from producers.cli.errors import Failure
 
@@ -15,7 +15,7 @@ def test_a_file_of_megabytes_is_refused_before_it_is_parsed(
     path = tmp_path / "big.toml"
     path.write_text("# " + "x" * MOST_BYTES)
     parsed: list[str] = []
-    monkeypatch.setattr(configs.tomllib, "loads", lambda text: parsed.append(text) or {})
+    monkeypatch.setattr(config_files.tomllib, "loads", lambda text: parsed.append(text) or {})
     with pytest.raises(Failure, match="more than 256 KiB"):
         read_config(path)
     assert not parsed

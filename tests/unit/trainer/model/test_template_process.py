@@ -11,8 +11,7 @@ from schemas.errors import UserCodeError
 from schemas.sampling import Message
 from tests.unit.trainer.model.test_text_parts import TEMPLATES
 from tests.unit.trainer.support import TINY
-from trainer.model import chat_template as chat_module
-from trainer.model import template_process as template_module
+from trainer.model import chat_template, template_process
 from trainer.model.base import build_base
 from trainer.model.char_tokenizer import CHAT_TEMPLATE
 from trainer.model.chat_template import Chat
@@ -47,7 +46,7 @@ def chat() -> Chat:
 @pytest.fixture(autouse=True)
 def _short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of time is the one that a test waits for."""
-    monkeypatch.setattr(template_module, "DEADLINE_S", 2.0)
+    monkeypatch.setattr(template_process, "DEADLINE_S", 2.0)
 
 
 @pytest.mark.parametrize("name", sorted(HOSTILE))
@@ -65,7 +64,7 @@ def test_twin_in_this_process_the_same_template_goes_on(
 ) -> None:
     """In a thread, which ends with its loop: a shorter one than for ever."""
     shorter = FOR_EVER.replace("99999", "2500")
-    monkeypatch.setattr(chat_module, "CHAT_TEMPLATE", shorter)
+    monkeypatch.setattr(chat_template, "CHAT_TEMPLATE", shorter)
     monkeypatch.setattr(shared, "render", lambda *_, **__: pytest.fail("it is rendered here"))
     chat._tokenizer.chat_template = shorter
     turned = threading.Event()
@@ -92,7 +91,7 @@ def test_a_template_writes_there_what_it_writes_here(
 
 def test_a_process_that_somebody_kills_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two texts, and in the middle of one."""
-    monkeypatch.setattr(template_module, "DEADLINE_S", 60.0)
+    monkeypatch.setattr(template_process, "DEADLINE_S", 60.0)
     process = TemplateProcess()
     slow = "{% for a in range(3000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}done"
     said: list[str] = []
@@ -114,7 +113,7 @@ def test_a_process_that_somebody_kills_is_started_again(monkeypatch: pytest.Monk
 
 
 def test_one_that_ends_whenever_it_is_asked_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_module, "TRIES", 1)
+    monkeypatch.setattr(template_process, "TRIES", 1)
     process = TemplateProcess()
     original = process._ask
 

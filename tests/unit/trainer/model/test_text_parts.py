@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 from schemas.sampling import Message, Turn
 from tests.kit.tokenizers import PREFIXED, TEMPLATES, Kind, tokenizer_of
 from tests.unit.trainer.support import request
-from trainer.model import text_parts as parts
+from trainer.model import text_parts
 from trainer.model.chat_template import Chat
 from trainer.model.loss_turns import rows_of
 from trainer.model.text_parts import ids_of_parts, prepends
@@ -119,7 +119,7 @@ def test_the_parts_are_the_whole_but_where_a_token_reaches_over(
     found = ids_of_parts(tokenizer, texts)
     assert len(found) == len(texts)
     joined, ends = "".join(texts), [len("".join(texts[:n])) for n in range(1, len(texts))]
-    ids, places = parts._places(tokenizer, joined, ends)
+    ids, places = text_parts._places(tokenizer, joined, ends)
     if None not in places:
         assert [i for part in found for i in part] == ids
     text = str(tokenizer.decode([i for part in found for i in part]))

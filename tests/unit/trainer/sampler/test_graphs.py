@@ -10,7 +10,7 @@ import torch
 from schemas.sampling import PolicyRef, SampleRequest, Turn
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.engine import Engine
-from trainer.sampler import memory_limits as limits
+from trainer.sampler import memory_limits
 from trainer.sampler.cuda_graph_batch import BURST, GraphLane, padded
 from trainer.sampler.decode_batch import Lane
 from trainer.sampler.draw_token import choose
@@ -30,7 +30,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return plain(lane, num)
 
     monkeypatch.setattr(GraphLane, "_record", seen)
-    gpu = replace(limits.CPU, most_rows=16, graphs=True)
+    gpu = replace(memory_limits.CPU, most_rows=16, graphs=True)
     monkeypatch.setattr("trainer.sampler.batcher.limits_of", lambda device: gpu)
     return recorded
 
@@ -50,7 +50,7 @@ async def same(engine: Engine, shelf: Shelf, asked: list[SampleRequest]) -> None
     found = await together(engine, asked)
     plain = Engine(fetch=shelf.fetch, threads=1)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("trainer.sampler.batcher.limits_of", lambda device: limits.CPU)
+        patched.setattr("trainer.sampler.batcher.limits_of", lambda device: memory_limits.CPU)
         expected = await together(plain, asked)
     await plain.aclose()
     for one, other in zip(found, expected, strict=True):
@@ -168,5 +168,5 @@ def test_logits_that_are_not_finite_say_so() -> None:
 
 
 def test_a_plain_lane_is_what_a_cpu_gets() -> None:
-    assert not limits.limits_of(torch.device("cpu")).graphs
+    assert not memory_limits.limits_of(torch.device("cpu")).graphs
     assert not issubclass(Lane, GraphLane)

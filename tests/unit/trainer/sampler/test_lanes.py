@@ -12,7 +12,7 @@ from trainer.forward.weights import trainable
 from trainer.model.base import build_base
 from trainer.model.chat_template import Chat
 from trainer.policy import Loaded
-from trainer.sampler import decode_model as models
+from trainer.sampler import decode_model
 from trainer.sampler.batcher import Core
 from trainer.sampler.completion import Row, Version
 from trainer.sampler.counter_rng import Draws
@@ -47,7 +47,7 @@ def test_narrow_models_decode_with_one_thread(
     model = Core()._model(_row().version)
     lane = Lane(replace(model, bases=None), capacity=32, size=8, fixed=True)
     monkeypatch.setattr(type(model), "hidden", heard)
-    monkeypatch.setattr(models, "NARROW", narrow)
+    monkeypatch.setattr(decode_model, "NARROW", narrow)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

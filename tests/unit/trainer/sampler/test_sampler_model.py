@@ -13,7 +13,7 @@ from trainer.forward.decoder import Decoder, causal_attend, decoder_of
 from trainer.forward.weights import Trainable, trainable
 from trainer.model.base import Base, build_base
 from trainer.model.lora import fresh_adapter, target_modules
-from trainer.sampler import decode_model as models
+from trainer.sampler import decode_model
 from trainer.sampler.decode_model import Apart, Fused, model_of
 
 QWEN3 = family("qwen3").config
@@ -91,7 +91,7 @@ def test_what_cannot_be_copied_or_has_no_complex_twin_is_read_as_it_is(
     view, shape = views(base)["nothing"], decoder(base)
     half = replace(view, dtype=torch.bfloat16)
     assert isinstance(model_of(shape, half, num_bytes=base.num_bytes), Apart)
-    monkeypatch.setattr(models, "COPY_BYTES", 1)
+    monkeypatch.setattr(decode_model, "COPY_BYTES", 1)
     apart = model_of(shape, view, num_bytes=base.num_bytes)
     assert isinstance(apart, Apart)
     tokens = torch.arange(4)

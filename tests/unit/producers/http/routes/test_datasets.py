@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from producers.core.datasets import registration as datasets
+from producers.core.datasets import registration
 from tests.kit.application import Application, rows
 
 pytestmark = pytest.mark.postgres
@@ -50,7 +50,7 @@ async def test_a_mapping_is_recorded_and_unread_columns_are_listed(app: Applicat
     assert shown["unread_columns"] == ["source"]
     assert shown["mapping"] == mapping
     assert (await app.get("/datasets/gsm"))["dataset"] == shown
-    registered = await datasets.find(app.services.log, "gsm")
+    registered = await registration.find(app.services.log, "gsm")
     assert registered.mapping == mapping
     assert registered.characters == "0123?"
     (row, *_) = (await app.get("/datasets/gsm/preview"))["rows"]
@@ -137,7 +137,7 @@ async def test_200_megabytes_in_one_row_are_streamed_and_refused(app: Applicatio
 async def test_a_file_over_the_limit_is_refused_while_it_comes(
     app: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasets, "MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(registration, "MAX_FILE_BYTES", 1000)
     refused = await app.upload("big", rows(100))
     assert refused.status_code == 400
     assert "split it" in refused.json()["detail"]
@@ -151,7 +151,7 @@ async def test_a_file_that_needs_too_much_memory_takes_only_its_reader_down(
         for row in range(200):
             keys = {f"{row}-{n}": n for n in range(10_000)}
             file.write(json.dumps({"metadata": keys}) + "\n")
-    checked = await datasets.check(path, "jsonl", memory_bytes=192 << 20)
+    checked = await registration.check(path, "jsonl", memory_bytes=192 << 20)
     assert "limits" in checked.report.issues[0].message
 
 

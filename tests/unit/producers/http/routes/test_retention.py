@@ -14,7 +14,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra.blobs import garbage as orphans
+from infra.blobs import garbage
 from infra.blobs.artifacts import reference
 from infra.blobs.garbage import GRACE, REMOVED_GRACE, collect
 from infra.blobs.references import Named
@@ -232,16 +232,16 @@ async def test_an_artifact_named_while_names_are_read_stays(
     """And its twin: without the second look it goes."""
     sample = batch_of("r1-train-1-0-0")
     await archived(ended)
-    delete = orphans._delete_rows
+    delete = garbage._delete_rows
 
     async def named_just_before(*arguments: Any) -> int:
         letter = DatasetDeleted(dataset="d").model_copy(update={"dataset": f"row:{ref_of(sample)}"})
         await ended.append([letter])
         return await delete(*arguments)
 
-    monkeypatch.setattr(orphans, "_delete_rows", named_just_before)
+    monkeypatch.setattr(garbage, "_delete_rows", named_just_before)
     if not looks_again:
-        monkeypatch.setattr(orphans, "ROWS_SINCE", "select '' as sha256 where $1::text = ''")
+        monkeypatch.setattr(garbage, "ROWS_SINCE", "select '' as sha256 where $1::text = ''")
     now = ended.services.clock.now() + LATER
     await collect(ended.database, ended.services.blobs, now=now)
     found = await ended.services.log.artifact(ref_of(sample))
@@ -256,7 +256,7 @@ async def test_twin_without_the_names_what_others_need_is_collected(
             yield none
 
     await archived(ended)
-    monkeypatch.setattr(orphans, "named", nothing)
+    monkeypatch.setattr(garbage, "named", nothing)
     now = ended.services.clock.now() + LATER
     await collect(ended.database, ended.services.blobs, now=now)
     assert await ended.services.log.artifact(ref("tree").sha256) is None

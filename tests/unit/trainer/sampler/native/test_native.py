@@ -29,7 +29,7 @@ from trainer.native.threads import together
 from trainer.sampler.decode_batch import Lane
 from trainer.sampler.decode_model import Fused, model_of
 from trainer.sampler.draw_token import choose
-from trainer.sampler.native import calls as native
+from trainer.sampler.native import calls
 from trainer.sampler.native.calls import Cache, Drawing, Drawn, Native, Reading
 from trainer.sampler.native.decode_batch import BURST, NativeLane
 from trainer.sampler.prefill import Prompts
@@ -138,7 +138,7 @@ def test_a_prompt_has_its_bits_wherever_a_pass_ends(
 ) -> None:
     model = fused(QWEN3)
     alone = [native_in(model).read([prompt])[0] for prompt in PROMPTS]
-    monkeypatch.setattr(native, "PASS_ROWS", 23)
+    monkeypatch.setattr(calls, "PASS_ROWS", 23)
     with threads(num):
         together = native_in(model).read(PROMPTS)
     for (one, first), (other, second) in zip(alone, together, strict=True):
@@ -149,7 +149,7 @@ def test_a_prompt_has_its_bits_wherever_a_pass_ends(
 def _kept(cache: Cache) -> torch.Tensor:
     """Keys and values of the places that were written, (2, layers, K, length, D)."""
     keys, values = cache.data
-    keys = keys.unflatten(2, (-1, native.WIDE)).flatten(3).unflatten(3, (-1, native.WIDE))
+    keys = keys.unflatten(2, (-1, calls.WIDE)).flatten(3).unflatten(3, (-1, calls.WIDE))
     keys = keys.transpose(-1, -2).flatten(2, 3)
     return torch.stack([keys, values])[:, :, :, : cache.length]
 
@@ -237,10 +237,10 @@ def test_a_machine_with_many_cores_runs_no_more_threads_than_find_work(
         seen.append(num)
         together(run, num)
 
-    monkeypatch.setattr(native, "together", counted)
+    monkeypatch.setattr(calls, "together", counted)
     with threads(40):
         assert torch.equal(followed(model, range(ROWS), steps=2), expected)
-    assert set(seen) == {native.MOST_THREADS}
+    assert set(seen) == {calls.MOST_THREADS}
 
 
 def test_rows_of_fixed_shapes_come_from_torch() -> None:
@@ -298,7 +298,7 @@ async def test_a_row_of_any_company_has_the_same_bits_through_the_engine(engine:
 
 
 def test_without_a_compiler_torch_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "library", lambda _: None)
+    monkeypatch.setattr(calls, "library", lambda _: None)
     assert fused(QWEN3).native is None
 
 

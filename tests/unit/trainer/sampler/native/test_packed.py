@@ -14,7 +14,7 @@ from trainer.forward.weights import FUSED, Trainable, trainable
 from trainer.model.base import Base
 from trainer.model.lora import fresh_adapter, target_modules
 from trainer.native.compile import library
-from trainer.sampler.native import packed_weights as packing
+from trainer.sampler.native import packed_weights
 from trainer.sampler.native.packed_weights import HIGH_RANK, Bases, Packed, in_turns, packed, panels
 
 ADAPTED = {
@@ -76,7 +76,7 @@ def test_weights_trained_in_full_are_packed_anew() -> None:
 def test_without_a_compiler_an_adapted_version_is_packed_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packing, "library", lambda _: None)
+    monkeypatch.setattr(packed_weights, "library", lambda _: None)
     base = base_of(QWEN3)
     view, shape = version(base, "all-linear"), decoder(base)
     with torch.no_grad():
