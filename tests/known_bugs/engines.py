@@ -22,7 +22,7 @@ KNOWN_BUGS = (
         code="trainer.sampler.draw_token:choose",
         old="chosen_R = logprobs_R_V.gather",
         new="chosen_R = logits_R_V.log_softmax(dim=-1).gather",
-        test=f"{UNIT}/test_sampler.py::test_logprobs_are_those_of_transformers",
+        test=f"{UNIT}/sampler/test_sampler.py::test_logprobs_are_those_of_transformers",
         given={"deterministic": True, "temperature": 0.6},
     ),
     KnownBug(
@@ -31,7 +31,7 @@ KNOWN_BUGS = (
         code="trainer.sampler.engine:TorchSampler.sample",
         old="if request.params.top_p < 1 and",
         new="if request.params.top_p < 0 and",
-        test=f"{UNIT}/test_sampler.py::test_top_p_is_refused_in_training_and_cuts_in_evaluation",
+        test=f"{UNIT}/sampler/test_sampler.py::test_top_p_is_refused_in_training_and_cuts_in_evaluation",
     ),
     KnownBug(
         bug="the sampler drops the end token from what is trained",
@@ -40,7 +40,7 @@ KNOWN_BUGS = (
         old="    self.completion_ids.append(token)\n    self.logprobs.append(logprob)",
         new="    if token not in self.stop_ids:\n"
         "        self.completion_ids.append(token)\n        self.logprobs.append(logprob)",
-        test=f"{UNIT}/test_sampler.py::test_the_token_that_ends_the_turn_is_an_action",
+        test=f"{UNIT}/sampler/test_sampler.py::test_the_token_that_ends_the_turn_is_an_action",
     ),
     KnownBug(
         bug="a model with several end tokens stops at one of them only",
@@ -56,7 +56,7 @@ KNOWN_BUGS = (
         code="trainer.sampler.counter_rng:Draws.__init__",
         old="key.sample,",
         new="0,",
-        test=f"{UNIT}/test_sampler.py::test_draws_differ_by_key",
+        test=f"{UNIT}/sampler/test_sampler.py::test_draws_differ_by_key",
     ),
     KnownBug(
         bug="the adapter never reaches the sampler",
@@ -129,7 +129,7 @@ KNOWN_BUGS = (
         code="trainer.step:accumulate",
         old="loss.backward()",
         new="loss.backward(); torch.nn.utils.clip_grad_norm_(list(policy.tensors.values()), 1e-3)",
-        test=f"{UNIT}/test_objectives.py::test_packing_and_micro_batches_change_nothing",
+        test=f"{UNIT}/algorithms/test_registry.py::test_packing_and_micro_batches_change_nothing",
         given={"variant": "grpo"},
     ),
     KnownBug(

@@ -6,7 +6,7 @@ MICRO_LOSS = "trainer.step:micro_loss"
 KL = "trainer.objective.kl"
 UNIT = "tests/unit/trainer"
 HERE = "tests/known_bugs/test_by_hand.py"
-PACKING = f"{UNIT}/test_objectives.py::test_packing_and_micro_batches_change_nothing"
+PACKING = f"{UNIT}/algorithms/test_registry.py::test_packing_and_micro_batches_change_nothing"
 
 KNOWN_BUGS = (
     KnownBug(
@@ -71,7 +71,7 @@ KNOWN_BUGS = (
         code="trainer.step:_trusted",
         old="importance(proximal_M - behaviour_M",
         new="importance(actions.logprob_M - behaviour_M",
-        test=f"{UNIT}/test_objectives.py::test_the_gradient_is_the_slope",
+        test=f"{UNIT}/algorithms/test_registry.py::test_the_gradient_is_the_slope",
         given={"variant": "decoupled"},
     ),
     KnownBug(

@@ -74,7 +74,7 @@ KNOWN_BUGS = (
         code="trainer.objective.overlong:penalty",
         old="length - (longest - buffer)",
         new="length - longest",
-        test=f"{UNIT}/test_overlong.py::test_it_grows_within_the_buffer_and_no_further",
+        test=f"{UNIT}/objective/test_overlong.py::test_it_grows_within_the_buffer_and_no_further",
         given={"length": 8, "expected": -0.5},
     ),
     KnownBug(
@@ -83,7 +83,7 @@ KNOWN_BUGS = (
         code="trainer.objective.overlong:shaped",
         old="if not settings.overlong_buffer:",
         new="if settings:",
-        test=f"{UNIT}/test_overlong.py::test_rewards_are_shaped_by_sample_and_none_stays_none",
+        test=f"{UNIT}/objective/test_overlong.py::test_rewards_are_shaped_by_sample_and_none_stays_none",
     ),
     KnownBug(
         bug="GAE takes the value of what stands behind the last action",

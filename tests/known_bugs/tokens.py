@@ -5,9 +5,7 @@ from tests.known_bugs.known_bug import KnownBug
 ADD = "trainer.forward.packing:_Packing.add"
 UNIT = "tests/unit/trainer"
 HERE = "tests/known_bugs/test_by_hand.py"
-LAST = (
-    f"{UNIT}/test_batch.py::test_the_last_response_token_trains_and_the_last_prompt_token_does_not"
-)
+LAST = f"{UNIT}/forward/test_packing.py::test_the_last_response_token_trains_and_the_last_prompt_token_does_not"
 
 KNOWN_BUGS = (
     KnownBug(
@@ -40,7 +38,7 @@ KNOWN_BUGS = (
         code=ADD,
         old="if example.sequence.loss_mask[t]:",
         new="if any(example.sequence.loss_mask[: t + 1]):",
-        test=f"{UNIT}/test_batch.py::test_tool_tokens_between_actions_are_context",
+        test=f"{UNIT}/forward/test_packing.py::test_tool_tokens_between_actions_are_context",
     ),
     KnownBug(
         bug="positions run on through a packed row",
@@ -48,7 +46,7 @@ KNOWN_BUGS = (
         code="trainer.forward.packing:_Packing._segment",
         old="range(position, position + len(tokens))",
         new="range(len(self.positions), len(self.positions) + len(tokens))",
-        test=f"{UNIT}/test_batch.py::test_a_shared_prompt_is_packed_once",
+        test=f"{UNIT}/forward/test_packing.py::test_a_shared_prompt_is_packed_once",
     ),
     KnownBug(
         bug="a packed sequence sees its neighbours",
@@ -56,7 +54,7 @@ KNOWN_BUGS = (
         code=ADD,
         old="Segment(own, len(self.tokens), start, shared)",
         new="Segment(own, len(self.tokens), 0, own)",
-        test=f"{UNIT}/test_batch.py::test_a_shared_prompt_is_packed_once",
+        test=f"{UNIT}/forward/test_packing.py::test_a_shared_prompt_is_packed_once",
     ),
     KnownBug(
         bug="the mask between packed sequences is made and not used",
@@ -73,7 +71,7 @@ KNOWN_BUGS = (
         code="trainer.model.chat_template:Chat.prompt_ids",
         old="self._continuation(request) if request.history else None",
         new="None",
-        test=f"{UNIT}/test_chat.py::test_sampled_ids_are_kept_where_text_would_be_tokenised_otherwise",
+        test=f"{UNIT}/model/test_chat_template.py::test_sampled_ids_are_kept_where_text_would_be_tokenised_otherwise",
     ),
     KnownBug(
         bug="what the template puts after a reply is missing from the next prompt",
@@ -81,7 +79,7 @@ KNOWN_BUGS = (
         code="trainer.model.chat_template:Chat._continuation",
         old="*last.completion_ids, *suffix]",
         new="*last.completion_ids, *suffix[1:]]",
-        test=f"{UNIT}/test_chat.py::test_a_continuation_is_prompt_plus_sampled_plus_suffix",
+        test=f"{UNIT}/model/test_chat_template.py::test_a_continuation_is_prompt_plus_sampled_plus_suffix",
         given={"ended": True},
     ),
     KnownBug(
@@ -98,6 +96,6 @@ KNOWN_BUGS = (
         code="trainer.model.chat_template:Chat.ended",
         old="[*ids] if is_ended",
         new="[*ids[:-1]] if is_ended",
-        test=f"{UNIT}/test_turns.py::test_an_answer_ends_with_the_token_that_ends_the_turn",
+        test=f"{UNIT}/model/test_loss_turns.py::test_an_answer_ends_with_the_token_that_ends_the_turn",
     ),
 )
