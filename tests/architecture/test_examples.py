@@ -2,13 +2,16 @@
 
 import importlib.util
 import json
+import re
 import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from headrace import discovery
 from schemas.config import EvalConfig, RunConfig
+from schemas.toml.parser import parse_run
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "arithmetic"
@@ -26,6 +29,25 @@ def test_every_training_toml_loads(path: Path) -> None:
 def test_every_evaluation_toml_loads(path: Path) -> None:
     config = EvalConfig.model_validate_json(json.dumps(tomllib.loads(path.read_text())))
     _entry_point(path, config.experiment.rollout, config.experiment.entrypoint)
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of the README in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("text", blocks("toml"), ids=lambda text: text.splitlines()[0])
+def test_a_toml_of_the_readme_is_taken_as_it_stands(text: str) -> None:
+    config = parse_run(tomllib.loads(text))
+    assert config.experiment.model_path == "Qwen/Qwen2.5-0.5B-Instruct"
+
+
+def test_the_rollout_of_the_readme_has_a_workflow_and_a_grader(tmp_path: Path) -> None:
+    (code,) = blocks("python")
+    (tmp_path / "main.py").write_text(code)
+    module = discovery.load(tmp_path / "main.py")
+    assert discovery.workflow_of(module) is not None
+    assert discovery.grader_of(module) is not None
 
 
 def _entry_point(path: Path, rollout: str | None, entrypoint: str | None) -> None:

@@ -5,7 +5,8 @@ from tests.known_bugs.known_bug import KnownBug
 ADD = "trainer.forward.packing:_Packing.add"
 UNIT = "tests/unit/trainer"
 HERE = "tests/known_bugs/test_by_hand.py"
-LAST = f"{UNIT}/forward/test_packing.py::test_the_last_response_token_trains_and_the_last_prompt_token_does_not"
+PACKING = f"{UNIT}/forward/test_packing.py"
+LAST = f"{PACKING}::test_the_last_response_token_trains_and_the_last_prompt_token_does_not"
 
 KNOWN_BUGS = (
     KnownBug(
