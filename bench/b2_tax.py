@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from bench.inside import Inside, inside
-from infra.ports.ports import Recorded
+from infra.ports.event_log import Recorded
 from schemas.config import RunConfig
 from schemas.learner import GradedGroup, LearnerJob, StepBatch
 from schemas.sampling import (

@@ -29,7 +29,7 @@ import torch
 
 from infra.adapters import Backend, open_backend
 from infra.local import embedded_postgres
-from infra.ports.ports import Cursor
+from infra.ports.event_log import Cursor
 from infra.postgres.migrate import migrate
 from infra.settings.settings import Settings
 from schemas.events import PolicyUpdated

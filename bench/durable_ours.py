@@ -12,7 +12,8 @@ from uuid import UUID, uuid4
 
 from bench.durable_theirs import POOL, Ask
 from infra.local import gc_freeze
-from infra.ports.ports import Commit, Ports, Recorded
+from infra.ports.event_log import Commit, Recorded
+from infra.ports.ports import Ports
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.lease import LeaseKeeper
 from infra.postgres.migrate import migrate

@@ -15,7 +15,7 @@ from consumers.process.worker import hosted, leased
 from consumers.registry import REGISTRY, lanes_of, load
 from infra.adapters import Backend, open_backend
 from infra.local import data_directory, embedded_postgres
-from infra.ports.ports import Cursor, Recorded
+from infra.ports.event_log import Cursor, Recorded
 from infra.postgres.migrate import migrate
 from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from bench.durable_ours import CONSUMER, Headrace
 from bench.durable_theirs import AT_ONCE
-from infra.ports.ports import Cursor
+from infra.ports.event_log import Cursor
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
@@ -158,5 +158,5 @@ async def _read(database: Database, found: Grown) -> None:
             found.claim_reads = await connection.fetchval(READ, CLAIMED) - with_claim
             with_look = await connection.fetchval(READ, LOOKED)
             page, _ = await log.tail(Cursor(start["xid"], start["position"]), limit=100)
-            await log.due([(CONSUMER.name, recorded) for recorded in page])
+            await log.unconsumed([(CONSUMER.name, recorded) for recorded in page])
             found.look_reads = await connection.fetchval(READ, LOOKED) - with_look

@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from consumers.error_excerpt import excerpt
 from infra.ports.ports import Ports
-from infra.ports.required import need
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
 from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
@@ -132,7 +131,7 @@ async def _given(
         return ()
     row = (await ports.datasets.rows(spec.template.dataset))[spec.row]
     try:
-        return await need(ports.user, "sandbox").grade(
+        return await ports.require("user").grade(
             rollout,
             group=spec.group,
             label=row.label,

@@ -21,8 +21,8 @@ from infra.blobs.local import LocalBlobs
 from infra.bus.embedded import EmbeddedBus, Reconciled
 from infra.bus.kafka.probe import probe
 from infra.bus.reconciler import Reconciler
-from infra.ports.clock import SystemClock
-from infra.ports.ports import Bus, Clock
+from infra.ports.bus import Bus
+from infra.ports.clock import Clock, SystemClock
 from infra.ports.services import Blobs
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.event_log import PostgresLog

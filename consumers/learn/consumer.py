@@ -18,7 +18,6 @@ from consumers.error_excerpt import excerpt
 from consumers.learn.replay import conversations, hold, job_of, step_batch
 from consumers.learn.versions import discarding, stored
 from infra.ports.ports import Ports
-from infra.ports.required import need
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
 from schemas.effects import Failed, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import FailureCategory
@@ -252,7 +251,7 @@ async def perform(effect: InitializePolicy | TrainStep, ports: Ports) -> PolicyB
 
 
 async def _initialize(effect: InitializePolicy, ports: Ports) -> PolicyBuilt:
-    learner, run = need(ports.learner, "learner"), effect.spec.run
+    learner, run = ports.require("learner"), effect.spec.run
     held_out = await _held_out(ports, effect.spec, 0)
     result = await learner.initialize(job_of(effect.spec))
     scores = await _scored(learner, effect.spec, 0, held_out)
@@ -271,13 +270,14 @@ async def _initialize(effect: InitializePolicy, ports: Ports) -> PolicyBuilt:
 
 
 async def _train(effect: TrainStep, ports: Ports) -> PolicyBuilt:
-    learner, spec = need(ports.learner, "learner"), effect.spec
+    learner, spec = ports.require("learner"), effect.spec
+    assert effect.base is not None, effect.step  # noqa: S101 - a step follows a version
     began = ports.clock.elapsed_s()
     batch = await step_batch(
         ports, spec, number=effect.taken + 1, groups=effect.groups, rows=effect.rows
     )
     held_out = await _held_out(ports, spec, effect.step)
-    await hold(learner, ports, spec, need(effect.base, "base version"), taken=effect.taken)
+    await hold(learner, ports, spec, effect.base, taken=effect.taken)
     async with discarding(effect.retired, ports):
         result = await learner.step(job_of(spec), batch, export_state=effect.durable)
         scores = await _scored(learner, spec, batch.step, held_out)

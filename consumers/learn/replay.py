@@ -14,7 +14,8 @@ from uuid import UUID
 
 from pydantic import ValidationError
 
-from infra.ports.ports import Cursor, Ports
+from infra.ports.event_log import Cursor
+from infra.ports.ports import Ports
 from schemas.errors import CorruptData, Refused, ReplayDiverged, TransientError
 from schemas.events import BatchAssembled, PolicyInitialized, PolicyUpdated
 from schemas.ids import policy_stream

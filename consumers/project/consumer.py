@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from consumers.project.dead_letters import letters
 from consumers.project.log_lines import narrate
-from infra.ports.ports import Cursor, EventLog, Recorded
+from infra.ports.event_log import Cursor, EventLog, Recorded
 from infra.postgres.errors import AWAY
 from infra.postgres.notify import Wakeup
 from infra.readmodel.rows import (

@@ -1,6 +1,6 @@
 """Dead letters as rows: what waits, and what was driven again."""
 
-from infra.ports.ports import Recorded
+from infra.ports.event_log import Recorded
 from infra.readmodel.rows import ChangeLetter, PutLetter, Write
 from schemas.events import MessageDeadLettered, MessageRedriven
 

@@ -7,7 +7,7 @@ is in the events.
 from collections.abc import Iterator
 from functools import singledispatch
 
-from infra.ports.ports import Recorded
+from infra.ports.event_log import Recorded
 from infra.readmodel.rows import PutLog
 from schemas.events import (
     CheckpointFailed,

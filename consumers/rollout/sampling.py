@@ -12,7 +12,6 @@ from collections.abc import Iterable
 
 from consumers.error_excerpt import excerpt
 from infra.ports.ports import Ports
-from infra.ports.required import need
 from infra.ports.services import Session
 from schemas.datasets import Row
 from schemas.effects import GenerateGroup, GenerateSample, GroupSampled, SampleFinished
@@ -40,7 +39,7 @@ NEVER_ASKED = SampleFailure(
 async def generate_group(effect: GenerateGroup, ports: Ports) -> GroupSampled:
     """Sample a group, one turn each, all requests in flight together, so that the engine batches
     them. Raises TransientError when the engine is gone."""
-    sampler = need(ports.sampler, "sampler")
+    sampler = ports.require("sampler")
     spec = effect.spec
     row = (await ports.datasets.rows(spec.template.dataset))[spec.row]
     requests = [_request(spec, i, row.prompt) for i in range(spec.template.num_samples)]
@@ -88,10 +87,11 @@ def _record(index: int, prompt: tuple[Message, ...], turn: Turn | SampleFailure)
 async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinished:
     """Run the workflow once against a session of its own. Raises TransientError when the engine or
     the sandbox is gone."""
-    rollout = need(effect.spec.template.rollout, "rollout")
+    rollout = effect.spec.template.rollout
+    assert rollout is not None, effect.spec.group  # noqa: S101 - without one it is GenerateGroup
     row = (await ports.datasets.rows(effect.spec.template.dataset))[effect.spec.row]
-    await _at_hand(need(ports.sampler, "sampler"), _request(effect.spec, effect.index, row.prompt))
-    session = need(ports.gateway, "gateway").open(
+    await _at_hand(ports.require("sampler"), _request(effect.spec, effect.index, row.prompt))
+    session = ports.require("gateway").open(
         effect.spec, effect.index, deadline_s=rollout.workflow_timeout_s
     )
     try:
@@ -124,7 +124,7 @@ async def _run_workflow(
     """What the workflow returned (None: nothing), or how it failed."""
     spec = effect.spec
     try:
-        result = await need(ports.user, "sandbox").run_workflow(
+        result = await ports.require("user").run_workflow(
             rollout,
             sample=sample_id(spec.group_key.id, effect.index),
             prompt=row.prompt,

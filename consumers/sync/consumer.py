@@ -19,7 +19,6 @@ from uuid import UUID
 from consumers.error_excerpt import excerpt
 from consumers.sync import snapshot as snapshot_of
 from infra.ports.ports import Ports
-from infra.ports.required import need
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
 from schemas.effects import CommitFetched, Failed, FetchCommit
 from schemas.events import RepositoryPushed, WorkspaceRejected, WorkspaceSynced
@@ -114,7 +113,7 @@ def routes(message: Message) -> tuple[StreamName, ...]:
 
 async def perform(effect: FetchCommit, ports: Ports) -> CommitFetched:
     """Fetch, store, discover. Raises Refused when the commit or its tree cannot be used."""
-    repositories = need(ports.repositories, "repositories")
+    repositories = ports.require("repositories")
     sha = await repositories.fetch(effect.workspace, effect.commit)
     tree = await repositories.snapshot(effect.workspace, sha)
     entrypoints = effect.entrypoints or await snapshot_of.entrypoints(tree)
@@ -122,7 +121,7 @@ async def perform(effect: FetchCommit, ports: Ports) -> CommitFetched:
     snapshot = await ports.artifacts.put(tree, run=effect.workspace, blob=True, sha256=sha256)
     refused = await snapshot_of.refused(tree, entrypoints)
     usable = tuple(entry for entry in entrypoints if entry.rollout not in refused)
-    found = await need(ports.user, "sandbox").discover(tree, usable) if usable else ()
+    found = await ports.require("user").discover(tree, usable) if usable else ()
     rollouts = (
         *found,
         *(

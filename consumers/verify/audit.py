@@ -18,7 +18,8 @@ from uuid import UUID
 from consumers.checkpoint import manifest_json
 from consumers.learn.replay import job_of, step_batch
 from consumers.run.settle import settle
-from infra.ports.ports import Cursor, Ports, Recorded
+from infra.ports.event_log import Cursor, Recorded
+from infra.ports.ports import Ports
 from schemas.artifact_refs import collectable, references
 from schemas.errors import CorruptData, HeadraceError, NotFound, Refused
 from schemas.events import (

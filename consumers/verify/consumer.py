@@ -13,7 +13,6 @@ from typing import assert_never
 from consumers.error_excerpt import excerpt
 from consumers.verify.audit import audit
 from infra.ports.ports import Ports
-from infra.ports.required import need
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
 from schemas.effects import Failed, RunAudited, VerifyRun
 from schemas.events import VerificationCompleted, VerificationRequested
@@ -79,9 +78,7 @@ def routes(message: Message) -> tuple[StreamName, ...]:
 
 async def perform(effect: VerifyRun, ports: Ports) -> RunAudited:
     """Audit the run. Raises Refused when its model cannot be loaded any more, TransientError."""
-    report = await audit(
-        need(ports.learner, "learner"), ports, effect.run, alias=effect.verification
-    )
+    report = await audit(ports.require("learner"), ports, effect.run, alias=effect.verification)
     return RunAudited(
         effect=effect,
         findings=tuple(report.findings),

@@ -9,7 +9,7 @@ import hashlib
 from collections import OrderedDict
 
 from infra.blobs.verified_read import Lead, read_verified
-from infra.ports.ports import EventLog, SmallArtifact
+from infra.ports.event_log import EventStore, SmallArtifact
 from infra.ports.services import Blobs
 from schemas.errors import CorruptData, NotFound
 from schemas.sampling import ArtifactRef
@@ -33,7 +33,7 @@ class ArtifactStore:
     """`infra.ports.services.Artifacts` over rows of the log and Blobs; `stage` for what one effect
     writes."""
 
-    def __init__(self, log: EventLog, blobs: Blobs, *, cache_bytes: int = 64 << 20) -> None:
+    def __init__(self, log: EventStore, blobs: Blobs, *, cache_bytes: int = 64 << 20) -> None:
         self._log = log
         self._blobs = blobs
         self._limit = cache_bytes

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from infra.blobs.artifacts import ROW
 from infra.blobs.installed import InstalledBlobs
 from infra.blobs.references import named
-from infra.ports.ports import Clock
+from infra.ports.clock import Clock
 from infra.postgres.advisory_lock import exclusively
 from infra.postgres.pool import Database
 from schemas.errors import HeadraceError

@@ -10,14 +10,15 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from infra.bus.reconciler import Delivered, Reconciler, Tail
 from infra.bus.tail_wait import Patience
-from infra.ports.ports import Bus, EventLog
+from infra.ports.bus import Bus
+from infra.ports.event_log import EventLog
 from infra.postgres.notify import Notifier
 from infra.task_cancellation import end
 from schemas.ids import ConsumerName
 
 
 class EmbeddedBus:
-    """`infra.ports.ports.Bus` over the log's tail. One subscription per instance, one batch at a
+    """`infra.ports.bus.Bus` over the log's tail. One subscription per instance, one batch at a
     time."""
 
     def __init__(self, log: EventLog, notifier: Notifier) -> None:
@@ -49,7 +50,7 @@ class EmbeddedBus:
 
 
 class Reconciled:
-    """`infra.ports.ports.Bus`: whatever of a broker's bus and the reconciler has a batch first."""
+    """`infra.ports.bus.Bus`: whatever of a broker's bus and the reconciler has a batch first."""
 
     def __init__(self, broker: Bus, reconciler: Reconciler) -> None:
         self._broker = broker

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from infra import failpoints
 from infra.bus.tail_wait import SLOW_POLL_S
-from infra.ports.ports import Cursor, EventLog, Recorded
+from infra.ports.event_log import Cursor, EventLog, Recorded
 from infra.postgres.history import Turned, as_of
 from infra.postgres.notify import Wakeup
 from schemas.ids import ConsumerName
@@ -95,7 +95,7 @@ class Tail:
     async def look(self) -> Cursor:
         """The end of the log. Raises Turned when the log has gone back below where we are."""
         with as_of(self._turn):
-            head = await self._log.head()
+            head = await self._log.visible_head()
             if time.monotonic() >= self._looked_at + HEAD_S:
                 self._looked_at = time.monotonic()
                 if not await self._log.reaches(self.cursor) and await self._oldest() < self.cursor:
@@ -119,7 +119,7 @@ class Tail:
             cursor = after
 
     async def _due(self, events: Sequence[Recorded]) -> Delivered:
-        return await self._log.due(
+        return await self._log.unconsumed(
             [
                 (name, recorded)
                 for recorded in events
@@ -130,7 +130,7 @@ class Tail:
 
 
 class Reconciler:
-    """`infra.ports.ports.Bus` for what another bus did not bring within `wait_s`.
+    """`infra.ports.bus.Bus` for what another bus did not bring within `wait_s`.
 
     How long an event lies there is told by our own monotonic clock, from when its place in the log was
     first seen below the horizon: no clock that someone can set decides about it.

@@ -21,7 +21,7 @@ import asyncpg
 from infra import failpoints
 from infra.bus.kafka.publisher import BrokerAway, Forgotten, Publisher, Sent
 from infra.bus.tail_wait import Patience
-from infra.ports.ports import Cursor, EventLog
+from infra.ports.event_log import Cursor, LogTail
 from infra.postgres.errors import AWAY
 from infra.postgres.history import Turned, as_of
 from infra.postgres.notify import Wakeup
@@ -124,7 +124,7 @@ class Relay:
     def __init__(
         self,
         database_url: str,
-        log: EventLog,
+        log: LogTail,
         wakeup: Wakeup,
         *,
         connect: Connect,

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from infra.ports.ports import Cursor, EventLog
+from infra.ports.event_log import Cursor, LogTail
 from infra.postgres.notify import Wakeup
 
 SLOW_POLL_S = 5.0
@@ -23,7 +23,7 @@ class Patience:
     at growing intervals: to wait for the next wake-up would cost a slow poll.
     """
 
-    def __init__(self, log: EventLog, wakeup: Wakeup) -> None:
+    def __init__(self, log: LogTail, wakeup: Wakeup) -> None:
         self._log = log
         self._wakeup = wakeup
         self._at = Cursor()
@@ -41,7 +41,7 @@ class Patience:
     async def wait(self, after: Cursor, *, within_s: float = SLOW_POLL_S) -> None:
         """Return when it is worth reading the log after `after` again, where nothing was just now; at
         the latest after `within_s`."""
-        if not await self._log.ahead(after):
+        if not await self._log.has_events_after(after):
             self._at = Cursor()
             await self._wakeup.wait(within_s)
             return

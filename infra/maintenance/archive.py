@@ -27,7 +27,7 @@ from infra.blobs.installed import InstalledBlobs
 from infra.blobs.references import Named, named_in
 from infra.failpoints import hit
 from infra.maintenance.archive_file import BLOBS, EVENTS, ROWS, ArchiveWriter, Member, members
-from infra.ports.ports import Cursor
+from infra.ports.event_log import Cursor
 from infra.postgres.advisory_lock import exclusively
 from infra.postgres.codec import COLUMNS, edge_ids, encode
 from infra.postgres.errors import answering

@@ -3,12 +3,12 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from infra.memory.event_log import MemoryLog, World
-from infra.ports.ports import Cursor, Recorded
+from infra.ports.event_log import Cursor, Recorded
 from schemas.ids import ConsumerName
 
 
 class MemoryBus:
-    """`infra.ports.ports.Bus` in memory: the log's tail, woken by each commit."""
+    """`infra.ports.bus.Bus` in memory: the log's tail, woken by each commit."""
 
     def __init__(self, world: World, *, batch: int = 100) -> None:
         self._world = world
@@ -37,7 +37,7 @@ class MemoryBus:
                 for name, kinds in consumers.items()
                 if recorded.type in kinds
             ]
-            batch = await self._log.due(wanted)
+            batch = await self._log.unconsumed(wanted)
             if batch:
                 yield batch
             else:

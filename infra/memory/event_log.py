@@ -10,16 +10,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from infra.ports.ports import (
-    Claimed,
+from infra.ports.effects import Claimed, Disowned, Holding, NewEffect
+from infra.ports.event_log import (
     Commit,
     CommitMiss,
     CommitRefused,
     Cursor,
-    Disowned,
     Encoded,
-    Holding,
-    NewEffect,
     NewEvent,
     Recorded,
     Snapshot,
@@ -79,7 +76,7 @@ class World:
 
 
 class MemoryLog:
-    """`infra.ports.ports.EventLog` in memory. Every commit is a transaction of its own."""
+    """`infra.ports.event_log.EventLog` in memory. Every commit is a transaction of its own."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -218,29 +215,29 @@ class MemoryLog:
         wanted = [r for r in page if types is None or r.type in types]
         return wanted, page[-1].cursor if page else after
 
-    async def ahead(self, after: Cursor) -> bool:
-        return await self.head() > after
+    async def has_events_after(self, after: Cursor) -> bool:
+        return await self.visible_head() > after
 
-    async def head(self) -> Cursor:
+    async def visible_head(self) -> Cursor:
         return max((recorded.cursor for recorded in self._world.events), default=Cursor())
 
     async def reaches(self, cursor: Cursor) -> bool:
-        return await self.head() >= cursor
+        return await self.visible_head() >= cursor
 
-    async def now(self) -> datetime:
+    async def clock_time(self) -> datetime:
         return self._world.now
 
-    async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
+    async def events_at(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
         wanted = set(places)
         return [r for r in self._world.events if (r.stream, r.version) in wanted]
 
-    async def awaited(
+    async def unconsumed_at(
         self, places: Mapping[tuple[StreamName, int], Collection[ConsumerName]]
     ) -> Sequence[tuple[Recorded, frozenset[ConsumerName]]]:
         found = []
-        for recorded in await self.held(list(places)):
+        for recorded in await self.events_at(list(places)):
             names = places[recorded.stream, recorded.version]
-            due = await self.due([(name, recorded) for name in names])
+            due = await self.unconsumed([(name, recorded) for name in names])
             found.append((recorded, frozenset(name for name, _ in due)))
         return found
 
@@ -255,7 +252,7 @@ class MemoryLog:
     ) -> frozenset[tuple[ConsumerName, EventId]]:
         return frozenset(key for key in keys if key in self._world.inbox)
 
-    async def due(
+    async def unconsumed(
         self, messages: Sequence[tuple[ConsumerName, Recorded]]
     ) -> Sequence[tuple[ConsumerName, Recorded]]:
         marks = self._world.marks
@@ -294,7 +291,7 @@ class MemoryLog:
 
 
 class MemoryEffects:
-    """`infra.ports.ports.Effects` in memory."""
+    """`infra.ports.effects.Effects` in memory."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -3,8 +3,16 @@
 import asyncio
 import time
 from datetime import UTC, datetime, timedelta
+from typing import Protocol
 
-from infra.ports.ports import Clock
+
+class Clock(Protocol):
+    """`now` is for people to read and may jump; `elapsed_s` only ever grows, from wherever it began:
+    durations are its differences."""
+
+    def now(self) -> datetime: ...
+    def elapsed_s(self) -> float: ...
+    async def sleep(self, seconds: float) -> None: ...
 
 
 class SystemClock:

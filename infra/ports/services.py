@@ -1,7 +1,7 @@
 """The ports to what lies outside of the database: blobs, datasets, git, user code, a way to the policy.
 
-Those to log, effects and bus are in `infra/ports/ports.py`, and so is `Ports`, what a `perform` gets of
-both.
+Those to the database and the broker are `event_log`, `effects` and `bus` in this folder; `ports.py`
+holds `Ports`, what a `perform` gets of all of them.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence

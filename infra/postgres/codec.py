@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pydantic_core import PydanticSerializationError
 
-from infra.ports.ports import Commit, Cursor, Encoded, NewEvent, Recorded
+from infra.ports.event_log import Commit, Cursor, Encoded, NewEvent, Recorded
 from schemas.errors import Refused
 from schemas.events import EVENT_TYPES, MAX_EVENT_BYTES, Event
 from schemas.ids import EventId, StreamName, derive_id

@@ -9,7 +9,7 @@ from typing import Any
 
 import asyncpg
 
-from infra.ports.ports import Claimed, Disowned, Holding
+from infra.ports.effects import Claimed, Disowned, Holding
 from infra.postgres.pool import Database
 from schemas.effects import ALL_EFFECTS, Effect, Lane
 from schemas.ids import ConsumerName, EffectId, StreamName, WorkerId
@@ -22,7 +22,7 @@ EFFECT_TYPES: dict[str, type[Effect]] = {effect.type: effect for effect in ALL_E
 
 
 class PostgresEffects:
-    """`infra.ports.ports.Effects` for one worker at a time on Postgres. A lease, once had, outlasts a
+    """`infra.ports.effects.Effects` for one worker at a time on Postgres. A lease, once had, outlasts a
     crash of the database; the last renewals and claims may not."""
 
     def __init__(self, database: Database) -> None:

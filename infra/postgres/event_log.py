@@ -13,7 +13,7 @@ from uuid import UUID
 
 import asyncpg
 
-from infra.ports.ports import (
+from infra.ports.event_log import (
     Commit,
     CommitMiss,
     CommitRefused,
@@ -67,7 +67,7 @@ def _missed(error: asyncpg.PostgresError) -> CommitMiss | CommitRefused | None:
 
 
 class PostgresLog:
-    """`infra.ports.ports.EventLog` on Postgres."""
+    """`infra.ports.event_log.EventLog` on Postgres."""
 
     def __init__(self, database: Database, notifier: Notifier) -> None:
         self._pool = database.durable
@@ -168,7 +168,7 @@ class PostgresLog:
         last = rows[-1]
         return known_in(wanted), Cursor(last["xid"], last["position"])
 
-    async def ahead(self, after: Cursor) -> bool:
+    async def has_events_after(self, after: Cursor) -> bool:
         # Without the order the planner walks through the whole log when nothing is ahead.
         found = await self._pool.fetchval(
             "select position from events where (xid, position) > ($1, $2)"
@@ -179,7 +179,7 @@ class PostgresLog:
         self._horizon.seen(after, hidden=found is not None)
         return found is not None
 
-    async def head(self) -> Cursor:
+    async def visible_head(self) -> Cursor:
         row = await self._pool.fetchrow(
             f"select xid, position from events where {BELOW_OWN_HORIZON}"  # noqa: S608 - constants
             " order by xid desc, position desc limit 1"
@@ -195,11 +195,11 @@ class PostgresLog:
         )
         return found is not None or cursor == Cursor()
 
-    async def now(self) -> datetime:
+    async def clock_time(self) -> datetime:
         told: datetime = await self._pool.fetchval("select clock_timestamp()")
         return told
 
-    async def held(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
+    async def events_at(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
         rows = await self._pool.fetch(
             f"select {COLUMNS} from unnest($1::text[], $2::integer[]) as w (name, at)"  # noqa: S608 - constants
             " join events on stream = w.name and version = w.at",
@@ -208,7 +208,7 @@ class PostgresLog:
         )
         return known_in(rows)
 
-    async def awaited(
+    async def unconsumed_at(
         self, places: Mapping[tuple[StreamName, int], Collection[ConsumerName]]
     ) -> Sequence[tuple[Recorded, frozenset[ConsumerName]]]:
         rows = await self._pool.fetch(
@@ -259,7 +259,7 @@ class PostgresLog:
         )
         return frozenset((row["consumer"], row["event_id"]) for row in rows)
 
-    async def due(
+    async def unconsumed(
         self, messages: Sequence[tuple[ConsumerName, Recorded]]
     ) -> Sequence[tuple[ConsumerName, Recorded]]:
         if not messages:

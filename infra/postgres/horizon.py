@@ -9,7 +9,7 @@ the other one has hidden an event for a while.
 import time
 from collections.abc import Callable
 
-from infra.ports.ports import Cursor
+from infra.ports.event_log import Cursor
 
 BELOW_HORIZON = "xid < pg_snapshot_xmin(pg_current_snapshot())"
 BELOW_OWN_HORIZON = "xid < (select own_horizon(pg_current_snapshot()))"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict, cast
 
-from infra.ports.ports import Cursor
+from infra.ports.event_log import Cursor
 from infra.postgres.pool import Database
 
 UNKNOWN_AFTER_S = 60

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from infra.ports.ports import Cursor
+from infra.ports.event_log import Cursor
 from infra.postgres.names import PostgresNames
 from infra.postgres.pool import Database
 from infra.readmodel.dead_letters import Letters

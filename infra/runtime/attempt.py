@@ -10,7 +10,9 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from infra.ports.ports import Claimed, Ports, SmallArtifact
+from infra.ports.effects import Claimed
+from infra.ports.event_log import SmallArtifact
+from infra.ports.ports import Ports
 from infra.postgres.errors import Away
 from infra.runtime.consumer import Consumer
 from schemas.effects import Failed, Outcome

@@ -12,15 +12,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from infra.ports.ports import (
-    Claimed,
-    Commit,
-    CommitRefused,
-    NewEffect,
-    NewEvent,
-    Recorded,
-    SmallArtifact,
-)
+from infra.ports.effects import Claimed, NewEffect
+from infra.ports.event_log import Commit, CommitRefused, NewEvent, Recorded, SmallArtifact
 from infra.postgres.codec import Unwritable
 from infra.runtime.consumer import Consumer, Decision, Message, Meta
 from infra.runtime.folded_states import Folded, States, Unreadable, fold

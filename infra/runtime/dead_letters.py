@@ -19,14 +19,14 @@ from collections.abc import Mapping
 from uuid import UUID
 
 from infra.blobs.artifacts import ROW
-from infra.ports.ports import (
-    Claimed,
+from infra.ports.effects import Claimed
+from infra.ports.event_log import (
     Commit,
     CommitMiss,
     CommitRefused,
     Cursor,
     Encoded,
-    EventLog,
+    EventStore,
     NewEvent,
     Recorded,
     SmallArtifact,
@@ -44,7 +44,7 @@ TRACE_JSON_BYTES = 12_000
 
 
 async def dead_letter(
-    log: EventLog,
+    log: EventStore,
     consumer: ConsumerName,
     message: Recorded,
     error: Exception,
@@ -76,7 +76,7 @@ async def dead_letter(
 
 
 async def dead_outcome(
-    log: EventLog,
+    log: EventStore,
     claimed: Claimed,
     error: Exception,
     *,
@@ -107,13 +107,13 @@ async def dead_outcome(
 
 
 async def redriven(
-    log: EventLog, consumer: ConsumerName, event: MessageRedriven
+    log: EventStore, consumer: ConsumerName, event: MessageRedriven
 ) -> Recorded | None:
     """The message that is to be delivered to `consumer` again; None when it is for another one, or is
     no event (an outcome: its effect is performed again by itself)."""
     if event.consumer != consumer or not event.message_version:
         return None
-    found = await log.held([(event.message_stream, event.message_version)])
+    found = await log.events_at([(event.message_stream, event.message_version)])
     return next((recorded for recorded in found if recorded.id == event.message_id), None)
 
 
@@ -149,7 +149,7 @@ def letter_of(
 
 
 async def put_aside(
-    log: EventLog,
+    log: EventStore,
     letter: MessageDeadLettered,
     content: tuple[SmallArtifact, ...],
     consumed: tuple[ConsumerName, EventId],

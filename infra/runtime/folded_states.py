@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from infra.ports.ports import EventLog, Recorded, Snapshot
+from infra.ports.event_log import EventStore, Recorded, Snapshot
 from infra.postgres.errors import Away
 from infra.runtime.consumer import Consumer
 from schemas.events import Event
@@ -51,7 +51,7 @@ class Unreadable(Exception):
 class States:
     """Loads, folds and remembers the streams of consumers. At most `limit` stay in memory."""
 
-    def __init__(self, log: EventLog, *, limit: int = 8192) -> None:
+    def __init__(self, log: EventStore, *, limit: int = 8192) -> None:
         self._log = log
         self._limit = limit
         self._cache: OrderedDict[StreamName, Folded[Any]] = OrderedDict()

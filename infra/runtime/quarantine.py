@@ -5,7 +5,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from infra.ports.ports import CommitMiss, Effects, EventLog, Recorded
+from infra.ports.effects import Effects
+from infra.ports.event_log import CommitMiss, EventStore, Recorded
 from infra.postgres.codec import Unwritable, encode
 from infra.postgres.errors import Away
 from infra.runtime.cascade import Apart, DecisionError, Drafter, DraftRefused, Work
@@ -28,7 +29,7 @@ Batch = tuple[Sequence[Work], Apart]
 class Isolation:
     """Takes what cannot be decided on out of a batch, so that its neighbours go on."""
 
-    def __init__(self, log: EventLog, effects: Effects, states: States, drafter: Drafter) -> None:
+    def __init__(self, log: EventStore, effects: Effects, states: States, drafter: Drafter) -> None:
         self._log = log
         self._effects = effects
         self._states = states

@@ -21,19 +21,11 @@ from typing import Any
 
 from infra import failpoints, telemetry
 from infra.blobs.artifacts import ArtifactStore
+from infra.ports.bus import Bus
 from infra.ports.clock import LogTime
-from infra.ports.ports import (
-    Bus,
-    Claimed,
-    Commit,
-    CommitMiss,
-    CommitRefused,
-    Disowned,
-    Effects,
-    EventLog,
-    Ports,
-    Recorded,
-)
+from infra.ports.effects import Claimed, Disowned, Effects
+from infra.ports.event_log import Commit, CommitMiss, CommitRefused, EventLog, Recorded
+from infra.ports.ports import Ports
 from infra.postgres.codec import Unwritable
 from infra.postgres.errors import Away, through
 from infra.postgres.history import as_of
@@ -148,7 +140,7 @@ class Runtime:
             c.name: [*(event.type for event in c.reads), MessageRedriven.type]
             for c in self._hosting.consumers
         }
-        self._time.told(await self._log.now())
+        self._time.told(await self._log.clock_time())
         async with aclosing(self._bus.subscribe(reads)) as batches:
             async for batch in batches:
                 await self._take(batch)
@@ -258,7 +250,7 @@ class Runtime:
     async def _still_due(self, works: Sequence[Work], miss: CommitMiss) -> list[Work]:
         """The works that a miss did not settle: not consumed elsewhere, not fenced."""
         messages = [(work.consumer.name, work.delivered) for work in works if work.delivered]
-        due = {(name, recorded.id) for name, recorded in await self._log.due(messages)}
+        due = {(name, recorded.id) for name, recorded in await self._log.unconsumed(messages)}
         fenced = miss.what if miss.kind == "fenced" else None
         self._unsure |= fenced is not None
         return [

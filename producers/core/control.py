@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
-from infra.ports.ports import Cursor, EventLog
+from infra.ports.event_log import Cursor, EventStore
 from producers.core.lookup import Lookup
 from schemas.errors import Conflict
 from schemas.events import (
@@ -58,7 +58,7 @@ class Standing:
 class Control:
     """Appends commands."""
 
-    def __init__(self, log: EventLog, lookup: Lookup) -> None:
+    def __init__(self, log: EventStore, lookup: Lookup) -> None:
         self._log = log
         self._lookup = lookup
 

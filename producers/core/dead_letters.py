@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
-from infra.ports.ports import EventLog, Recorded
+from infra.ports.event_log import EventStore, Recorded
 from infra.ports.services import Artifacts
 from infra.readmodel.dead_letters import SHORTEST, LetterJson
 from schemas.errors import Conflict, InvalidConfig, NotFound
@@ -33,7 +33,7 @@ class Letter:
 class DeadLetters:
     """Finds and redrives. All raise NotFound; an id may be cut off where it is still the only one."""
 
-    def __init__(self, log: EventLog, letters: Letters, artifacts: Artifacts) -> None:
+    def __init__(self, log: EventStore, letters: Letters, artifacts: Artifacts) -> None:
         self._log = log
         self._letters = letters
         self._artifacts = artifacts
@@ -59,7 +59,7 @@ class DeadLetters:
                 f"dead letter {recorded.id} never was an event of this log ({event.cause}); there is "
                 "nothing to deliver"
             )
-        if not await self._log.held([(event.message_stream, event.message_version)]):
+        if not await self._log.events_at([(event.message_stream, event.message_version)]):
             raise Conflict(
                 f"the message of dead letter {recorded.id} is not in the log any more: what it is about "
                 f"({event.about}) was archived or deleted"
@@ -88,7 +88,7 @@ class DeadLetters:
             )
         [row] = found
         stream = dead_letter_stream(row["consumer"])
-        for recorded in await self._log.held([(stream, row["version"])]):
+        for recorded in await self._log.events_at([(stream, row["version"])]):
             if isinstance(recorded.event, MessageDeadLettered):
                 return row, recorded, recorded.event
         raise NotFound(f"dead letter {ref!r} is not in the log; was the read model of another one?")

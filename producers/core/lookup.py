@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
-from infra.ports.ports import Cursor, EventLog
+from infra.ports.event_log import Cursor, EventStore
 from infra.postgres.names import Kind, Names
 from schemas.errors import Conflict, NotFound
 from schemas.events import (
@@ -58,7 +58,7 @@ class Checkpoint:
 class Lookup:
     """Finds by name or id. All raise NotFound with what to do next."""
 
-    def __init__(self, log: EventLog, names: Names) -> None:
+    def __init__(self, log: EventStore, names: Names) -> None:
         self._log = log
         self._names = names
 

@@ -10,7 +10,8 @@ from datetime import timedelta
 from uuid import UUID
 
 from infra.maintenance.archive import Archives, Moved
-from infra.ports.ports import Clock, Commit, CommitMiss, Cursor, EventLog, NewEvent, Recorded
+from infra.ports.clock import Clock
+from infra.ports.event_log import Commit, CommitMiss, Cursor, EventLog, NewEvent, Recorded
 from infra.postgres.codec import edge_ids
 from infra.postgres.dependents import Holders
 from infra.postgres.names import Names
@@ -91,7 +92,7 @@ class Retention:
             return found.run, Cursor()
         packed = await self._archives.pack(found.run)
         # After packing: what is told of the run now is what all packed events say.
-        await self._tables.caught_up(await self._log.head())
+        await self._tables.caught_up(await self._log.visible_head())
         row = await self._refuse_unless_ended(found.run, found.run_name)
         if row["archived_at"] is not None:
             return found.run, Cursor()

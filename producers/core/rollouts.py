@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
-from infra.ports.ports import EventLog, Recorded
+from infra.ports.event_log import EventStore, Recorded
 from schemas.config import Experiment
 from schemas.errors import InvalidConfig, Issue
 from schemas.events import RepositoryPushed, WorkspaceSynced
@@ -32,7 +32,7 @@ class Seen:
         return next((r for r in self.rollouts if r.entrypoint == entrypoint), None)
 
 
-async def check_rollout(log: EventLog, workspace: str, experiment: Experiment) -> tuple[str, ...]:
+async def check_rollout(log: EventStore, workspace: str, experiment: Experiment) -> tuple[str, ...]:
     """Warnings. Raises InvalidConfig when the commit that is named cannot run this rollout."""
     wanted = Entrypoint(rollout=experiment.rollout or "", path=experiment.entrypoint or MAIN)
     stream = workspace_stream(workspace)

@@ -16,7 +16,7 @@ from datetime import UTC
 
 from infra import telemetry
 from infra.failpoints import hit
-from infra.ports.ports import EventLog, Recorded
+from infra.ports.event_log import EventStore, Recorded
 from infra.postgres.names import Kind, Names
 from producers.core.admission import evaluation_issues, training_issues
 from producers.core.datasets.registration import find as find_dataset
@@ -101,7 +101,7 @@ class Submitter:
     """Admits runs and evaluations."""
 
     def __init__(
-        self, log: EventLog, names: Names, *, lookup: Lookup, workspaces: Workspaces
+        self, log: EventStore, names: Names, *, lookup: Lookup, workspaces: Workspaces
     ) -> None:
         self._log = log
         self._names = names
@@ -260,7 +260,7 @@ class Submitter:
     async def _today(self) -> Day:
         """The day by the clock that stamps events: a fact of what is appended, so that no prompt depends
         on when it is rendered."""
-        return (await self._log.now()).astimezone(UTC).date().isoformat()
+        return (await self._log.clock_time()).astimezone(UTC).date().isoformat()
 
     async def _dataset(self, ref: str, key: str) -> DatasetRegistered:
         try:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from infra.ports.ports import Cursor, EventLog, Recorded
+from infra.ports.event_log import Cursor, EventStore, Recorded
 from schemas.errors import InvalidConfig, NotFound
 from schemas.events import (
     BatchAssembled,
@@ -48,7 +48,7 @@ class Hop:
     ms_since_previous: float | None
 
 
-async def trace(log: EventLog, run: RunRequested, sample: str) -> tuple[Hop, ...]:
+async def trace(log: EventStore, run: RunRequested, sample: str) -> tuple[Hop, ...]:
     """The hops of a sample that have happened. Raises InvalidConfig when `sample` is no sample id,
     NotFound when the run never asked for it."""
     try:
@@ -98,7 +98,7 @@ def _hops(found: Found) -> Iterator[Hop]:
         previous = recorded.time
 
 
-async def _found(log: EventLog, run: RunRequested, group: GroupId, key: GroupKey) -> Found:
+async def _found(log: EventStore, run: RunRequested, group: GroupId, key: GroupKey) -> Found:
     streams = [group_stream(group), grade_stream(group), checkpoint_stream(run.run)]
     loaded = await log.load(dict.fromkeys(streams, 0))
     generated, graded, checkpoints = (loaded[stream] for stream in streams)
@@ -134,7 +134,7 @@ async def _found(log: EventLog, run: RunRequested, group: GroupId, key: GroupKey
 
 
 async def _events(
-    log: EventLog, about: str, kinds: Sequence[type[Event]]
+    log: EventStore, about: str, kinds: Sequence[type[Event]]
 ) -> AsyncIterator[Recorded]:
     after, types = Cursor(), [kind.type for kind in kinds]
     while found := await log.read(about, after=after, limit=PAGE, types=types):
@@ -143,7 +143,7 @@ async def _events(
         after = found[-1].cursor
 
 
-async def _synced(log: EventLog, run: RunRequested) -> Recorded | None:
+async def _synced(log: EventStore, run: RunRequested) -> Recorded | None:
     if run.workspace is None:
         return None
     stream = run_stream(run.run)

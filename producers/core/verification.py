@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
-from infra.ports.ports import EventLog
+from infra.ports.event_log import EventStore
 from producers.core.lookup import Lookup
 from schemas.errors import NotFound
 from schemas.events import VerificationCompleted, VerificationRequested
@@ -33,7 +33,7 @@ class Verification:
 class Verifications:
     """Asks for verifications and finds them again."""
 
-    def __init__(self, log: EventLog, lookup: Lookup) -> None:
+    def __init__(self, log: EventStore, lookup: Lookup) -> None:
         self._log = log
         self._lookup = lookup
 

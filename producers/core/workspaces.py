@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from uuid import uuid4
 
-from infra.ports.ports import Cursor, EventLog, Recorded
+from infra.ports.event_log import Cursor, EventStore, Recorded
 from infra.ports.services import Repositories
 from infra.postgres.names import Names
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
@@ -29,7 +29,7 @@ class Workspace:
 class Workspaces:
     """Adds and finds workspaces."""
 
-    def __init__(self, log: EventLog, names: Names, repositories: Repositories) -> None:
+    def __init__(self, log: EventStore, names: Names, repositories: Repositories) -> None:
         self._log = log
         self._names = names
         self._repositories = repositories

@@ -5,7 +5,9 @@ from functools import cached_property
 
 from infra.blobs.installed import InstalledBlobs
 from infra.maintenance.archive import Archives
-from infra.ports.ports import Clock, Effects, EventLog
+from infra.ports.clock import Clock
+from infra.ports.effects import Effects
+from infra.ports.event_log import EventLog
 from infra.ports.services import Artifacts, Repositories
 from infra.postgres.dependents import Holders
 from infra.postgres.pool import Database

@@ -8,8 +8,10 @@ import pytest
 from infra.memory.blobs import MemoryBlobs
 from infra.memory.bus import MemoryBus
 from infra.memory.event_log import MemoryEffects, MemoryLog
-from infra.ports.clock import ManualClock
-from infra.ports.ports import Bus, Clock, Effects, EventLog
+from infra.ports.bus import Bus
+from infra.ports.clock import Clock, ManualClock
+from infra.ports.effects import Effects
+from infra.ports.event_log import EventLog
 from infra.ports.services import Blobs, Gateway, Repositories, Session, UserCode
 from schemas.learner import Learner
 from schemas.sampling import Sampler
@@ -41,10 +43,11 @@ STAND_INS = [
 
 
 def asked(port: type[Any]) -> dict[str, Any]:
-    """The methods of a port by name."""
+    """The methods of a port and of the protocols that it consists of, by name."""
     return {
         name: value
-        for name, value in vars(port).items()
+        for part in port.__mro__
+        for name, value in vars(part).items()
         if inspect.isfunction(value) and not name.startswith("_")
     }
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from infra.bus.reconciler import Delivered
-from infra.ports.ports import Bus, Commit, EventLog
+from infra.ports.bus import Bus
+from infra.ports.event_log import Commit, EventLog
 from schemas.ids import ConsumerName, EventId
 from tests.contracts.event_log_suite import warned
 from tests.kit.commits import one

@@ -6,7 +6,8 @@ from uuid import uuid4
 
 import pytest
 
-from infra.ports.ports import Commit, CommitMiss, Disowned, Effects, EventLog, NewEffect
+from infra.ports.effects import Disowned, Effects, NewEffect
+from infra.ports.event_log import Commit, CommitMiss, EventLog
 from schemas.effects import FetchCommit, Lane
 from schemas.events import (
     Event,

@@ -6,13 +6,13 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from infra.ports.ports import (
+from infra.ports.effects import NewEffect
+from infra.ports.event_log import (
     Commit,
     CommitMiss,
     CommitRefused,
     Cursor,
     EventLog,
-    NewEffect,
     SmallArtifact,
     Snapshot,
 )
@@ -276,24 +276,26 @@ class EventLogSuite:
         assert await log.tail(after, limit=10, upto=after) == ([], after)
 
     async def test_its_time_is_by_the_clock_that_stamps_events(self, log: EventLog) -> None:
-        before = await log.now()
+        before = await log.clock_time()
         (event,) = await log.commit(one(warned(uuid4().hex, 1), 1))
-        assert before <= event.time <= await log.now()
+        assert before <= event.time <= await log.clock_time()
 
     async def test_the_head_is_where_the_tail_ends(self, log: EventLog) -> None:
         run = uuid4().hex
         (first,) = await log.commit(one(warned(run, 1), 1))
-        assert await log.head() == first.cursor
-        assert not await log.ahead(first.cursor)
+        assert await log.visible_head() == first.cursor
+        assert not await log.has_events_after(first.cursor)
         (second,) = await log.commit(one(warned(run, 2), 2))
-        assert await log.ahead(first.cursor)
-        assert await log.head() == second.cursor
+        assert await log.has_events_after(first.cursor)
+        assert await log.visible_head() == second.cursor
 
     async def test_events_are_found_by_their_places(self, log: EventLog) -> None:
         run = uuid4().hex
         written = [(await log.commit(one(warned(run, n), n)))[0] for n in (1, 2, 3)]
         stream = written[0].stream
-        found = await log.held([(stream, 3), (stream, 1), (stream, 9), (StreamName("run-x"), 1)])
+        found = await log.events_at(
+            [(stream, 3), (stream, 1), (stream, 9), (StreamName("run-x"), 1)]
+        )
         assert sorted(found, key=lambda r: r.version) == [written[0], written[2]]
 
     async def test_awaited_is_what_is_held_with_who_has_not_consumed_it(
@@ -305,7 +307,7 @@ class EventLogSuite:
         await log.advance([name], written[0].cursor)
         stream = written[0].stream
         places = {(stream, n): (name, other) for n in (1, 2, 3, 9)} | {(stream, 4): (name,)}
-        found = {event.version: (event, who) for event, who in await log.awaited(places)}
+        found = {event.version: (event, who) for event, who in await log.unconsumed_at(places)}
         assert {version: event for version, (event, _) in found.items()} == {
             recorded.version: recorded for recorded in written
         }
@@ -320,10 +322,10 @@ class EventLogSuite:
         await log.commit(Commit(consumed=((name, EventId(written[2].id)),)))
         await log.advance([name], written[0].cursor)
         messages = [(who, r) for r in written for who in (name, other)]
-        due = await log.due(messages)
+        due = await log.unconsumed(messages)
         assert [r.version for who, r in due if who == name] == [2, 4]
         assert [r.version for who, r in due if who == other] == [1, 2, 3, 4]
-        assert await log.due([]) == []
+        assert await log.unconsumed([]) == []
 
     async def _end(self, log: EventLog) -> tuple[int, Cursor]:
         cursor, pages = Cursor(), 0

@@ -8,7 +8,7 @@ import pytest
 from bench import working_tables
 from bench.working_tables import grown
 from infra.bus.reconciler import BATCH
-from infra.ports.ports import Cursor
+from infra.ports.event_log import Cursor
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.pool import Database
 from schemas.ids import ConsumerName

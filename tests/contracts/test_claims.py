@@ -9,7 +9,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from infra.ports.ports import Claimed, Commit, NewEffect, NewEvent
+from infra.ports.effects import Claimed, NewEffect
+from infra.ports.event_log import Commit, NewEvent
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier

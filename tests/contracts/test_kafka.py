@@ -11,7 +11,7 @@ import pytest
 from infra.bus.kafka.publisher import publishing
 from infra.bus.reconciler import Delivered
 from infra.bus.relay import Position, seated
-from infra.ports.ports import Bus
+from infra.ports.bus import Bus
 from infra.settings.kafka import KafkaSettings
 from tests.contracts.bus_suite import BoundBus, BusSuite, listening
 from tests.kit.corner import Corner, consume, corner, reader

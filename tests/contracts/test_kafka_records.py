@@ -14,7 +14,7 @@ from infra.bus.kafka.connect import options
 from infra.bus.kafka.intake import DAMAGED, FOREIGN_TYPE, NOT_IN_THE_LOG, UNREADABLE
 from infra.bus.kafka.records import record
 from infra.bus.kafka.unusable_records import CONSUMER
-from infra.ports.ports import Cursor, Recorded
+from infra.ports.event_log import Cursor, Recorded
 from infra.settings.kafka import KafkaSettings
 from schemas.events import MessageDeadLettered
 from schemas.ids import dead_letter_stream

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from infra.ports.ports import Cursor
+from infra.ports.event_log import Cursor
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database
@@ -85,13 +85,13 @@ async def test_what_each_message_asks_for_is_found_by_an_index(
     page, cursor = await log.tail(Cursor(), limit=100)
     assert len(page) == 100
     await log.tail(cursor, limit=100)
-    head = await log.head()
-    assert not await log.ahead(head)
+    head = await log.visible_head()
+    assert not await log.has_events_after(head)
     assert len((await log.load({STREAM: 90}, limit=5000))[STREAM]) == 10
     await log.versions([STREAM])
-    await log.held([(STREAM, 3)])
-    await log.awaited({(STREAM, 3): [READER]})
-    assert len(await log.due([(READER, recorded) for recorded in page])) == 0
+    await log.events_at([(STREAM, 3)])
+    await log.unconsumed_at({(STREAM, 3): [READER]})
+    assert len(await log.unconsumed([(READER, recorded) for recorded in page])) == 0
     await log.consumed([(READER, EventId(uuid4()))])
     await log.read("r7", after=cursor, limit=50)
     await log.find(UUID(int=1), stream=STREAM)

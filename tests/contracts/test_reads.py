@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from infra.ports.ports import Commit, CommitMiss
+from infra.ports.event_log import Commit, CommitMiss
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database

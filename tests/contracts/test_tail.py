@@ -18,7 +18,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra.ports.ports import Cursor
+from infra.ports.event_log import Cursor
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.horizon import BELOW_OWN_HORIZON, Horizon
 from infra.postgres.notify import Notifier

@@ -12,7 +12,8 @@ from uuid import uuid4
 
 import pytest
 
-from infra.ports.ports import Claimed, Commit
+from infra.ports.effects import Claimed
+from infra.ports.event_log import Commit
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from aiokafka.structs import ConsumerRecord
 
-from infra.ports.ports import Recorded
+from infra.ports.event_log import Recorded
 from infra.settings.kafka import KafkaSettings
 from tests.kit.corner import Corner, corner
 from tests.kit.kafka import settings, variables

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from infra.ports.ports import Cursor, Recorded
+from infra.ports.event_log import Cursor, Recorded
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier

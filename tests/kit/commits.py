@@ -2,7 +2,7 @@
 
 from uuid import uuid4
 
-from infra.ports.ports import Commit, NewEvent
+from infra.ports.event_log import Commit, NewEvent
 from schemas.events import Event
 from schemas.ids import EventId
 

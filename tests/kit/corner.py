@@ -17,7 +17,8 @@ from infra.bus.kafka.connect import options
 from infra.bus.kafka.publisher import publishing
 from infra.bus.reconciler import Delivered, Reconciler
 from infra.bus.relay import Relay
-from infra.ports.ports import Bus, Commit, CommitMiss, Recorded
+from infra.ports.bus import Bus
+from infra.ports.event_log import Commit, CommitMiss, Recorded
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database, connect

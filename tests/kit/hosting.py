@@ -14,7 +14,8 @@ from infra.memory.blobs import MemoryBlobs
 from infra.memory.bus import MemoryBus
 from infra.memory.event_log import MemoryEffects, MemoryLog, World
 from infra.ports.clock import SystemClock
-from infra.ports.ports import Encoded, Ports, Recorded
+from infra.ports.event_log import Encoded, Recorded
+from infra.ports.ports import Ports
 from infra.postgres.errors import Away
 from infra.postgres.notify import Wakeup
 from infra.runtime.consumer import Consumer, Decision, Meta

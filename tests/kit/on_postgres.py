@@ -11,7 +11,8 @@ from infra.blobs.dataset_cache import DatasetCache
 from infra.bus.embedded import EmbeddedBus
 from infra.memory.blobs import MemoryBlobs
 from infra.ports.clock import SystemClock
-from infra.ports.ports import Effects, Ports
+from infra.ports.effects import Effects
+from infra.ports.ports import Ports
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import News, Notifier

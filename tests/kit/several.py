@@ -16,7 +16,8 @@ from infra.memory.blobs import MemoryBlobs
 from infra.memory.bus import MemoryBus
 from infra.memory.event_log import MemoryEffects, MemoryLog, World
 from infra.ports.clock import ManualClock
-from infra.ports.ports import Commit, Ports, Recorded
+from infra.ports.event_log import Commit, Recorded
+from infra.ports.ports import Ports
 from infra.postgres.notify import Wakeup
 from infra.runtime.cascade import Work
 from infra.runtime.consumer import Consumer

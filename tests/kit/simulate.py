@@ -13,7 +13,8 @@ from uuid import UUID
 
 from consumers.registry import REGISTRY, load
 from infra.memory.event_log import MemoryLog, World
-from infra.ports.ports import Claimed, CommitMiss, Recorded
+from infra.ports.effects import Claimed
+from infra.ports.event_log import CommitMiss, Recorded
 from infra.runtime.cascade import Drafter, Work
 from infra.runtime.consumer import Consumer
 from infra.runtime.folded_states import States

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 
-from infra.ports.ports import Recorded
+from infra.ports.event_log import Recorded
 
 
 def fingerprint(events: Iterable[Recorded]) -> str:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.memory.event_log import MemoryLog
-from infra.ports.ports import Commit
+from infra.ports.event_log import Commit
 from tests.kit import virtual
 from tests.kit.several import ALONE, Crowd, told_by
 from tests.properties.test_cascade import MODE, events

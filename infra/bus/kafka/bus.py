@@ -22,7 +22,7 @@ from infra.bus.kafka.connect import hang_up, options, quieten
 from infra.bus.kafka.intake import Intake
 from infra.bus.kafka.topics import ensure, topics_of
 from infra.bus.reconciler import Delivered
-from infra.ports.ports import EventLog
+from infra.ports.event_log import EventLog
 from infra.postgres.skipped_records import Skips
 from infra.settings.kafka import KafkaSettings
 from infra.task_cancellation import end, go_on
@@ -44,7 +44,7 @@ Offsets = dict[TopicPartition, int]
 
 
 class KafkaBus:
-    """`infra.ports.ports.Bus` on Kafka, without what makes it whole
+    """`infra.ports.bus.Bus` on Kafka, without what makes it whole
     (`infra.bus.embedded.Reconciled`)."""
 
     def __init__(self, settings: KafkaSettings, log: EventLog, skips: Skips) -> None:

@@ -13,7 +13,7 @@ from aiokafka.structs import ConsumerRecord
 from infra.bus.kafka.records import Address, Unreadable, address, texts
 from infra.bus.kafka.unusable_records import Stray, keep
 from infra.bus.reconciler import Delivered
-from infra.ports.ports import Cursor, Encoded, EventLog, Recorded
+from infra.ports.event_log import Cursor, Encoded, EventLog, Recorded
 from infra.postgres.skipped_records import Skips
 from schemas.envelope import BadEvent, decode_event
 from schemas.events import EVENT_TYPES
@@ -60,7 +60,7 @@ class Intake:
         readers: dict[tuple[StreamName, int], set[ConsumerName]] = {}
         for found in named:
             readers.setdefault(found.address.place, set()).update(found.readers)
-        events = {event.id: (event, due) for event, due in await self._log.awaited(readers)}
+        events = {event.id: (event, due) for event, due in await self._log.unconsumed_at(readers)}
         messages: dict[tuple[ConsumerName, EventId], Recorded] = {}
         for found in named:
             event, due = events.get(found.address.id, (None, ()))

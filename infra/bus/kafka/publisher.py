@@ -17,7 +17,7 @@ from infra.bus.kafka.connect import hang_up, options, quieten
 from infra.bus.kafka.lag import lags
 from infra.bus.kafka.records import record
 from infra.bus.kafka.topics import ensure, topics
-from infra.ports.ports import Recorded
+from infra.ports.event_log import Recorded
 from infra.settings.kafka import KafkaSettings
 
 BATCH_BYTES = 256 * 1024

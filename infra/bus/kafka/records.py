@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from infra.ports.ports import Cursor, Encoded, Recorded
+from infra.ports.event_log import Cursor, Encoded, Recorded
 from infra.settings.kafka import KafkaSettings
 from schemas.envelope import SOURCE, BadEvent
 from schemas.events import EVENT_TYPES

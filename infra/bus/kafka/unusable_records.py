@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from infra.ports.ports import Commit, EventLog
+from infra.ports.event_log import Commit, EventStore
 from infra.runtime.dead_letters import letter_of
 from schemas.envelope import BadEvent
 from schemas.ids import HEADRACE, derive_id
@@ -44,7 +44,7 @@ class Stray:
         return hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).hexdigest()
 
 
-async def keep(log: EventLog, stray: Stray, cause: str) -> None:
+async def keep(log: EventStore, stray: Stray, cause: str) -> None:
     """Make it a dead letter. Doing it again changes nothing. Of a record larger than any event is, the
     beginning is kept; the broker has the rest for as long as it keeps records."""
     headers = {

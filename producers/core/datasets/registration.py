@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-from infra.ports.ports import EventLog, Recorded
+from infra.ports.event_log import EventStore, Recorded
 from infra.ports.services import Blobs
 from infra.postgres.names import Names
 from producers.core.datasets.rules import FORMATS, SHOWN_ISSUES, Report, check_file
@@ -137,7 +137,7 @@ async def register(
     *,
     name: str,
     file_name: str,
-    log: EventLog,
+    log: EventStore,
     blobs: Blobs,
     names: Names,
     mapping: Mapping[str, str] | None = None,
@@ -171,7 +171,7 @@ async def register(
     return recorded
 
 
-async def _cause(log: EventLog, name: str) -> UUID:
+async def _cause(log: EventStore, name: str) -> UUID:
     """The cause of a dataset's registration: another one after each deletion under the same name."""
     stream = dataset_stream(dataset_id(name))
     for recorded in (await log.load({stream: 0}))[stream]:
@@ -180,12 +180,12 @@ async def _cause(log: EventLog, name: str) -> UUID:
     return derive_id(HEADRACE, f"dataset/{name}")
 
 
-async def find(log: EventLog, ref: str) -> DatasetRegistered:
+async def find(log: EventStore, ref: str) -> DatasetRegistered:
     """A registered dataset by name or id. Raises NotFound."""
     return (await registration(log, ref))[1]
 
 
-async def registration(log: EventLog, ref: str) -> tuple[Recorded, DatasetRegistered]:
+async def registration(log: EventStore, ref: str) -> tuple[Recorded, DatasetRegistered]:
     """The event that registered a dataset, by name or id. Raises NotFound."""
     streams = [dataset_stream(dataset_id(ref)), dataset_stream(ref)]
     loaded = await log.load(dict.fromkeys(streams, 0))

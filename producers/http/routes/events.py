@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from infra.ports.ports import Cursor, Recorded
+from infra.ports.event_log import Cursor, Recorded
 from infra.postgres.history import as_of
 from producers.http.responses import Answer, number
 from producers.http.routes.runs import services

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from infra.blobs.garbage import collect
-from infra.ports.ports import Cursor
+from infra.ports.event_log import Cursor
 from producers.http.requests import body_of, cause_of
 from producers.http.responses import Answer, number
 from producers.http.routes.runs import run_json, services

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from infra.ports.ports import Cursor
+from infra.ports.event_log import Cursor
 from infra.readmodel.runs import RunJson
 from infra.readmodel.wait_reasons import WaitJson, waits_of
 from producers.core.estimates import estimate, has_gpu

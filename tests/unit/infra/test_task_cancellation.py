@@ -11,7 +11,7 @@ import pytest
 
 from infra import task_cancellation
 from infra.memory.event_log import MemoryEffects
-from infra.ports.ports import Claimed
+from infra.ports.effects import Claimed
 from infra.postgres import errors
 from infra.postgres.errors import Away, answering, through
 from infra.postgres.notify import Wakeup

@@ -11,7 +11,7 @@ import pytest
 
 from consumers.project.consumer import Projector, project
 from consumers.project.log_lines import LONGEST, narrate
-from infra.ports.ports import Cursor, Recorded
+from infra.ports.event_log import Cursor, Recorded
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database

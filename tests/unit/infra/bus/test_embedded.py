@@ -13,7 +13,7 @@ from infra.bus import reconciler
 from infra.bus.embedded import EmbeddedBus
 from infra.bus.reconciler import Delivered
 from infra.memory.event_log import MemoryLog, World
-from infra.ports.ports import Commit, NewEvent
+from infra.ports.event_log import Commit, NewEvent
 from infra.postgres.notify import Wakeup
 from schemas.events import RunWarned
 from schemas.ids import ConsumerName, EventId
@@ -39,9 +39,9 @@ class Counted:
 
         return call
 
-    async def ahead(self, after: object) -> bool:
+    async def has_events_after(self, after: object) -> bool:
         """Nothing is ever hidden in memory."""
-        self.calls["ahead"] += 1
+        self.calls["has_events_after"] += 1
         return False
 
 
@@ -87,7 +87,7 @@ class Bench:
 
         task = asyncio.ensure_future(listen())
         try:
-            await self.asked("ahead")
+            await self.asked("has_events_after")
             yield
         finally:
             task.cancel()
@@ -107,11 +107,11 @@ async def test_what_was_consumed_in_a_cascade_costs_three_questions(
     bench = Bench()
     async with bench.listening():
         await bench.append(consumed=True)
-        await bench.asked("ahead")
+        await bench.asked("has_events_after")
         for _ in range(3):
             await bench.append(consumed=True)
-            await bench.asked("ahead")
-            assert bench.log.calls == {"tail": 1, "due": 1, "ahead": 1}
+            await bench.asked("has_events_after")
+            assert bench.log.calls == {"tail": 1, "unconsumed": 1, "has_events_after": 1}
     assert bench.delivered == []
 
 
@@ -123,7 +123,7 @@ async def test_watermarks_follow_when_nothing_more_comes(monkeypatch: pytest.Mon
         await bench.append(consumed=False)
         await bench.asked("advance")
         async with asyncio.timeout(60):
-            head = await bench.log.head()
+            head = await bench.log.visible_head()
             while {await bench.log.watermark(name) for name in NAMES} != {head}:
                 await asyncio.sleep(0.005)
     assert sum(len(batch) for batch in bench.delivered) == 6

@@ -7,7 +7,7 @@ import pytest
 
 from infra.bus import tail_wait
 from infra.bus.tail_wait import LONGEST_NAP_S, SHORTEST_NAP_S, Patience
-from infra.ports.ports import Cursor
+from infra.ports.event_log import Cursor
 from infra.postgres.notify import Wakeup
 
 
@@ -20,7 +20,7 @@ class Hidden:
         monkeypatch.setattr(tail_wait.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(tail_wait.asyncio, "sleep", self._nap)
 
-    async def ahead(self, after: Cursor) -> bool:
+    async def has_events_after(self, after: Cursor) -> bool:
         return self.hides
 
     async def _nap(self, seconds: float) -> None:

@@ -19,7 +19,7 @@ from infra.git import mirrors, process
 from infra.git.failures import meaning
 from infra.git.mirrors import GitRepositories
 from infra.git.process import GitFailed, TooLate
-from infra.ports.ports import Claimed
+from infra.ports.effects import Claimed
 from infra.runtime.attempt import Performing, perform_once
 from schemas.effects import CommitFetched, Failed, FetchCommit
 from schemas.errors import NotFound, Refused, RepositoryAway, TransientError

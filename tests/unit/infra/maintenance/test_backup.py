@@ -12,7 +12,7 @@ from infra.blobs.artifacts import reference
 from infra.blobs.local import LocalBlobs
 from infra.maintenance.backup import CONTENTS, back_up
 from infra.maintenance.restore import restore
-from infra.ports.ports import Cursor
+from infra.ports.event_log import Cursor
 from infra.postgres.migrate import migrate
 from infra.settings.settings import Settings
 from schemas.errors import Conflict, CorruptData, InvalidConfig, NotFound

@@ -12,7 +12,7 @@ from infra.adapters import Backend, open_backend
 from infra.blobs.artifacts import reference
 from infra.blobs.local import LocalBlobs
 from infra.maintenance.integrity import Damage, Inspection, Kind, inspect
-from infra.ports.ports import SmallArtifact
+from infra.ports.event_log import SmallArtifact
 from infra.settings.settings import Settings
 from schemas.events import CheckpointSaved, PolicyUpdated, StepSettled
 from schemas.sampling import ArtifactRef

@@ -10,7 +10,8 @@ from uuid import uuid4
 import pytest
 
 from infra.memory.event_log import MemoryEffects, MemoryLog
-from infra.ports.ports import Commit, Effects, EventLog
+from infra.ports.effects import Effects
+from infra.ports.event_log import Commit, EventLog
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import connect

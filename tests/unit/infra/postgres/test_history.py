@@ -17,7 +17,8 @@ from infra.bus.reconciler import Reconciler, Tail
 from infra.bus.relay import Position, Relay
 from infra.memory.bus import MemoryBus
 from infra.memory.event_log import MemoryLog, World
-from infra.ports.ports import Bus, Commit, Cursor, Recorded
+from infra.ports.bus import Bus
+from infra.ports.event_log import Commit, Cursor, Recorded
 from infra.postgres import errors
 from infra.postgres.history import Turned, as_of
 from infra.postgres.notify import Wakeup
@@ -139,7 +140,7 @@ async def test_a_log_that_ends_below_a_cursor_is_noticed_by_itself(
 async def test_twin_a_cursor_that_goes_on_misses_what_is_new(
     make: Callable[[World], Bus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Tail, "look", lambda self: self._log.head())
+    monkeypatch.setattr(Tail, "look", lambda self: self._log.visible_head())
     world = World()
     async with reading(world, make(world)) as seen:
         for step in range(1, 6):

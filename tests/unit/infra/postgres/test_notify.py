@@ -5,7 +5,8 @@ from uuid import uuid4
 
 import pytest
 
-from infra.ports.ports import Commit, NewEffect
+from infra.ports.effects import NewEffect
+from infra.ports.event_log import Commit
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import News, Notifier, Wakeup
 from infra.postgres.pool import Database

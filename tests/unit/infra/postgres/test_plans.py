@@ -11,7 +11,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra.ports.ports import Cursor
+from infra.ports.event_log import Cursor
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
@@ -134,7 +134,7 @@ def by_index(plans: Plans, *indexes: str) -> None:
 async def test_hot_queries_use_their_indexes(large_url: str) -> None:
     async with explained(large_url) as (database, plans), Notifier(database) as notifier:
         log, effects = PostgresLog(database, notifier), PostgresEffects(database)
-        await log.head()
+        await log.visible_head()
         by_index(plans, "events_tail")
         late = await database.durable.fetchrow(
             "select xid, position from events order by position offset 29700 limit 1"
@@ -143,19 +143,19 @@ async def test_hot_queries_use_their_indexes(large_url: str) -> None:
         after = Cursor(late["xid"], late["position"])
         events, _ = await log.tail(after, limit=100)
         by_index(plans, "events_tail")
-        assert await log.ahead(after)
+        assert await log.has_events_after(after)
         by_index(plans, "events_tail")
         await log.load({run_stream("r7"): 90})
         by_index(plans, "events_stream")
-        await log.held([(run_stream("r7"), 3)])
+        await log.events_at([(run_stream("r7"), 3)])
         by_index(plans, "events_stream")
-        await log.awaited({(run_stream("r7"), 3): [READER]})
+        await log.unconsumed_at({(run_stream("r7"), 3): [READER]})
         by_index(plans, "events_stream", "inbox_pkey")
         await log.read("r7", after=after, limit=100)
         by_index(plans, "events_run")
         await log.versions([run_stream("r7")])
         by_index(plans, "streams_pkey")
-        await log.due([(READER, event) for event in events])
+        await log.unconsumed([(READER, event) for event in events])
         by_index(plans, "inbox_pkey")
         await effects.next_due_s(WorkerId("w"), lanes=[Lane.TRAIN], consumers=[READER])
         by_index(plans, "effects_ready", "effects_held")

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from infra.bus.embedded import EmbeddedBus
-from infra.ports.ports import Commit, Cursor
+from infra.ports.event_log import Commit, Cursor
 from infra.postgres import migrate
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from infra.bus.tail_wait import Patience
-from infra.ports.ports import Cursor
+from infra.ports.event_log import Cursor
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database
@@ -76,7 +76,7 @@ async def test_who_writes_holds_back_what_is_committed_after_and_is_told_of(
         async with open_transaction(database.url, writing, isolation="read_committed"):
             cursor = await appended(log)
             assert not await seen(log, cursor)
-            assert await log.ahead(Cursor())
+            assert await log.has_events_after(Cursor())
             assert await Platform(database).horizon_age_s() > 0
         async with asyncio.timeout(60):
             while not await seen(log, cursor):
@@ -126,7 +126,7 @@ async def test_a_prepared_transaction_holds_the_log_back_until_somebody_ends_it(
         log, platform = PostgresLog(database, notifier), Platform(database)
         cursor = await appended(log)
         assert await log.tail(Cursor(), limit=100) == ([], Cursor())
-        assert await log.ahead(Cursor())
+        assert await log.has_events_after(Cursor())
         assert await platform.horizon_age_s() > 0
         await execute(preparing, "commit prepared 'left'")
         async with asyncio.timeout(60):
@@ -165,7 +165,7 @@ async def test_another_database_of_the_server_holds_nothing_back(
             twin = PostgresLog(database, notifier)
             assert not await seen(twin, cursor), "the twin"
             # A bound stays one, whatever the next reader reads by: or it would jump over the event.
-            assert await twin.head() == await log.head() == cursor
+            assert await twin.visible_head() == await log.visible_head() == cursor
             found, _ = await twin.tail(Cursor(), limit=100, upto=cursor)
             assert [recorded.cursor for recorded in found] == [cursor]
         await execute(elsewhere, "rollback prepared 'there'")

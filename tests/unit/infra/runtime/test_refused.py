@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infra.memory.event_log import MemoryLog
-from infra.ports.ports import Commit, CommitRefused, Recorded
+from infra.ports.event_log import Commit, CommitRefused, Recorded
 from infra.runtime import runtime
 from infra.runtime.consumer import Decision
 from schemas.events import CheckpointFailed, PolicyFailed

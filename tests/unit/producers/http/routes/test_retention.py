@@ -21,7 +21,7 @@ from infra.blobs.references import Named
 from infra.maintenance.archive import Archives, Moved
 from infra.maintenance.archive_file import members
 from infra.maintenance.integrity import Inspection, _events, _rows, _streams, _Told
-from infra.ports.ports import Cursor
+from infra.ports.event_log import Cursor
 from infra.postgres.pool import administering
 from infra.postgres.restored_dump import repair
 from schemas.errors import CorruptData
@@ -336,7 +336,9 @@ async def test_nothing_is_removed_that_a_consumer_has_not_read(
     assert "consumer learn has not read" in answer.json()["detail"]
     kept = [blob.key for blob in await ended.services.blobs.keys("runs/r1/")]
     assert any("/archives/" in key for key in kept) is not looks_before
-    await ended.services.log.advance([ConsumerName("learn")], await ended.services.log.head())
+    await ended.services.log.advance(
+        [ConsumerName("learn")], await ended.services.log.visible_head()
+    )
     await archived(ended)
 
 
@@ -565,7 +567,7 @@ async def test_after_a_move_to_another_cluster_a_run_is_restored_in_order(
     """Transaction ids were forgotten: those of the archive must not stand above every cursor."""
     before = await views(ended)
     await archived(ended)
-    await ended.services.log.advance([ConsumerName("run")], await ended.services.log.head())
+    await ended.services.log.advance([ConsumerName("run")], await ended.services.log.visible_head())
     async with administering(ended.database.url) as admin, admin.transaction():
         await repair(admin)
     await restored(ended)
@@ -578,7 +580,7 @@ async def test_after_a_move_to_another_cluster_a_run_is_restored_in_order(
     told = ended.services.log
     run = ConsumerName("run")
     history = await told.read("r1", after=Cursor(), limit=1000)
-    due = await told.due([(run, recorded) for recorded in history])
+    due = await told.unconsumed([(run, recorded) for recorded in history])
     assert {recorded.type for _, recorded in due} <= {"rl.run.restored"}
 
 
@@ -628,7 +630,7 @@ async def test_gc_archives_what_ended_long_ago(ended: Application) -> None:
     retention, clock = ended.services.retention, ended.services.clock
     assert await retention.archive_old(clock, older_than=timedelta(days=1)) == 0
     assert await retention.archive_old(clock, older_than=timedelta()) == 2
-    await ended.services.readmodel.caught_up(await ended.services.log.head())
+    await ended.services.readmodel.caught_up(await ended.services.log.visible_head())
     assert (await ended.get("/runs", archived="true"))["total_count"] == 2
     await restored(ended)
     assert await retention.archive_old(clock, older_than=timedelta(hours=1)) == 0

@@ -1,0 +1,292 @@
+"""The port to the event log: its records, what a commit holds, and what can be asked of it.
+
+`EventLog` is three protocols, so that each caller names only what it needs: `EventStore` reads and
+writes streams, `LogTail` follows the whole log in order, `Inbox` knows which consumer has consumed
+which event.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Protocol
+from uuid import UUID
+
+from infra.ports.effects import NewEffect
+from schemas.envelope import decode_event
+from schemas.errors import Refused
+from schemas.events import Event
+from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cursor:
+    """A position in the log: ordered by transaction, then by position. Opaque outside infra."""
+
+    xid: int = 0
+    position: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.xid:x}-{self.position:x}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Cursor":
+        """Read a cursor back. Raises ValueError when `text` is not one."""
+        xid, _, position = text.partition("-")
+        return cls(int(xid, 16), int(position, 16))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """An event as the log holds it. `payload` is the event, or still its JSON: most of what a tail
+    passes was consumed long ago, and is never looked into."""
+
+    id: EventId
+    stream: StreamName
+    version: int
+    cursor: Cursor
+    time: datetime
+    causation: UUID | None
+    correlation: UUID
+    traceparent: str | None
+    run: str
+    payload: "Event | Encoded" = field(compare=False)
+
+    @property
+    def type(self) -> str:
+        return self.payload.type
+
+    @cached_property
+    def event(self) -> Event:
+        """The event, decoded once. Raises UnknownEvent and BadEvent (`schemas.envelope`)."""
+        if isinstance(self.payload, Event):
+            return self.payload
+        return decode_event(self.payload.type, self.payload.version, self.payload.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An event's payload as JSON, with the type and version it was written under."""
+
+    type: str
+    version: int
+    data: str | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event to append at `version` of its stream (the first event of a stream has version 1)."""
+
+    id: EventId
+    stream: StreamName
+    version: int
+    event: Event
+    causation: UUID | None
+    correlation: UUID
+    traceparent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One decision, to be written whole or not at all.
+
+    `expected` are the versions of every stream that the decision was made on, whether or not it gets an
+    event: all must still have them. A stream that does not exist has version 0.
+    `cursors` are where the consumed events lie, for those that are in the log already: they must lie
+    above the watermarks of their consumers.
+    `finished` are the effects whose outcomes are decided here, with the claim epochs that fence them.
+    """
+
+    worker: WorkerId | None = None
+    consumed: tuple[tuple[ConsumerName, EventId], ...] = ()
+    finished: tuple[tuple[EffectId, int], ...] = ()
+    expected: Mapping[StreamName, int] | None = None
+    events: tuple[NewEvent, ...] = ()
+    effects: tuple[NewEffect, ...] = ()
+    artifacts: tuple["SmallArtifact", ...] = ()
+    cursors: Mapping[EventId, Cursor] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> Iterable[str]:
+        """What stands in columns of text: names, and traces."""
+        for new in self.events:
+            yield from (new.stream, new.event.run_id, new.traceparent or "")
+        for asked in self.effects:
+            yield from (asked.stream, asked.effect.run_id, asked.traceparent or "")
+
+    @property
+    def gates(self) -> Sequence[tuple[str, str]]:
+        """How these events move the gates of their runs: the last word of each run, and every hold."""
+        states = {new.event.run_id: new.event.gate for new in self.events if new.event.gate}
+        holds = [(new.event.run_id, new.event.hold) for new in self.events if new.event.hold]
+        return [*states.items(), *holds]
+
+    @property
+    def asks(self) -> bool:
+        """Whether there may now be something to claim: an effect that nobody holds yet, or those of a
+        run whose gate moved."""
+        return bool(self.gates) or not all(new.claimed for new in self.effects)
+
+
+@dataclass(frozen=True, slots=True)
+class SmallArtifact:
+    """An artifact of at most 64 KiB that is written as a row, with the event that refers to it."""
+
+    sha256: str
+    data: bytes
+
+
+class CommitMiss(Exception):
+    """Nothing was written: what was read is no longer so. Read again and decide again.
+
+    kind `stale`: a stream moved; `duplicate`: an event was consumed (its inbox row exists, or it lies
+    below its consumer's watermark); `fenced`: a claim was lost (its effect is finished, or another
+    worker holds it). `what` names the stream, event or effect.
+    """
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(f"{kind}: {what}")
+        self.kind = kind
+        self.what = what
+
+
+class CommitRefused(Refused):
+    """Nothing was written, and never will be: the decision says what the database cannot hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A folded state (as JSON text) of a stream at a version."""
+
+    version: int
+    state: str
+
+
+class EventStore(Protocol):
+    """Streams of events, and what is kept beside them. Reads take no transaction id; `commit` is one
+    call. A call `as_of` a turn that is over raises Turned (`infra/postgres/history.py`)."""
+
+    @property
+    def turns(self) -> int:
+        """How often the log was seen to be another one: who kept anything of it starts again."""
+        ...
+
+    async def load(
+        self, streams: Mapping[StreamName, int], *, limit: int | None = None
+    ) -> Mapping[StreamName, Sequence[Recorded]]:
+        """The events of each stream above the given version, in order of version; of all together the
+        first `limit`, stream by stream."""
+        ...
+
+    async def versions(self, streams: Iterable[StreamName]) -> Mapping[StreamName, int]:
+        """The version of each stream; 0 for one that does not exist."""
+        ...
+
+    async def commit(self, commit: Commit) -> Sequence[Recorded]:
+        """Write a whole decision, return its events as recorded. Raises CommitMiss, CommitRefused;
+        Unwritable (`infra.postgres.codec`) where one event is known to be the reason."""
+        ...
+
+    async def append(
+        self, events: Sequence[Event], *, cause: UUID, traceparent: str | None = None
+    ) -> Sequence[Recorded]:
+        """Append from an edge, at whatever version the streams have. The ids follow from `cause` and
+        each event's stream and name: appending again under the same cause, however much later,
+        appends nothing and returns what was appended before. Raises ValueError when two of these
+        events have the same stream and name, for they would have the same id."""
+        ...
+
+    async def read(
+        self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
+    ) -> Sequence[Recorded]:
+        """A run's events in log order, below the horizon: for readers, not for consumers."""
+        ...
+
+    async def events_at(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
+        """The events at these versions of these streams, as far as there are any."""
+        ...
+
+    async def clock_time(self) -> datetime:
+        """The time by the clock that stamps its events."""
+        ...
+
+    async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None: ...
+
+    async def save_snapshot(
+        self, stream: StreamName, fold_version: int, snapshot: Snapshot
+    ) -> None: ...
+
+    async def artifact(self, sha256: str) -> bytes | None:
+        """A small artifact's bytes."""
+        ...
+
+
+class LogTail(Protocol):
+    """The whole log in order, for readers that follow it to its end."""
+
+    @property
+    def turns(self) -> int:
+        """As of EventStore: a reader that keeps a cursor starts again when this changes."""
+        ...
+
+    async def tail(
+        self,
+        after: Cursor,
+        *,
+        limit: int,
+        types: Sequence[str] | None = None,
+        upto: Cursor | None = None,
+    ) -> tuple[Sequence[Recorded], Cursor]:
+        """Events after a cursor in (xid, position) order, below the transaction horizon, and the cursor
+        to go on from (it moves past events of other types too). With `upto`, which `visible_head`
+        has returned: all events up to there."""
+        ...
+
+    async def has_events_after(self, after: Cursor) -> bool:
+        """Whether events are committed above `after`, be it that the horizon still hides them from
+        `tail`: then it is worth looking again soon."""
+        ...
+
+    async def visible_head(self) -> Cursor:
+        """The cursor of the last event below the horizon. No event can appear below it any more."""
+        ...
+
+    async def reaches(self, cursor: Cursor) -> bool:
+        """Whether an event is there at `cursor` or above, hidden by the horizon or not. A log that was
+        read up to `cursor` and does not reach it any more went back."""
+        ...
+
+
+class Inbox(Protocol):
+    """Which consumer has consumed which event."""
+
+    async def consumed(
+        self, keys: Sequence[tuple[ConsumerName, EventId]]
+    ) -> frozenset[tuple[ConsumerName, EventId]]:
+        """Which of these have an inbox row."""
+        ...
+
+    async def unconsumed(
+        self, messages: Sequence[tuple[ConsumerName, Recorded]]
+    ) -> Sequence[tuple[ConsumerName, Recorded]]:
+        """Those of these messages that their consumer has not consumed: they lie above its watermark
+        (as it stands now) and have no inbox row."""
+        ...
+
+    async def unconsumed_at(
+        self, places: Mapping[tuple[StreamName, int], Collection[ConsumerName]]
+    ) -> Sequence[tuple[Recorded, frozenset[ConsumerName]]]:
+        """The events at these places, each with those of the consumers named for its place that have not
+        consumed it: `events_at` and `unconsumed` in one query."""
+        ...
+
+    async def watermark(self, consumer: ConsumerName) -> Cursor: ...
+
+    async def advance(self, consumers: Sequence[ConsumerName], cursor: Cursor) -> None:
+        """These have consumed everything up to `cursor`: move their watermarks forward (never back) and
+        delete their inbox rows below it."""
+        ...
+
+
+class EventLog(EventStore, LogTail, Inbox, Protocol):
+    """The truth: the whole port, as an adapter implements it."""
