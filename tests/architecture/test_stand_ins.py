@@ -23,7 +23,7 @@ from tests.kit.fakes import (
     FakeSession,
     FakeUserCode,
 )
-from tests.kit.unsteady import UnsteadyLearner, UnsteadySampler
+from tests.kit.random_latency import RandomLatencyLearner, RandomLatencySampler
 
 STAND_INS = [
     (FakeGateway, Gateway),
@@ -37,8 +37,8 @@ STAND_INS = [
     (MemoryBus, Bus),
     (MemoryEffects, Effects),
     (MemoryLog, EventLog),
-    (UnsteadyLearner, Learner),
-    (UnsteadySampler, Sampler),
+    (RandomLatencyLearner, Learner),
+    (RandomLatencySampler, Sampler),
 ]
 
 

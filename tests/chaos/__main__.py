@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.plan import MODES, Trial, batches, points, trial
-from tests.chaos.trials import Chaos, corners
+from tests.chaos.trials import Chaos, open_stack
 from tests.kit.platform import forget_homes
 
 
@@ -52,9 +52,9 @@ def main(given: argparse.Namespace) -> int:
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.callback(forget_homes)
-        corner, found = stack.enter_context(corners(given.stack, root))
+        fresh_settings, found = stack.enter_context(open_stack(given.stack, root))
         kept = given.ledger.with_suffix(".hangs")
-        chaos = Chaos(root, seed=given.seed, corner=corner, found=found, kept=kept)
+        chaos = Chaos(root, seed=given.seed, fresh_settings=fresh_settings, found=found, kept=kept)
         left = trials(given, done)
         while carried_out(given, chaos, left, done):
             print("the platform is started again, on an empty home", flush=True)

@@ -13,7 +13,7 @@ from tests.chaos.victims import Processes
 from tests.kit.platform import Platform, eventually, platform, serving
 from tests.stack.components import Components
 
-Corner = Callable[[], Mapping[str, str]]
+SettingsFactory = Callable[[], Mapping[str, str]]
 """The settings of a platform in a place of its own."""
 
 INSIDE = Path(__file__).parent / "inside"

@@ -18,7 +18,7 @@ import httpx
 from tests.chaos.faults import Faults
 from tests.chaos.hangs import keep
 from tests.chaos.plan import CONFIGS, Mode, Trial
-from tests.chaos.scene import INSIDE, SLOW_GIT, Corner, Scene
+from tests.chaos.scene import INSIDE, SLOW_GIT, Scene, SettingsFactory
 from tests.chaos.syncs import Syncs
 from tests.kit.ledger import check
 from tests.kit.platform import (
@@ -50,14 +50,14 @@ class Chaos:
         root: Path,
         *,
         seed: int,
-        corner: Corner,
+        fresh_settings: SettingsFactory,
         found: Components | None = None,
         kept: Path | None = None,
     ) -> None:
         """`kept`: where to put what is found of runs that do not end."""
         self.root = root
         self.seed = seed
-        self.corner = corner
+        self.fresh_settings = fresh_settings
         self.components = found
         self.kept = kept or root / "hangs"
         self.workspace = make_workspace(root / "workspace", FILES)
@@ -66,7 +66,7 @@ class Chaos:
     @contextmanager
     def platform(self, home: str, **environment: str) -> Iterator[Platform]:
         """A platform with the workspace and the dataset."""
-        settings = {**self.corner(), "PYTHONPATH": f"{ROOT}:{INSIDE}", **environment}
+        settings = {**self.fresh_settings(), "PYTHONPATH": f"{ROOT}:{INSIDE}", **environment}
         with platform(self.root / home, environment=settings) as started:
             made = started.post("/workspaces", {"url": str(self.workspace), "name": "w"}, key="w")
             assert made.status_code == 201, made.text
@@ -196,10 +196,10 @@ def verified(started: Platform, run: str) -> None:
 
 
 @contextmanager
-def corners(stack: str, root: Path) -> Iterator[tuple[Corner, Components | None]]:
+def open_stack(stack: str, root: Path) -> Iterator[tuple[SettingsFactory, Components | None]]:
     """What gives each platform the settings of a place of its own on this stack, and its components."""
     if stack == "embedded":
         yield dict, None
         return
     with components(root / "stack") as found:
-        yield RealStack.of(found).corner, found
+        yield RealStack.of(found).fresh_settings, found

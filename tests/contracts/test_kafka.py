@@ -14,7 +14,7 @@ from infra.bus.relay import Position, seated
 from infra.ports.bus import Bus
 from infra.settings.kafka import KafkaSettings
 from tests.contracts.bus_suite import BoundBus, BusSuite, listening
-from tests.kit.corner import Corner, consume, corner, reader
+from tests.kit.broker_fixture import BrokerFixture, consume, open_broker_fixture, reader
 from tests.kit.kafka import settings
 from tests.stack.kafka import KafkaServer
 
@@ -22,21 +22,23 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 
 @pytest.fixture
-async def here(database_url: str, kafka: KafkaSettings) -> AsyncIterator[Corner]:
-    async with corner(database_url, kafka) as found:
+async def here(database_url: str, kafka: KafkaSettings) -> AsyncIterator[BrokerFixture]:
+    async with open_broker_fixture(database_url, kafka) as found:
         yield found
 
 
 @pytest.fixture
-async def on_our_node(database_url: str, kafka_node: KafkaServer) -> AsyncIterator[Corner]:
+async def on_our_node(database_url: str, kafka_node: KafkaServer) -> AsyncIterator[BrokerFixture]:
     """On the broker that tests may kill."""
-    async with corner(database_url, settings(kafka_node.bootstrap)) as found:
+    async with open_broker_fixture(database_url, settings(kafka_node.bootstrap)) as found:
         yield found
 
 
 class TestKafka(BusSuite):
     @pytest.fixture(params=["alone", "reconciled"])
-    async def bound(self, request: pytest.FixtureRequest, here: Corner) -> AsyncIterator[BoundBus]:
+    async def bound(
+        self, request: pytest.FixtureRequest, here: BrokerFixture
+    ) -> AsyncIterator[BoundBus]:
         def make() -> Bus:
             return here.bus() if request.param == "alone" else here.reconciled()
 
@@ -47,7 +49,9 @@ class TestKafka(BusSuite):
 class Member:
     """A process of a consumer group: consumes in the background, remembers what was its own doing."""
 
-    def __init__(self, here: Corner, bus: Bus, heard: AsyncGenerator[Delivered, None]) -> None:
+    def __init__(
+        self, here: BrokerFixture, bus: Bus, heard: AsyncGenerator[Delivered, None]
+    ) -> None:
         self._here = here
         self._bus = bus
         self._heard = heard
@@ -71,7 +75,7 @@ async def until(what: Callable[[], bool], *, within_s: float = 120) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_members_that_come_and_go_lose_nothing_and_stall_nothing(here: Corner) -> None:
+async def test_members_that_come_and_go_lose_nothing_and_stall_nothing(here: BrokerFixture) -> None:
     group, events = reader(), []
     members: list[Member] = []
 
@@ -100,7 +104,7 @@ async def test_members_that_come_and_go_lose_nothing_and_stall_nothing(here: Cor
     assert sorted(map(str, done())) == sorted(str(event.id) for event in events)
 
 
-async def test_a_record_that_comes_ten_times_is_delivered_once(here: Corner) -> None:
+async def test_a_record_that_comes_ten_times_is_delivered_once(here: BrokerFixture) -> None:
     (event,) = await here.warn()
     async with here.relaying():
         group, bus = reader(), here.bus()
@@ -117,7 +121,7 @@ async def test_a_record_that_comes_ten_times_is_delivered_once(here: Corner) -> 
         assert fresh.count(event.id) == 1
 
 
-async def test_lag_is_what_a_group_has_not_acknowledged(here: Corner) -> None:
+async def test_lag_is_what_a_group_has_not_acknowledged(here: BrokerFixture) -> None:
     group = reader()
     [name] = group
     bus = here.bus()
@@ -135,7 +139,7 @@ async def test_lag_is_what_a_group_has_not_acknowledged(here: Corner) -> None:
 
 
 async def test_a_broker_that_is_killed_and_comes_back_brings_what_was_appended_meanwhile(
-    on_our_node: Corner, kafka_node: KafkaServer
+    on_our_node: BrokerFixture, kafka_node: KafkaServer
 ) -> None:
     here = on_our_node
     bus = here.bus()
@@ -154,7 +158,7 @@ async def test_a_broker_that_is_killed_and_comes_back_brings_what_was_appended_m
 
 @pytest.mark.parametrize("same_cluster", [False, True], ids=["another-cluster", "same-cluster-id"])
 async def test_a_broker_that_comes_back_empty_is_given_everything_again(
-    on_our_node: Corner, kafka_node: KafkaServer, same_cluster: bool
+    on_our_node: BrokerFixture, kafka_node: KafkaServer, same_cluster: bool
 ) -> None:
     here = on_our_node
     bus = here.bus()
@@ -176,7 +180,7 @@ async def test_a_broker_that_comes_back_empty_is_given_everything_again(
 
 
 async def brought_of_what_the_relay_passed_over(
-    here: Corner, bus: Bus, *, until: Callable[[set[object]], bool]
+    here: BrokerFixture, bus: Bus, *, until: Callable[[set[object]], bool]
 ) -> set[object]:
     """The relay's position stands behind an event that it never published (its row was lost, or a bug
     moved it). Returns what of that event ("lost") and one that is published ("sent") a bus brings."""
@@ -193,14 +197,14 @@ async def brought_of_what_the_relay_passed_over(
     return brought
 
 
-async def test_what_kafka_never_gets_the_reconciler_brings(here: Corner) -> None:
+async def test_what_kafka_never_gets_the_reconciler_brings(here: BrokerFixture) -> None:
     both = {"lost", "sent"}
     await brought_of_what_the_relay_passed_over(
         here, here.reconciled(wait_s=0.5), until=lambda brought: brought == both
     )
 
 
-async def test_twin_without_the_reconciler_nobody_brings_it(here: Corner) -> None:
+async def test_twin_without_the_reconciler_nobody_brings_it(here: BrokerFixture) -> None:
     """The event behind it has come, and the topic holds no other: nothing is under way any more."""
     brought = await brought_of_what_the_relay_passed_over(
         here, here.bus(), until=lambda brought: "sent" in brought

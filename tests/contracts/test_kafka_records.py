@@ -19,7 +19,7 @@ from infra.settings.kafka import KafkaSettings
 from schemas.events import MessageDeadLettered
 from schemas.ids import dead_letter_stream
 from tests.contracts.bus_suite import listening
-from tests.kit.corner import Corner, consume, corner, reader
+from tests.kit.broker_fixture import BrokerFixture, consume, open_broker_fixture, reader
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -28,14 +28,17 @@ GOOD = b'{"run":"r","step":1,"message":"m"}'
 
 
 @pytest.fixture
-async def here(database_url: str, kafka: KafkaSettings) -> AsyncIterator[Corner]:
+async def here(database_url: str, kafka: KafkaSettings) -> AsyncIterator[BrokerFixture]:
     """One partition, so that every record has the next one behind it."""
-    async with corner(database_url, replace(kafka, partitions=1)) as found, found.relaying():
+    async with (
+        open_broker_fixture(database_url, replace(kafka, partitions=1)) as found,
+        found.relaying(),
+    ):
         yield found
 
 
 async def delivered_around(
-    here: Corner, value: bytes | None, headers: Mapping[str, str | bytes]
+    here: BrokerFixture, value: bytes | None, headers: Mapping[str, str | bytes]
 ) -> None:
     """A record stands between two events of ours: both are delivered, and nothing else."""
     known = {record.id for record in (await here.log.tail(Cursor(), limit=1000))[0]}
@@ -51,7 +54,7 @@ async def delivered_around(
     assert {r.id for r in seen} - known == {before.id, after.id}
 
 
-async def dead_letters(here: Corner) -> list[MessageDeadLettered]:
+async def dead_letters(here: BrokerFixture) -> list[MessageDeadLettered]:
     stream = dead_letter_stream(CONSUMER)
     found = (await here.log.load({stream: 0}))[stream]
     return [r.event for r in found if isinstance(r.event, MessageDeadLettered)]
@@ -94,7 +97,7 @@ def headers(**changes: str | bytes | None) -> dict[str, str | bytes]:
     ids=lambda value: None if isinstance(value, str) else "",
 )
 async def test_a_record_that_cannot_be_read_is_a_dead_letter(
-    here: Corner, value: bytes | None, changes: Mapping[str, str | bytes | None], says: str
+    here: BrokerFixture, value: bytes | None, changes: Mapping[str, str | bytes | None], says: str
 ) -> None:
     sent = headers(**changes)
     for _ in range(2):
@@ -108,7 +111,7 @@ async def test_a_record_that_cannot_be_read_is_a_dead_letter(
     assert here.skips.counts[UNREADABLE] >= 2
 
 
-async def test_ten_megabytes_are_a_dead_letter_with_their_beginning(here: Corner) -> None:
+async def test_ten_megabytes_are_a_dead_letter_with_their_beginning(here: BrokerFixture) -> None:
     await here.warn()
     admin = AIOKafkaAdminClient(**options(here.kafka))
     async with listening(here.bus(), reader()) as heard:
@@ -126,7 +129,7 @@ async def test_ten_megabytes_are_a_dead_letter_with_their_beginning(here: Corner
     assert await here.log.artifact(letter.content.sha256) == b"z" * (1 << 20)
 
 
-async def test_a_foreign_type_is_skipped_and_counted(here: Corner) -> None:
+async def test_a_foreign_type_is_skipped_and_counted(here: BrokerFixture) -> None:
     await delivered_around(here, b"<order/>", headers(ce_type="com.example.order"))
     assert here.skips.counts == {FOREIGN_TYPE: 1}
     assert not await dead_letters(here)
@@ -134,14 +137,14 @@ async def test_a_foreign_type_is_skipped_and_counted(here: Corner) -> None:
     assert (row["reason"], row["count"]) == (FOREIGN_TYPE, 1)
 
 
-async def test_an_event_that_the_log_does_not_hold_decides_nothing(here: Corner) -> None:
+async def test_an_event_that_the_log_does_not_hold_decides_nothing(here: BrokerFixture) -> None:
     """Forged, of another installation, or of a past that was restored away."""
     await delivered_around(here, GOOD, headers())
     assert here.skips.counts == {NOT_IN_THE_LOG: 1}
     assert not await dead_letters(here)
 
 
-async def test_another_id_in_the_place_of_an_event_decides_nothing(here: Corner) -> None:
+async def test_another_id_in_the_place_of_an_event_decides_nothing(here: BrokerFixture) -> None:
     (event,) = await here.warn()
     forged = dict(record(event, here.kafka).headers) | {"ce_id": str(uuid4()).encode()}
     await delivered_around(here, GOOD, forged)
@@ -149,7 +152,7 @@ async def test_another_id_in_the_place_of_an_event_decides_nothing(here: Corner)
 
 
 @pytest.mark.parametrize("body", [b"", b'{"run":', b"\xff\xff", GOOD])
-async def test_a_damaged_copy_of_an_event_loses_nothing(here: Corner, body: bytes) -> None:
+async def test_a_damaged_copy_of_an_event_loses_nothing(here: BrokerFixture, body: bytes) -> None:
     """The log's own event is delivered, whatever arrives under its name, and first."""
     async with listening(bus := here.bus(), reader()) as heard:
         (event,) = await here.warn()
@@ -167,7 +170,7 @@ async def test_a_damaged_copy_of_an_event_loses_nothing(here: Corner, body: byte
     assert not await dead_letters(here)
 
 
-async def test_a_record_says_what_cloudevents_say_in_binary_mode(here: Corner) -> None:
+async def test_a_record_says_what_cloudevents_say_in_binary_mode(here: BrokerFixture) -> None:
     (event,) = await here.warn()
     async with listening(here.bus(), reader()) as heard:
         await anext(heard)

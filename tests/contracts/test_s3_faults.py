@@ -17,7 +17,7 @@ from infra.ports.services import BlobExists
 from schemas.effects import ManifestPut, SaveCheckpoint
 from schemas.errors import CorruptData, NotFound, TransientError
 from tests.kit.fakes import bench
-from tests.kit.faulty import Fault, Faulty, Request, calm, chance, faulty, first
+from tests.kit.faulty_proxy import Fault, FaultyProxy, Request, calm, chance, faulty_proxy, first
 from tests.kit.s3 import Bucket
 from tests.kit.specs import checkpoint_spec, version
 
@@ -33,20 +33,20 @@ LATE = (Fault.SLOW, Fault.SLOW_ANSWER)
 
 
 @pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[Faulty]:
-    with faulty(bucket.server.endpoint, delay_s=0.8) as running:
+def proxy(bucket: Bucket) -> Iterator[FaultyProxy]:
+    with faulty_proxy(bucket.server.endpoint, delay_s=0.8) as running:
         yield running
 
 
 @pytest.fixture
-def blobs(bucket: Bucket, proxy: Faulty) -> S3Blobs:
+def blobs(bucket: Bucket, proxy: FaultyProxy) -> S3Blobs:
     """The store behind the proxy; it takes silence for a failure sooner than the proxy's delay ends."""
     return S3Blobs(bucket.store(endpoint=proxy.endpoint, read_s=0.5))
 
 
 @pytest.mark.parametrize("fault", PASSING)
 async def test_every_call_survives_a_fault_that_passes(
-    blobs: S3Blobs, proxy: Faulty, fault: Fault
+    blobs: S3Blobs, proxy: FaultyProxy, fault: Fault
 ) -> None:
     twice = (fault, fault) if fault not in LATE else (fault,)
     proxy.plan = first(*twice)
@@ -65,7 +65,7 @@ async def test_every_call_survives_a_fault_that_passes(
 
 @pytest.mark.parametrize("fault", PASSING)
 async def test_a_create_only_put_wins_once_whatever_becomes_of_its_answer(
-    blobs: S3Blobs, bucket: Bucket, proxy: Faulty, fault: Fault
+    blobs: S3Blobs, bucket: Bucket, proxy: FaultyProxy, fault: Fault
 ) -> None:
     proxy.plan = first(fault, fault, method="PUT")
     uri = await blobs.put(KEY, b"mine", create_only=True)
@@ -85,7 +85,7 @@ class Forgetful(S3Blobs):
 
 
 async def test_twin_without_the_put_s_id_a_winner_believes_it_lost(
-    bucket: Bucket, proxy: Faulty
+    bucket: Bucket, proxy: FaultyProxy
 ) -> None:
     blobs = Forgetful(bucket.store(endpoint=proxy.endpoint))
     proxy.plan = first(Fault.LOST, method="PUT")
@@ -95,7 +95,9 @@ async def test_twin_without_the_put_s_id_a_winner_believes_it_lost(
 
 
 @pytest.mark.slow
-async def test_races_through_faults_have_one_winner_each(bucket: Bucket, proxy: Faulty) -> None:
+async def test_races_through_faults_have_one_winner_each(
+    bucket: Bucket, proxy: FaultyProxy
+) -> None:
     faults = (
         Fault.BUSY,
         Fault.CONFLICT,
@@ -149,7 +151,7 @@ async def readable(ports: Ports, outcome: ManifestPut) -> None:
 
 @pytest.mark.slow
 async def test_two_workers_save_checkpoints_through_faults_and_tell_the_same(
-    bucket: Bucket, proxy: Faulty, tmp_path: Path
+    bucket: Bucket, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
     faults = tuple(fault for fault in PASSING if fault not in LATE)
     proxy.plan = chance(10, rate=0.25, faults=faults)
@@ -168,7 +170,7 @@ async def test_two_workers_save_checkpoints_through_faults_and_tell_the_same(
 
 @pytest.mark.parametrize("fault", [Fault.LOST, Fault.LATE_BUSY, Fault.LATE_CONFLICT])
 async def test_a_manifest_whose_answer_was_lost_is_adopted_by_the_next_attempt(
-    bucket: Bucket, proxy: Faulty, tmp_path: Path, fault: Fault
+    bucket: Bucket, proxy: FaultyProxy, tmp_path: Path, fault: Fault
 ) -> None:
     world = bench(tmp_path)
     impatient = S3Blobs(bucket.store(endpoint=proxy.endpoint, patience_s=0, read_s=0.5))
@@ -188,7 +190,7 @@ async def test_a_manifest_whose_answer_was_lost_is_adopted_by_the_next_attempt(
     "fault", [Fault.BUSY, Fault.CONFLICT, Fault.CUT, Fault.UNKNOWN], ids=lambda f: f.name
 )
 async def test_what_never_arrives_is_said_and_leaves_nothing(
-    bucket: Bucket, proxy: Faulty, fault: Fault
+    bucket: Bucket, proxy: FaultyProxy, fault: Fault
 ) -> None:
     proxy.plan = lambda request: fault
     blobs = S3Blobs(bucket.store(endpoint=proxy.endpoint, patience_s=0.5))
@@ -208,7 +210,7 @@ BIG = hashlib.sha256(b"seed").digest() * ((WHOLE_BYTES + PART_BYTES) // 32) + b"
 @pytest.mark.parametrize("method", ["POST", "PUT"])
 @pytest.mark.parametrize("fault", [Fault.BUSY, Fault.LOST, Fault.LATE_BUSY, Fault.CUT])
 async def test_large_content_survives_lost_parts_and_lost_joins(
-    blobs: S3Blobs, bucket: Bucket, proxy: Faulty, tmp_path: Path, method: str, fault: Fault
+    blobs: S3Blobs, bucket: Bucket, proxy: FaultyProxy, tmp_path: Path, method: str, fault: Fault
 ) -> None:
     source = tmp_path / "big"
     source.write_bytes(BIG)
@@ -228,7 +230,7 @@ def parts_of(method: str, fault: Fault) -> Callable[[Request], Fault | None]:
 
 @pytest.mark.slow
 async def test_an_upload_that_fails_is_given_up_at_the_store_too(
-    bucket: Bucket, proxy: Faulty
+    bucket: Bucket, proxy: FaultyProxy
 ) -> None:
     proxy.plan = lambda r: Fault.BUSY if r.method == "PUT" and "partNumber=3" in r.target else None
     blobs = S3Blobs(bucket.store(endpoint=proxy.endpoint, patience_s=0.5))

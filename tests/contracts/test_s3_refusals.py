@@ -20,7 +20,7 @@ from infra.ports.services import BlobExists
 from infra.settings.s3 import S3Place
 from infra.settings.settings import Settings
 from schemas.errors import InvalidConfig, TransientError
-from tests.kit.faulty import Fault, faulty
+from tests.kit.faulty_proxy import Fault, faulty_proxy
 from tests.kit.s3 import Bucket, needed
 from tests.stack.s3 import S3Server, binary, s3_server
 
@@ -123,7 +123,7 @@ async def test_a_store_that_overwrites_what_it_shall_create(bucket: Bucket) -> N
 
 
 async def test_a_store_that_does_not_know_create_only_writes(bucket: Bucket) -> None:
-    with faulty(bucket.server.endpoint, lambda request: Fault.UNKNOWN) as proxy:
+    with faulty_proxy(bucket.server.endpoint, lambda request: Fault.UNKNOWN) as proxy:
         blobs = S3Blobs(bucket.store(endpoint=proxy.endpoint))
         with pytest.raises(InvalidConfig, match="use one with conditional writes"):
             await blobs.probe()

@@ -17,10 +17,10 @@ import pytest
 from infra.bus.kafka.connect import REQUEST_MS
 from infra.local.free_port import free_port
 from infra.settings.kafka import KafkaSettings
-from tests.kit.cutoff import Cutoff, cutoff
+from tests.kit.duplicator import duplicator
 from tests.kit.kafka import environment, need_kafka
 from tests.kit.ledger import check
-from tests.kit.parrot import parrot
+from tests.kit.partition_proxy import PartitionProxy, partition_proxy
 from tests.kit.platform import (
     Platform,
     eventually,
@@ -55,7 +55,7 @@ class Disturbable:
 
     platform: Platform
     broker: KafkaServer
-    network: Cutoff
+    network: PartitionProxy
     undisturbed: str
 
     def through(self, disturb: Callable[[], None]) -> str:
@@ -91,11 +91,11 @@ def here(real_stack: RealStack, tmp_path_factory: pytest.TempPathFactory) -> Ite
     workspace = make_workspace(root / "workspace")
     port = free_port()
     with (
-        cutoff("127.0.0.1", port) as network,
+        partition_proxy("127.0.0.1", port) as network,
         kafka_server(root / "kafka", before=(network.port, port)) as broker,
     ):
         settings = {
-            **real_stack.corner(),
+            **real_stack.fresh_settings(),
             **environment(broker.bootstrap),
             "HEADRACE_WORKERS": "each",
         }
@@ -137,9 +137,9 @@ def test_a_run_whose_records_come_ten_times_in_any_order_ends_with_the_same_bits
 ) -> None:
     kafka = KafkaSettings.load(here.platform.environment)
     assert kafka is not None
-    with parrot(kafka, times=9, seed=0) as bird:
+    with duplicator(kafka, times=9, seed=0) as copying:
         run = here.through(lambda: None)
     here.carries()
-    assert min(bird.said.values()) == 9
+    assert min(copying.copies.values()) == 9
     told = {event["id"] for event in here.platform.events(run)}
-    assert told <= set(bird.said), "not all of the run was repeated"
+    assert told <= set(copying.copies), "not all of the run was repeated"

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.crash.test_database_restarts import Watcher, _workers_started
-from tests.kit.cutoff import cutoff
 from tests.kit.ledger import check
+from tests.kit.partition_proxy import partition_proxy
 from tests.kit.platform import eventually, final_adapter, make_workspace, platform, run_config
 from tests.kit.postgres import database_of, execute
 from tests.stack.postgres import PostgresServer
@@ -28,7 +28,7 @@ def test_a_run_goes_on_after_the_network_healed(own_server: PostgresServer, tmp_
     asyncio.run(execute(own_server.url, "create database headrace"))
     direct = database_of(own_server.url, "headrace")
     workspace = make_workspace(tmp_path / "workspace")
-    with cutoff("127.0.0.1", own_server.port) as network:
+    with partition_proxy("127.0.0.1", own_server.port) as network:
         parts = urlsplit(direct)
         url = direct.replace(f"{parts.hostname}:{parts.port}", f"127.0.0.1:{network.port}")
         with platform(tmp_path / "home", environment={"HEADRACE_DATABASE_URL": url}) as started:

@@ -12,7 +12,7 @@ import pytest
 
 from infra.failpoints import CONSUMERS
 from tests.chaos.plan import Trial, batches, points, trial
-from tests.chaos.scene import Corner
+from tests.chaos.scene import SettingsFactory
 from tests.chaos.trials import Chaos
 from tests.kit.stacks import RealStack
 
@@ -26,9 +26,9 @@ ON_REAL = {
 
 
 @contextmanager
-def calmed(root: Path, corner: Corner) -> Iterator[Chaos]:
+def calmed(root: Path, fresh_settings: SettingsFactory) -> Iterator[Chaos]:
     """With the undisturbed runs done."""
-    chaos = Chaos(root, seed=0, corner=corner)
+    chaos = Chaos(root, seed=0, fresh_settings=fresh_settings)
     with chaos.platform("home") as started:
         chaos.twins(started)
     yield chaos
@@ -51,6 +51,6 @@ def test_every_failpoint(embedded: Chaos, index: int) -> None:
 def test_a_failpoint_of_every_consumer_on_real_components(
     real_stack: RealStack, tmp_path: Path
 ) -> None:
-    with calmed(tmp_path, real_stack.corner) as chaos:
+    with calmed(tmp_path, real_stack.fresh_settings) as chaos:
         line = chaos.armed(Trial(0, "workflow", ON_REAL, ()))
     assert "wrong" not in line, line

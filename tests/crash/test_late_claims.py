@@ -23,9 +23,9 @@ from infra.settings.settings import DatabaseLimits
 from schemas.effects import Lane
 from schemas.ids import WorkerId
 from tests.contracts.effects_suite import SYNC, effect
-from tests.kit.cutoff import Cutoff, cutoff
 from tests.kit.hosting import Script, consumer
 from tests.kit.on_postgres import WORKER, working
+from tests.kit.partition_proxy import PartitionProxy, partition_proxy
 from tests.kit.postgres import connected
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
@@ -36,7 +36,7 @@ STATEMENT_S = 0.5
 class Stalling(PostgresEffects):
     """Its first claim meets a network that has just been cut; the next ones wait to be `allowed`."""
 
-    def __init__(self, database: Database, network: Cutoff) -> None:
+    def __init__(self, database: Database, network: PartitionProxy) -> None:
         super().__init__(database)
         self._network = network
         self._cut = False
@@ -82,7 +82,7 @@ async def stalled(url: str, home: Path, script: Script, *, fenced: bool) -> Asyn
     assert parts.hostname
     assert parts.port
     limits = DatabaseLimits(pool=1, statement_s=STATEMENT_S)
-    with cutoff(parts.hostname, parts.port) as network:
+    with partition_proxy(parts.hostname, parts.port) as network:
         through = url.replace(f"{parts.hostname}:{parts.port}", f"127.0.0.1:{network.port}")
         async with connected(url) as direct, connect(through, limits=limits) as cut:
             effects = Stalling(cut, network)

@@ -16,7 +16,7 @@ from aiokafka.structs import ConsumerRecord
 
 from infra.ports.event_log import Recorded
 from infra.settings.kafka import KafkaSettings
-from tests.kit.corner import Corner, corner
+from tests.kit.broker_fixture import BrokerFixture, open_broker_fixture
 from tests.kit.kafka import settings, variables
 from tests.kit.platform import ROOT
 from tests.stack.kafka import KafkaServer
@@ -25,18 +25,18 @@ pytestmark = [pytest.mark.processes, pytest.mark.kafka, pytest.mark.postgres]
 
 POINTS = ("relay.before_send", "relay.after_send", "relay.after_ack", "relay.after_position")
 RELAY = ("consumers", "relay")
-HASTY = ("tests.crash.hasty",)
+EARLY_ACK = ("tests.crash.early_ack_relay",)
 
 
 @pytest.fixture
-async def here(database_url: str, kafka: KafkaSettings) -> AsyncIterator[Corner]:
-    async with corner(database_url, kafka) as found:
+async def here(database_url: str, kafka: KafkaSettings) -> AsyncIterator[BrokerFixture]:
+    async with open_broker_fixture(database_url, kafka) as found:
         yield found
 
 
 @contextmanager
 def relay(
-    here: Corner, home: Path, failpoint: str = "", *, program: tuple[str, ...] = RELAY
+    here: BrokerFixture, home: Path, failpoint: str = "", *, program: tuple[str, ...] = RELAY
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """A relay's process; killed at the end, when it still runs."""
     process = subprocess.Popen(
@@ -63,7 +63,7 @@ async def died(process: "subprocess.Popen[bytes]") -> None:
     assert await asyncio.to_thread(process.wait, 40) == -signal.SIGKILL
 
 
-async def published(here: Corner, events: Iterable[Recorded]) -> list[ConsumerRecord]:
+async def published(here: BrokerFixture, events: Iterable[Recorded]) -> list[ConsumerRecord]:
     """The topic, once all of these are on it."""
     wanted = {str(event.id) for event in events}
     async with asyncio.timeout(120):
@@ -74,7 +74,7 @@ async def published(here: Corner, events: Iterable[Recorded]) -> list[ConsumerRe
             await asyncio.sleep(0.1)
 
 
-async def present(here: Corner) -> bool:
+async def present(here: BrokerFixture) -> bool:
     """Whether the topics are made already."""
     row = await here.database.lazy.fetchrow("select cluster from relay")
     return row is not None
@@ -96,7 +96,7 @@ def in_order(records: Iterable[ConsumerRecord], run: str) -> bool:
 
 @pytest.mark.parametrize("point", POINTS)
 async def test_a_relay_that_is_killed_loses_nothing_and_keeps_the_order(
-    here: Corner, tmp_path: Path, point: str
+    here: BrokerFixture, tmp_path: Path, point: str
 ) -> None:
     runs = ("a", "b", "c")
     events = [e for run in runs for e in await here.warn_run(run, 1, 10)]
@@ -114,7 +114,7 @@ async def test_a_relay_that_is_killed_loses_nothing_and_keeps_the_order(
 
 
 async def lost_by(
-    program: tuple[str, ...], point: str, here: Corner, node: KafkaServer, home: Path
+    program: tuple[str, ...], point: str, here: BrokerFixture, node: KafkaServer, home: Path
 ) -> set[str]:
     """A relay hands events over to a broker that is dead, and dies; then both come back, the relay as it
     should be. Which events never reach the topic?"""
@@ -132,25 +132,27 @@ async def lost_by(
 
 
 @pytest.fixture
-async def on_our_node(database_url: str, kafka_node: KafkaServer) -> AsyncIterator[Corner]:
-    async with corner(database_url, settings(kafka_node.bootstrap)) as found:
+async def on_our_node(database_url: str, kafka_node: KafkaServer) -> AsyncIterator[BrokerFixture]:
+    async with open_broker_fixture(database_url, settings(kafka_node.bootstrap)) as found:
         yield found
 
 
 async def test_what_a_dead_broker_was_handed_is_handed_over_again(
-    on_our_node: Corner, kafka_node: KafkaServer, tmp_path: Path
+    on_our_node: BrokerFixture, kafka_node: KafkaServer, tmp_path: Path
 ) -> None:
     assert not await lost_by(RELAY, "relay.after_send", on_our_node, kafka_node, tmp_path)
 
 
 async def test_twin_a_position_moved_before_the_acknowledgement_loses_events(
-    on_our_node: Corner, kafka_node: KafkaServer, tmp_path: Path
+    on_our_node: BrokerFixture, kafka_node: KafkaServer, tmp_path: Path
 ) -> None:
-    lost = await lost_by(HASTY, "relay.after_ack", on_our_node, kafka_node, tmp_path)
+    lost = await lost_by(EARLY_ACK, "relay.after_ack", on_our_node, kafka_node, tmp_path)
     assert len(lost) == 3
 
 
-async def test_one_relay_is_active_and_another_takes_over(here: Corner, tmp_path: Path) -> None:
+async def test_one_relay_is_active_and_another_takes_over(
+    here: BrokerFixture, tmp_path: Path
+) -> None:
     events = await here.warn_run("a", 1, 3)
     with relay(here, tmp_path) as first:
         await published(here, events)

@@ -114,14 +114,16 @@ def test_kills_and_rebalances_of_consumers_that_run_twice_change_nothing(
     tmp_path: Path, real_stack: RealStack
 ) -> None:
     workspace = make_workspace(tmp_path / "workspace")
-    corner = {**real_stack.corner(), "HEADRACE_WORKERS": "two"}
+    fresh_settings = {**real_stack.fresh_settings(), "HEADRACE_WORKERS": "two"}
     armed = {home: ",".join(points) for home, points in POINTS.items()}
-    with started(tmp_path / "calm", **real_stack.corner()) as running:
+    with started(tmp_path / "calm", **real_stack.fresh_settings()) as running:
         prepared(running, workspace)
         calm = running.wait(running.submit(CONFIG, workspace="w"), "finished", within_s=200)
     with (
-        started(tmp_path / "first", **corner, HEADRACE_FAILPOINT=armed["first"]) as first,
-        started(tmp_path / "second", **corner, HEADRACE_FAILPOINT=armed["second"]) as second,
+        started(tmp_path / "first", **fresh_settings, HEADRACE_FAILPOINT=armed["first"]) as first,
+        started(
+            tmp_path / "second", **fresh_settings, HEADRACE_FAILPOINT=armed["second"]
+        ) as second,
     ):
         prepared(first, workspace)
         run = first.submit(CONFIG, workspace="w")

@@ -51,7 +51,7 @@ async def switched_off(url: str, protection: str) -> None:
 
 
 async def counted(url: str, run: str, step: int) -> int:
-    """How often the naive consumer's event stands in the log."""
+    """How often the stateless consumer's event is in the log."""
     async with connect(url, size=1) as database, Notifier(database) as notifier:
         events = await PostgresLog(database, notifier).read(run, after=Cursor(), limit=100)
     return sum(
@@ -74,11 +74,11 @@ async def reached(what: Callable[[], Awaitable[bool]], *, within_s: float = 90.0
 
 
 def started(
-    url: str, home: Path, go: Path, failpoint: str = "", *, shy: bool = False
+    url: str, home: Path, go: Path, failpoint: str = "", *, effects_only: bool = False
 ) -> "subprocess.Popen[bytes]":
-    settings = {"HEADRACE_FAILPOINT": failpoint, "NAIVE_SHY": str(int(shy))}
+    settings = {"HEADRACE_FAILPOINT": failpoint, "STATELESS_EFFECTS_ONLY": str(int(effects_only))}
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.crash.naive", url, str(home), str(go)],
+        [sys.executable, "-m", "tests.crash.stateless_consumer", url, str(home), str(go)],
         cwd=ROOT,
         env={**os.environ, **settings, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.DEVNULL,
@@ -90,7 +90,7 @@ async def killed_after_its_commit(url: str, tmp_path: Path) -> int:
     run, go = uuid4().hex, tmp_path / "go"
     go.touch()
     await warn(url, run)
-    first = started(url, tmp_path, go, "naive.intake.tx_after_commit:1")
+    first = started(url, tmp_path, go, "stateless.intake.tx_after_commit:1")
     assert await asyncio.to_thread(first.wait, 30) == -signal.SIGKILL
     second = started(url, tmp_path, go)
     try:
@@ -188,11 +188,13 @@ async def performed_after_the_watermark_passed(url: str, tmp_path: Path) -> int:
     run, go = uuid4().hex, tmp_path / "go"
     go.touch()
     await warn(url, run)
-    zombie = started(url, tmp_path, go, "naive.intake.tx_before_commit:1:stop", shy=True)
+    zombie = started(
+        url, tmp_path, go, "stateless.intake.tx_before_commit:1:stop", effects_only=True
+    )
     heir = None
     try:
         await reached(lambda: _stopped(zombie), why="the first worker is stopped")
-        heir = started(url, tmp_path, go, shy=True)
+        heir = started(url, tmp_path, go, effects_only=True)
         await reached(lambda: _performed(tmp_path, run), why="the heir performed the effect")
         await warn(url, later := uuid4().hex)
         await reached(lambda: _performed(tmp_path, later), why="the heir went on")
@@ -224,7 +226,7 @@ async def _watermark_passes(url: str) -> None:
     async with connect(url, size=1) as database, Notifier(database) as notifier:
         log = PostgresLog(database, notifier)
         await log.append([CheckpointFailed(run="else", step=1, message="x")], cause=uuid4())
-        await log.advance([ConsumerName("naive")], await log.visible_head())
+        await log.advance([ConsumerName("stateless")], await log.visible_head())
         assert await database.durable.fetchval("select count(*) from inbox") == 0
         await database.durable.execute(
             "update workers set expires_at = clock_timestamp() + interval '1 hour'"

@@ -25,7 +25,7 @@ from tests.kit.platform import (
     platform_environment,
     run_config,
 )
-from tests.kit.stacks import on_every_stack, surroundings
+from tests.kit.stacks import on_every_stack, stack_settings
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
@@ -62,7 +62,7 @@ def frozen(started: Platform) -> Iterator[None]:
 def test_a_run_goes_on_from_a_backup_to_the_same_bits(
     request: pytest.FixtureRequest, tmp_path: Path, stack: str
 ) -> None:
-    first, second = (surroundings(request, stack) for _ in range(2))
+    first, second = (stack_settings(request, stack) for _ in range(2))
     workspace, target = make_workspace(tmp_path / "workspace", FILES), tmp_path / "backup"
     with platform(tmp_path / "old", environment=first) as started:
         started.post("/workspaces", {"url": str(workspace), "name": "w"}, key="workspace")

@@ -50,15 +50,15 @@ def config(mode: str) -> dict[str, dict[str, object]]:
     return run_config(advanced={"max_steps": STEPS, **MODES[mode]})
 
 
-def ended(workspace: Path, home: Path, mode: str, *, unsteady: int | None) -> Ended:
-    """A run in this mode, with workers as slow as `unsteady` draws."""
+def ended(workspace: Path, home: Path, mode: str, *, latency_seed: int | None) -> Ended:
+    """A run in this mode, with workers as slow as `latency_seed` draws."""
     home.mkdir()
     rows = home / "rows.jsonl"
     rows.write_text(ROWS)
 
     async def trained() -> Ended:
         async with (
-            in_memory(home / "home", unsteady=unsteady) as started,
+            in_memory(home / "home", latency_seed=latency_seed) as started,
             asyncio.timeout(360),
         ):
             await started.workspaces.add(str(workspace), "w")
@@ -90,14 +90,14 @@ def ended(workspace: Path, home: Path, mode: str, *, unsteady: int | None) -> En
 def calm(workspace: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     """A run of each mode whose workers are as quick as they can."""
     homes = tmp_path_factory.mktemp("calm")
-    return {mode: ended(workspace, homes / mode, mode, unsteady=None) for mode in MODES}
+    return {mode: ended(workspace, homes / mode, mode, latency_seed=None) for mode in MODES}
 
 
 @pytest.mark.parametrize("mode", ["one_step_off_async", "fully_async"])
 def test_the_bits_do_not_depend_on_who_is_quick(
     workspace: Path, calm: Mapping[str, Ended], tmp_path: Path, mode: str
 ) -> None:
-    shuffled = ended(workspace, tmp_path / "home", mode, unsteady=1)
+    shuffled = ended(workspace, tmp_path / "home", mode, latency_seed=1)
     assert shuffled.adapter == calm[mode].adapter
     assert shuffled.graded != calm[mode].graded, "the order was shuffled"
 

@@ -11,7 +11,7 @@ import peft
 import pytest
 import transformers
 
-from tests.kit.faulty import Fault, Faulty, chance, faulty
+from tests.kit.faulty_proxy import Fault, FaultyProxy, chance, faulty_proxy
 from tests.kit.ledger import check
 from tests.kit.platform import Platform, final_adapter, make_workspace, platform, run_config
 from tests.kit.s3 import Bucket, fresh_bucket
@@ -47,7 +47,7 @@ class Setup:
 
     platform: Platform
     bucket: Bucket
-    network: Faulty
+    network: FaultyProxy
 
     def manifests(self, run: str) -> dict[int, Any]:
         """Step -> what its manifest says."""
@@ -73,7 +73,7 @@ def setup(
 ) -> Iterator[Setup]:
     root = tmp_path_factory.mktemp("s3-e2e")
     workspace = make_workspace(root / "workspace")
-    with fresh_bucket(s3, s3_client) as bucket, faulty(s3.endpoint) as network:
+    with fresh_bucket(s3, s3_client) as bucket, faulty_proxy(s3.endpoint) as network:
         environment = {
             **s3.environment,
             "HEADRACE_S3_ENDPOINT": network.endpoint,

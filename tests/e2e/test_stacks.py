@@ -58,5 +58,5 @@ def test_the_embedded_default(workspace: Path, in_memory_adapter: str, tmp_path:
 def test_real_components(
     workspace: Path, in_memory_adapter: str, real_stack: RealStack, tmp_path: Path, workers: str
 ) -> None:
-    environment = {**real_stack.corner(), "HEADRACE_WORKERS": workers}
+    environment = {**real_stack.fresh_settings(), "HEADRACE_WORKERS": workers}
     assert on(environment, tmp_path / "home", workspace) == in_memory_adapter

@@ -32,7 +32,7 @@ from schemas.events import CheckpointSaved, Event, RunFailed, RunFinished, RunRe
 from schemas.ids import WorkerId
 from schemas.learner import Learner
 from schemas.sampling import Sampler
-from tests.kit.unsteady import UnsteadyLearner, UnsteadySampler
+from tests.kit.random_latency import RandomLatencyLearner, RandomLatencySampler
 
 E = TypeVar("E", bound=Event)
 WORKER = WorkerId("the-only-one")
@@ -89,9 +89,9 @@ class InMemory:
 
 @asynccontextmanager
 async def in_memory(
-    home: Path, *, unsteady: int | None = None, vllm: tuple[str, ...] = ()
+    home: Path, *, latency_seed: int | None = None, vllm: tuple[str, ...] = ()
 ) -> AsyncIterator[InMemory]:
-    """Everything at work until the block ends. `unsteady`: the seed of how long samples and steps
+    """Everything at work until the block ends. `latency_seed`: the seed of how long samples and steps
     take beyond their time; None: no longer. `vllm`: the servers that sample, if any do."""
     from trainer.engine import Engine
     from trainer.sampler.vllm.fleet import Servers
@@ -110,9 +110,9 @@ async def in_memory(
         stack.push_async_callback(user.aclose)
         sampler: Sampler = engine.sampler
         learner: Learner = engine.learner
-        if unsteady is not None:
-            sampler = UnsteadySampler(engine.sampler, unsteady)
-            learner = UnsteadyLearner(engine.learner, unsteady)
+        if latency_seed is not None:
+            sampler = RandomLatencySampler(engine.sampler, latency_seed)
+            learner = RandomLatencyLearner(engine.learner, latency_seed)
         gateway = HttpGateway(sampler)
         await gateway.start()
         stack.push_async_callback(gateway.aclose)

@@ -44,7 +44,7 @@ def kafka_address(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def kafka(kafka_address: str) -> KafkaSettings:
-    """Settings of this test's own corner of the broker."""
+    """Settings of this test's own part of the broker."""
     return settings(kafka_address)
 
 
@@ -56,7 +56,7 @@ def settings(address: str) -> KafkaSettings:
 
 
 def environment(address: str, *, prefix: str | None = None) -> dict[str, str]:
-    """The variables that name this broker and a fresh corner of it."""
+    """The variables that name this broker and a fresh prefix on it."""
     return {
         "HEADRACE_KAFKA": address,
         "HEADRACE_KAFKA_PREFIX": prefix or f"t{uuid4().hex[:12]}.",
@@ -65,5 +65,5 @@ def environment(address: str, *, prefix: str | None = None) -> dict[str, str]:
 
 
 def variables(kafka: KafkaSettings) -> dict[str, str]:
-    """The variables under which a process finds this corner."""
+    """The variables under which a process uses these settings."""
     return environment(kafka.named, prefix=kafka.prefix)

@@ -1,6 +1,6 @@
 """What a platform of a test runs on: the embedded default, or the real components.
 
-The real ones are shared by a test session; each platform has a corner of its own there: a database, a
+The real ones are shared by a test session; each platform has a place of its own there: a database, a
 prefix of topics and groups, a prefix in a bucket. `on_every_stack` makes a fixture run on both.
 """
 
@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.kit.kafka import environment as kafka_corner
+from tests.kit.kafka import environment as kafka_environment
 from tests.kit.postgres import database_of, execute
 from tests.stack.components import BUCKET, Components, make_bucket
 from tests.stack.s3 import S3Server
@@ -28,24 +28,24 @@ class RealStack:
     def of(cls, components: Components) -> "RealStack":
         return cls(components.postgres.url, components.kafka.bootstrap, components.s3)
 
-    def corner(self) -> dict[str, str]:
+    def fresh_settings(self) -> dict[str, str]:
         """The settings of a platform on these components that meets nobody else there."""
         name = f"t{uuid4().hex[:12]}"
         asyncio.run(execute(self.database, f"create database {name}"))
         return {
             "HEADRACE_DATABASE_URL": database_of(self.database, name),
-            **kafka_corner(self.kafka, prefix=f"{name}."),
+            **kafka_environment(self.kafka, prefix=f"{name}."),
             "HEADRACE_BLOBS": f"s3://{BUCKET}/{name}",
             **self.s3.environment,
         }
 
 
-def surroundings(request: pytest.FixtureRequest, stack: str | None = None) -> dict[str, str]:
+def stack_settings(request: pytest.FixtureRequest, stack: str | None = None) -> dict[str, str]:
     """The settings of a platform on `stack`, or on the one that a fixture was asked for."""
     if (stack or request.param) == "embedded":
         return {}
     real: RealStack = request.getfixturevalue("real_stack")
-    return real.corner()
+    return real.fresh_settings()
 
 
 on_every_stack = [

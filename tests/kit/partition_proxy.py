@@ -26,7 +26,7 @@ class _Line:
     answered: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Cutoff:
+class PartitionProxy:
     """The proxy. `port` forwards to the target's."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -152,9 +152,9 @@ class Cutoff:
 
 
 @contextmanager
-def cutoff(host: str, port: int) -> Iterator[Cutoff]:
+def partition_proxy(host: str, port: int) -> Iterator[PartitionProxy]:
     """A proxy before a server on this machine."""
-    proxy = Cutoff(host, port)
+    proxy = PartitionProxy(host, port)
     proxy.start()
     try:
         yield proxy

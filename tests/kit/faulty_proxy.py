@@ -80,7 +80,7 @@ def chance(seed: int, *, rate: float, faults: tuple[Fault, ...]) -> Plan:
 
 
 @dataclass
-class Faulty:
+class FaultyProxy:
     """The running proxy. `plan` may be changed at any time; `seen` counts what was done."""
 
     upstream: str
@@ -170,11 +170,13 @@ def _refusal(fault: Fault, request: Request) -> bytes:
 
 
 @contextmanager
-def faulty(upstream: str, plan: Plan = calm, *, delay_s: float = 1.0) -> Iterator[Faulty]:
+def faulty_proxy(
+    upstream: str, plan: Plan = calm, *, delay_s: float = 1.0
+) -> Iterator[FaultyProxy]:
     """A proxy before `upstream` while inside, on a free port."""
-    proxy = Faulty(upstream, plan, delay_s)
+    proxy = FaultyProxy(upstream, plan, delay_s)
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="faulty", daemon=True)
+    thread = threading.Thread(target=loop.run_forever, name="faulty_proxy", daemon=True)
     thread.start()
     listening = asyncio.start_server(proxy.serve, "127.0.0.1", 0, limit=HEAD_LIMIT)
     server = asyncio.run_coroutine_threadsafe(listening, loop).result(10)

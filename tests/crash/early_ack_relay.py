@@ -1,6 +1,6 @@
 """A relay that moves its position before the broker has acknowledged: what must never be.
 
-Started as `python -m tests.crash.hasty`, with the settings of a relay.
+Started as `python -m tests.crash.early_ack_relay`, with the settings of a relay.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from infra.bus.relay import Page, Position, Relay, Seat
 from infra.settings.settings import Settings
 
 
-class Hasty(Relay):
+class EarlyAckRelay(Relay):
     async def passed(self, seat: Seat, publisher: Publisher, page: Page) -> None:
         await seat.move(Position(page.after, publisher.cluster, dict(publisher.ends)))
         failpoints.hit("relay.after_ack")
@@ -28,7 +28,7 @@ async def main() -> None:
     async with open_backend(settings) as backend:
         connect = partial(publishing, settings.kafka)
         wakeup = backend.notifier.subscribe()
-        await Hasty(backend.database.url, backend.log, wakeup, connect=connect).run()
+        await EarlyAckRelay(backend.database.url, backend.log, wakeup, connect=connect).run()
 
 
 if __name__ == "__main__":

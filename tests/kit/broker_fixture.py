@@ -1,4 +1,4 @@
-"""A test's corner of a broker: a database of its own, its topics, a relay, buses, and raw records."""
+"""A test's own part of a broker: its database, its topics, a relay, buses, and raw records."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ WARNED = ("rl.run.warned",)
 
 
 @dataclass
-class Corner:
+class BrokerFixture:
     """What a test of the bus works with. `kafka.prefix` sets its topics and groups apart."""
 
     database: Database
@@ -132,10 +132,12 @@ async def _drained(reader: AIOKafkaConsumer, place: TopicPartition) -> list[Cons
 
 
 @asynccontextmanager
-async def corner(database_url: str, kafka: KafkaSettings) -> AsyncIterator[Corner]:
-    """Another process's view of a test's corner."""
+async def open_broker_fixture(
+    database_url: str, kafka: KafkaSettings
+) -> AsyncIterator[BrokerFixture]:
+    """A fixture with connections of its own to `database_url`, closed at the end."""
     async with connect(database_url) as database, Notifier(database) as notifier:
-        yield Corner(database, notifier, PostgresLog(database, notifier), kafka)
+        yield BrokerFixture(database, notifier, PostgresLog(database, notifier), kafka)
 
 
 async def consume(log: PostgresLog, bus: Bus, batch: Delivered) -> list[Recorded]:

@@ -12,7 +12,7 @@ LONGEST_S = 0.25
 """About as long as a few steps of the tiny model."""
 
 
-class UnsteadySampler:
+class RandomLatencySampler:
     """`schemas.sampling.Sampler` with delays drawn from `seed`."""
 
     def __init__(self, inner: Sampler, seed: int) -> None:
@@ -29,7 +29,7 @@ class UnsteadySampler:
         return turn
 
 
-class UnsteadyLearner:
+class RandomLatencyLearner:
     """`schemas.learner.Learner` with delays drawn from `seed`."""
 
     def __init__(self, inner: Learner, seed: int) -> None:

@@ -1,10 +1,10 @@
-"""A worker that hosts one naive consumer: it decides the same whatever its state says.
+"""A worker that hosts one stateless consumer: it decides the same whatever its state says.
 
 So nothing but the inbox keeps it from counting a message twice, and nothing but the claim's epoch from
 taking an outcome twice: the deciders of Headrace would hide a hole here by knowing what they did.
-Started as `python -m tests.crash.naive URL HOME GO`; an effect is done once the file GO exists. With
-NAIVE_SHY=1 it appends nothing, so that no stream's version says what was decided: it asks for effects,
-and each leaves a line in HOME/performed.
+Started as `python -m tests.crash.stateless_consumer URL HOME GO`. An effect is done once the file GO
+exists. With STATELESS_EFFECTS_ONLY=1 it appends nothing, so that no stream's version says what was
+decided: it asks for effects, and each leaves a line in HOME/performed.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from schemas.specs import CommitSpec
 from tests.kit.runtimes import runtime_on
 
 PUSH = UUID(int=7)
-SHY = os.environ.get("NAIVE_SHY") == "1"
+EFFECTS_ONLY = os.environ.get("STATELESS_EFFECTS_ONLY") == "1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def evolve(state: Nothing, event: Event) -> Nothing:
 
 def handle(state: Nothing, message: RunWarned | Done, meta: Meta) -> Decision:
     if isinstance(message, Done):
-        if SHY:
+        if EFFECTS_ONLY:
             return NOTHING
         run = message.effect.run_id
         return Decision(events=(CheckpointFailed(run=run, step=2, message="an outcome"),))
@@ -60,7 +60,7 @@ def handle(state: Nothing, message: RunWarned | Done, meta: Meta) -> Decision:
         entrypoints=(),
         requester=f"run-{message.run}",
     )
-    return Decision(events=() if SHY else (counted,), effects=(asked,))
+    return Decision(events=() if EFFECTS_ONLY else (counted,), effects=(asked,))
 
 
 def routes(message: RunWarned) -> tuple[StreamName, ...]:
@@ -71,14 +71,14 @@ async def perform(effect: FetchCommit, ports: Ports) -> Done:
     go = Path(sys.argv[3])
     while not await asyncio.to_thread(go.exists):
         await asyncio.sleep(0.02)
-    if SHY:
+    if EFFECTS_ONLY:
         with (Path(sys.argv[2]) / "performed").open("a") as lines:
             lines.write(f"{effect.run_id}\n")
     return Done(effect)
 
 
 CONSUMER = Consumer(
-    name=ConsumerName("naive"),
+    name=ConsumerName("stateless"),
     category="checkpoint",
     reads=(RunWarned,),
     emits=(CheckpointFailed,),
@@ -94,7 +94,7 @@ CONSUMER = Consumer(
 async def main(url: str, home: Path) -> None:
     settings = Settings.load({**os.environ, "HEADRACE_HOME": str(home)})
     failpoints.arm(settings.failpoint or "", home)
-    hosting = Hosting(WorkerId(f"naive-{os.getpid()}"), (CONSUMER,), (Lane.CONTROL,))
+    hosting = Hosting(WorkerId(f"stateless-{os.getpid()}"), (CONSUMER,), (Lane.CONTROL,))
     async with connect(url, size=2) as database, Notifier(database) as notifier:
         runtime = runtime_on(database, notifier, hosting, home=home, settings=settings)
         keeper = LeaseKeeper(url, hosting.worker, on_beat=lambda: None, on_lost=lambda: None)
