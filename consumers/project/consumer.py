@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from consumers.project.dead_letters import letters
 from consumers.project.log_lines import narrate
 from infra.ports.event_log import Cursor, EventLog, Recorded
-from infra.postgres.errors import AWAY
+from infra.postgres.errors import UNAVAILABLE_ERRORS
 from infra.postgres.notify import Wakeup
 from infra.readmodel.rows import (
     ChangeEvaluation,
@@ -125,7 +125,7 @@ class Projector:
     async def _tried(self) -> int:
         try:
             return await self.step()
-        except AWAY as error:
+        except UNAVAILABLE_ERRORS as error:
             go_on()
             logger.warning("the read model waits for the database: %s", error)
             return 0

@@ -60,7 +60,7 @@ async def collect(
     database: Database, blobs: InstalledBlobs, *, now: datetime, grace: timedelta = GRACE
 ) -> int:
     """Delete the orphans that are older than `grace`, and what was removed longer ago than
-    REMOVED_GRACE; returns how many. Raises Away, TransientError."""
+    REMOVED_GRACE; returns how many. Raises DatabaseUnavailable, TransientError."""
     async with exclusively(database.url, COLLECTING, within_s=LOCK_S):
         old = await _old_blobs(database, blobs, now=now, grace=grace)
         rows = await _old_rows(database, now)

@@ -22,7 +22,7 @@ from infra import failpoints
 from infra.bus.kafka.publisher import BrokerAway, Forgotten, Publisher, Sent
 from infra.bus.tail_wait import Patience
 from infra.ports.event_log import Cursor, LogTail
-from infra.postgres.errors import AWAY
+from infra.postgres.errors import UNAVAILABLE_ERRORS
 from infra.postgres.history import Turned, as_of
 from infra.postgres.notify import Wakeup
 from infra.task_cancellation import end, go_on
@@ -156,7 +156,7 @@ class Relay:
         except Forgotten as error:
             self._forgotten = True
             self._say(f"Kafka has lost what it held: {error}; it is sent again")
-        except AWAY as error:
+        except UNAVAILABLE_ERRORS as error:
             self._say(f"the relay waits for the database: {error}")
 
     async def _lead(self, seat: Seat) -> None:

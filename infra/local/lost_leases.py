@@ -13,7 +13,7 @@ from pathlib import Path
 
 import asyncpg
 
-from infra.postgres.errors import ERRORS
+from infra.postgres.errors import CLIENT_ERRORS
 
 LOOK_S = 10.0
 """How often the leases are looked at."""
@@ -89,7 +89,7 @@ async def live_workers(url: str, workers: Collection[str]) -> frozenset[str] | N
                 list(workers),
             )
             return frozenset(row["id"] for row in rows)
-    except (*ERRORS, asyncpg.PostgresError, ValueError):
+    except (*CLIENT_ERRORS, asyncpg.PostgresError, ValueError):
         return None
     finally:
         if connection is not None:

@@ -30,7 +30,7 @@ from infra.maintenance.archive_file import BLOBS, EVENTS, ROWS, ArchiveWriter, M
 from infra.ports.event_log import Cursor
 from infra.postgres.advisory_lock import exclusively
 from infra.postgres.codec import COLUMNS, edge_ids, encode
-from infra.postgres.errors import answering
+from infra.postgres.errors import translating_errors
 from infra.postgres.notify import News, Notifier
 from infra.postgres.pool import Database, open_session
 from schemas.errors import Conflict, CorruptData, NotFound, TransientError
@@ -344,7 +344,7 @@ async def _session(url: str) -> AsyncIterator[Any]:
     """A connection as the processes' role whose statements may take their time."""
     connection = await open_session(url, "headrace archive")
     try:
-        with answering():
+        with translating_errors():
             yield connection
     finally:
         connection.terminate()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from infra.postgres.errors import answering
+from infra.postgres.errors import translating_errors
 from infra.postgres.pool import open_session
 from schemas.errors import TransientError
 
@@ -19,7 +19,7 @@ async def exclusively(url: str, lock: int, *, within_s: float) -> AsyncIterator[
     deadline = loop.time() + within_s
     session = await open_session(url, "headrace lock")
     try:
-        with answering():
+        with translating_errors():
             while not await session.fetchval("select pg_try_advisory_lock($1)", lock):
                 if loop.time() > deadline:
                     raise TransientError(

@@ -1,7 +1,8 @@
-"""A database that does not answer now: one error for it, and which of asyncpg's errors mean it.
+"""A database that does not answer now: the one error for it, and the errors of asyncpg that mean it.
 
-Who asked waits and asks again; the API says 503, never wrong data. A statement that can never work (an
-argument that does not fit) is not among them: asked again for ever, it would hold up its neighbours.
+The caller waits and tries again. The API answers 503, and never with wrong data. A statement that can
+never succeed (an argument of the wrong type) raises another error, because endless retries of it would
+block the work behind it.
 """
 
 import asyncio
@@ -18,21 +19,21 @@ from schemas.errors import TransientError
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 0.5
-"""About how long a loop waits before it asks a database that was away again."""
+"""About how long a loop waits before it tries an unavailable database again."""
 
 
-class Away(TransientError):
-    """The database does not answer now, or cannot take anything; the same call may succeed later. What
-    was asked may have been done all the same: the answer is what is missing."""
+class DatabaseUnavailable(TransientError):
+    """The database does not answer now, or cannot write anything; the same call may succeed later. The
+    statement may have been executed all the same, because only its answer is known to be missing."""
 
 
-class DiskFull(Away):
-    """It cannot take anything until somebody makes room."""
+class DiskFull(DatabaseUnavailable):
+    """The database cannot write anything until somebody frees disk space."""
 
-    PLAIN = "the database's disk is full; make room where its data lives"
+    PLAIN = "the database's disk is full; free space on the volume that holds its data"
 
 
-ERRORS: tuple[type[Exception], ...] = (
+CLIENT_ERRORS: tuple[type[Exception], ...] = (
     OSError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,  # the server ended the connection between our calls
@@ -42,26 +43,26 @@ ERRORS: tuple[type[Exception], ...] = (
     asyncpg.ReadOnlySQLTransactionError,
 )
 
-AWAY: tuple[type[Exception], ...] = (Away, *ERRORS)
-"""What a caller of either the pools or a connection of its own may get."""
+UNAVAILABLE_ERRORS: tuple[type[Exception], ...] = (DatabaseUnavailable, *CLIENT_ERRORS)
+"""What a caller may get from the pools, or from a connection of its own."""
 
 
 @contextmanager
-def answering() -> Iterator[None]:
-    """Turn asyncpg's errors into Away. Raises Away; CancelledError where the error is what became of a
-    cancellation."""
+def translating_errors() -> Iterator[None]:
+    """Turn asyncpg's errors into DatabaseUnavailable. Raises that, or CancelledError where the error is
+    what a driver made of a cancellation."""
     try:
         yield
-    except ERRORS as error:
+    except CLIENT_ERRORS as error:
         if isinstance(error, ValueError):
             raise
         go_on()
         if isinstance(error, asyncpg.DiskFullError):
             raise DiskFull(f"{DiskFull.PLAIN} ({error})") from error
-        raise Away(_said(error)) from error
+        raise DatabaseUnavailable(_message(error)) from error
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, asyncpg.TooManyConnectionsError):
         return f"the database has no connection left; raise its max_connections ({error})"
     if isinstance(error, TimeoutError):
@@ -69,14 +70,14 @@ def _said(error: Exception) -> str:
     return f"the database does not answer now; try again ({error})"
 
 
-async def through(loop: Callable[[], Awaitable[None]]) -> None:
-    """Run a loop through the database's absences: it starts again, after a pause, each time it ends with
-    Away. Returns when it returns; raises whatever else it raises. A task that was told to end starts
-    nothing again."""
+async def reconnecting(loop: Callable[[], Awaitable[None]]) -> None:
+    """Run a loop, and start it again after a pause each time it ends with DatabaseUnavailable. Returns
+    when the loop returns, and raises everything else that it raises. A cancelled task starts nothing
+    again."""
     while True:
         try:
             return await loop()
-        except Away as error:
+        except DatabaseUnavailable as error:
             go_on()
             logger.warning("%s", error)
         await asyncio.sleep(random.uniform(0.5, 1.5) * PAUSE_S)  # noqa: S311 - jitter

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from infra.postgres.errors import Away
+from infra.postgres.errors import DatabaseUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ restart does too; to start again from a watermark costs little."""
 _AS_OF: ContextVar[int | None] = ContextVar("as_of", default=None)
 
 
-class Turned(Away):
+class Turned(DatabaseUnavailable):
     """The database has another history than the one that was read: start again from what it says."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from infra import failpoints
 from infra.postgres.effects import PostgresEffects
-from infra.postgres.errors import Away
+from infra.postgres.errors import DatabaseUnavailable
 from infra.postgres.pool import connect
 from infra.settings.settings import DatabaseLimits
 from schemas.effects import Lane
@@ -112,7 +112,7 @@ class LeaseKeeper:
                     self._lose()
                     return
                 self._on_beat()
-            with contextlib.suppress(Away):
+            with contextlib.suppress(DatabaseUnavailable):
                 await effects.expire(self._worker)
 
     async def _register(self, effects: PostgresEffects) -> None:
@@ -135,7 +135,7 @@ class LeaseKeeper:
                 if not away and effects.history.turns == turn:
                     return False
                 await self._register(effects)
-            except Away as error:
+            except DatabaseUnavailable as error:
                 if not away:
                     logger.warning("the lease cannot be renewed: %s", error)
                 away = True

@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
 
-from infra.postgres.errors import AWAY
+from infra.postgres.errors import UNAVAILABLE_ERRORS
 from infra.postgres.pool import CONNECT_S, Database, open_session
 from infra.task_cancellation import end, go_on
 
@@ -111,13 +111,13 @@ class Notifier:
         while self._told:
             told, self._told = self._told, set()
             go_on()
-            with contextlib.suppress(*AWAY):
+            with contextlib.suppress(*UNAVAILABLE_ERRORS):
                 await self._database.lazy.execute(";".join(f"notify {news}" for news in told))
             await asyncio.sleep(COALESCE_S)
 
     async def _listen(self) -> None:
         while True:
-            with contextlib.suppress(*AWAY):
+            with contextlib.suppress(*UNAVAILABLE_ERRORS):
                 await self._listen_once()
             go_on()
             await asyncio.sleep(1.0)

@@ -5,7 +5,7 @@ cut costs time. Appends always go through `durable`: the bus could publish what 
 
 Every connection works as the role `headrace_worker`, which cannot drop a table or rewrite an event; only
 migrations and repairs use the role that the URL names. A connection that is lost, or that does not
-answer in time, is dropped and its call raises Away; the next call gets a new one.
+answer in time, is dropped and its call raises DatabaseUnavailable; the next call gets a new one.
 """
 
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncpg
 
-from infra.postgres.errors import ERRORS, answering
+from infra.postgres.errors import CLIENT_ERRORS, translating_errors
 from infra.postgres.history import History
 from infra.settings.settings import DatabaseLimits
 from schemas.errors import InvalidConfig, TransientError
@@ -34,7 +34,8 @@ Row = Any
 
 
 class Pool:
-    """Connections of one kind. Every method raises Away when the database does not answer."""
+    """Connections of one kind. Every method raises DatabaseUnavailable when the database does not
+    answer."""
 
     def __init__(self, pool: Any, history: History | None = None) -> None:
         self._pool = pool
@@ -59,8 +60,9 @@ class Pool:
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Any]:
-        """A connection of one's own for a while (a transaction). What the block does raises Away too."""
-        with answering():
+        """A connection of the caller's own for a while (a transaction). Errors inside the block become
+        DatabaseUnavailable too."""
+        with translating_errors():
             connection = await self._pool.acquire(timeout=CONNECT_S)
             try:
                 self.history.check()
@@ -124,7 +126,7 @@ async def administering(url: str) -> AsyncIterator[Any]:
         connection = await asyncpg.connect(
             url, timeout=CONNECT_S, server_settings={"application_name": "headrace admin"}
         )
-    except ERRORS as error:
+    except CLIENT_ERRORS as error:
         raise TransientError(f"no Postgres answers at HEADRACE_DATABASE_URL: {error}") from error
     try:
         yield connection
@@ -134,8 +136,8 @@ async def administering(url: str) -> AsyncIterator[Any]:
 
 async def open_session(url: str, name: str) -> Any:
     """A connection of one's own that stays open (to listen, to hold a lock): it works as the processes'
-    role and stands under `name` in the server's list. Raises Away."""
-    with answering():
+    role and stands under `name` in the server's list. Raises DatabaseUnavailable."""
+    with translating_errors():
         return await asyncpg.connect(
             url,
             timeout=CONNECT_S,
@@ -178,7 +180,7 @@ async def _pool(
         raise InvalidConfig(
             f"the user of HEADRACE_DATABASE_URL may not act as {ROLE}: grant {ROLE} to it"
         ) from error
-    except ERRORS as error:
+    except CLIENT_ERRORS as error:
         raise TransientError(f"no Postgres answers at HEADRACE_DATABASE_URL: {error}") from error
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from infra.ports.effects import Claimed
 from infra.ports.event_log import SmallArtifact
 from infra.ports.ports import Ports
-from infra.postgres.errors import Away
+from infra.postgres.errors import DatabaseUnavailable
 from infra.runtime.consumer import Consumer
 from schemas.effects import Failed, Outcome
 from schemas.errors import (
@@ -65,7 +65,7 @@ async def perform_once(consumer: Consumer[Any], claimed: Claimed, ports: Ports) 
     try:
         async with asyncio.timeout(DEADLINE_S):
             outcome = await consumer.perform(claimed.effect, ports)
-    except Away as error:
+    except DatabaseUnavailable as error:
         return Performing(claimed, None, error=plain(str(error)), away=True)
     except StoreAway as error:
         logger.warning("%s waits: %s", claimed.effect.type, error)

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from infra.ports.event_log import EventStore, Recorded, Snapshot
-from infra.postgres.errors import Away
+from infra.postgres.errors import DatabaseUnavailable
 from infra.runtime.consumer import Consumer
 from schemas.events import Event
 from schemas.ids import StreamName
@@ -88,7 +88,7 @@ class States:
             if folded.version - folded.kept > SNAPSHOT_EVERY:
                 try:
                     await self._save(stream, consumer, folded)
-                except Away as error:
+                except DatabaseUnavailable as error:
                     logger.info("a snapshot of %s is not saved: %s", stream, error)
                     return
                 self._cache[stream] = replace(folded, kept=folded.version)

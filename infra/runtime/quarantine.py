@@ -8,7 +8,7 @@ from typing import Any
 from infra.ports.effects import Effects
 from infra.ports.event_log import CommitMiss, EventStore, Recorded
 from infra.postgres.codec import Unwritable, encode
-from infra.postgres.errors import Away
+from infra.postgres.errors import DatabaseUnavailable
 from infra.runtime.cascade import Apart, DecisionError, Drafter, DraftRefused, Work
 from infra.runtime.consumer import Consumer
 from infra.runtime.dead_letters import dead_letter, dead_outcome, redriven
@@ -43,7 +43,7 @@ class Isolation:
             if isinstance(recorded.event, MessageRedriven):
                 message = await redriven(self._log, consumer.name, recorded.event)
             wanted = message is not None and consumer.routes(message.event)
-        except Away:
+        except DatabaseUnavailable:
             raise
         except Exception as error:
             await dead_letter(

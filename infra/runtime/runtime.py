@@ -27,7 +27,7 @@ from infra.ports.effects import Claimed, Disowned, Effects
 from infra.ports.event_log import Commit, CommitMiss, CommitRefused, EventLog, Recorded
 from infra.ports.ports import Ports
 from infra.postgres.codec import Unwritable
-from infra.postgres.errors import Away, through
+from infra.postgres.errors import DatabaseUnavailable, reconnecting
 from infra.postgres.history import as_of
 from infra.postgres.notify import Wakeup
 from infra.runtime.attempt import Performing, perform_once
@@ -106,7 +106,7 @@ class Runtime:
         loops = [self._intake, self._perform, self._settle_outcomes]
         if drain:
             loops.append(self._drained)
-        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(through(loop)) for loop in loops]
+        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(reconnecting(e)) for e in loops]
         tasks.append(asyncio.ensure_future(self._stopping.wait()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -127,7 +127,7 @@ class Runtime:
             return
         try:
             gates = await self._effects.gates(sorted(runs))
-        except Away:
+        except DatabaseUnavailable:
             return
         for claimed in list(self._runs.values()):
             if gates.get(claimed.effect.run_id, "open") != "open":
@@ -189,7 +189,7 @@ class Runtime:
                     problem = None
                 except (DecisionError, CommitMiss, DraftRefused) as error:
                     problem = error
-                except Away as error:
+                except DatabaseUnavailable as error:
                     self._unsure = True
                     logger.warning("a decision waits: %s", error)
                     await asyncio.sleep(AWAY_S)
@@ -215,7 +215,7 @@ class Runtime:
         except CommitRefused as error:
             self._states.forget(draft.states)
             raise draft.refused(error) from error
-        except (CommitMiss, Away):
+        except (CommitMiss, DatabaseUnavailable):
             self._states.forget(draft.states)
             raise
         self._pass(draft, "tx_after_commit")
@@ -417,7 +417,7 @@ class Runtime:
                     error=done.error or "",
                     counted=done.counted,
                 )
-        except Away:
+        except DatabaseUnavailable:
             self._unsure = True
         except Exception:
             logger.exception("%s could not be given back", done.claimed.effect.type)
@@ -468,7 +468,7 @@ class Runtime:
             await end([task])
         try:
             await self._effects.release(claimed)
-        except Away:
+        except DatabaseUnavailable:
             self._unsure = True
 
     # --- the end --------------------------------------------------------------------------------

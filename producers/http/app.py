@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount
 
-from infra.postgres.errors import AWAY, DiskFull
+from infra.postgres.errors import UNAVAILABLE_ERRORS, DiskFull
 from producers.http.auth import Guard
 from producers.http.responses import away, problem, refused
 from producers.http.routes import (
@@ -59,7 +59,7 @@ def create_app(services: Services) -> Starlette:
             Refused: _refused,
             TransientError: _transient,
             CorruptData: _corrupt,
-            **dict.fromkeys(AWAY, _away),
+            **dict.fromkeys(UNAVAILABLE_ERRORS, _away),
             Exception: _bug,
         },
     )

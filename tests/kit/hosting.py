@@ -16,7 +16,7 @@ from infra.memory.event_log import MemoryEffects, MemoryLog, World
 from infra.ports.clock import SystemClock
 from infra.ports.event_log import Encoded, Recorded
 from infra.ports.ports import Ports
-from infra.postgres.errors import Away
+from infra.postgres.errors import DatabaseUnavailable
 from infra.postgres.notify import Wakeup
 from infra.runtime.consumer import Consumer, Decision, Meta
 from infra.runtime.hosting import Hosting
@@ -103,7 +103,8 @@ def effect(run: str, step: int) -> FetchCommit:
 
 
 class Flaky:
-    """A port whose calls raise Away when the test says so: `before` doing anything, or `after`."""
+    """A port whose calls raise DatabaseUnavailable when the test says so: `before` doing anything, or
+    `after`."""
 
     def __init__(self, inner: object) -> None:
         self._inner = inner
@@ -118,11 +119,11 @@ class Flaky:
         async def call(*args: Any, **more: Any) -> Any:
             if self.before.get(name, 0) > 0:
                 self.before[name] -= 1
-                raise Away("gone before")
+                raise DatabaseUnavailable("gone before")
             result = await method(*args, **more)
             if self.after.get(name, 0) > 0:
                 self.after[name] -= 1
-                raise Away("gone after")
+                raise DatabaseUnavailable("gone after")
             return result
 
         return call

@@ -13,7 +13,7 @@ from infra import task_cancellation
 from infra.memory.event_log import MemoryEffects
 from infra.ports.effects import Claimed
 from infra.postgres import errors
-from infra.postgres.errors import Away, answering, through
+from infra.postgres.errors import DatabaseUnavailable, reconnecting, translating_errors
 from infra.postgres.notify import Wakeup
 from infra.runtime import runtime
 from infra.task_cancellation import end, go_on
@@ -24,7 +24,7 @@ Swallow = Callable[[], Awaitable[None]]
 
 async def as_away() -> None:
     """A query that its task's end cancels on the server: the answer is an error like any other."""
-    with answering():
+    with translating_errors():
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -35,7 +35,7 @@ async def as_away_of_an_adapter() -> None:
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:
-        raise Away("the database does not answer in time; try again") from None
+        raise DatabaseUnavailable("the database does not answer in time; try again") from None
 
 
 async def as_an_answer() -> None:
@@ -63,7 +63,7 @@ async def test_a_loop_that_lost_its_cancellation_ends(swallow: Swallow) -> None:
             await swallow()
             await wakeup.wait(0.0)
 
-    task = asyncio.ensure_future(through(loop))
+    task = asyncio.ensure_future(reconnecting(loop))
     await asyncio.sleep(0)
     task.cancel()
     done, _ = await asyncio.wait({task}, timeout=10)
@@ -87,9 +87,9 @@ async def test_twin_a_loop_that_does_not_ask_goes_on(swallow: Swallow) -> None:
             await wakeup.wait(0.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("away", "notify"):
-            patch.setattr(f"infra.{module}.go_on", lambda: None)
-        task = asyncio.ensure_future(through(loop))
+        for module in ("errors", "notify"):
+            patch.setattr(f"infra.postgres.{module}.go_on", lambda: None)
+        task = asyncio.ensure_future(reconnecting(loop))
         await asyncio.sleep(0)
         task.cancel()
         async with asyncio.timeout(10):
@@ -164,7 +164,7 @@ async def test_a_runtime_leaves_an_effect_that_does_not_end(
                 await over.wait()
             except asyncio.CancelledError:
                 continue
-        raise Away("too late")
+        raise DatabaseUnavailable("too late")
 
     object.__setattr__(bench.consumers[0], "perform", deaf)
     await bench.warn("r", 1)

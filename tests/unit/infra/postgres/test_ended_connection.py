@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from infra.postgres.errors import Away
+from infra.postgres.errors import DatabaseUnavailable
 from infra.postgres.pool import connect
 
 pytestmark = pytest.mark.postgres
@@ -21,6 +21,6 @@ async def test_the_next_call_is_away_and_the_one_after_it_gets_a_new_connection(
         async with database.durable.acquire() as connection:
             pid = await connection.fetchval("select pg_backend_pid()")
             connection._con._protocol.data_received(ENDED)
-        with pytest.raises(Away):
+        with pytest.raises(DatabaseUnavailable):
             await database.durable.fetchval("select 1")
         assert await database.durable.fetchval("select pg_backend_pid()") != pid

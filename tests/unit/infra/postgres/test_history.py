@@ -89,7 +89,7 @@ async def reading(world: World, bus: Bus) -> AsyncIterator[list[int]]:
                     await MemoryLog(world).commit(Commit(consumed=((name, recorded.id),)))
                 await bus.acknowledge(batch)
 
-    task = asyncio.ensure_future(errors.through(loop))
+    task = asyncio.ensure_future(errors.reconnecting(loop))
     try:
         yield seen
     finally:

@@ -7,7 +7,7 @@ import pytest
 
 from infra.memory.event_log import MemoryEffects
 from infra.postgres import errors
-from infra.postgres.errors import Away
+from infra.postgres.errors import DatabaseUnavailable
 from infra.runtime import attempt, runtime
 from schemas.errors import RepositoryAway, StoreAway
 from tests.kit.hosting import Bench, Script, consumer
@@ -73,7 +73,11 @@ async def test_claims_without_an_answer_are_claimed_again(tmp_path: Path, when: 
 
 @pytest.mark.parametrize(
     "error",
-    [Away("gone"), StoreAway("the disk is full"), RepositoryAway("asked again", pause_s=0.0)],
+    [
+        DatabaseUnavailable("gone"),
+        StoreAway("the disk is full"),
+        RepositoryAway("asked again", pause_s=0.0),
+    ],
 )
 async def test_an_attempt_that_met_no_database_or_no_store_is_not_counted(
     tmp_path: Path, error: Exception
