@@ -16,9 +16,10 @@ def unchanged(consumer: Consumer[Any]) -> None:
     known = recorded().get(consumer.name, {}).get(str(consumer.fold_version), {})
     found = fingerprints(consumer)
     changed = sorted(name for name in known if name in found and found[name] != known[name])
+    module = REGISTRY[consumer.name].replace(".", "/") + ".py"
     assert not changed, (
         f"what {consumer.name} folds from {', '.join(changed)} has changed: raise fold_version in "
-        f"consumers/{consumer.name}.py, then record it with `python -m tests.kit.folds`"
+        f"{module}, then record it with `python -m tests.kit.folds`"
     )
     missing = sorted(set(found) - set(known))
     assert not missing, (

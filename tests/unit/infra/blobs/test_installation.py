@@ -72,7 +72,7 @@ async def test_a_blob_store_keeps_its_id(tmp_path: Path) -> None:
 async def test_a_database_without_a_schema_is_refused_with_what_to_do(
     bare_url: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InvalidConfig, match=r"python -m infra\.migrate"):
+    with pytest.raises(InvalidConfig, match=r"python -m infra\.postgres\.migrate"):
         await opened(settings(tmp_path, bare_url))
 
 

@@ -44,7 +44,7 @@ while True: signal.pause()
 
 SUPERVISOR = """
 import os, pathlib, sys
-from infra import home, leases, supervisor
+from infra.local import home, lost_leases, supervisor
 from infra.local.child import Child, ChildSpec
 from infra.settings.settings import Settings
 
@@ -63,7 +63,7 @@ async def live(url, workers):
     return frozenset(workers) - frozenset(gone)
 
 supervisor.live_workers = live
-leases.LOOK_S, leases.LEASELESS_S = 0.05, 0.3
+lost_leases.LOOK_S, lost_leases.LEASELESS_S = 0.05, 0.3
 children = tuple(
     Child(ChildSpec(name, [sys.executable, "-c", code, *arguments], os.environ, stop_s=2,
                     leased=name == "worker"),
@@ -154,8 +154,8 @@ def test_a_dead_child_is_restarted_at_once_and_its_lease_is_ended(
 
 
 SHORT_LOGS = """
-from infra import children, supervisor
-children.LARGEST_LOG_BYTES, supervisor.LOGS_S = 1 << 16, 0.02
+from infra.local import child, supervisor
+child.LARGEST_LOG_BYTES, supervisor.LOGS_S = 1 << 16, 0.02
 """
 
 CHATTY = """

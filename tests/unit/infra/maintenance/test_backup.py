@@ -205,5 +205,5 @@ async def test_what_is_no_backup_of_ours_is_refused(
 async def test_a_database_that_is_not_migrated_is_not_backed_up(
     bare_url: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InvalidConfig, match=r"python -m infra\.migrate"):
+    with pytest.raises(InvalidConfig, match=r"python -m infra\.postgres\.migrate"):
         await copied(bare_url, tmp_path / "home", tmp_path / "backup")

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.processes]
 
 PROCESS = """
 import asyncio, sys, time
-from infra import lease
+from infra.postgres import lease
 
 lease.LEAVE_S = 0.2
 

@@ -89,7 +89,7 @@ def test_it_starts_after_the_server_and_before_those_who_ask_it() -> None:
 
 SUPERVISOR = """
 import dataclasses, os, pathlib, sys
-from infra import home, supervisor
+from infra.local import home, supervisor
 from infra.local.child import Child
 from infra.settings.settings import Settings
 from tests.unit.infra.local.test_supervisor import SERVER, WORKER
