@@ -1,7 +1,7 @@
-"""The adapters a process works with, opened together and closed together: log, effects, bus, blobs.
+"""The adapters of a process, opened and closed together: log, effects, bus, blobs.
 
-Which adapter stands behind each port follows from the settings alone, so the same code runs on a
-laptop and on a cluster."""
+The settings alone decide which adapter implements each port, so the same code runs on a laptop and on a
+cluster."""
 
 import importlib.util
 import logging
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Everything a process needs of the world that is not an engine."""
+    """All adapters of a process except its engines."""
 
     database: Database
     log: PostgresLog
@@ -55,7 +55,7 @@ class Backend:
     kafka: KafkaSettings | None
 
     def bus(self) -> Bus:
-        """A bus of a runtime's own: Kafka with the reconciler behind it, or the log itself."""
+        """A new bus for one runtime: Kafka with the reconciler behind it, or the log itself."""
         if self.kafka is None:
             return EmbeddedBus(self.log, self.notifier)
         from infra.bus.kafka.bus import KafkaBus
@@ -65,30 +65,30 @@ class Backend:
         return Reconciled(broker, Reconciler(self.log, self.notifier.subscribe()))
 
     def relay(self, kafka: KafkaSettings, consumers: Sequence[str]) -> "Relay":
-        """The relay from the log to Kafka, for these consumers."""
-        from infra.bus.kafka.publisher import publishing
+        """The relay from the log to Kafka. `consumers` read from the broker."""
+        from infra.bus.kafka.publisher import open_publisher
         from infra.bus.relay import Relay
 
         return Relay(
             self.database.url,
             self.log,
             self.notifier.subscribe(),
-            connect=partial(publishing, kafka),
+            connect=partial(open_publisher, kafka),
             consumers=consumers,
         )
 
 
 @asynccontextmanager
 async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
-    """Connect. Raises InvalidConfig when no database is named (`headrace up` names one) or its schema is
-    not ours, Conflict when it belongs to another installation."""
+    """Connect everything. Raises InvalidConfig when no database is set (`headrace up` sets one) or its
+    schema is not ours, and Conflict when it belongs to another installation."""
     if settings.database_url is None:
         raise InvalidConfig(
-            "HEADRACE_DATABASE_URL is not set; start everything with `headrace up`, or name a "
-            "Postgres server there"
+            "HEADRACE_DATABASE_URL is not set; start everything with `headrace up`, or set it to the "
+            "URL of a Postgres server"
         )
     if settings.kafka is not None:
-        await _reachable(settings.kafka)
+        await _probe_kafka(settings.kafka)
     async with (
         connect(settings.database_url, limits=settings.database) as database,
         Notifier(database) as notifier,
@@ -114,14 +114,14 @@ async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
 
 @asynccontextmanager
 async def open_blobs(settings: Settings) -> AsyncIterator[Blobs]:
-    """The blobs of the settings. Raises InvalidConfig or TransientError when a store does not do what
-    it must; it is asked first."""
+    """The blob store of the settings. An S3 store is probed first: raises InvalidConfig or
+    TransientError when it does not do what it must."""
     if settings.blobs.startswith("file:"):
         yield LocalBlobs(Path(unquote(urlsplit(settings.blobs).path)))
         return
     if importlib.util.find_spec("boto3") is None:
         raise InvalidConfig(
-            f"HEADRACE_BLOBS is {settings.blobs}, but the client of S3 is not installed: "
+            f"HEADRACE_BLOBS is {settings.blobs}, but the S3 client is not installed: "
             "pip install 'headrace[s3]'"
         )
     from infra.blobs.s3.store import open_s3
@@ -131,20 +131,20 @@ async def open_blobs(settings: Settings) -> AsyncIterator[Blobs]:
 
 
 async def check_blobs(settings: Settings) -> None:
-    """Raises what `open_blobs` raises: for whoever is about to start processes that will need them."""
+    """Raise what `open_blobs` raises, before processes are started that need the blobs."""
     async with open_blobs(settings):
         pass
 
 
-async def _reachable(kafka: KafkaSettings) -> None:
-    """A broker that is away comes back; one that is none, or without a client here, never does.
-    Raises InvalidConfig."""
+async def _probe_kafka(kafka: KafkaSettings) -> None:
+    """Log a warning if no broker answers, since one may come back. Raises InvalidConfig for what does
+    not get better by waiting: no client is installed, or what answers is not Kafka."""
     if importlib.util.find_spec("aiokafka") is None:
         raise InvalidConfig(
-            f"HEADRACE_KAFKA holds {kafka.named!r}, but the client of Kafka is not installed: "
+            f"HEADRACE_KAFKA holds {kafka.named!r}, but the Kafka client is not installed: "
             "pip install 'headrace[kafka]'"
         )
     try:
         await probe(kafka)
     except TransientError as error:
-        logger.warning("%s; events come from the log until it does", error)
+        logger.warning("%s; events come from the log until one does", error)

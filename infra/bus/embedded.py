@@ -1,15 +1,16 @@
-"""The buses that are made of the log: the embedded one, and a broker's with the reconciler behind it.
+"""The buses that read the log: the embedded one, and a broker's bus with the reconciler behind it.
 
-`EmbeddedBus` hands out what its consumers have not consumed as soon as it is below the horizon: the
-inbox decides who was first when several processes host one consumer. `Reconciled` asks a broker and
-the reconciler at once, so that a run depends on neither being quick, and on the log alone for the truth.
+`EmbeddedBus` delivers events that its consumers have not consumed, as soon as they are below the
+horizon. When several processes host one consumer, the inbox decides which of them consumed an event.
+`Reconciled` reads a broker and the reconciler at once. So a run needs neither of them to be quick, and
+only the log to be right.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from infra.bus.reconciler import Delivered, Reconciler, Tail
-from infra.bus.tail_wait import Patience
+from infra.bus.tail_wait import TailWait
 from infra.ports.bus import Bus
 from infra.ports.event_log import EventLog
 from infra.postgres.notify import Notifier
@@ -18,12 +19,11 @@ from schemas.ids import ConsumerName
 
 
 class EmbeddedBus:
-    """`infra.ports.bus.Bus` over the log's tail. One subscription per instance, one batch at a
-    time."""
+    """`infra.ports.bus.Bus` over the log's tail: one subscription per instance, one batch at a time."""
 
     def __init__(self, log: EventLog, notifier: Notifier) -> None:
         self._log = log
-        self._patience = Patience(log, notifier.subscribe())
+        self._tail_wait = TailWait(log, notifier.subscribe())
         self._tail = Tail(log, {})
 
     async def subscribe(
@@ -32,25 +32,25 @@ class EmbeddedBus:
         self._tail = Tail(self._log, consumers)
         await self._tail.open()
         while True:
-            self._patience.look()
-            batch = await self._tail.page()
+            self._tail_wait.begin_read()
+            batch = await self._tail.next_page()
             if batch:
                 yield batch
             elif batch is not None:
-                await self._tail.passed()
-            if batch is None or not (self._tail.full or self._patience.called):
+                await self._tail.mark_consumed()
+            if batch is None or not (self._tail.last_page_was_full or self._tail_wait.has_wakeup):
                 within_s = await self._tail.advance()
-                await self._patience.wait(self._tail.cursor, within_s=within_s)
+                await self._tail_wait.wait(self._tail.cursor, within_s=within_s)
 
     async def acknowledge(self, batch: Delivered) -> None:
-        await self._tail.passed()
+        await self._tail.mark_consumed()
 
     async def idle(self) -> bool:
-        return await self._tail.clear()
+        return await self._tail.has_nothing_due()
 
 
 class Reconciled:
-    """`infra.ports.bus.Bus`: whatever of a broker's bus and the reconciler has a batch first."""
+    """`infra.ports.bus.Bus`: batches of a broker's bus and of the reconciler, as they come."""
 
     def __init__(self, broker: Bus, reconciler: Reconciler) -> None:
         self._broker = broker
@@ -79,7 +79,7 @@ class Reconciled:
         await self._from.acknowledge(batch)
 
     async def idle(self) -> bool:
-        """The reconciler passes what the broker brought as well: what it sees due is all there is."""
+        """The reconciler also reads past what the broker delivered, so it alone knows what is left."""
         return await self._reconciler.idle()
 
 

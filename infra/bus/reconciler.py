@@ -1,10 +1,10 @@
-"""The reconciler: what a consumer reads and nothing brought to it, it gets from the log itself.
+"""The reconciler: delivers events from the log itself that the bus did not deliver.
 
-Behind a bus that may lose everything (a broker whose disk is gone, or that is not there at all) it is
-what keeps runs going: events below the horizon, above the watermark, without an inbox row, that lie
-there for some seconds, go to the intake. Everything up to where it is has been consumed, so the
-watermarks follow it, and inbox rows below them are deleted. The embedded bus is the same tail without
-the wait (`infra/bus/embedded.py`).
+It keeps runs going behind a bus that may lose everything (a broker that lost its disk, or is not there).
+An event goes to the intake when it lies below the horizon and above the watermark, has no inbox row, and
+has been there for some seconds. Everything before the reconciler's cursor is consumed, so the watermarks
+follow it, and inbox rows below them are deleted. The embedded bus is the same tail without the wait
+(`infra/bus/embedded.py`).
 """
 
 import asyncio
@@ -22,22 +22,22 @@ from schemas.ids import ConsumerName
 BATCH = 100
 
 ADVANCE_S = 2.0
-"""Watermarks move at most this often; until then the inbox remembers."""
+"""Watermarks move at most this often. Until then inbox rows remember what is consumed."""
 
 WAIT_S = 3.0
-"""How long the bus has to bring an event before the reconciler does."""
+"""How long the bus has to deliver an event before the reconciler does."""
 
 SAMPLE_S = 0.5
 
 HEAD_S = 5.0
-"""How often who has nothing to read looks whether the log still reaches to where it is."""
+"""How often an idle tail checks that the log still reaches its cursor."""
 
 Delivered = Sequence[tuple[ConsumerName, Recorded]]
 
 
 class Tail:
-    """The messages of the log, in its order, that some consumers have not consumed; and how far they
-    have consumed everything."""
+    """The messages of the log that some consumers have not consumed, in the log's order, and the cursor
+    up to which they have consumed everything."""
 
     def __init__(self, log: EventLog, consumers: Mapping[ConsumerName, Sequence[str]]) -> None:
         self._log = log
@@ -49,38 +49,38 @@ class Tail:
         self._turn = 0
         self._looked_at = 0.0
         self.cursor = Cursor()
-        self.full = False
-        """Whether the last page was: then there may be another behind it."""
+        self.last_page_was_full = False
+        """If so, there may be another page after it."""
 
     async def open(self) -> None:
-        """Start from the oldest watermark. From here on everything is asked as of this turn of the log's
-        history: it raises Turned once there is another, and who subscribes again starts from there."""
+        """Start from the oldest watermark. From here on every read is as of this turn of the log's
+        history. Reads raise Turned once there is another turn; a new subscription starts from it."""
         self._turn, self._looked_at = self._log.turns, time.monotonic()
         self.cursor = self._next = await self._oldest()
 
-    async def page(self, *, upto: Cursor | None = None) -> Delivered | None:
-        """What is due on the next page; None when there is no page (up to `upto`). The page is to be
-        `passed` before the next is asked for, also when nothing on it is due."""
+    async def next_page(self, *, upto: Cursor | None = None) -> Delivered | None:
+        """The unconsumed messages of the next page; None when there is no page (up to `upto`). Call
+        `mark_consumed` before asking for the next page, also when this one holds nothing."""
         with as_of(self._turn):
             events, after = await self._log.tail(self.cursor, limit=BATCH, upto=upto)
         if after <= self.cursor and time.monotonic() >= self._looked_at + HEAD_S:
-            await self.look()
-        self.full = len(events) == BATCH
+            await self.check_head()
+        self.last_page_was_full = len(events) == BATCH
         if upto is not None and after == self.cursor:
             after = upto  # there is nothing between
         if after <= self.cursor:
             return None
         self._next = after
-        return await self._due(events)
+        return await self._unconsumed(events)
 
-    async def passed(self) -> None:
-        """Everything on the page is consumed."""
+    async def mark_consumed(self) -> None:
+        """Record that everything on the page is consumed."""
         self.cursor = self._next
         self._moved = True
         await self.advance()
 
     async def advance(self) -> float:
-        """Move the watermarks here, if it is time; how many seconds may pass until it is again."""
+        """Move the watermarks to the cursor if it is time. Returns the seconds until the next time."""
         if not self._moved:
             return SLOW_POLL_S
         left_s = self._advanced_at + ADVANCE_S - time.monotonic()
@@ -92,8 +92,8 @@ class Tail:
             await self._log.advance(list(self._consumers), self.cursor)
         return SLOW_POLL_S
 
-    async def look(self) -> Cursor:
-        """The end of the log. Raises Turned when the log has gone back below where we are."""
+    async def check_head(self) -> Cursor:
+        """The end of the log. Raises Turned when the log now ends below the cursor."""
         with as_of(self._turn):
             head = await self._log.visible_head()
             if time.monotonic() >= self._looked_at + HEAD_S:
@@ -107,18 +107,18 @@ class Tail:
             marks = [await self._log.watermark(name) for name in self._consumers]
         return min(marks, default=Cursor())
 
-    async def clear(self) -> bool:
-        """Whether nothing above the cursor is due."""
+    async def has_nothing_due(self) -> bool:
+        """Whether nothing above the cursor is unconsumed."""
         cursor = self.cursor
         while True:
             events, after = await self._log.tail(cursor, limit=BATCH, types=self._types)
             if after == cursor:
                 return True
-            if await self._due(events):
+            if await self._unconsumed(events):
                 return False
             cursor = after
 
-    async def _due(self, events: Sequence[Recorded]) -> Delivered:
+    async def _unconsumed(self, events: Sequence[Recorded]) -> Delivered:
         return await self._log.unconsumed(
             [
                 (name, recorded)
@@ -130,10 +130,10 @@ class Tail:
 
 
 class Reconciler:
-    """`infra.ports.bus.Bus` for what another bus did not bring within `wait_s`.
+    """`infra.ports.bus.Bus` for events that another bus did not deliver within `wait_s`.
 
-    How long an event lies there is told by our own monotonic clock, from when its place in the log was
-    first seen below the horizon: no clock that someone can set decides about it.
+    An event's age counts on our own monotonic clock, from when its place in the log was first seen below
+    the horizon. So no clock that somebody can set decides about it.
     """
 
     def __init__(self, log: EventLog, wakeup: Wakeup, *, wait_s: float = WAIT_S) -> None:
@@ -153,31 +153,31 @@ class Reconciler:
         self._heads.clear()
         self._bound = Cursor()
         while True:
-            await self._until_old(self._tail.cursor)
-            batch = await self._tail.page(upto=self._bound)
+            await self._wait_until_old(self._tail.cursor)
+            batch = await self._tail.next_page(upto=self._bound)
             if batch:
                 failpoints.hit("reconcile.found")
                 self.delivered += len(batch)
                 yield batch
             elif batch is not None:
-                await self._pass()
+                await self._mark_consumed()
 
     async def acknowledge(self, batch: Delivered) -> None:
-        await self._pass()
+        await self._mark_consumed()
 
     async def idle(self) -> bool:
-        return await self._tail.clear()
+        return await self._tail.has_nothing_due()
 
-    async def _pass(self) -> None:
+    async def _mark_consumed(self) -> None:
         failpoints.hit("reconcile.before_advance")
-        await self._tail.passed()
+        await self._tail.mark_consumed()
         failpoints.hit("reconcile.after_advance")
 
-    async def _until_old(self, after: Cursor) -> None:
-        """Return once something above `after` has lain there for long enough; `_bound` says what."""
+    async def _wait_until_old(self, after: Cursor) -> None:
+        """Return once something above `after` is old enough. `_bound` is then the end of that."""
         while self._bound <= after:
             left_s = await self._tail.advance()
-            await self._sample()
+            await self._sample_head()
             if not self._heads:
                 await self._wakeup.wait(left_s)
                 continue
@@ -189,9 +189,9 @@ class Reconciler:
             self._heads.popleft()
             self._bound = head
 
-    async def _sample(self) -> None:
-        """Remember where the log ends now, if it has grown."""
-        head = await self._tail.look()
+    async def _sample_head(self) -> None:
+        """Note where the log ends now and when that was first seen, if it has grown."""
+        head = await self._tail.check_head()
         known = self._heads[-1][1] if self._heads else max(self._bound, self._tail.cursor)
         if head > known:
             self._heads.append((time.monotonic(), head))

@@ -1,11 +1,11 @@
 """The relay: publishes the log to Kafka, in the log's order, below the transaction horizon.
 
-One instance is active: it holds an advisory lock on a connection of its own, and moves its position on
-that same connection, so who has lost the lock moves nothing. The position moves only after the broker
-acknowledged what lies before it: a crash anywhere publishes some events again, and loses none. A broker
-that came back with an empty disk (another cluster, or topics made again) is published to again from
-the oldest watermark, for below it nobody needs a record. While there is no broker at all, nothing
-happens here, and the reconciler keeps runs going.
+One instance is active. It holds an advisory lock on a connection of its own and saves its position on
+the same connection, so a relay that has lost the lock cannot save anything. The position moves only
+after the broker has acknowledged everything before it, so a crash at any point publishes some events
+again and loses none. A broker that returns with an empty disk (another cluster, or recreated topics)
+receives the log again from the oldest watermark, because nobody needs records below it. While there is
+no broker, the relay does nothing and the reconciler keeps runs going.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from typing import Any
 import asyncpg
 
 from infra import failpoints
-from infra.bus.kafka.publisher import BrokerAway, Forgotten, Publisher, Sent
-from infra.bus.tail_wait import Patience
+from infra.bus.kafka.publisher import BrokerUnavailable, Forgotten, Publisher, Sent
+from infra.bus.tail_wait import TailWait
 from infra.ports.event_log import Cursor, LogTail
 from infra.postgres.errors import UNAVAILABLE_ERRORS
 from infra.postgres.history import Turned, as_of
@@ -31,11 +31,10 @@ logger = logging.getLogger(__name__)
 
 PAGE = 500
 PAUSE_S = 0.5
-"""Between attempts to become the active relay, or to reach a database or a broker that is away."""
+"""Pause between attempts to become the active relay, or to reach the database or the broker."""
 
 CHECK_S = 5.0
-"""The session and the broker are asked this often whether they still are what they were, and how far
-the groups are behind."""
+"""How often the database session and the broker are checked, and the lag of the groups is recorded."""
 
 LOCK = 0x52454C41
 """The advisory lock of the active relay ("RELA")."""
@@ -43,14 +42,14 @@ LOCK = 0x52454C41
 NAME = "kafka"
 
 IN_FLIGHT = 8
-"""Pages that may be on their way to the broker at once."""
+"""How many pages may be on their way to the broker at the same time."""
 
 Connect = Callable[[], AbstractAsyncContextManager[Publisher]]
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Up to where the log is published, to which cluster, and what that had acknowledged."""
+    """How far the log is published, to which cluster, and the end offsets that it acknowledged."""
 
     cursor: Cursor
     cluster: str
@@ -58,22 +57,22 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """Events that were handed to the broker, and where the log goes on behind them."""
+class PublishedPage:
+    """Events that were handed to the broker, and the cursor after the last of them."""
 
     sent: Sent
     after: Cursor
 
 
-class Seat:
-    """The right to publish: a database session that holds the lock."""
+class Leadership:
+    """The right to publish: a database session that holds the advisory lock."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._using = asyncio.Lock()
 
     async def position(self) -> Position | None:
-        """Where the last relay got to, if there was one."""
+        """The position that the last relay saved; None if there was none."""
         async with self._using:
             row = await self._connection.fetchrow(
                 "select cluster, ends, xid, position from relay where name = $1", NAME
@@ -84,8 +83,8 @@ class Seat:
             Cursor(row["xid"], row["position"]), row["cluster"], json.loads(row["ends"])
         )
 
-    async def move(self, position: Position) -> None:
-        """Remember it."""
+    async def save_position(self, position: Position) -> None:
+        """Save how far the log is published."""
         async with self._using:
             await self._connection.execute(
                 "insert into relay (name, cluster, ends, xid, position) values ($1, $2, $3, $4, $5)"
@@ -99,7 +98,7 @@ class Seat:
             )
 
     async def oldest_watermark(self, consumers: Sequence[str]) -> Cursor:
-        """Below it all of these have consumed everything."""
+        """All of these consumers have consumed everything below this cursor."""
         rows = await self._connection.fetch(
             "select xid, position from watermarks where consumer = any ($1)", list(consumers)
         )
@@ -107,9 +106,9 @@ class Seat:
             return Cursor()
         return min((Cursor(row["xid"], row["position"]) for row in rows), default=Cursor())
 
-    async def saw(self, lags: Mapping[str, int]) -> None:
-        """The broker is well, and its groups are so far behind. Raises what asyncpg raises when the
-        session, and with it the lock, is lost."""
+    async def record_health(self, lags: Mapping[str, int]) -> None:
+        """Record that the broker answers, and the lag of its groups. Raises what asyncpg raises when
+        the session is lost, and the lock with it."""
         async with self._using:
             await self._connection.execute("update relay set seen_at = clock_timestamp()")
             await self._connection.execute("delete from bus_lag")
@@ -119,7 +118,7 @@ class Seat:
 
 
 class Relay:
-    """Publishes for ever, whenever it is the active one."""
+    """Publishes the log whenever it is the active relay, until it is cancelled."""
 
     def __init__(
         self,
@@ -130,120 +129,135 @@ class Relay:
         connect: Connect,
         consumers: Sequence[str] = (),
     ) -> None:
-        """`consumers` are those that read from the broker."""
+        """`consumers` are the ones that read from the broker."""
         self._url = database_url
         self._consumers = consumers
         self._log = log
-        self._patience = Patience(log, wakeup)
+        self._tail_wait = TailWait(log, wakeup)
         self._connect = connect
-        self._said = ""
+        self._last_logged = ""
         self._forgotten = False
         self._at = Cursor()
 
     async def run(self) -> None:
-        """Until cancelled; goes on through the death of the database and of the broker."""
+        """Run until cancelled. Failures of the database or the broker lead to another attempt."""
         while True:
-            await self._tried()
+            await self._try_to_lead()
             go_on()
             await asyncio.sleep(PAUSE_S)
 
-    async def _tried(self) -> None:
+    async def _try_to_lead(self) -> None:
         try:
-            async with seated(self._url) as seat:
-                await self._lead(seat)
-        except BrokerAway as error:
-            self._say(f"Kafka does not take events: {error}; they wait in the log")
+            async with acquire_leadership(self._url) as leadership:
+                await self._lead(leadership)
+        except BrokerUnavailable as error:
+            self._log_once(
+                f"Kafka does not accept events ({error}); they stay in the log and are sent when it does"
+            )
         except Forgotten as error:
             self._forgotten = True
-            self._say(f"Kafka has lost what it held: {error}; it is sent again")
+            self._log_once(f"Kafka has lost records ({error}); they are sent again from the log")
         except UNAVAILABLE_ERRORS as error:
-            self._say(f"the relay waits for the database: {error}")
+            self._log_once(f"the database is not available to the relay ({error}); trying again")
 
-    async def _lead(self, seat: Seat) -> None:
-        """Send pages and move behind them, until something fails."""
+    async def _lead(self, leadership: Leadership) -> None:
+        """Send pages and save the position behind them, until something fails."""
         async with self._connect() as publisher:
             turn = self._log.turns
-            position = await self._start(seat, publisher)
-            self._say(f"the relay publishes to cluster {publisher.cluster} after {position.cursor}")
-            pages: asyncio.Queue[Page] = asyncio.Queue(IN_FLIGHT)
-            await _all(
+            position = await self._start(leadership, publisher)
+            self._log_once(
+                f"the relay publishes to cluster {publisher.cluster} after {position.cursor}"
+            )
+            pages: asyncio.Queue[PublishedPage] = asyncio.Queue(IN_FLIGHT)
+            await _run_together(
                 self._send(publisher, pages, position.cursor, turn=turn),
-                self._move(seat, publisher, pages),
-                self._watch(seat, publisher),
-                self._reaches(seat, turn),
+                self._move(leadership, publisher, pages),
+                self._watch(leadership, publisher),
+                self._watch_log_end(leadership, turn),
             )
 
-    async def _start(self, seat: Seat, publisher: Publisher) -> Position:
-        """Where to go on: further back when this broker does not hold what was published."""
-        known = await seat.position()
-        if known is not None and not self._forgotten and _holds(publisher, known):
+    async def _start(self, leadership: Leadership, publisher: Publisher) -> Position:
+        """Where to continue. It is further back if this broker no longer holds what was published."""
+        known = await leadership.position()
+        if known is not None and not self._forgotten and _still_holds(publisher, known):
             return known
-        oldest = await seat.oldest_watermark(self._consumers)
+        oldest = await leadership.oldest_watermark(self._consumers)
         cursor = oldest if known is None else min(known.cursor, oldest)
         position = Position(cursor, publisher.cluster, dict(publisher.ends))
-        await seat.move(position)
+        await leadership.save_position(position)
         self._forgotten = False
         return position
 
     async def _send(
-        self, publisher: Publisher, pages: "asyncio.Queue[Page]", cursor: Cursor, *, turn: int
+        self,
+        publisher: Publisher,
+        pages: "asyncio.Queue[PublishedPage]",
+        cursor: Cursor,
+        *,
+        turn: int,
     ) -> None:
-        """Hand the log over, page by page, a few pages ahead of what is acknowledged. Behind a page
-        that was not full there is nothing below the horizon; whether there is above, patience asks."""
+        """Send the log page by page, a few pages ahead of the acknowledgements. After a page that was
+        not full there is nothing more below the horizon, so wait until there may be."""
         while True:
             self._at = cursor
-            self._patience.look()
+            self._tail_wait.begin_read()
             with as_of(turn):
                 events, after = await self._log.tail(cursor, limit=PAGE)
             if after != cursor:
                 failpoints.hit("relay.before_send")
                 sent = await publisher.send(events)
                 failpoints.hit("relay.after_send")
-                await pages.put(Page(sent, after))
+                await pages.put(PublishedPage(sent, after))
                 cursor = after
             if len(events) < PAGE:
-                await self._patience.wait(cursor)
+                await self._tail_wait.wait(cursor)
 
-    async def _move(self, seat: Seat, publisher: Publisher, pages: "asyncio.Queue[Page]") -> None:
-        """Move the position behind each page once the broker holds it."""
+    async def _move(
+        self, leadership: Leadership, publisher: Publisher, pages: "asyncio.Queue[PublishedPage]"
+    ) -> None:
+        """Save the position after each page once the broker holds it."""
         while True:
             page = await pages.get()
-            await self.passed(seat, publisher, page)
+            await self.complete_page(leadership, publisher, page)
             failpoints.hit("relay.after_position")
 
-    async def passed(self, seat: Seat, publisher: Publisher, page: Page) -> None:
-        """The broker holds a page, and then the position says so."""
-        await publisher.acknowledged(page.sent)
+    async def complete_page(
+        self, leadership: Leadership, publisher: Publisher, page: PublishedPage
+    ) -> None:
+        """Wait until the broker holds a page, then save the position behind it."""
+        await publisher.await_acknowledgements(page.sent)
         failpoints.hit("relay.after_ack")
-        await seat.move(Position(page.after, publisher.cluster, dict(publisher.ends)))
+        await leadership.save_position(
+            Position(page.after, publisher.cluster, dict(publisher.ends))
+        )
 
-    async def _watch(self, seat: Seat, publisher: Publisher) -> None:
-        """Find out that the broker or the seat is lost while there is nothing to send."""
+    async def _watch(self, leadership: Leadership, publisher: Publisher) -> None:
+        """Notice that the broker or the leadership is lost, also while there is nothing to send."""
         while True:
             await asyncio.sleep(CHECK_S)
             await publisher.check()
-            await seat.saw(await publisher.lags())
+            await leadership.record_health(await publisher.read_lags())
 
-    async def _reaches(self, seat: Seat, turn: int) -> None:
-        """Find out that the log ends below what it had published, though no connection said so. Raises
-        Turned."""
+    async def _watch_log_end(self, leadership: Leadership, turn: int) -> None:
+        """Notice that the log now ends below what was published (a restored database), even if no
+        connection failed. Raises Turned."""
         while True:
             await asyncio.sleep(CHECK_S)
-            known, at = await seat.position(), self._at
+            known, at = await leadership.position(), self._at
             with as_of(turn):
                 there = await self._log.reaches(at)
             if not there and (known is None or known.cursor < at):
                 raise Turned
 
-    def _say(self, message: str) -> None:
-        """Once, not at every attempt."""
-        if message != self._said:
+    def _log_once(self, message: str) -> None:
+        """Log a message unless it was the last one: attempts repeat often."""
+        if message != self._last_logged:
             logger.warning("%s", message)
-        self._said = message
+        self._last_logged = message
 
 
-async def _all(*jobs: Coroutine[Any, Any, None]) -> None:
-    """Run these together; raises what the first of them raises, and ends the others."""
+async def _run_together(*jobs: Coroutine[Any, Any, None]) -> None:
+    """Run these together. When one raises, end the others and raise its error."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -253,16 +267,16 @@ async def _all(*jobs: Coroutine[Any, Any, None]) -> None:
         task.result()
 
 
-def _holds(publisher: Publisher, known: Position) -> bool:
-    """Whether this broker holds all that was published."""
+def _still_holds(publisher: Publisher, known: Position) -> bool:
+    """Whether this broker still holds everything that was published."""
     return known.cluster == publisher.cluster and all(
         publisher.ends.get(place, 0) >= end for place, end in known.ends.items()
     )
 
 
 @asynccontextmanager
-async def seated(url: str) -> AsyncIterator[Seat]:
-    """The seat, once no other relay has it. Leaving gives it up."""
+async def acquire_leadership(url: str) -> AsyncIterator[Leadership]:
+    """Wait until no other relay leads, then lead inside the block. Leaving gives it up."""
     connection = await asyncpg.connect(
         url,
         timeout=10,
@@ -278,6 +292,6 @@ async def seated(url: str) -> AsyncIterator[Seat]:
     try:
         while not await connection.fetchval("select pg_try_advisory_lock($1)", LOCK):  # noqa: ASYNC110 - no event can come from another machine
             await asyncio.sleep(PAUSE_S)
-        yield Seat(connection)
+        yield Leadership(connection)
     finally:
         connection.terminate()

@@ -7,20 +7,21 @@ from infra.ports.event_log import Cursor, LogTail
 from infra.postgres.notify import Wakeup
 
 SLOW_POLL_S = 5.0
-"""How often the log is looked at when nothing wakes us; a lost wake-up costs this much."""
+"""How often the log is read without a wake-up. A lost wake-up delays events by this much."""
 
 SHORTEST_NAP_S = 0.001
 LONGEST_NAP_S = 0.05
 NAP = 0.25
-"""Of the time that something has been hidden for: so much longer than needed it waits at most."""
+"""The next nap, as a part of the time for which events have been hidden. A wait is at most this
+part longer than necessary."""
 
 
-class Patience:
+class TailWait:
     """Waits for the log to grow.
 
-    An event may be committed and still lie above the horizon, because another transaction is under
-    way; nobody says when that one ends. So while something is hidden the log is looked at again soon,
-    at growing intervals: to wait for the next wake-up would cost a slow poll.
+    An event may be committed and still lie above the horizon, because an older transaction is open, and
+    no wake-up tells when that one ends. So while events are hidden the log is read again soon, at
+    growing intervals: waiting for a wake-up would cost a slow poll.
     """
 
     def __init__(self, log: LogTail, wakeup: Wakeup) -> None:
@@ -29,18 +30,17 @@ class Patience:
         self._at = Cursor()
         self._since = 0.0
 
-    def look(self) -> None:
-        """The log is about to be read: that answers whatever was said until now."""
+    def begin_read(self) -> None:
+        """Forget wake-ups until now: the read that follows answers them."""
         self._wakeup.clear()
 
     @property
-    def called(self) -> bool:
-        """Whether somebody has said since the last look that there is more."""
+    def has_wakeup(self) -> bool:
+        """Whether a wake-up has come since `begin_read`."""
         return self._wakeup.called
 
     async def wait(self, after: Cursor, *, within_s: float = SLOW_POLL_S) -> None:
-        """Return when it is worth reading the log after `after` again, where nothing was just now; at
-        the latest after `within_s`."""
+        """Wait until there may be events after `after`, where there were none. At most `within_s`."""
         if not await self._log.has_events_after(after):
             self._at = Cursor()
             await self._wakeup.wait(within_s)

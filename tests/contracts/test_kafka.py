@@ -8,9 +8,9 @@ from contextlib import aclosing
 
 import pytest
 
-from infra.bus.kafka.publisher import publishing
+from infra.bus.kafka.publisher import open_publisher
 from infra.bus.reconciler import Delivered
-from infra.bus.relay import Position, seated
+from infra.bus.relay import Position, acquire_leadership
 from infra.ports.bus import Bus
 from infra.settings.kafka import KafkaSettings
 from tests.contracts.bus_suite import BoundBus, BusSuite, listening
@@ -130,11 +130,11 @@ async def test_lag_is_what_a_group_has_not_acknowledged(here: BrokerFixture) -> 
         member = Member(here, bus, bus.subscribe(group))
         await until(lambda: len(member.done) == len(events))
         await member.leave()
-        async with publishing(here.kafka) as publisher:
-            assert (await publisher.lags())[name] == 0
+        async with open_publisher(here.kafka) as publisher:
+            assert (await publisher.read_lags())[name] == 0
             await here.warn(3)
             async with asyncio.timeout(60):
-                while (await publisher.lags())[name] != 3:
+                while (await publisher.read_lags())[name] != 3:
                     await asyncio.sleep(0.05)
 
 
@@ -185,8 +185,13 @@ async def brought_of_what_the_relay_passed_over(
     """The relay's position stands behind an event that it never published (its row was lost, or a bug
     moved it). Returns what of that event ("lost") and one that is published ("sent") a bus brings."""
     (lost,) = await here.warn()
-    async with publishing(here.kafka) as publisher, seated(here.database.url) as seat:
-        await seat.move(Position(lost.cursor, publisher.cluster, dict(publisher.ends)))
+    async with (
+        open_publisher(here.kafka) as publisher,
+        acquire_leadership(here.database.url) as leadership,
+    ):
+        await leadership.save_position(
+            Position(lost.cursor, publisher.cluster, dict(publisher.ends))
+        )
     brought: set[object] = set()
     async with here.relaying(), listening(bus, reader()) as heard, asyncio.timeout(120):
         (sent,) = await here.warn()

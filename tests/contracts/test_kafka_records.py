@@ -10,9 +10,9 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from infra.bus.kafka.connect import options
+from infra.bus.kafka.connect import client_options
 from infra.bus.kafka.intake import DAMAGED, FOREIGN_TYPE, NOT_IN_THE_LOG, UNREADABLE
-from infra.bus.kafka.records import record
+from infra.bus.kafka.records import to_record
 from infra.bus.kafka.unusable_records import CONSUMER
 from infra.ports.event_log import Cursor, Recorded
 from infra.settings.kafka import KafkaSettings
@@ -113,7 +113,7 @@ async def test_a_record_that_cannot_be_read_is_a_dead_letter(
 
 async def test_ten_megabytes_are_a_dead_letter_with_their_beginning(here: BrokerFixture) -> None:
     await here.warn()
-    admin = AIOKafkaAdminClient(**options(here.kafka))
+    admin = AIOKafkaAdminClient(**client_options(here.kafka))
     async with listening(here.bus(), reader()) as heard:
         await anext(heard)
     await admin.start()
@@ -146,7 +146,7 @@ async def test_an_event_that_the_log_does_not_hold_decides_nothing(here: BrokerF
 
 async def test_another_id_in_the_place_of_an_event_decides_nothing(here: BrokerFixture) -> None:
     (event,) = await here.warn()
-    forged = dict(record(event, here.kafka).headers) | {"ce_id": str(uuid4()).encode()}
+    forged = dict(to_record(event, here.kafka).headers) | {"ce_id": str(uuid4()).encode()}
     await delivered_around(here, GOOD, forged)
     assert here.skips.counts == {NOT_IN_THE_LOG: 1}
 
@@ -157,7 +157,7 @@ async def test_a_damaged_copy_of_an_event_loses_nothing(here: BrokerFixture, bod
     async with listening(bus := here.bus(), reader()) as heard:
         (event,) = await here.warn()
         await consume(here.log, bus, await anext(heard))
-    copy = record(event, here.kafka)
+    copy = to_record(event, here.kafka)
     await here.produce(body, dict(copy.headers), key=copy.key)
     seen: list[Recorded] = []
     async with listening(bus := here.bus(), reader()) as heard:

@@ -9,16 +9,20 @@ from functools import partial
 
 from infra import failpoints
 from infra.adapters import open_backend
-from infra.bus.kafka.publisher import Publisher, publishing
-from infra.bus.relay import Page, Position, Relay, Seat
+from infra.bus.kafka.publisher import Publisher, open_publisher
+from infra.bus.relay import Leadership, Position, PublishedPage, Relay
 from infra.settings.settings import Settings
 
 
 class EarlyAckRelay(Relay):
-    async def passed(self, seat: Seat, publisher: Publisher, page: Page) -> None:
-        await seat.move(Position(page.after, publisher.cluster, dict(publisher.ends)))
+    async def complete_page(
+        self, leadership: Leadership, publisher: Publisher, page: PublishedPage
+    ) -> None:
+        await leadership.save_position(
+            Position(page.after, publisher.cluster, dict(publisher.ends))
+        )
         failpoints.hit("relay.after_ack")
-        await publisher.acknowledged(page.sent)
+        await publisher.await_acknowledgements(page.sent)
 
 
 async def main() -> None:
@@ -26,7 +30,7 @@ async def main() -> None:
     failpoints.arm(settings.failpoint or "", settings.home)
     assert settings.kafka is not None
     async with open_backend(settings) as backend:
-        connect = partial(publishing, settings.kafka)
+        connect = partial(open_publisher, settings.kafka)
         wakeup = backend.notifier.subscribe()
         await EarlyAckRelay(backend.database.url, backend.log, wakeup, connect=connect).run()
 

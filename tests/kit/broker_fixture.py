@@ -13,8 +13,8 @@ from aiokafka.structs import ConsumerRecord
 
 from infra.bus.embedded import Reconciled
 from infra.bus.kafka.bus import KafkaBus
-from infra.bus.kafka.connect import options
-from infra.bus.kafka.publisher import publishing
+from infra.bus.kafka.connect import client_options
+from infra.bus.kafka.publisher import open_publisher
 from infra.bus.reconciler import Delivered, Reconciler
 from infra.bus.relay import Relay
 from infra.ports.bus import Bus
@@ -63,7 +63,7 @@ class BrokerFixture:
             self.database.url,
             self.log,
             self.notifier.subscribe(),
-            connect=partial(publishing, self.kafka),
+            connect=partial(open_publisher, self.kafka),
             consumers=consumers,
         )
 
@@ -97,7 +97,7 @@ class BrokerFixture:
         topic: str | None = None,
     ) -> None:
         """Put a record onto a topic behind the relay's back."""
-        producer = AIOKafkaProducer(**options(self.kafka), max_request_size=32 << 20)
+        producer = AIOKafkaProducer(**client_options(self.kafka), max_request_size=32 << 20)
         await producer.start()
         try:
             pairs = [(k, v if isinstance(v, bytes) else v.encode()) for k, v in headers.items()]
@@ -107,7 +107,7 @@ class BrokerFixture:
 
     async def records(self, topic: str | None = None) -> list[ConsumerRecord]:
         """Everything a topic holds now, per partition in its order."""
-        reader = AIOKafkaConsumer(**options(self.kafka), auto_offset_reset="earliest")
+        reader = AIOKafkaConsumer(**client_options(self.kafka), auto_offset_reset="earliest")
         await reader.start()
         try:
             await reader._client.force_metadata_update()

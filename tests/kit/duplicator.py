@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack, contextmanager
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.structs import ConsumerRecord
 
-from infra.bus.kafka.connect import options
-from infra.bus.kafka.topics import topics
+from infra.bus.kafka.connect import client_options
+from infra.bus.kafka.topics import all_topics
 from infra.settings.kafka import KafkaSettings
 
 MARK = "x-again"
@@ -40,8 +40,8 @@ class Duplicator:
         asyncio.run(self._run())
 
     async def _run(self) -> None:
-        consumer = AIOKafkaConsumer(*topics(self._kafka), **options(self._kafka))
-        producer = AIOKafkaProducer(**options(self._kafka))
+        consumer = AIOKafkaConsumer(*all_topics(self._kafka), **client_options(self._kafka))
+        producer = AIOKafkaProducer(**client_options(self._kafka))
         async with AsyncExitStack() as stack:
             for client in (consumer, producer):
                 await client.start()

@@ -1,10 +1,11 @@
 """The Bus port on Kafka: one consumer group per hosted set of consumers, at least once.
 
-A record wakes a consumer up and names an event; the event is read from the log (`records.py`), and in
-the same breath what was consumed already is dropped. Offsets are committed behind a batch once its
-decisions are, explicitly, by a task of their own. After a rebalance the batch in hand may belong to
-somebody else: its offsets are then not ours to commit, and what was done twice the inbox drops. While
-the broker is away nothing comes from here; the reconciler (`infra/bus/reconciler.py`) goes on.
+A record wakes a consumer up and names an event. The event itself is read from the log (`records.py`),
+and the same query drops what was already consumed. Offsets are committed explicitly, by a task of its
+own, after the decisions of their batch. After a rebalance the current batch may belong to another
+process: its offsets are then not ours to commit, and the inbox drops what was done twice. While the
+broker is unavailable nothing comes from here, and the reconciler (`infra/bus/reconciler.py`) delivers
+instead.
 """
 
 import asyncio
@@ -18,9 +19,9 @@ from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssigno
 from aiokafka.errors import IllegalStateError, KafkaError
 from aiokafka.structs import TopicPartition
 
-from infra.bus.kafka.connect import hang_up, options, quieten
+from infra.bus.kafka.connect import client_options, close_client, limit_client_logging
 from infra.bus.kafka.intake import Intake
-from infra.bus.kafka.topics import ensure, topics_of
+from infra.bus.kafka.topics import create_missing_topics, topics_for_types
 from infra.bus.reconciler import Delivered
 from infra.ports.event_log import EventLog
 from infra.postgres.skipped_records import Skips
@@ -35,7 +36,7 @@ POLL_MS = 1000
 COMMIT_S = 2.0
 """How long a commit of offsets may take."""
 COMMIT_EVERY_S = 0.5
-"""Offsets are committed at most this often. What comes again after a crash the inbox drops."""
+"""Offsets are committed at most this often. After a crash the inbox drops repeated records."""
 
 JOIN_S = 30.0
 RETRY_S = 1.0
@@ -44,8 +45,7 @@ Offsets = dict[TopicPartition, int]
 
 
 class KafkaBus:
-    """`infra.ports.bus.Bus` on Kafka, without what makes it whole
-    (`infra.bus.embedded.Reconciled`)."""
+    """`infra.ports.bus.Bus` on Kafka alone; `infra.bus.embedded.Reconciled` makes it complete."""
 
     def __init__(self, settings: KafkaSettings, log: EventLog, skips: Skips) -> None:
         self._settings = settings
@@ -54,18 +54,18 @@ class KafkaBus:
         self._pending: Offsets = {}
         self._done: Offsets = {}
         self._more_done = asyncio.Event()
-        self._said = ""
+        self._last_logged = ""
 
     async def subscribe(
         self, consumers: Mapping[ConsumerName, Sequence[str]]
     ) -> AsyncGenerator[Delivered, None]:
-        quieten()
+        limit_client_logging()
         intake = Intake(self._log, consumers, self._skips)
         await intake.open()
         while True:
             try:
-                async with self._joined(consumers) as consumer:
-                    self._say("Kafka brings events")
+                async with self._join_group(consumers) as consumer:
+                    self._log_once("connected to Kafka; events come from it")
                     while True:
                         batch = await self._batch(consumer, intake)
                         if batch:
@@ -74,21 +74,24 @@ class KafkaBus:
                             await self.acknowledge(batch)
             except (KafkaError, OSError) as error:
                 go_on()
-                self._say(f"Kafka brings nothing ({error}); events come from the log, later")
+                self._log_once(
+                    f"Kafka is not available ({error}); events come from the log, a little later"
+                )
             await asyncio.sleep(RETRY_S)
 
     async def acknowledge(self, batch: Delivered) -> None:
-        """The offsets are committed in the background: nobody needs to wait for a broker here."""
+        """Mark the batch as done. A task in the background commits its offsets, so nobody waits for
+        the broker here."""
         self._done |= self._pending
         self._pending = {}
         self._more_done.set()
 
     async def idle(self) -> bool:
-        """Whether nothing that came is unacknowledged; what has not come yet only the log knows."""
+        """Whether every delivered batch is acknowledged. Only the log knows what has not come yet."""
         return not self._pending
 
-    async def _committing(self, consumer: AIOKafkaConsumer) -> None:
-        """Commit what is done, for as long as this membership lasts."""
+    async def _commit_until_left(self, consumer: AIOKafkaConsumer) -> None:
+        """Commit what is done, for as long as this group membership lasts."""
         while True:
             await self._more_done.wait()
             self._more_done.clear()
@@ -96,8 +99,8 @@ class KafkaBus:
             await asyncio.sleep(COMMIT_EVERY_S)
 
     async def _commit(self, consumer: AIOKafkaConsumer) -> None:
-        """Of what is done, the offsets of partitions that are still ours. What is not committed comes
-        again, to us or to who has the partition now, and the inbox drops it."""
+        """Commit what is done in partitions that are still ours. Records that are not committed are
+        delivered again, here or where the partition is now, and the inbox drops them."""
         assigned = consumer.assignment()
         self._done = {place: at for place, at in self._done.items() if place in assigned}
         offsets = dict(self._done)
@@ -107,7 +110,9 @@ class KafkaBus:
             async with asyncio.timeout(COMMIT_S):
                 await consumer.commit(offsets)
         except (KafkaError, IllegalStateError, TimeoutError) as error:
-            logger.info("offsets were not committed, their records may come again: %s", error)
+            logger.info(
+                "offsets were not committed (%s); their records may be delivered again", error
+            )
             return
         self._done = {place: at for place, at in self._done.items() if offsets.get(place) != at}
 
@@ -115,19 +120,20 @@ class KafkaBus:
         fetched = await consumer.getmany(timeout_ms=POLL_MS, max_records=BATCH)
         records = [record for page in fetched.values() for record in page]
         self._pending = {place: page[-1].offset + 1 for place, page in fetched.items() if page}
-        return await intake.due(records) if records else ()
+        return await intake.unconsumed(records) if records else ()
 
     @asynccontextmanager
-    async def _joined(
+    async def _join_group(
         self, consumers: Mapping[ConsumerName, Sequence[str]]
     ) -> AsyncIterator[AIOKafkaConsumer]:
-        """A member of the group, with topics that exist. Raises KafkaError, TimeoutError."""
+        """Be a member of the group inside the block; topics are created first. Raises KafkaError,
+        TimeoutError."""
         await self._ensure()
         kinds = {kind for kinds in consumers.values() for kind in kinds}
         consumer = AIOKafkaConsumer(
-            *topics_of(self._settings, kinds),
-            **options(self._settings),
-            group_id=group(self._settings, consumers),
+            *topics_for_types(self._settings, kinds),
+            **client_options(self._settings),
+            group_id=group_name(self._settings, consumers),
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             partition_assignment_strategy=(RoundRobinPartitionAssignor,),
@@ -139,7 +145,7 @@ class KafkaBus:
             async with asyncio.timeout(JOIN_S):
                 await consumer.start()
             self._pending, self._done = {}, {}
-            committing = asyncio.ensure_future(self._committing(consumer))
+            committing = asyncio.ensure_future(self._commit_until_left(consumer))
             try:
                 yield consumer
             finally:
@@ -149,32 +155,32 @@ class KafkaBus:
             await _stop(consumer)
 
     async def _ensure(self) -> None:
-        admin = AIOKafkaAdminClient(**options(self._settings))
+        admin = AIOKafkaAdminClient(**client_options(self._settings))
         try:
             await admin.start()
-            await ensure(admin, self._settings)
+            await create_missing_topics(admin, self._settings)
         finally:
             await admin.close()
 
-    def _say(self, message: str) -> None:
-        """Once, not at every attempt."""
-        if message != self._said:
+    def _log_once(self, message: str) -> None:
+        """Log a message unless it was the last one: attempts repeat often."""
+        if message != self._last_logged:
             logger.warning("%s", message)
-        self._said = message
+        self._last_logged = message
 
 
-def group(settings: KafkaSettings, consumers: Mapping[ConsumerName, Sequence[str]]) -> str:
-    """The consumer group of these consumers: processes that host the same share the work."""
+def group_name(settings: KafkaSettings, consumers: Mapping[ConsumerName, Sequence[str]]) -> str:
+    """The name of these consumers' group: processes that host the same consumers share the work."""
     return group_prefix(settings) + "+".join(sorted(consumers))
 
 
 def group_prefix(settings: KafkaSettings) -> str:
-    """What the names of this installation's groups begin with."""
+    """The prefix of the names of this installation's groups."""
     return f"{settings.prefix}headrace."
 
 
 async def _stop(consumer: AIOKafkaConsumer) -> None:
-    """Leave the group in order, or at least leave: what cannot say goodbye would go on fetching."""
-    if not await hang_up(consumer.stop()):
-        await hang_up(consumer._fetcher.close())
-        await hang_up(consumer._client.close())
+    """Leave the group in order. If that fails, close the connections, or it would keep fetching."""
+    if not await close_client(consumer.stop()):
+        await close_client(consumer._fetcher.close())
+        await close_client(consumer._client.close())

@@ -1,4 +1,4 @@
-"""What every client of Kafka in this process is told, and their logging kept readable."""
+"""Options that all Kafka clients of this process share, and a limit on how often they log."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ REQUEST_MS = 5000
 """How long a request, or a record to be sent, waits for a broker before it fails."""
 
 STOP_S = 3.0
-"""How long a client may take to hang up."""
+"""How long a client may take to close."""
 
 REPEAT_S = 30.0
 CLIENT = "aiokafka"
@@ -23,7 +23,7 @@ CLIENT = "aiokafka"
 logger = logging.getLogger(__name__)
 
 
-def options(settings: KafkaSettings) -> dict[str, Any]:
+def client_options(settings: KafkaSettings) -> dict[str, Any]:
     """Keyword arguments of all aiokafka clients. Raises OSError when a PEM file cannot be read."""
     return {
         "bootstrap_servers": list(settings.servers),
@@ -31,26 +31,27 @@ def options(settings: KafkaSettings) -> dict[str, Any]:
         "request_timeout_ms": REQUEST_MS,
         "metadata_max_age_ms": 10_000,
         "security_protocol": settings.protocol,
-        "ssl_context": context(settings),
+        "ssl_context": ssl_context_for(settings),
         "sasl_mechanism": settings.mechanism,
         "sasl_plain_username": settings.username,
         "sasl_plain_password": settings.password,
     }
 
 
-async def hang_up(closing: Awaitable[None]) -> bool:
-    """Close, within reason. False: it did not come to its end, and what it had not reached is open."""
+async def close_client(closing: Awaitable[None]) -> bool:
+    """Close a client within STOP_S. Returns False if that failed and connections may still be open."""
     try:
         async with asyncio.timeout(STOP_S):
             await closing
     except (KafkaError, TimeoutError) as error:
-        logger.info("a connection to Kafka was not closed in order: %s", error)
+        logger.info("a Kafka client did not close in order: %s", error)
         return False
     return True
 
 
-def context(settings: KafkaSettings) -> ssl.SSLContext | None:
-    """Certificates are checked, against our own authority when one is named."""
+def ssl_context_for(settings: KafkaSettings) -> ssl.SSLContext | None:
+    """The TLS settings, or None without TLS. Certificates are checked, against the configured
+    authority if there is one."""
     if not settings.tls:
         return None
     made = ssl.create_default_context(cafile=settings.ca)
@@ -59,9 +60,9 @@ def context(settings: KafkaSettings) -> ssl.SSLContext | None:
     return made
 
 
-class Rarely(logging.Filter):
-    """Lets the same complaint of the client through once in a while: while a broker is away it
-    repeats them many times a second."""
+class RepeatFilter(logging.Filter):
+    """Lets the same message of the client through once per REPEAT_S. Without a broker the client
+    repeats its messages many times a second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,11 +78,11 @@ class Rarely(logging.Filter):
         return True
 
 
-def quieten() -> None:
-    """Put `Rarely` before every logger of the client, and leave out its small talk."""
+def limit_client_logging() -> None:
+    """Add `RepeatFilter` to every logger of the client, and drop messages below warnings."""
     logging.getLogger(CLIENT).setLevel(logging.WARNING)
-    rarely = Rarely()
+    rarely = RepeatFilter()
     below = [name for name in logging.root.manager.loggerDict if name.startswith(f"{CLIENT}.")]
     for logger in map(logging.getLogger, (CLIENT, *below)):
-        if not any(isinstance(held, Rarely) for held in logger.filters):
+        if not any(isinstance(held, RepeatFilter) for held in logger.filters):
             logger.addFilter(rarely)

@@ -1,8 +1,8 @@
-"""From fetched records to what is due: whose records they are, which events they name, what is done.
+"""From fetched records to messages: which consumers read them, which events they name, what is consumed.
 
-One read answers a whole batch: the events the records name, and who has not consumed them. What the
-log holds is delivered, as the log holds it, whatever the record's body says; so a damaged copy loses
-nothing, and a record that names nothing in the log decides nothing.
+One query answers a whole batch: the events that the records name, and who has not consumed them. Events
+are delivered as the log holds them, whatever the record's body says. So a damaged copy loses nothing,
+and a record that names no event of the log has no effect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from aiokafka.structs import ConsumerRecord
 
-from infra.bus.kafka.records import Address, Unreadable, address, texts
-from infra.bus.kafka.unusable_records import Stray, keep
+from infra.bus.kafka.records import EventAddress, UnreadableRecord, headers_as_text, parse_address
+from infra.bus.kafka.unusable_records import UnusableRecord, keep_as_dead_letter
 from infra.bus.reconciler import Delivered
 from infra.ports.event_log import Cursor, Encoded, EventLog, Recorded
 from infra.postgres.skipped_records import Skips
@@ -26,10 +26,10 @@ UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """A record with the event it names."""
+class NamedRecord:
+    """A record, the event that it names, and the consumers here that read it."""
 
-    address: Address
+    address: EventAddress
     record: ConsumerRecord
     readers: tuple[ConsumerName, ...]
 
@@ -49,11 +49,11 @@ class Intake:
                 self._readers.setdefault(kind, []).append(name)
 
     async def open(self) -> None:
-        """Remember the watermarks as they stand: records of events below need no look at all."""
+        """Read the watermarks: records of events below them are skipped without a query."""
         self._marks = {name: await self._log.watermark(name) for name in self._marks}
 
-    async def due(self, records: Sequence[ConsumerRecord]) -> Delivered:
-        """What these records ask of the consumers and is not consumed; each message once."""
+    async def unconsumed(self, records: Sequence[ConsumerRecord]) -> Delivered:
+        """The messages that these records name and that are not consumed yet, each of them once."""
         named = [found for record in records if (found := await self._read(record))]
         if not named:
             return ()
@@ -65,19 +65,19 @@ class Intake:
         for found in named:
             event, due = events.get(found.address.id, (None, ()))
             if event is None:
-                await self._stray(found)
+                await self._skip_unknown(found)
                 continue
-            await self._compare(found, event)
+            await self._report_damage(found, event)
             messages |= {(name, event.id): event for name in found.readers if name in due}
         return [(name, event) for (name, _), event in messages.items()]
 
-    async def _read(self, record: ConsumerRecord) -> Named | None:
-        """Whom a record is for; None when it is for nobody here."""
+    async def _read(self, record: ConsumerRecord) -> NamedRecord | None:
+        """The event and the readers of a record; None when no consumer here needs it."""
         try:
-            found = address(texts(record.headers))
-        except Unreadable as error:
+            found = parse_address(headers_as_text(record.headers))
+        except UnreadableRecord as error:
             await self._skips.add(UNREADABLE, _place(record))
-            await keep(self._log, _stray(record), str(error))
+            await keep_as_dead_letter(self._log, _unusable(record), str(error))
             return None
         if found.type not in EVENT_TYPES:
             await self._skips.add(FOREIGN_TYPE, f"{found.type[:100]} at {_place(record)}")
@@ -87,19 +87,19 @@ class Intake:
             for name in self._readers.get(found.type, ())
             if found.cursor is None or found.cursor > self._marks[name]
         )
-        return Named(found, record, readers) if readers else None
+        return NamedRecord(found, record, readers) if readers else None
 
-    async def _stray(self, found: Named) -> None:
-        """A record of an event that the log does not hold: another installation's, or of a past that
-        was restored away, when it can be read; else who knows."""
-        cause = _unfit(found)
+    async def _skip_unknown(self, found: NamedRecord) -> None:
+        """Skip a record whose event is not in the log. If it can be read, it is from another
+        installation or from before a restore. Else it is unreadable, and becomes a dead letter."""
+        cause = _why_unreadable(found)
         if cause is None:
             await self._skips.add(NOT_IN_THE_LOG, _place(found.record))
             return
         await self._skips.add(UNREADABLE, _place(found.record))
-        await keep(self._log, _stray(found.record), cause)
+        await keep_as_dead_letter(self._log, _unusable(found.record), cause)
 
-    async def _compare(self, found: Named, event: Recorded) -> None:
+    async def _report_damage(self, found: NamedRecord, event: Recorded) -> None:
         payload = event.payload
         if not isinstance(payload, Encoded):
             return
@@ -108,11 +108,11 @@ class Intake:
             await self._skips.add(DAMAGED, f"{_place(found.record)}: the log's {event.id} is used")
 
 
-def _unfit(found: Named) -> str | None:
-    """Why a body is no event of its type, or None."""
-    version = texts(found.record.headers).get("ce_dataversion", "")
+def _why_unreadable(found: NamedRecord) -> str | None:
+    """Why a body is not an event of its type; None when it is one."""
+    version = headers_as_text(found.record.headers).get("ce_dataversion", "")
     if not (version.isascii() and version.isdigit() and len(version) < 10):
-        return f"its header ce_dataversion is no number: {version[:50]!r}"
+        return f"its header ce_dataversion is not a number: {version[:50]!r}"
     try:
         decode_event(found.address.type, int(version), found.record.value or b"")
     except BadEvent as error:
@@ -120,10 +120,10 @@ def _unfit(found: Named) -> str | None:
     return None
 
 
-def _stray(record: ConsumerRecord) -> Stray:
-    return Stray(
+def _unusable(record: ConsumerRecord) -> UnusableRecord:
+    return UnusableRecord(
         place=_place(record),
-        headers=texts(record.headers),
+        headers=headers_as_text(record.headers),
         key=record.key or b"",
         value=record.value or b"",
     )

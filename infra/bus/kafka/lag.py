@@ -1,4 +1,4 @@
-"""How far the consumer groups of this installation are behind, as Kafka knows it."""
+"""How far the consumer groups of this installation are behind, according to Kafka."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,14 +10,14 @@ from infra.bus.kafka.bus import group_prefix
 from infra.settings.kafka import KafkaSettings
 
 
-async def lags(
+async def read_lags(
     settings: KafkaSettings,
     admin: AIOKafkaAdminClient,
     reader: AIOKafkaConsumer,
     places: Sequence[TopicPartition],
 ) -> Mapping[str, int]:
-    """The group's consumers (`run+rollout`) -> records behind the offsets it committed, in the topics
-    (of all `places`) that it reads. Raises KafkaError."""
+    """Per group (named by its consumers: `run+rollout`), how many records lie behind its committed
+    offsets, in those topics of `places` that it reads. Raises KafkaError."""
     own = group_prefix(settings)
     groups = [name for name, _ in await admin.list_consumer_groups() if name.startswith(own)]
     ends = await reader.end_offsets(places)

@@ -1,14 +1,14 @@
-"""Asks what stands behind an address, before anything relies on it: a Kafka, nothing, or another thing.
+"""Checks whether an address is a Kafka, something else, or nothing, before anything relies on it.
 
-One request that every broker answers before it asks who we are (ApiVersions), over a plain socket or
-TLS: needs no client, so the supervisor and `headrace doctor` can ask too.
+It sends one request that every broker answers before authentication (ApiVersions), over a plain socket
+or TLS. That needs no client library, so the supervisor and `headrace doctor` can use it too.
 """
 
 import asyncio
 import ssl
 import struct
 
-from infra.bus.kafka.connect import context
+from infra.bus.kafka.connect import ssl_context_for
 from infra.settings.kafka import PREFIX, KafkaSettings
 from schemas.errors import InvalidConfig, TransientError
 
@@ -19,14 +19,14 @@ LARGEST = 1 << 20
 
 
 class NotKafka(Exception):
-    """Something answered, and not as Kafka does."""
+    """Something answered, but not like Kafka."""
 
 
 async def probe(settings: KafkaSettings) -> None:
     """Return when one of the servers is a Kafka.
 
-    Raises InvalidConfig when something else answers there (it will not become a Kafka by waiting), and
-    TransientError when nothing answers: a broker may be down, now or at any time.
+    Raises InvalidConfig when something else answers there, because waiting does not help, and
+    TransientError when nothing answers, because a broker may be down at any time.
     """
     silent, strange = [], []
     for server in settings.servers:
@@ -42,8 +42,8 @@ async def probe(settings: KafkaSettings) -> None:
     if strange:
         raise InvalidConfig(
             f"{PREFIX} holds {settings.named!r}, but what answers there is not Kafka, or not by "
-            f"{settings.protocol}: {'; '.join(strange)}. Name Kafka's own listener, and set "
-            f"{PREFIX}_SECURITY_PROTOCOL as that listener wants it"
+            f"{settings.protocol}: {'; '.join(strange)}. Name Kafka's own listener, "
+            f"and set {PREFIX}_SECURITY_PROTOCOL to the protocol of that listener"
         )
     raise TransientError(f"no Kafka answers at {PREFIX}: {', '.join(silent)}")
 
@@ -52,7 +52,7 @@ async def _ask(settings: KafkaSettings, server: str) -> None:
     host, _, port = server.rpartition(":")
     try:
         reader, writer = await asyncio.open_connection(
-            host.strip("[]"), int(port), ssl=context(settings)
+            host.strip("[]"), int(port), ssl=ssl_context_for(settings)
         )
     except ssl.SSLError as error:
         raise NotKafka(f"does not agree on TLS ({error.reason or error})") from error
@@ -74,6 +74,6 @@ async def _check(reader: asyncio.StreamReader) -> None:
     try:
         size, correlation = struct.unpack(">ii", await reader.readexactly(8))
     except asyncio.IncompleteReadError as error:
-        raise NotKafka("hangs up on a request of Kafka's") from error
+        raise NotKafka("closes the connection on a Kafka request") from error
     if correlation != CORRELATION or not 4 < size < LARGEST:
-        raise NotKafka("answers in another language")
+        raise NotKafka("answers in another protocol")

@@ -1,7 +1,7 @@
 """An event as a Kafka record: CloudEvents 1.0 in binary mode (attributes as headers, value = payload).
 
-What comes back from Kafka is believed to *name* an event (`Address`), never to be one: the event itself
-is read from the log, so that nothing on a topic can say what the log does not.
+A record that comes back from Kafka only *names* an event (`EventAddress`). The event itself is read from
+the log, so nothing on a topic can add to what the log holds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,8 +17,8 @@ from schemas.ids import EventId, StreamName
 PARENT = "traceparent"
 
 
-class Unreadable(ValueError):
-    """Headers that name no event; the message says what is wrong with them."""
+class UnreadableRecord(ValueError):
+    """A record whose headers do not name an event; the message says what is wrong with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """Which event a record is about, as its headers say."""
+class EventAddress:
+    """Which event a record is about, according to its headers."""
 
     id: EventId
     type: str
@@ -43,11 +43,11 @@ class Address:
 
     @property
     def place(self) -> tuple[StreamName, int]:
-        """Where in the log it lies."""
+        """Its stream and its version there."""
         return self.stream, self.version
 
 
-def record(recorded: Recorded, settings: KafkaSettings) -> Record:
+def to_record(recorded: Recorded, settings: KafkaSettings) -> Record:
     """An event of the log as a record."""
     payload = recorded.payload
     if not isinstance(payload, Encoded):
@@ -78,31 +78,31 @@ def record(recorded: Recorded, settings: KafkaSettings) -> Record:
 
 
 def _key(recorded: Recorded) -> str:
-    """What keeps the events of one thing in order. A payload of a version from the future (a newer
-    Headrace writes, an older one publishes) still has its run."""
+    """The record's key, which keeps the events of one thing in order. If the payload has a version from
+    the future (a newer Headrace writes, an older one publishes), the key is its run."""
     try:
         return recorded.event.key
     except BadEvent:
         return recorded.run
 
 
-def texts(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, str]:
-    """Headers as text, for people; the first of a name counts."""
+def headers_as_text(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, str]:
+    """Headers as text. The first header of a name counts."""
     found: dict[str, str] = {}
     for name, value in headers:
         found.setdefault(name, (value or b"").decode(errors="backslashreplace"))
     return found
 
 
-def address(headers: Mapping[str, str]) -> Address:
-    """What these headers name. Raises Unreadable."""
+def parse_address(headers: Mapping[str, str]) -> EventAddress:
+    """The event that these headers name. Raises UnreadableRecord."""
     for name in ("ce_id", "ce_type", "ce_subject", "ce_streamversion"):
         if not headers.get(name):
-            raise Unreadable(f"it has no header {name}")
+            raise UnreadableRecord(f"it has no header {name}")
     version = headers["ce_streamversion"]
     if not (version.isascii() and version.isdigit() and len(version) < 10):
-        raise Unreadable(f"its header ce_streamversion is no number: {version[:50]!r}")
-    return Address(
+        raise UnreadableRecord(f"its header ce_streamversion is not a number: {version[:50]!r}")
+    return EventAddress(
         id=_id(headers["ce_id"]),
         type=headers["ce_type"],
         stream=StreamName(headers["ce_subject"]),
@@ -115,11 +115,11 @@ def _id(text: str) -> EventId:
     try:
         return EventId(UUID(text))
     except ValueError as error:
-        raise Unreadable(f"its header ce_id is no UUID: {text[:50]!r}") from error
+        raise UnreadableRecord(f"its header ce_id is not a UUID: {text[:50]!r}") from error
 
 
 def _cursor(text: str) -> Cursor | None:
-    """Where the event lies in the log; it only saves work, so it need not be there."""
+    """Where the event lies in the log. It only saves work, so a missing or bad one is None."""
     try:
         return Cursor.parse(text)
     except ValueError:

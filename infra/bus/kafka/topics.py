@@ -1,4 +1,4 @@
-"""The topics of the catalogue: made when something first connects, the same by whoever makes them."""
+"""The topics of the event catalogue. Every process that connects creates those that are missing."""
 
 from collections.abc import Iterable
 
@@ -9,26 +9,26 @@ from infra.settings.kafka import KafkaSettings
 from schemas.events import ALL_EVENTS, EVENT_TYPES
 
 LARGEST_RECORD = 1 << 20
-"""Bytes; an event has 64 KiB and its headers at most."""
+"""Bytes. An event has at most 64 KiB and its headers."""
 
 
-def topics(settings: KafkaSettings) -> tuple[str, ...]:
+def all_topics(settings: KafkaSettings) -> tuple[str, ...]:
     """All topics of this installation."""
     names = dict.fromkeys(event.topic for event in ALL_EVENTS)
     return tuple(settings.prefix + name for name in names)
 
 
-def topics_of(settings: KafkaSettings, types: Iterable[str]) -> tuple[str, ...]:
-    """The topics in which events of these types are found."""
+def topics_for_types(settings: KafkaSettings, types: Iterable[str]) -> tuple[str, ...]:
+    """The topics that hold events of these types."""
     names = dict.fromkeys(EVENT_TYPES[kind].topic for kind in types if kind in EVENT_TYPES)
     return tuple(settings.prefix + name for name in names)
 
 
-async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings) -> None:
-    """Make the topics that are missing; those that are there stay as they are. Raises KafkaError.
+async def create_missing_topics(admin: AIOKafkaAdminClient, settings: KafkaSettings) -> None:
+    """Create missing topics; existing ones are not changed. Raises KafkaError.
 
-    Whatever compression a foreign producer uses, the broker takes it apart (`uncompressed`), so that
-    nobody can put a record there that our client cannot read and get past.
+    The broker stores records uncompressed, whatever compression a foreign producer uses. So nobody
+    can put a record there that our client can neither read nor skip.
     """
     configs = {
         "retention.ms": str(settings.retention_hours * 3_600_000),
@@ -41,7 +41,7 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings) -> None:
         NewTopic(name, settings.partitions, settings.replication, {}, configs)
         if settings.replication < 0
         else NewTopic(name, settings.partitions, settings.replication, topic_configs=configs)
-        for name in topics(settings)
+        for name in all_topics(settings)
         if name not in present
     ]
     if not missing:
@@ -50,4 +50,4 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings) -> None:
     for name, code, message in answer.topic_errors:
         error = for_code(code)
         if error not in (NoError, TopicAlreadyExistsError):
-            raise KafkaError(f"topic {name} cannot be made: {message or error.__name__}")
+            raise KafkaError(f"topic {name} cannot be created: {message or error.__name__}")

@@ -1,8 +1,8 @@
-"""Records on our topics that cannot be used: skipped and counted, and kept where they might be ours.
+"""Records on our topics that cannot be used: skipped, counted, and kept if they might be ours.
 
-A record never blocks its neighbours. One of a type that nobody here knows, or that names an event
-another log holds, is only counted. One that cannot be read at all is a dead letter too, with its bytes
-and its headers; it is nobody's message, so no consumer's inbox is touched by it, and every group that
+A record never blocks the ones after it. A record of an unknown type, or one that names an event of
+another log, is only counted. A record that cannot be read at all also becomes a dead letter, with its
+bytes and headers. It is not a message of any consumer, so it leaves no inbox row, and every group that
 meets it makes the same dead letter.
 """
 
@@ -20,17 +20,17 @@ from schemas.ids import HEADRACE, derive_id
 logger = logging.getLogger(__name__)
 
 CONSUMER = "kafka"
-"""The consumer in the name of which unreadable records are dead letters."""
+"""The consumer name that dead letters of unreadable records carry."""
 
 HEADER_CHARS = 256
 MOST_HEADERS = 32
 KEPT_BYTES = 1 << 20
-"""As large as a broker takes records by default."""
+"""The largest record that a broker accepts by default."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
-    """A record as it was met. `place` is topic, partition and offset, for people."""
+class UnusableRecord:
+    """A record as it was read. `place` is its topic, partition and offset, for people."""
 
     place: str
     headers: Mapping[str, str]
@@ -39,28 +39,28 @@ class Stray:
 
     @property
     def fingerprint(self) -> str:
-        """The same record, wherever and whenever it is met."""
+        """Equal for the same record, wherever and whenever it is read."""
         parts = [self.key, self.value, json.dumps(sorted(self.headers.items())).encode()]
         return hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).hexdigest()
 
 
-async def keep(log: EventStore, stray: Stray, cause: str) -> None:
-    """Make it a dead letter. Doing it again changes nothing. Of a record larger than any event is, the
-    beginning is kept; the broker has the rest for as long as it keeps records."""
+async def keep_as_dead_letter(log: EventStore, record: UnusableRecord, cause: str) -> None:
+    """Make the record a dead letter. Repeating this changes nothing. Of a record that is larger than
+    any event only the beginning is kept; the broker has the rest until its retention ends."""
     headers = {
-        _plain(name): _plain(text) for name, text in list(stray.headers.items())[:MOST_HEADERS]
+        _plain(name): _plain(text) for name, text in list(record.headers.items())[:MOST_HEADERS]
     }
-    stray_id = derive_id(HEADRACE, f"stray/{stray.fingerprint}")
+    stray_id = derive_id(HEADRACE, f"stray/{record.fingerprint}")
     letter, content = letter_of(
         CONSUMER,
-        stray.value[:KEPT_BYTES],
-        BadEvent(f"{stray.place} ({len(stray.value)} bytes): {cause}"),
+        record.value[:KEPT_BYTES],
+        BadEvent(f"{record.place} ({len(record.value)} bytes): {cause}"),
         message_id=stray_id,
         message_type=headers.get("ce_type", "unknown"),
         about=headers.get("ce_runid", "unknown"),
     )
     changes = {"headers": headers, "traceparent": headers.get("traceparent")}
-    logger.error("%s: %s is a dead letter: %s", CONSUMER, letter.message_type, letter.cause)
+    logger.error("%s: %s became a dead letter: %s", CONSUMER, letter.message_type, letter.cause)
     if content:
         await log.commit(Commit(artifacts=content))
     kept = letter.model_copy(update=changes)
@@ -68,5 +68,5 @@ async def keep(log: EventStore, stray: Stray, cause: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """A header as the log can have it: no null character, and no longer than anybody would read."""
+    """A header as the log can hold it: without null characters, and at most HEADER_CHARS long."""
     return text[:HEADER_CHARS].replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from infra.bus import tail_wait
-from infra.bus.tail_wait import LONGEST_NAP_S, SHORTEST_NAP_S, Patience
+from infra.bus.tail_wait import LONGEST_NAP_S, SHORTEST_NAP_S, TailWait
 from infra.ports.event_log import Cursor
 from infra.postgres.notify import Wakeup
 
@@ -30,13 +30,13 @@ class Hidden:
 
 async def test_naps_are_a_part_of_what_was_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Hidden(monkeypatch)
-    patience, began = Patience(cast("Any", log), Wakeup()), log.now
+    wait, began = TailWait(cast("Any", log), Wakeup()), log.now
     while log.now < began + 2:
         hidden_s = log.now - began
-        await patience.wait(Cursor(1, 1))
+        await wait.wait(Cursor(1, 1))
         assert log.naps[-1] <= max(SHORTEST_NAP_S, hidden_s / 4)
     assert log.naps[-1] == LONGEST_NAP_S
-    await patience.wait(Cursor(2, 1))
+    await wait.wait(Cursor(2, 1))
     assert log.naps[-1] == SHORTEST_NAP_S, "something else is hidden now"
 
 
@@ -44,13 +44,13 @@ async def test_where_nothing_is_hidden_a_wake_up_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log, wakeup = Hidden(monkeypatch), Wakeup()
-    patience = Patience(cast("Any", log), wakeup)
+    wait = TailWait(cast("Any", log), wakeup)
     for _ in range(20):
-        await patience.wait(Cursor(1, 1))
+        await wait.wait(Cursor(1, 1))
     log.hides = False
-    waiting = asyncio.ensure_future(patience.wait(Cursor(1, 1)))
+    waiting = asyncio.ensure_future(wait.wait(Cursor(1, 1)))
     wakeup.set()
     await waiting
     log.hides, num = True, len(log.naps)
-    await patience.wait(Cursor(1, 1))
+    await wait.wait(Cursor(1, 1))
     assert log.naps[num:] == [SHORTEST_NAP_S], "the next one begins anew"

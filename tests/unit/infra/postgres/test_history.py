@@ -140,7 +140,7 @@ async def test_a_log_that_ends_below_a_cursor_is_noticed_by_itself(
 async def test_twin_a_cursor_that_goes_on_misses_what_is_new(
     make: Callable[[World], Bus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Tail, "look", lambda self: self._log.visible_head())
+    monkeypatch.setattr(Tail, "check_head", lambda self: self._log.visible_head())
     world = World()
     async with reading(world, make(world)) as seen:
         for step in range(1, 6):
@@ -216,7 +216,7 @@ async def test_a_relay_notices_a_log_that_ends_below_what_it_had_read(
 
     relay = Relay("", MemoryLog(world), Wakeup(), connect=cast("Any", None))
     relay._at = world.events[-1].cursor
-    looking = asyncio.ensure_future(relay._reaches(cast("Any", Seated()), world.turns))
+    looking = asyncio.ensure_future(relay._watch_log_end(cast("Any", Seated()), world.turns))
     done, _ = await asyncio.wait({looking}, timeout=0.2)
     assert not done
     back_to(world, 2, noticed=False)

@@ -9,7 +9,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from infra.bus.tail_wait import Patience
+from infra.bus.tail_wait import TailWait
 from infra.ports.event_log import Cursor
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
@@ -153,14 +153,14 @@ async def test_another_database_of_the_server_holds_nothing_back(
     the server's horizon alone, the twin, the event stays hidden."""
     async with connected(preparing) as database, Notifier(database) as notifier:
         log, platform = PostgresLog(database, notifier), Platform(database)
-        patience = Patience(log, notifier.subscribe())
+        wait = TailWait(log, notifier.subscribe())
         await execute(elsewhere, f"begin;{FILL.format(events=1)};prepare transaction 'there'")
         writing = "insert into streams values ('s', 1)"
         async with open_transaction(elsewhere, writing, isolation="read_committed"):
             cursor = await appended(log)
             async with asyncio.timeout(60):
                 while not await seen(log, cursor):
-                    await patience.wait(Cursor())
+                    await wait.wait(Cursor())
             assert await platform.horizon_age_s() == 0, "nothing holds this log back"
             twin = PostgresLog(database, notifier)
             assert not await seen(twin, cursor), "the twin"

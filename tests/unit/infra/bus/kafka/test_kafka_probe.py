@@ -41,7 +41,7 @@ async def broker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 @asynccontextmanager
 async def serving(answer: Answer) -> AsyncIterator[str]:
-    """The address of something that answers like this, and hangs up."""
+    """The address of something that answers like this, and closes the connection."""
     calls = set[asyncio.Task[None] | None]()
 
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -58,7 +58,7 @@ async def serving(answer: Answer) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"), [(web, "answers in another language"), (hangs_up, "hangs up")]
+    ("answer", "says"), [(web, "answers in another protocol"), (hangs_up, "closes the connection")]
 )
 async def test_what_is_no_kafka_is_named_with_what_to_do(answer: Answer, says: str) -> None:
     async with serving(answer) as address:
