@@ -20,7 +20,7 @@ from consumers.error_excerpt import excerpt
 from infra.failpoints import hit
 from infra.ports.ports import Ports
 from infra.ports.services import BlobExists
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.effects import Failed, ManifestPut, SaveCheckpoint
 from schemas.errors import CorruptData
 from schemas.events import CheckpointFailed, CheckpointRequested, CheckpointSaved
@@ -32,6 +32,7 @@ FORMAT = 1
 """The version of the manifest's own format."""
 
 CheckpointEvent = CheckpointSaved | CheckpointFailed
+CheckpointMessage = CheckpointRequested | ManifestPut | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def evolve(state: CheckpointState, event: CheckpointEvent) -> CheckpointState:
             assert_never(event)
 
 
-def handle(state: CheckpointState, message: Message, meta: Meta) -> Decision:
+def handle(state: CheckpointState, message: CheckpointMessage, meta: Meta) -> Decision:
     """Each step that is asked for is saved once, or failed once."""
     match message:
         case CheckpointRequested(spec=spec) if spec.step > state.answered:
@@ -71,7 +72,7 @@ def handle(state: CheckpointState, message: Message, meta: Meta) -> Decision:
             return NOTHING
 
 
-def routes(message: Message) -> tuple[StreamName, ...]:
+def routes(message: CheckpointMessage) -> tuple[StreamName, ...]:
     """A run's checkpoints share one stream."""
     return (checkpoint_stream(message.run),) if isinstance(message, CheckpointRequested) else ()
 
@@ -166,7 +167,7 @@ async def _verify(refs: Iterable[ArtifactRef], ports: Ports) -> None:
         await ports.artifacts.get(ref, cached=False)
 
 
-CONSUMER = Consumer(
+CONSUMER: Consumer[CheckpointState, CheckpointEvent, CheckpointMessage, SaveCheckpoint] = Consumer(
     name=ConsumerName("checkpoint"),
     category="checkpoint",
     reads=(CheckpointRequested,),

@@ -5,7 +5,7 @@ Does: nothing itself; it asks for groups.  Waits for: the workspace, and each ch
 Safe to repeat because: each chunk is asked for once and each slot settled once, by the state."""
 
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import Never, assert_never, get_args
 
 from consumers.run.settle import settle
 from consumers.run.start import unusable
@@ -248,16 +248,10 @@ def _end(state: EvalState, status: str, message: str | None) -> Decision:
     return Decision(events=(ended,))
 
 
-CONSUMER = Consumer(
+CONSUMER: Consumer[EvalState, EvalEvent, EvalMessage, Never] = Consumer(
     name=ConsumerName("evaluate"),
     category="eval",
-    reads=(
-        EvaluationRequested,
-        WorkspaceSynced,
-        WorkspaceRejected,
-        GroupGraded,
-        EvaluationStopRequested,
-    ),
+    reads=get_args(EvalMessage),
     emits=(EvaluationStarted, GroupsRequested, GroupsSettled, EvaluationCompleted),
     effects=(),
     initial=EvalState(),

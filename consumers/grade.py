@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from consumers.error_excerpt import excerpt
 from infra.ports.ports import Ports
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
 from schemas.events import GroupGenerated, GroupGraded
@@ -29,6 +29,8 @@ from schemas.specs import GroupSpec, SampleEntry
 NO_SAMPLES = ArtifactRef(uri="none:", sha256=hashlib.sha256(b"").hexdigest(), size=0)
 """Stands for the samples of a group that has none and whose grading was given up. All its rewards
 are None, so no batch will ever read it."""
+
+GradeMessage = GroupGenerated | GroupScored | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ def evolve(state: GradeState, event: GroupGraded) -> GradeState:
             assert_never(event)
 
 
-def handle(state: GradeState, message: Message, meta: Meta) -> Decision:
+def handle(state: GradeState, message: GradeMessage, meta: Meta) -> Decision:
     """A generated group is graded once, whatever its grader does."""
     if state.graded:
         return NOTHING
@@ -83,7 +85,7 @@ def _graded(
     return Decision(events=(graded,))
 
 
-def routes(message: Message) -> tuple[StreamName, ...]:
+def routes(message: GradeMessage) -> tuple[StreamName, ...]:
     """A group is graded on a stream of its own."""
     return (grade_stream(message.spec.group),) if isinstance(message, GroupGenerated) else ()
 
@@ -175,7 +177,7 @@ def _finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and abs(value) <= LARGEST
 
 
-CONSUMER = Consumer(
+CONSUMER: Consumer[GradeState, GroupGraded, GradeMessage, GradeGroup] = Consumer(
     name=ConsumerName("grade"),
     category="grade",
     reads=(GroupGenerated,),

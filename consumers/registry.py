@@ -2,9 +2,8 @@
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
 
-from infra.runtime.consumer import Consumer
+from infra.runtime.consumer import AnyConsumer
 from schemas.effects import Lane
 from schemas.errors import InvalidConfig
 
@@ -22,15 +21,15 @@ REGISTRY: dict[str, str] = {
 runs in the control process (`consumers/project/consumer.py`)."""
 
 
-def load(name: str) -> Consumer[Any]:
+def load(name: str) -> AnyConsumer:
     """The consumer called `name`. Raises InvalidConfig for an unknown name."""
     if name not in REGISTRY:
         raise InvalidConfig(f"there is no consumer {name!r}; there are: {', '.join(REGISTRY)}")
-    consumer: Consumer[Any] = importlib.import_module(REGISTRY[name]).CONSUMER
+    consumer: AnyConsumer = importlib.import_module(REGISTRY[name]).CONSUMER
     return consumer
 
 
-def lanes_of(consumers: Sequence[Consumer[Any]]) -> tuple[Lane, ...]:
+def lanes_of(consumers: Sequence[AnyConsumer]) -> tuple[Lane, ...]:
     """The lanes of all effects that these consumers perform."""
     lanes = {effect.lane for consumer in consumers for effect in consumer.effects}
     return tuple(lane for lane in Lane if lane in lanes)

@@ -18,7 +18,7 @@ from consumers.error_excerpt import excerpt
 from consumers.learn.replay import conversations, hold, job_of, step_batch
 from consumers.learn.versions import discarding, stored
 from infra.ports.ports import Ports
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.effects import Failed, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import FailureCategory
 from schemas.events import (
@@ -44,6 +44,7 @@ LOOSE_KEPT = 2
 newest that turns out to be unreadable."""
 
 PolicyEvent = PolicyInitialized | PolicyUpdated | PolicyFailed
+PolicyMessage = RunStarted | BatchAssembled | PolicyBuilt | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ def _interval(spec: TrainSpec, base: StateRef) -> int:
     return 1 if size < SMALL_STATE_BYTES else LARGE_STATE_INTERVAL
 
 
-def handle(state: PolicyState, message: Message, meta: Meta) -> Decision:
+def handle(state: PolicyState, message: PolicyMessage, meta: Meta) -> Decision:
     """Build version 0 of a run that started; take each step once."""
     if state.failed:
         return NOTHING
@@ -233,7 +234,7 @@ def _failed(spec: TrainSpec, step: int, message: Failed) -> PolicyFailed:
     )
 
 
-def routes(message: Message) -> tuple[StreamName, ...]:
+def routes(message: PolicyMessage) -> tuple[StreamName, ...]:
     """Everything about a run is decided on its one policy stream."""
     return (policy_stream(message.run),) if isinstance(message, RunStarted | BatchAssembled) else ()
 
@@ -311,17 +312,19 @@ async def _scored(
     return await learner.evaluate(job_of(spec), version, held_out) if held_out else {}
 
 
-CONSUMER = Consumer(
-    name=ConsumerName("learn"),
-    category="policy",
-    reads=(RunStarted, BatchAssembled),
-    emits=(PolicyInitialized, PolicyUpdated, PolicyFailed),
-    effects=(InitializePolicy, TrainStep),
-    initial=PolicyState(),
-    evolve=evolve,
-    handle=handle,
-    routes=routes,
-    perform=perform,
-    snapshots=PolicyState,
-    fold_version=3,
+CONSUMER: Consumer[PolicyState, PolicyEvent, PolicyMessage, InitializePolicy | TrainStep] = (
+    Consumer(
+        name=ConsumerName("learn"),
+        category="policy",
+        reads=(RunStarted, BatchAssembled),
+        emits=(PolicyInitialized, PolicyUpdated, PolicyFailed),
+        effects=(InitializePolicy, TrainStep),
+        initial=PolicyState(),
+        evolve=evolve,
+        handle=handle,
+        routes=routes,
+        perform=perform,
+        snapshots=PolicyState,
+        fold_version=3,
+    )
 )

@@ -12,7 +12,6 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 from uuid import uuid4
 
 from infra import failpoints, telemetry
@@ -24,7 +23,7 @@ from infra.ports.ports import Ports
 from infra.postgres.lease import LEASE_LOST, LeaseKeeper, leave
 from infra.postgres.notify import News
 from infra.readmodel.store import announce_door
-from infra.runtime.consumer import Consumer
+from infra.runtime.consumer import AnyConsumer
 from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime
 from infra.sandbox.sandbox import ProcessSandbox
@@ -42,7 +41,7 @@ def worker_id() -> WorkerId:
     return WorkerId(given or f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}")
 
 
-async def work(consumers: Sequence[Consumer[Any]], *, lanes: Sequence[Lane], drain: bool) -> int:
+async def work(consumers: Sequence[AnyConsumer], *, lanes: Sequence[Lane], drain: bool) -> int:
     """Host `consumers` until stopped, or with `drain` until nothing is left. Returns an exit code."""
     settings = Settings.load(os.environ)
     telemetry.setup(settings, service="+".join(consumer.name for consumer in consumers))

@@ -13,7 +13,7 @@ from typing import assert_never
 from consumers.error_excerpt import excerpt
 from consumers.rollout.sampling import alarm_once, generate_group, generate_sample
 from infra.ports.ports import Ports
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.effects import (
     Effect,
     Failed,
@@ -28,6 +28,7 @@ from schemas.sampling import ArtifactRef
 from schemas.specs import GroupSpec, SampleEntry
 
 GroupEvent = SampleGenerated | GroupGenerated
+GroupMessage = GroupsRequested | GroupSampled | SampleFinished | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def _with(state: GroupState, sample: Finished) -> tuple[Finished, ...]:
     return tuple(sorted((*state.samples, sample), key=lambda each: each.entry.index))
 
 
-def handle(state: GroupState, message: Message, meta: Meta) -> Decision:
+def handle(state: GroupState, message: GroupMessage, meta: Meta) -> Decision:
     """Ask for what the group lacks; record each sample, and the group with its last one."""
     match message:
         case GroupsRequested() if not state.done:
@@ -139,7 +140,7 @@ def _failed(message: Failed, index: int, *, num_samples: int = 1) -> SampleEntry
     return SampleEntry(index=index, failure=str(message.category), message=text)
 
 
-def routes(message: Message) -> tuple[StreamName, ...]:
+def routes(message: GroupMessage) -> tuple[StreamName, ...]:
     """A request goes to one stream per group that it asks for."""
     if not isinstance(message, GroupsRequested):
         return ()
@@ -160,7 +161,7 @@ async def perform(
             assert_never(effect)
 
 
-CONSUMER = Consumer(
+CONSUMER: Consumer[GroupState, GroupEvent, GroupMessage, GenerateGroup | GenerateSample] = Consumer(
     name=ConsumerName("rollout"),
     category="group",
     reads=(GroupsRequested,),

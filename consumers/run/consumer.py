@@ -10,6 +10,7 @@ Safe to repeat because: each fact is first re-recorded in the run's own stream, 
 state alone (`consumers/run/rules.py`) is decided once."""
 
 from collections.abc import Mapping
+from typing import Never, get_args
 
 from consumers.run.health import is_unhealthy, unhealthy_step
 from consumers.run.rules import follow
@@ -259,24 +260,10 @@ RUN_EVENTS = (
     RunFinished,
 )
 
-CONSUMER = Consumer(
+CONSUMER: Consumer[RunState, RunEvent, RunMessage, Never] = Consumer(
     name=ConsumerName("run"),
     category="run",
-    reads=(
-        RunRequested,
-        WorkspaceSynced,
-        WorkspaceRejected,
-        PolicyInitialized,
-        PolicyFailed,
-        GroupGraded,
-        PolicyUpdated,
-        CheckpointSaved,
-        CheckpointFailed,
-        EvaluationCompleted,
-        RunPauseRequested,
-        RunResumeRequested,
-        RunStopRequested,
-    ),
+    reads=get_args(RunMessage),
     emits=RUN_EVENTS,
     effects=(),
     initial=RunState(),

@@ -19,7 +19,7 @@ from uuid import UUID
 from consumers.error_excerpt import excerpt
 from consumers.sync import snapshot as snapshot_of
 from infra.ports.ports import Ports
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.effects import CommitFetched, Failed, FetchCommit
 from schemas.events import RepositoryPushed, WorkspaceRejected, WorkspaceSynced
 from schemas.ids import ConsumerName, StreamName, derive_id
@@ -29,6 +29,7 @@ ANSWERED_KEPT = 256
 """How many answered pushes are remembered; older ones lie below the watermark and are consumed."""
 
 WorkspaceEvent = RepositoryPushed | WorkspaceSynced | WorkspaceRejected
+WorkspaceMessage = RepositoryPushed | CommitFetched | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def evolve(state: WorkspaceState, event: WorkspaceEvent) -> WorkspaceState:
             assert_never(event)
 
 
-def handle(state: WorkspaceState, message: Message, meta: Meta) -> Decision:
+def handle(state: WorkspaceState, message: WorkspaceMessage, meta: Meta) -> Decision:
     """A push asks for its commit; what came of it is the answer."""
     match message:
         case RepositoryPushed() if meta.event_id not in state.answered:
@@ -106,7 +107,7 @@ def _requester(effect: FetchCommit) -> StreamName | None:
     return StreamName(effect.requester) if effect.requester else None
 
 
-def routes(message: Message) -> tuple[StreamName, ...]:
+def routes(message: WorkspaceMessage) -> tuple[StreamName, ...]:
     """A push is decided on its own workspace's stream."""
     return (message.stream,) if isinstance(message, RepositoryPushed) else ()
 
@@ -144,7 +145,7 @@ def _presentable(rollout: DiscoveredRollout, num_rollouts: int) -> DiscoveredRol
     return rollout.model_copy(update={"error": excerpt(rollout.error, num_samples=num_rollouts)})
 
 
-CONSUMER = Consumer(
+CONSUMER: Consumer[WorkspaceState, WorkspaceEvent, WorkspaceMessage, FetchCommit] = Consumer(
     name=ConsumerName("sync"),
     category="workspace",
     reads=(RepositoryPushed,),

@@ -13,12 +13,13 @@ from typing import assert_never
 from consumers.error_excerpt import excerpt
 from consumers.verify.audit import audit
 from infra.ports.ports import Ports
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Message, Meta
+from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.effects import Failed, RunAudited, VerifyRun
 from schemas.events import VerificationCompleted, VerificationRequested
 from schemas.ids import ConsumerName, StreamName, verify_stream
 
 VerifyEvent = VerificationRequested | VerificationCompleted
+VerifyMessage = VerificationRequested | RunAudited | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def evolve(state: VerifyState, event: VerifyEvent) -> VerifyState:
             assert_never(event)
 
 
-def handle(state: VerifyState, message: Message, meta: Meta) -> Decision:
+def handle(state: VerifyState, message: VerifyMessage, meta: Meta) -> Decision:
     """Each verification is performed and answered once."""
     if state.answered:
         return NOTHING
@@ -69,7 +70,7 @@ def handle(state: VerifyState, message: Message, meta: Meta) -> Decision:
             return NOTHING
 
 
-def routes(message: Message) -> tuple[StreamName, ...]:
+def routes(message: VerifyMessage) -> tuple[StreamName, ...]:
     """Each verification has a stream."""
     if isinstance(message, VerificationRequested):
         return (verify_stream(message.verification),)
@@ -89,7 +90,7 @@ async def perform(effect: VerifyRun, ports: Ports) -> RunAudited:
     )
 
 
-CONSUMER = Consumer(
+CONSUMER: Consumer[VerifyState, VerifyEvent, VerifyMessage, VerifyRun] = Consumer(
     name=ConsumerName("verify"),
     category="verify",
     reads=(VerificationRequested,),

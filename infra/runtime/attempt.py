@@ -8,13 +8,12 @@ import asyncio
 import logging
 import random
 from dataclasses import dataclass, replace
-from typing import Any
 
 from infra.ports.effects import Claimed
 from infra.ports.event_log import SmallArtifact
 from infra.ports.ports import Ports
 from infra.postgres.errors import DatabaseUnavailable
-from infra.runtime.consumer import Consumer
+from infra.runtime.consumer import AnyConsumer
 from schemas.effects import Failed, Outcome
 from schemas.errors import (
     CorruptData,
@@ -56,7 +55,7 @@ class Performing:
     counted: bool = True
 
 
-async def perform_once(consumer: Consumer[Any], claimed: Claimed, ports: Ports) -> Performing:
+async def perform_once(consumer: AnyConsumer, claimed: Claimed, ports: Ports) -> Performing:
     """Perform a claimed effect once. Never raises but CancelledError."""
     if claimed.spent:
         message = f"its worker died {claimed.crashes} times while performing it"

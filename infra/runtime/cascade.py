@@ -15,7 +15,7 @@ from uuid import UUID
 from infra.ports.effects import Claimed, NewEffect
 from infra.ports.event_log import Commit, CommitRefused, NewEvent, Recorded, SmallArtifact
 from infra.postgres.codec import Unwritable
-from infra.runtime.consumer import Consumer, Decision, Message, Meta
+from infra.runtime.consumer import AnyConsumer, Decision, Incoming, Meta
 from infra.runtime.folded_states import Folded, States, Unreadable, fold
 from schemas.effects import Effect
 from schemas.events import Event
@@ -34,8 +34,8 @@ class Work:
     an effect it claimed. A dead letter that is driven again comes with `delivered`: what it leads to
     follows from the message as it would have then, what is consumed is its delivery."""
 
-    consumer: Consumer[Any]
-    message: Message
+    consumer: AnyConsumer
+    message: Incoming
     id: UUID
     correlation: UUID
     traceparent: str | None = None
@@ -85,7 +85,7 @@ class Draft:
 
     states: dict[StreamName, Folded[Any]] = field(default_factory=dict)
     read: dict[StreamName, int] = field(default_factory=dict)
-    owners: dict[StreamName, Consumer[Any]] = field(default_factory=dict)
+    owners: dict[StreamName, AnyConsumer] = field(default_factory=dict)
     works: list[Work] = field(default_factory=list)
     events: list[NewEvent] = field(default_factory=list)
     effects: list[NewEffect] = field(default_factory=list)
@@ -146,13 +146,13 @@ class Drafter:
 
     def __init__(
         self,
-        consumers: Sequence[Consumer[Any]],
+        consumers: Sequence[AnyConsumer],
         states: States,
         *,
         now: Callable[[], datetime],
         claims: Callable[[Effect], bool],
     ) -> None:
-        self._readers: dict[type[Event], list[Consumer[Any]]] = {}
+        self._readers: dict[type[Event], list[AnyConsumer]] = {}
         for consumer in consumers:
             for event_type in consumer.reads:
                 self._readers.setdefault(event_type, []).append(consumer)
@@ -176,7 +176,7 @@ class Drafter:
         return draft
 
     async def _load(self, draft: Draft, wave: Sequence[Work]) -> None:
-        wanted: dict[StreamName, Consumer[Any]] = {}
+        wanted: dict[StreamName, AnyConsumer] = {}
         for work in wave:
             wanted.update({s: work.consumer for s in work.streams if s not in draft.states})
         try:
@@ -241,7 +241,7 @@ def _unseen(works: Sequence[Work], seen: set[tuple[ConsumerName, UUID]]) -> list
     return fresh
 
 
-def _reaches(reader: Consumer[Any], event: Event) -> bool:
+def _reaches(reader: AnyConsumer, event: Event) -> bool:
     """Whether a reader wants an event. One that cannot say gets it from the bus, by itself."""
     try:
         return bool(reader.routes(event))

@@ -1,17 +1,18 @@
 """The one shape of a consumer: three pure functions, one that performs, and a description.
 
-    evolve(state, event) -> state            folds the stream the consumer owns
-    handle(state, message, meta) -> Decision decides on an event or on the outcome of an effect
-    perform(effect, ports) -> Outcome        does the long work, under a lease, outside of any loop
+    evolve(state, event) -> state              folds the stream that the consumer owns
+    handle(state, incoming, meta) -> Decision  decides on an event or on the outcome of an effect
+    routes(event) -> streams                   says which of its streams an event is decided for
+    perform(effect, ports) -> Outcome          does the long work, under a lease, outside of any loop
 
-`handle` and `evolve` know no clock, no randomness and no IO. Deciding nothing is a normal answer: it
-makes replays harmless.
+The three pure functions use no clock, no randomness and no IO. Deciding nothing is a normal answer, and
+what makes replays harmless.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import UUID
 
 from infra.ports.ports import Ports
@@ -19,15 +20,27 @@ from schemas.effects import Effect, Outcome
 from schemas.events import Event
 from schemas.ids import ConsumerName, StreamName
 
+Incoming: TypeAlias = Event | Outcome
+"""What a consumer decides on: an event that it reads, or the outcome of an effect that it asked for."""
+
 S = TypeVar("S")
-Message = Event | Outcome
+"""The state of one of its streams."""
+
+E = TypeVar("E", bound=Event)
+"""The events of its own streams, which `evolve` folds."""
+
+M = TypeVar("M", bound=Incoming)
+"""The messages that `handle` takes: the events that it reads, and the outcomes of its effects."""
+
+F = TypeVar("F", bound=Effect)
+"""The effects that it asks for and performs; Never for one that only decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """About a message: its id (the event's, or the effect's for an outcome), the stream that is
-    decided for, and the time. `now`, by the clock that stamps events, is for display; it never steers a
-    decision, and neither does `seconds`: how long the effect took whose outcome the message is."""
+    """What `handle` gets beside the message: its id (the event's, or the effect's for an outcome), the
+    stream that is decided for, and the time. `now`, by the clock that stamps events, is for display. It
+    never steers a decision, and neither does `seconds`, the time that the effect of an outcome took."""
 
     event_id: UUID
     stream: StreamName
@@ -38,7 +51,7 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a message leads to. Both may be empty."""
+    """The events and effects that follow from a message. Both may be empty."""
 
     events: tuple[Event, ...] = ()
     effects: tuple[Effect, ...] = ()
@@ -48,24 +61,32 @@ NOTHING = Decision()
 
 
 @dataclass(frozen=True, slots=True)
-class Consumer(Generic[S]):
+class Consumer(Generic[S, E, M, F]):
     """A consumer, as the runtime and the registry see it.
 
-    `routes` maps a message to the streams of this consumer that it is decided for, in order; empty
-    means "not for us". `fold_version` keys snapshots: bump it whenever `evolve` or the state change.
-    `snapshots` is the state's type (as pydantic reads it) for a consumer whose streams grow long; None:
-    its streams are always folded from the start.
+    Its four types tie its functions together: what `perform` returns and what `reads` lists must be
+    something that `handle` takes, and what `emits` lists something that `evolve` folds. `CONSUMER` of
+    each module names them: `CONSUMER: Consumer[GradeState, GroupGraded, GradeMessage, GradeGroup]`.
+
+    `routes` returns the streams of this consumer that a message is decided for, in order; empty means
+    that the message is not for this consumer. `fold_version` is part of the key of snapshots: raise it
+    whenever `evolve` or the state change. `snapshots` is the state's type (as pydantic reads it) for a
+    consumer whose streams grow long; None: its streams are always folded from the start.
     """
 
     name: ConsumerName
     category: str
-    reads: tuple[type[Event], ...]
-    emits: tuple[type[Event], ...]
-    effects: tuple[type[Effect], ...]
+    reads: tuple[type[M], ...]
+    emits: tuple[type[E], ...]
+    effects: tuple[type[F], ...]
     initial: S
-    evolve: Callable[[S, Any], S]
-    handle: Callable[[S, Any, Meta], Decision]
-    routes: Callable[[Any], tuple[StreamName, ...]]
-    perform: Callable[[Any, Ports], Awaitable[Outcome]] | None = None
+    evolve: Callable[[S, E], S]
+    handle: Callable[[S, M, Meta], Decision]
+    routes: Callable[[M], tuple[StreamName, ...]]
+    perform: Callable[[F, Ports], Awaitable[M]] | None = None
     fold_version: int = 1
-    snapshots: Any = None
+    snapshots: type[S] | None = None
+
+
+AnyConsumer: TypeAlias = Consumer[Any, Any, Any, Any]
+"""A consumer of which nothing more is known, as the runtime handles them."""

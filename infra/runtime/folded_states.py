@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from infra.ports.event_log import EventStore, Recorded, Snapshot
 from infra.postgres.errors import DatabaseUnavailable
-from infra.runtime.consumer import Consumer
+from infra.runtime.consumer import AnyConsumer, Consumer
 from schemas.events import Event
 from schemas.ids import StreamName
 
@@ -56,9 +56,7 @@ class States:
         self._limit = limit
         self._cache: OrderedDict[StreamName, Folded[Any]] = OrderedDict()
 
-    async def load(
-        self, wanted: Mapping[StreamName, Consumer[Any]]
-    ) -> dict[StreamName, Folded[Any]]:
+    async def load(self, wanted: Mapping[StreamName, AnyConsumer]) -> dict[StreamName, Folded[Any]]:
         """The states of these streams, each folded by its owner; one read for all that are new.
         Raises Unreadable."""
         known = {stream: self._cache[stream] for stream in wanted if stream in self._cache}
@@ -78,7 +76,7 @@ class States:
         await self.keep(owners)
         return {**known, **{stream: self._cache.get(stream, found[stream]) for stream in missing}}
 
-    async def keep(self, owners: Mapping[StreamName, Consumer[Any]]) -> None:
+    async def keep(self, owners: Mapping[StreamName, AnyConsumer]) -> None:
         """Save snapshots of those of these streams, as remembered, that have grown by enough. One that
         cannot be saved now is saved later."""
         for stream, consumer in owners.items():
@@ -114,7 +112,7 @@ class States:
         if cached is not None and cached.version < recorded.version:
             self.forget((recorded.stream,))
 
-    async def _start(self, stream: StreamName, consumer: Consumer[Any]) -> Folded[Any]:
+    async def _start(self, stream: StreamName, consumer: AnyConsumer) -> Folded[Any]:
         fresh = Folded(consumer.initial, 0)
         if consumer.snapshots is None:
             return fresh
@@ -127,15 +125,19 @@ class States:
             return fresh
         return Folded(state, snapshot.version, snapshot.version)
 
-    async def _save(self, stream: StreamName, consumer: Consumer[Any], folded: Folded[Any]) -> None:
-        text = TypeAdapter(consumer.snapshots).dump_json(folded.state).decode()
+    async def _save(self, stream: StreamName, consumer: AnyConsumer, folded: Folded[Any]) -> None:
+        state_type: Any = consumer.snapshots
+        text = TypeAdapter(state_type).dump_json(folded.state).decode()
         await self._log.save_snapshot(
             stream, consumer.fold_version, Snapshot(version=folded.version, state=text)
         )
 
 
 def _read(
-    stream: StreamName, consumer: Consumer[S], start: Folded[S], tail: Sequence[Recorded]
+    stream: StreamName,
+    consumer: Consumer[S, Any, Any, Any],
+    start: Folded[S],
+    tail: Sequence[Recorded],
 ) -> Folded[S]:
     try:
         return fold(consumer, start, tail)
@@ -144,7 +146,9 @@ def _read(
 
 
 def fold(
-    consumer: Consumer[S], start: Folded[S], events: Sequence[Recorded] | Sequence[Event]
+    consumer: Consumer[S, Any, Any, Any],
+    start: Folded[S],
+    events: Sequence[Recorded] | Sequence[Event],
 ) -> Folded[S]:
     """The state after `events`, which follow `start` without a gap."""
     state = start.state

@@ -1,9 +1,8 @@
 """What a process hosts: which consumers decide here, and which effects it performs."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from infra.runtime.consumer import Consumer
+from infra.runtime.consumer import AnyConsumer
 from schemas.effects import Effect, Lane
 from schemas.ids import WorkerId
 
@@ -13,7 +12,7 @@ class Hosting:
     """What a process hosts: its consumers, its lanes, and how many effects it holds at once."""
 
     worker: WorkerId
-    consumers: tuple[Consumer[Any], ...]
+    consumers: tuple[AnyConsumer, ...]
     lanes: tuple[Lane, ...]
     capacity: int = 1024
 

@@ -3,14 +3,13 @@ decider raises, once it is known that it always does."""
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from infra.ports.effects import Effects
 from infra.ports.event_log import CommitMiss, EventStore, Recorded
 from infra.postgres.codec import Unwritable, encode
 from infra.postgres.errors import DatabaseUnavailable
 from infra.runtime.cascade import Apart, DecisionError, Drafter, DraftRefused, Work
-from infra.runtime.consumer import Consumer
+from infra.runtime.consumer import AnyConsumer
 from infra.runtime.dead_letters import dead_letter, dead_outcome, redriven
 from infra.runtime.folded_states import States
 from schemas.envelope import BadEvent
@@ -35,7 +34,7 @@ class Isolation:
         self._states = states
         self._drafter = drafter
 
-    async def read(self, consumer: Consumer[Any], recorded: Recorded) -> Work | None:
+    async def read(self, consumer: AnyConsumer, recorded: Recorded) -> Work | None:
         """What a record asks of a consumer, if anything. One that cannot be decoded, or about which the
         consumer cannot say whose it is, is a dead letter: its type is one that the consumer reads."""
         message: Recorded | None = recorded

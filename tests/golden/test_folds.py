@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from consumers.registry import REGISTRY, load
-from infra.runtime.consumer import Consumer
+from infra.runtime.consumer import AnyConsumer
 from tests.kit.folds import fingerprints, recorded, streams
 
 
-def unchanged(consumer: Consumer[Any]) -> None:
+def unchanged(consumer: AnyConsumer) -> None:
     """Raises AssertionError when the fold is not the one that was recorded under its version."""
     known = recorded().get(consumer.name, {}).get(str(consumer.fold_version), {})
     found = fingerprints(consumer)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid5
 
-from infra.runtime.consumer import Consumer, Decision, Message, Meta
+from infra.runtime.consumer import AnyConsumer, Decision, Incoming, Meta
 from schemas.effects import Effect, Outcome
 from schemas.events import MAX_EVENT_BYTES, Event
 from schemas.ids import HEADRACE, StreamName
@@ -22,7 +22,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 class Given:
     """Streams in some state."""
 
-    consumer: Consumer[Any]
+    consumer: AnyConsumer
     events: tuple[Event, ...]
 
     def state(self, stream: StreamName) -> Any:
@@ -34,7 +34,7 @@ class Given:
         return state
 
     def when(
-        self, message: Message, *, stream: StreamName | None = None, event_id: UUID | None = None
+        self, message: Incoming, *, stream: StreamName | None = None, event_id: UUID | None = None
     ) -> "When":
         """Decide on `message`. An outcome needs the stream that asked for its effect."""
         cause = event_id or uuid5(HEADRACE, repr(message))
@@ -90,5 +90,5 @@ class When:
         return Given(self.given.consumer, (*self.given.events, *self.events))
 
 
-def given(consumer: Consumer[Any], *events: Event) -> Given:
+def given(consumer: AnyConsumer, *events: Event) -> Given:
     return Given(consumer, events)

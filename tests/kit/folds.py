@@ -9,12 +9,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
 from consumers.registry import REGISTRY, load
-from infra.runtime.consumer import Consumer
+from infra.runtime.consumer import AnyConsumer
 from schemas.envelope import decode_event
 from schemas.events import EVENT_TYPES, Event, RepositoryPushed, RunRequested
 from tests.kit import virtual
@@ -26,7 +25,7 @@ HISTORY = GOLDEN / "folds" / "history.jsonl"
 FINGERPRINTS = GOLDEN / "folds" / "fingerprints.json"
 
 
-def fingerprints(consumer: Consumer[Any]) -> dict[str, str]:
+def fingerprints(consumer: AnyConsumer) -> dict[str, str]:
     """A hash of the states that the consumer folds from the history, and one for each event that was
     ever released, alone. An event that it cannot fold counts by its error's class."""
     told: list[str] = []
@@ -37,7 +36,7 @@ def fingerprints(consumer: Consumer[Any]) -> dict[str, str]:
     return {name: _hash(states) for name, states in {"history": told, **alone}.items()}
 
 
-def _owns(consumer: Consumer[Any], event: Event) -> bool:
+def _owns(consumer: AnyConsumer, event: Event) -> bool:
     return event.stream.partition("-")[0] == consumer.category
 
 
@@ -45,7 +44,7 @@ def _hash(states: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(states).encode()).hexdigest()[:16]
 
 
-def _states(consumer: Consumer[Any], events: Sequence[Event]) -> list[str]:
+def _states(consumer: AnyConsumer, events: Sequence[Event]) -> list[str]:
     """The state after each event, as JSON. Without defaults: a field that nothing sets changes none."""
     kind = TypeAdapter(consumer.snapshots or type(consumer.initial))
     state, told = consumer.initial, []

@@ -18,7 +18,7 @@ from infra.ports.event_log import Encoded, Recorded
 from infra.ports.ports import Ports
 from infra.postgres.errors import DatabaseUnavailable
 from infra.postgres.notify import Wakeup
-from infra.runtime.consumer import Consumer, Decision, Meta
+from infra.runtime.consumer import AnyConsumer, Consumer, Decision, Meta
 from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime
 from infra.settings.settings import Settings
@@ -51,7 +51,7 @@ class Script:
     performed: list[str] = field(default_factory=list)
 
 
-def consumer(script: Script, *, name: str = "bench") -> Consumer[int]:
+def consumer(script: Script, *, name: str = "bench") -> AnyConsumer:
     """Counts RunWarned of a run in its checkpoint stream; with `asks` it asks for an effect first."""
 
     def handle(state: int, message: RunWarned | Fetched, meta: Meta) -> Decision:
@@ -134,7 +134,7 @@ class Bench:
     """A world, and who works in it."""
 
     home: Path
-    consumers: Sequence[Consumer[Any]]
+    consumers: Sequence[AnyConsumer]
     world: World = field(default_factory=World)
     capacity: int = 1024
 

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.dataset_cache import DatasetCache
@@ -17,7 +16,7 @@ from infra.postgres.effects import PostgresEffects
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import News, Notifier
 from infra.postgres.pool import Database
-from infra.runtime.consumer import Consumer
+from infra.runtime.consumer import AnyConsumer
 from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime
 from infra.settings.settings import Settings
@@ -28,7 +27,7 @@ WORKER = WorkerId("w")
 
 
 def runtime_on(
-    hosted: Consumer[Any],
+    hosted: AnyConsumer,
     database: Database,
     notifier: Notifier,
     home: Path,
@@ -59,7 +58,7 @@ def runtime_on(
 
 @asynccontextmanager
 async def working(
-    hosted: Consumer[Any], database: Database, home: Path, effects: Effects | None = None
+    hosted: AnyConsumer, database: Database, home: Path, effects: Effects | None = None
 ) -> AsyncIterator[tuple[PostgresLog, Runtime]]:
     """A runtime at work under a long lease."""
     async with Notifier(database) as notifier:

@@ -20,7 +20,7 @@ from infra.ports.event_log import Commit, Recorded
 from infra.ports.ports import Ports
 from infra.postgres.notify import Wakeup
 from infra.runtime.cascade import Work
-from infra.runtime.consumer import Consumer
+from infra.runtime.consumer import AnyConsumer
 from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime
 from infra.settings.settings import Settings
@@ -159,7 +159,7 @@ async def _perform(effect: Effect, ports: Ports) -> Outcome:
     return outcome_of(effect)
 
 
-def _load(name: str) -> Consumer[Any]:
+def _load(name: str) -> AnyConsumer:
     consumer = load(name)
     return replace(consumer, perform=_perform if consumer.perform else None)
 

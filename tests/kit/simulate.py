@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID
 
 from consumers.registry import REGISTRY, load
@@ -16,7 +15,7 @@ from infra.memory.event_log import MemoryLog, World
 from infra.ports.effects import Claimed
 from infra.ports.event_log import CommitMiss, Recorded
 from infra.runtime.cascade import Drafter, Work
-from infra.runtime.consumer import Consumer
+from infra.runtime.consumer import AnyConsumer
 from infra.runtime.folded_states import States
 from schemas.effects import (
     CommitFetched,
@@ -92,7 +91,7 @@ class Process:
     """One process: what it hosts, and what it remembers of streams."""
 
     world: World
-    consumers: tuple[Consumer[Any], ...]
+    consumers: tuple[AnyConsumer, ...]
     log: MemoryLog = field(init=False)
     states: States = field(init=False)
     drafter: Drafter = field(init=False)
@@ -146,7 +145,7 @@ class Simulation:
     def host(self, name: ConsumerName) -> Process:
         return next(p for p in self.processes if name in {c.name for c in p.consumers})
 
-    def deliverable(self, copies: int = 0) -> list[tuple[Consumer[Any], Recorded]]:
+    def deliverable(self, copies: int = 0) -> list[tuple[AnyConsumer, Recorded]]:
         """What some consumer reads and has not consumed, or has not been brought so many times."""
         consumers = [consumer for p in self.processes for consumer in p.consumers]
         return [
@@ -161,7 +160,7 @@ class Simulation:
             )
         ]
 
-    async def deliver(self, consumer: Consumer[Any], recorded: Recorded) -> None:
+    async def deliver(self, consumer: AnyConsumer, recorded: Recorded) -> None:
         self.delivered[consumer.name, recorded.id] += 1
         work = Work(consumer, recorded.event, recorded.id, recorded.correlation)
         await self.host(consumer.name).settle([work])

@@ -3,7 +3,7 @@
 from uuid import UUID
 
 from consumers.run.consumer import CONSUMER
-from infra.runtime.consumer import Message
+from infra.runtime.consumer import Incoming
 from schemas.errors import FailureCategory
 from schemas.events import (
     CheckpointRequested,
@@ -145,7 +145,7 @@ class Story:
         self.world: Given = given(CONSUMER, request)
         self.told: list[Event] = []
 
-    def tell(self, message: Message) -> When:
+    def tell(self, message: Incoming) -> When:
         if isinstance(message, (RunPauseRequested, RunResumeRequested, RunStopRequested)):
             self.world = Given(CONSUMER, (*self.world.events, message))
         said = self.world.when(message)

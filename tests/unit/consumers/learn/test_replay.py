@@ -9,7 +9,7 @@ import pytest
 
 from consumers.learn.consumer import CONSUMER, perform
 from consumers.learn.replay import job_of
-from infra.runtime.consumer import Message, Meta
+from infra.runtime.consumer import Incoming, Meta
 from schemas.datasets import Row
 from schemas.effects import Effect, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import CorruptData, NotFound, Refused, ReplayDiverged, TransientError
@@ -80,7 +80,7 @@ class Run:
         await self.decide(outcome, effect.id)
         return outcome
 
-    async def decide(self, message: Message, cause: UUID) -> Sequence[Effect]:
+    async def decide(self, message: Incoming, cause: UUID) -> Sequence[Effect]:
         state = CONSUMER.initial
         for recorded in self.bench.world.events:
             if recorded.stream == STREAM:

@@ -5,7 +5,7 @@ from uuid import UUID
 import pytest
 
 from consumers.run.health import FLAT_STEPS, MOST_UNHEALTHY, is_flat
-from infra.runtime.consumer import Message
+from infra.runtime.consumer import Incoming
 from schemas.events import (
     BatchAssembled,
     CheckpointRequested,
@@ -48,7 +48,7 @@ class Played(Story):
         return said
 
 
-def trained(step: int, *, healthy: bool) -> Message:
+def trained(step: int, *, healthy: bool) -> Incoming:
     done = updated(step)
     return done.model_copy(update={"metrics": {**done.metrics, "train/skipped": 1.0 - healthy}})
 

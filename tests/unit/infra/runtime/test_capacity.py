@@ -3,13 +3,12 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from infra.ports.ports import Ports
 from infra.runtime import runtime
-from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
+from infra.runtime.consumer import NOTHING, AnyConsumer, Decision, Meta
 from schemas.effects import FetchCommit
 from schemas.events import RunWarned
 from tests.kit.hosting import WORKER, Bench, Fetched, Script, consumer, effect
@@ -24,7 +23,7 @@ class Counting:
         self.performed: set[str] = set()
         self.now = self.most = 0
         self.go = asyncio.Event()
-        self.consumer: Consumer[Any] = replace(
+        self.consumer: AnyConsumer = replace(
             consumer(Script()), handle=self.handle, perform=self.perform
         )
 

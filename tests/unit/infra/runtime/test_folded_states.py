@@ -9,7 +9,7 @@ import pytest
 
 from infra.memory.event_log import MemoryLog
 from infra.runtime import folded_states, runtime
-from infra.runtime.consumer import Consumer
+from infra.runtime.consumer import AnyConsumer
 from infra.runtime.folded_states import States
 from schemas.ids import checkpoint_stream
 from tests.kit.hosting import Bench, Script, consumer
@@ -24,7 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
 
 
-def counting(script: Script) -> Consumer[int]:
+def counting(script: Script) -> AnyConsumer:
     """Its state is how many events its stream holds; it can be kept."""
     return replace(consumer(script), snapshots=int)
 

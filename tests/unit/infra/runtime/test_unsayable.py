@@ -14,7 +14,7 @@ import pytest
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.pool import Database
 from infra.runtime import runtime
-from infra.runtime.consumer import Consumer, Decision, Meta
+from infra.runtime.consumer import AnyConsumer, Decision, Meta
 from schemas.effects import Failed
 from schemas.errors import FailureCategory, HeadraceError, Refused, UserCodeError
 from schemas.events import CheckpointFailed, RunWarned
@@ -35,7 +35,7 @@ class Unsayable(Exception):
         raise RuntimeError("no")
 
 
-def failing(error: Callable[[], Exception]) -> Consumer[int]:
+def failing(error: Callable[[], Exception]) -> AnyConsumer:
     """A consumer whose effect always raises; what comes of it is recorded in its stream."""
     script = Script(asks=True)
     plain_one = consumer(script)
