@@ -1,20 +1,15 @@
 """`headrace checkpoint`: what training leaves behind. REF is RUN@STEP, RUN@last or RUN@best."""
 
-import json
-from pathlib import Path, PurePosixPath
-from urllib.parse import quote
+from pathlib import Path
 
 import click
 
+from producers.cli.checkpoint_files import fetch_file, name_local_base
 from producers.cli.client import Client, part
 from producers.cli.command_tree import command, group
 from producers.cli.display.output import Document, fields, print_json, printable, say, table, when
 from producers.cli.display.units import size
 from producers.cli.errors import Failure
-
-ADAPTER = "adapter_config.json"
-LOCAL_BASES = ("./base", "base")
-"""What a stored adapter calls a base that lies beside it; before 0.2.0 it was `base`."""
 
 checkpoint = group("checkpoint", "Checkpoints: list, look into, download, merge, talk to.")
 
@@ -86,8 +81,8 @@ def download(ref: str, directory: Path, *, force: bool, as_json: bool) -> None:
         found: Document = client.get(f"/checkpoints/{part(ref)}")["checkpoint"]
         exact = part(str(found.get("ref") or ref))
         for file in found["files"]:
-            fetch(client, exact, file, directory)
-    base = name_base(directory)
+            fetch_file(client, exact, file, directory)
+    base = name_local_base(directory)
     if as_json:
         document = {"directory": str(directory.resolve()), "checkpoint": found}
         print_json({**document, "base": str(base) if base else None})
@@ -96,47 +91,6 @@ def download(ref: str, directory: Path, *, force: bool, as_json: bool) -> None:
     if base is not None:
         say(f"adapter_config.json now names its base model: {base}")
     _files(found)
-
-
-def name_base(directory: Path) -> Path | None:
-    """Let the adapter in `directory` name the base model that lies in its folder base/ by an absolute
-    path, so that PEFT finds it from any working directory. Returns that path; None when the base has a
-    public name, or when there is no adapter."""
-    config, base = directory / ADAPTER, (directory / "base").resolve()
-    if not config.is_file() or not base.is_dir():
-        return None
-    written = json.loads(config.read_bytes())
-    if written.get("base_model_name_or_path") not in LOCAL_BASES:
-        return None
-    written["base_model_name_or_path"] = str(base)
-    config.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
-    return base
-
-
-def fetch(client: Client, ref: str, file: Document, directory: Path) -> None:
-    """Save one file of a checkpoint. Raises Failure when it has not the hash it was promised with;
-    then nothing of it stays."""
-    name = str(file["name"])
-    target = directory / safe_name(name)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    sha256 = client.download(f"/checkpoints/{ref}/files/{quote(name, safe='/.')}", target)
-    if sha256 != file["sha256"]:
-        target.unlink()
-        raise Failure(
-            "CORRUPT",
-            f"{name} has sha256 {sha256}, the manifest says {file['sha256']}; try again, and if "
-            "it stays so the stored file is damaged: take another checkpoint",
-        )
-
-
-def safe_name(name: str) -> PurePosixPath:
-    """A file name from a server, as a path below a directory. Raises Failure when it leads out."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or not path.parts or ".." in path.parts or "\\" in name or "\0" in name:
-        raise Failure(
-            "CORRUPT", f"the checkpoint names a file {name!r}, which is no place to write"
-        )
-    return path
 
 
 @command(checkpoint, "merge", example="headrace checkpoint merge my-run@last ./model")

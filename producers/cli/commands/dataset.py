@@ -12,6 +12,7 @@ import click
 
 from producers.cli.client import Client, part
 from producers.cli.command_tree import command, group
+from producers.cli.display.confirm import confirm
 from producers.cli.display.output import (
     Document,
     fields,
@@ -227,8 +228,6 @@ def delete(name: str, *, yes: bool, as_json: bool) -> None:
     Refused while a run was trained or validated on it (delete those runs first: without it they could
     not be verified), and while an evaluation on it goes on.
     """
-    from producers.cli.commands.retention import confirm
-
     confirm(f"delete dataset {name}", yes=yes, as_json=as_json)
     with Client() as client:
         answer = client.delete(f"/datasets/{part(name)}")

@@ -43,7 +43,7 @@ def doctor(*, deep: bool, failpoints: bool, as_json: bool) -> None:
         _failpoints(as_json=as_json)
         return
     if deep:
-        from producers.cli.display.integrity_report import look_deep
+        from producers.cli.commands.integrity import look_deep
 
         look_deep(as_json=as_json)
         return

@@ -12,12 +12,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from producers.cli.checkpoint_files import ADAPTER_CONFIG, fetch_file
 from producers.cli.client import Client, part
-from producers.cli.commands.checkpoint import fetch
 from producers.cli.display.output import Document
 from producers.cli.errors import Failure
-
-ADAPTER = "adapter_config.json"
 
 
 def merge_checkpoint(
@@ -28,7 +26,7 @@ def merge_checkpoint(
         raise Failure("CONFLICT", f"{directory} is not empty; name a new one")
     found: Document = client.get(f"/checkpoints/{part(ref)}")["checkpoint"]
     exact = str(found.get("ref") or ref)
-    if ADAPTER not in {file["name"] for file in found["files"]}:
+    if ADAPTER_CONFIG not in {file["name"] for file in found["files"]}:
         raise Failure(
             "NOT_AN_ADAPTER",
             f"{exact} was trained whole (advanced.tuning = full): there is no adapter to merge. Its "
@@ -39,7 +37,7 @@ def merge_checkpoint(
     with tempfile.TemporaryDirectory(prefix=".merge-", dir=directory.parent) as scratch:
         adapter, made = Path(scratch) / "adapter", Path(scratch) / "model"
         for file in found["files"]:
-            fetch(client, part(exact), file, adapter)
+            fetch_file(client, part(exact), file, adapter)
         _run(adapter, made, base=base, dtype=dtype)
         made.rename(directory)
     files = [_described(path, directory) for path in sorted(directory.rglob("*"))]

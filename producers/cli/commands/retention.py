@@ -2,7 +2,6 @@
 end."""
 
 import re
-import sys
 
 import click
 
@@ -10,6 +9,7 @@ from producers.cli.client import Client, part
 from producers.cli.command_tree import command
 from producers.cli.commands.submit import submit
 from producers.cli.commands.train import RUN, train
+from producers.cli.display.confirm import confirm
 from producers.cli.display.output import Document, print_json, say, table, when
 from producers.cli.errors import Failure
 
@@ -134,13 +134,3 @@ def age_s(text: str) -> int:
             f"--older-than holds {text!r}; write a whole number and s, m, h, d or w, like 30d",
         )
     return int(parts[1]) * SECONDS[parts[2]]
-
-
-def confirm(what: str, *, yes: bool, as_json: bool) -> None:
-    """Ask before something is gone for good. Raises Failure where nobody can be asked, and Abort when
-    the answer is no."""
-    if yes:
-        return
-    if as_json or not sys.stdin.isatty():
-        raise Failure("NOT_CONFIRMED", f"this would {what}, for good; say so with --yes")
-    click.confirm(f"{what[0].upper()}{what[1:]}, for good?", abort=True, err=True)

@@ -50,7 +50,7 @@ def submit(
             say_warnings(answer)
             say(f"submitted {run['name']} ({run['id']})")
         if watch:
-            from producers.cli.display.watch import watch_run
+            from producers.cli.watch import watch_run
 
             watch_run(client, str(run["id"]), str(run["name"]), as_json=as_json)
             return

@@ -104,7 +104,7 @@ def info(run: str, *, as_json: bool) -> None:
 @RUN
 def watch(run: str, *, as_json: bool) -> None:
     """Watch a run until it ends; Ctrl-C ends the watching, not the run. With --json: its final info."""
-    from producers.cli.display.watch import watch_run
+    from producers.cli.watch import watch_run
 
     with Client() as client:
         found: Document = client.get(f"/runs/{part(run)}")["run"]

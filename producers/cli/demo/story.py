@@ -7,12 +7,12 @@ TOMLs of the example, runs and evaluations over HTTP.
 import sys
 from pathlib import Path
 
+from producers.cli import watch
 from producers.cli.client import Client, part
 from producers.cli.commands import evaluation, submit
 from producers.cli.commands.dataset import send
 from producers.cli.config_files import read_config
 from producers.cli.demo.chaos import Killer, killing
-from producers.cli.display import watch
 from producers.cli.display.output import Document, console, say
 from producers.cli.display.run_view import RunView
 from producers.cli.errors import Failure

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from producers.cli.checkpoint_files import safe_name
 from producers.cli.client import Address, Client
-from producers.cli.commands.checkpoint import safe_name
 from producers.cli.errors import Failure
 from producers.cli.repository import around, workspace_of
 from tests.unit.producers.cli.conftest import FakeServer, Run

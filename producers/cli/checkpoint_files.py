@@ -1,0 +1,55 @@
+"""Downloading the files of a checkpoint, each verified against the hash in its manifest."""
+
+import json
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote
+
+from producers.cli.client import Client
+from producers.cli.display.output import Document
+from producers.cli.errors import Failure
+
+ADAPTER_CONFIG = "adapter_config.json"
+LOCAL_BASES = ("./base", "base")
+"""The names under which a stored adapter refers to the base model in its own folder; before 0.2.0 it
+was `base`."""
+
+
+def fetch_file(client: Client, ref: str, file: Document, directory: Path) -> None:
+    """Save one file of a checkpoint. Raises Failure when it has not the hash it was promised with;
+    then nothing of it stays."""
+    name = str(file["name"])
+    target = directory / safe_name(name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sha256 = client.download(f"/checkpoints/{ref}/files/{quote(name, safe='/.')}", target)
+    if sha256 != file["sha256"]:
+        target.unlink()
+        raise Failure(
+            "CORRUPT",
+            f"{name} has sha256 {sha256}, the manifest says {file['sha256']}; try again, and if "
+            "it stays so the stored file is damaged: take another checkpoint",
+        )
+
+
+def safe_name(name: str) -> PurePosixPath:
+    """A file name from a server, as a path below a directory. Raises Failure when it leads out."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or not path.parts or ".." in path.parts or "\\" in name or "\0" in name:
+        raise Failure(
+            "CORRUPT", f"the checkpoint names a file {name!r}, which is no place to write"
+        )
+    return path
+
+
+def name_local_base(directory: Path) -> Path | None:
+    """Let the adapter in `directory` name the base model that lies in its folder base/ by an absolute
+    path, so that PEFT finds it from any working directory. Returns that path; None when the base has a
+    public name, or when there is no adapter."""
+    config, base = directory / ADAPTER_CONFIG, (directory / "base").resolve()
+    if not config.is_file() or not base.is_dir():
+        return None
+    written = json.loads(config.read_bytes())
+    if written.get("base_model_name_or_path") not in LOCAL_BASES:
+        return None
+    written["base_model_name_or_path"] = str(base)
+    config.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
+    return base
