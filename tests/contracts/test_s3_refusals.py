@@ -113,7 +113,7 @@ async def test_a_store_without_the_client_installed_is_named(
 async def test_a_store_that_overwrites_what_it_shall_create(bucket: Bucket) -> None:
     store = bucket.store("p")
 
-    def unconditional(request: Any, **_: object) -> None:
+    def unconditional(request: Any, **_: Any) -> None:
         del request.headers["If-None-Match"]
 
     store.client.meta.events.register("before-sign.s3.PutObject", unconditional)

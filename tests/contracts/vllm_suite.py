@@ -77,7 +77,7 @@ class World:
             models = (await http.get(f"{url}/v1/models")).json()["data"]
         return {model["id"] for model in models if model["parent"]}
 
-    async def told(self, url: str, path: str, **body: object) -> None:
+    async def told(self, url: str, path: str, **body: Any) -> None:
         """Something that somebody else tells a server."""
         async with httpx.AsyncClient() as http:
             (await http.post(f"{url}{path}", json=body)).raise_for_status()

@@ -1,6 +1,7 @@
 """Every objective on the platform: submitted as by TOML, trained, and rebuilt to the same bits."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-RUNS: dict[str, dict[str, object]] = {
+RUNS: dict[str, dict[str, Any]] = {
     "dr_grpo": {"algorithm": "dr_grpo", "off_policy_threshold": 0.5},
     "dapo": {"algorithm": "dapo", "overlong_buffer": 3, "max_replacements": 3},
     "gspo": {"algorithm": "gspo"},

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_workspace(tmp_path_factory.mktemp("modes") / "workspace")
 
 
-def config(mode: str) -> dict[str, dict[str, object]]:
+def config(mode: str) -> dict[str, dict[str, Any]]:
     return run_config(advanced={"max_steps": STEPS, **MODES[mode]})
 
 

@@ -1,5 +1,6 @@
 """Commits of events without a cause, for whatever needs something in a log."""
 
+from typing import Any
 from uuid import uuid4
 
 from infra.ports.event_log import Commit, NewEvent
@@ -19,7 +20,7 @@ def new(event: Event, version: int = 1) -> NewEvent:
     )
 
 
-def one(event: Event, version: int = 1, **more: object) -> Commit:
+def one(event: Event, version: int = 1, **more: Any) -> Commit:
     """A commit of one event at a version."""
     return Commit(expected={event.stream: version - 1}, events=(new(event, version),), **more)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -21,7 +22,7 @@ from transformers import (
 from schemas.scratch_models import scratch_shape
 from trainer.model.char_tokenizer import character_tokenizer
 
-SHAPE: dict[str, object] = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 103,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -43,7 +44,7 @@ LLAMA3_ROPE = {
 }
 WINDOW = 8
 """Shorter than the rows of the tests, so that a window that is not kept shows."""
-GEMMA3_TEXT: dict[str, object] = {
+GEMMA3_TEXT: dict[str, Any] = {
     **SHAPE,
     "head_dim": 16,
     "query_pre_attn_scalar": 24,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from consumers.registry import REGISTRY, lanes_of, load
 from infra.blobs.artifacts import ArtifactStore
@@ -65,7 +65,7 @@ class InMemory:
             names=self.names,
         )
 
-    async def finished(self, config: dict[str, dict[str, object]], *, workspace: str) -> str:
+    async def finished(self, config: dict[str, dict[str, Any]], *, workspace: str) -> str:
         """The id of a run of this, once it has ended well."""
         requested = await self.submitter.submit_run(Asked(config, workspace=workspace), key="a-key")
         assert isinstance(requested.event, RunRequested)

@@ -103,9 +103,9 @@ def make_workspace(directory: Path, files: Mapping[str, str] | None = None) -> P
     return directory
 
 
-def run_config(**changes: Mapping[str, object]) -> dict[str, dict[str, object]]:
+def run_config(**changes: Mapping[str, object]) -> dict[str, dict[str, Any]]:
     """A short deterministic GRPO run of the tiny model on `numbers`; `changes` per section."""
-    config: dict[str, dict[str, object]] = {
+    config: dict[str, dict[str, Any]] = {
         "experiment": {
             "rollout": "say",
             "entrypoint": "main.py",
@@ -194,7 +194,7 @@ class Platform:
             return None
         return None if answer.status_code == 503 else answer
 
-    def submit(self, config: Mapping[str, object], **more: object) -> str:
+    def submit(self, config: Mapping[str, object], **more: Any) -> str:
         """Submit a run, return its id."""
         answer = self.post("/runs", {"config": config, **more})
         assert answer.status_code == 201, answer.text

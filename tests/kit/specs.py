@@ -1,6 +1,7 @@
 """Small complete values for tests of consumers: a run, its dataset, its groups, its versions."""
 
 import hashlib
+from typing import Any
 
 from schemas.config import RunConfig
 from schemas.ids import GroupKey, Purpose
@@ -31,7 +32,7 @@ def ref(text: str, *, size: int | None = None) -> ArtifactRef:
 DATASET = DatasetRef(dataset="d1", name="sums", content=ref("rows"), num_rows=8)
 
 
-def config(**sections: dict[str, object]) -> RunConfig:
+def config(**sections: dict[str, Any]) -> RunConfig:
     """A run's config: GRPO unless the sections say otherwise."""
     experiment = {
         "rollout": "say",
@@ -42,7 +43,7 @@ def config(**sections: dict[str, object]) -> RunConfig:
     return RunConfig.model_validate({"experiment": experiment, **sections})
 
 
-def train_spec(*, dataset: DatasetRef = DATASET, **sections: dict[str, object]) -> TrainSpec:
+def train_spec(*, dataset: DatasetRef = DATASET, **sections: dict[str, Any]) -> TrainSpec:
     return TrainSpec(
         run="r1", config=config(**sections), model=MODEL, total_steps=9, dataset=dataset
     )
@@ -85,7 +86,7 @@ def slots(*rows: int) -> tuple[Slot, ...]:
     return tuple(Slot(slot=slot, row=row) for slot, row in enumerate(rows))
 
 
-def entry(index: int, **changes: object) -> SampleEntry:
+def entry(index: int, **changes: Any) -> SampleEntry:
     return SampleEntry.model_validate({"index": index, "prompt_tokens": 2, **changes})
 
 

@@ -6,6 +6,7 @@ reference divides by something else, the factor is written out beside it.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from hypothesis import assume
@@ -34,7 +35,7 @@ def advantage_of(case: Case, objective: Objective) -> torch.Tensor:
     return objective.estimate(outcome, objective.defaults).advantage_E
 
 
-def settings_for(name: str, **changes: object) -> tuple[Objective, Settings]:
+def settings_for(name: str, **changes: Any) -> tuple[Objective, Settings]:
     objective = OBJECTIVES[name]
     settings = replace(objective.defaults, max_response_length=LONGEST)
     return objective, replace(settings, **changes)
@@ -77,7 +78,7 @@ AGGREGATIONS: dict[LossAggregation, Reference] = {
 }
 
 
-def surrogate(name: str, **changes: object) -> Callable[[Case], Compared]:
+def surrogate(name: str, **changes: Any) -> Callable[[Case], Compared]:
     """A clipped surrogate, by all three."""
     objective, settings = settings_for(name, **changes)
     asked, is_gspo = AGGREGATIONS[settings.aggregation], name == "gspo"
@@ -245,7 +246,7 @@ def _their_weights(case: Case, settings: Settings, value: torch.Tensor) -> torch
         return theirs_verl.rejected(case, low=LOW, high=HIGH) * value.exp()
 
 
-def _trl_correction(settings: Settings) -> dict[str, object]:
+def _trl_correction(settings: Settings) -> dict[str, Any]:
     masked = settings.correction == "masked"
     bounds = {"decoupled": 1e30}.get(settings.correction, HIGH)
     return {

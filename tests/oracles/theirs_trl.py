@@ -47,7 +47,7 @@ class _Trainer:
     top_entropy_quantile = 1.0
     current_gradient_accumulation_steps = 1
     multi_objective_aggregation = "sum_then_normalize"
-    chat_template_kwargs: dict[str, object] = {}
+    chat_template_kwargs: dict[str, Any] = {}
     get_off_policy_mask = staticmethod(TRAINER.get_off_policy_mask)
 
     def __init__(self, case: Case, settings: dict[str, Any]) -> None:
@@ -104,7 +104,7 @@ class _Trainer:
         ]
         return torch.tensor(rewards, dtype=torch.float64)[:, None]
 
-    def _get_per_token_logps_and_entropies(self, model: object, *_: object, **__: object) -> Any:
+    def _get_per_token_logps_and_entropies(self, model: object, *_: object, **__: Any) -> Any:
         logprobs = self.case.reference if model is self.ref_model else self.now
         return logprobs, torch.zeros_like(logprobs), None
 

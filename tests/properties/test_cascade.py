@@ -3,6 +3,7 @@
 import asyncio
 import random
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ PUSHED = RepositoryPushed(
     requester=run_stream("r1"),
 )
 
-MODES: dict[str, dict[str, object]] = {
+MODES: dict[str, dict[str, Any]] = {
     "sync": {},
     "one_step_off_async": {"execution_mode": "one_step_off_async"},
     "fully_async": {"execution_mode": "fully_async", "max_steps_off_policy": 3},

@@ -1,5 +1,7 @@
 """The schedule: rows once an epoch, lag within its bound, never more steps open than allowed."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +27,7 @@ def test_the_bound_is_reached(pace: Pace) -> None:
 
 
 def test_modes_are_depths() -> None:
-    def of(**advanced: object) -> Pace:
+    def of(**advanced: Any) -> Pace:
         return pace(config(advanced=advanced))
 
     assert of() == Pace(0)

@@ -1,5 +1,6 @@
 """A run as its decider sees it: what it is asked, what others answer, and its story so far."""
 
+from typing import Any
 from uuid import UUID
 
 from consumers.run.consumer import CONSUMER
@@ -36,7 +37,7 @@ RL = {
 
 
 def requested(
-    *, steps: int = 3, validate: bool = False, **sections: dict[str, object]
+    *, steps: int = 3, validate: bool = False, **sections: dict[str, Any]
 ) -> RunRequested:
     merged = {**RL, **sections}
     merged["advanced"] = {"max_steps": steps, **sections.get("advanced", {})}
@@ -64,7 +65,7 @@ def taught(*, steps: int = 3) -> RunRequested:
     )
 
 
-def synced(**changes: object) -> WorkspaceSynced:
+def synced(**changes: Any) -> WorkspaceSynced:
     found = {"entrypoint": Entrypoint(rollout="say"), "workflow": "Say", "grader": "Count"}
     return WorkspaceSynced(
         workspace="w1",

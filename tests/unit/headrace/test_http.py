@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,7 @@ async def serving(server: Server) -> AsyncIterator[str]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def ask(url: str) -> dict[str, object]:
+async def ask(url: str) -> dict[str, Any]:
     return await post_json(url, {"say": "x"}, key="k")
 
 

@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -138,7 +139,7 @@ async def test_a_runtime_ends_whose_driver_swallows_the_first_cancellation(
     reached = asyncio.Event()
     original = getattr(MemoryEffects, name)
 
-    async def stalled(self: MemoryEffects, *arguments: object, **more: object) -> object:
+    async def stalled(self: MemoryEffects, *arguments: object, **more: Any) -> object:
         reached.set()
         await swallow()
         return await original(self, *arguments, **more)
@@ -216,7 +217,7 @@ async def _stolen(bench: Bench, done: Callable[[], bool], *, within_s: float) ->
     claim = MemoryEffects.claim
     nothing = asyncio.Event()
 
-    async def late(self: MemoryEffects, *arguments: object, **more: object) -> object:
+    async def late(self: MemoryEffects, *arguments: object, **more: Any) -> object:
         found: list[Claimed] = list(await claim(self, *arguments, **more))  # type: ignore[arg-type]  # as given
         if not nothing.is_set() and found:
             nothing.set()

@@ -1,5 +1,7 @@
 """Keys of an algorithm: read by it, or refused by name; never ignored."""
 
+from typing import Any
+
 import pytest
 
 from schemas.algorithms import READ_BY, REINFORCED, filters_groups, replacements
@@ -7,7 +9,7 @@ from schemas.config import Advanced
 from schemas.errors import InvalidConfig
 from schemas.toml.parser import parse_run
 
-VALUES: dict[str, object] = {
+VALUES: dict[str, Any] = {
     "loss_aggregation": "token_mean",
     "kl_estimator": "k1",
     "kl_in": "reward",
@@ -24,7 +26,7 @@ VALUES: dict[str, object] = {
 }
 """A valid value of each key; 0.5 is one of the others."""
 
-NEEDS: dict[str, dict[str, object]] = {
+NEEDS: dict[str, dict[str, Any]] = {
     "correction_level": {"correction": "masked"},
     "correction_low": {"correction": "masked"},
     "correction_high": {"correction": "masked"},
@@ -33,7 +35,7 @@ NEEDS: dict[str, dict[str, object]] = {
 }
 
 
-def refused(samples: int = 2, **advanced: object) -> dict[str, str]:
+def refused(samples: int = 2, **advanced: Any) -> dict[str, str]:
     """Key -> message of what is wrong with this `[advanced]`."""
     document = {
         "experiment": {
@@ -106,7 +108,7 @@ def test_every_key_that_may_be_silent_is_in_the_table() -> None:
         ({"algorithm": "sft", "updates_per_step": 2}, "advanced.updates_per_step"),
     ],
 )
-def test_contradictions_are_refused(advanced: dict[str, object], key: str) -> None:
+def test_contradictions_are_refused(advanced: dict[str, Any], key: str) -> None:
     assert list(refused(**advanced)) == [key]
 
 

@@ -1,6 +1,7 @@
 """What the trainer's tests share: jobs, requests, artifacts in memory."""
 
 from hashlib import sha256
+from typing import Any
 
 from schemas.config import RunConfig
 from schemas.learner import LearnerJob, LearnerState
@@ -38,7 +39,7 @@ class Shelf:
 
 
 def job(
-    model: ModelRef = TINY, *, run: str = "run", total_steps: int = 8, **advanced: object
+    model: ModelRef = TINY, *, run: str = "run", total_steps: int = 8, **advanced: Any
 ) -> LearnerJob:
     """A job on the tiny model; `advanced` overrides that section."""
     config = RunConfig.model_validate(
@@ -63,7 +64,7 @@ def request(
     slot: int = 0,
     policy: PolicyRef | None = None,
     model: ModelRef = TINY,
-    **params: object,
+    **params: Any,
 ) -> SampleRequest:
     """A request for one completion; `params` are SamplingParams."""
     fields = {"max_new_tokens": 8, **params}

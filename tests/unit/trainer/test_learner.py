@@ -3,6 +3,7 @@
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -135,7 +136,7 @@ async def test_steps_learn_and_metrics_are_finite(engine: Engine, case: str) -> 
 async def test_a_result_says_what_its_kernels_were_for_bits_depend_on_them(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def kernels(run: str, **advanced: object) -> str:
+    async def kernels(run: str, **advanced: Any) -> str:
         result = await engine.learner.initialize(job(run=run, **advanced))
         return result.versions["kernels"]
 
@@ -267,7 +268,7 @@ async def test_a_step_that_does_not_fit_into_memory_names_the_knobs(
     asked, batches = CASES[case]
     zero = (await engine.learner.initialize(asked)).state
 
-    def full(*_: object, **__: object) -> None:
+    def full(*_: object, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr("trainer.policy.Policy.logprobs", full)

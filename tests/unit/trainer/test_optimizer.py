@@ -1,6 +1,7 @@
 """The schedule, the clipping, and AdamW against torch's own."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from tests.unit.trainer.support import job
 from trainer.optimizer import Optimizer, lr_at
 
 
-def rates(total: int, **advanced: object) -> list[float]:
+def rates(total: int, **advanced: Any) -> list[float]:
     section = job(**advanced).config.advanced
     return [lr_at(s, total_steps=total, peak=1.0, advanced=section) for s in range(1, total + 1)]
 

@@ -1,6 +1,8 @@
 """Every objective, and every option of one that changes a formula, as keys of `[advanced]`."""
 
-VARIANTS: dict[str, dict[str, object]] = {
+from typing import Any
+
+VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {"kl_coef": 0.05},
     "dr_grpo": {"algorithm": "dr_grpo"},
     "dapo": {"algorithm": "dapo", "overlong_buffer": 4},

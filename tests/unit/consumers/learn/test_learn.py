@@ -1,6 +1,7 @@
 """learn: one step per batch, from the newest version, and nothing that is needed is collected."""
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -57,7 +58,7 @@ def updated(step: int, *, durable: bool = True, pinned: bool = False) -> PolicyU
     )
 
 
-def train(step: int, **changes: object) -> TrainStep:
+def train(step: int, **changes: Any) -> TrainStep:
     values = {
         "spec": SPEC,
         "step": step,

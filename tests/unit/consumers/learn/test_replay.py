@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -101,7 +102,7 @@ class Run:
         events = [recorded.event for recorded in self.bench.world.events]
         return [e.state for e in events if isinstance(e, PolicyInitialized | PolicyUpdated)]
 
-    def edit(self, event: Event, **changes: object) -> None:
+    def edit(self, event: Event, **changes: Any) -> None:
         """Another log: one event of it is different."""
         events = self.bench.world.events
         at = next(i for i, recorded in enumerate(events) if recorded.event == event)

@@ -1,5 +1,6 @@
 """run: steps whose numbers are not finite, and rewards that say nothing."""
 
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -31,7 +32,7 @@ from tests.unit.consumers.runs import (
 class Played(Story):
     """Answers a run step by step."""
 
-    def __init__(self, *, steps: int, **advanced: object) -> None:
+    def __init__(self, *, steps: int, **advanced: Any) -> None:
         super().__init__(requested(steps=steps, advanced=advanced))
         self.asked: list[GroupsRequested] = only(self.begin(), GroupsRequested)
 

@@ -1,5 +1,6 @@
 """run: facts are recorded once, and what follows depends on the state alone."""
 
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -75,7 +76,7 @@ def test_the_day_of_the_request_is_the_runs_unless_a_key_names_another(
         ({"grader": None}, "no Grader"),
     ],
 )
-def test_a_workspace_that_cannot_be_run_rejects_it(change: dict[str, object], says: str) -> None:
+def test_a_workspace_that_cannot_be_run_rejects_it(change: dict[str, Any], says: str) -> None:
     (event,) = given(CONSUMER, requested()).when(synced(**change)).events
     assert isinstance(event, RunRejected)
     assert says in event.message

@@ -1,7 +1,7 @@
 """run: a grader that raises is a failed sample, and a run that could train nothing has not finished."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -33,7 +33,7 @@ RAISED = "rollouts/say/main.py:17 in grade: ZeroDivisionError: division by zero"
 class Told(Story):
     """Answers a run group by group."""
 
-    def __init__(self, *, steps: int = 3, validate: bool = False, **advanced: object) -> None:
+    def __init__(self, *, steps: int = 3, validate: bool = False, **advanced: Any) -> None:
         super().__init__(requested(steps=steps, validate=validate, advanced=advanced))
         said = self.begin()
         for asked in only(said.events, EvaluationRequested):

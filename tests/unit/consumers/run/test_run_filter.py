@@ -1,5 +1,7 @@
 """run: groups that teach nothing are replaced (DAPO), each slot as often as the run allows."""
 
+from typing import Any
+
 import pytest
 
 from consumers.run.settle import FLAT
@@ -15,7 +17,7 @@ from schemas.specs import GroupSpec
 from tests.unit.consumers.runs import Story, graded, only, requested
 
 
-def begun(**advanced: object) -> tuple[Story, GroupsRequested]:
+def begun(**advanced: Any) -> tuple[Story, GroupsRequested]:
     story = Story(requested(advanced={"algorithm": "dapo", **advanced}))
     (_, first) = story.begin().events
     assert isinstance(first, GroupsRequested)
@@ -109,7 +111,7 @@ def test_who_wants_to_stop_is_not_kept_waiting_for_replacements() -> None:
 
 
 @pytest.mark.parametrize("advanced", [{"algorithm": "grpo"}, {"filter_groups": False}])
-def test_without_the_filter_flat_groups_train(advanced: dict[str, object]) -> None:
+def test_without_the_filter_flat_groups_train(advanced: dict[str, Any]) -> None:
     story, first = begun(**advanced)
     one, two = first.group_specs()
     story.tell(graded(one, 1.0, 1.0)).then_types(GroupsSettled)

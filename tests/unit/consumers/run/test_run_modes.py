@@ -2,6 +2,7 @@
 
 import random
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -49,7 +50,7 @@ PACES = st.one_of(
 )
 
 
-def said(pace: Pace) -> dict[str, object]:
+def said(pace: Pace) -> dict[str, Any]:
     """The keys of a pace."""
     if pace.depth == 0:
         return {"weight_sync_interval": pace.interval}
@@ -60,7 +61,7 @@ def said(pace: Pace) -> dict[str, object]:
     }
 
 
-def begun(*, steps: int = 5, **advanced: object) -> tuple[Story, list[GroupsRequested]]:
+def begun(*, steps: int = 5, **advanced: Any) -> tuple[Story, list[GroupsRequested]]:
     story = Story(requested(steps=steps, advanced=advanced))
     return story, only(story.begin(), GroupsRequested)
 

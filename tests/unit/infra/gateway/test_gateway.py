@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import openai
@@ -179,7 +180,7 @@ async def test_time_and_budget_are_limited(
     ],
 )
 async def test_what_is_not_understood_is_refused_by_name(
-    session: sessions.GatewaySession, body: dict[str, object], says: str
+    session: sessions.GatewaySession, body: dict[str, Any], says: str
 ) -> None:
     async with httpx.AsyncClient() as http:
         answer = await http.post(

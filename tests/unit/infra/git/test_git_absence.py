@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -184,7 +185,7 @@ async def test_a_git_process_that_is_killed_is_an_absence(
 async def test_a_full_disk_and_a_machine_without_processes_are_absences(
     server: GitServer, repositories: GitRepositories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fails(*_: object, **__: object) -> None:
+    async def fails(*_: object, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fails)

@@ -6,6 +6,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -263,9 +264,7 @@ async def test_a_tree_costs_the_event_loop_nothing_and_each_name_is_looked_at_on
 async def test_twin_inline_the_same_work_holds_the_loop(
     repositories: GitRepositories, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def inline(
-        function: Callable[..., object], *arguments: object, **named: object
-    ) -> object:
+    async def inline(function: Callable[..., object], *arguments: object, **named: Any) -> object:
         return function(*arguments, **named)
 
     monkeypatch.setattr(asyncio, "to_thread", inline)

@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -87,7 +88,7 @@ async def test_it_does_what_it_may_and_ends_beside_what_rests(world: World) -> N
 async def test_twin_with_every_row_counted_it_never_ends(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def every(self: object, **_: object) -> int:
+    async def every(self: object, **_: Any) -> int:
         return sum((await world.effects.depth()).values())
 
     monkeypatch.setattr(type(world.effects), "left", every)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import asyncpg
@@ -178,7 +179,7 @@ def appended(version: int, time: str = "") -> str:
     return EVENT.format(id=uuid4(), version=version, time=time)
 
 
-async def said(database: Database, run: str | None = "r", **more: object) -> list[str]:
+async def said(database: Database, run: str | None = "r", **more: Any) -> list[str]:
     facts = await Waits(database).facts(run, **more)  # type: ignore[arg-type]  # what a test names
     return [f"{wait['what']}: {wait['message']}" for wait in waits_of(facts)]
 

@@ -2,6 +2,7 @@
 claim is forgotten, whether an answer was lost before or after the write."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ async def test_what_was_born_claimed_in_a_commit_without_an_answer_is_performed(
 async def test_twin_without_giving_back_what_we_do_not_know_of_it_waits_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def keep_all(*_: object, **__: object) -> None:
+    async def keep_all(*_: object, **__: Any) -> None:
         """The protection, switched off."""
 
     monkeypatch.setattr(MemoryEffects, "disown", keep_all)

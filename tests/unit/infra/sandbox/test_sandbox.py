@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -271,7 +272,7 @@ async def test_discovery_begins_again_when_its_process_was_killed(
 ) -> None:
     start, deaths = ConfinedProcess.start, 2
 
-    async def killed_first(process: ConfinedProcess) -> dict[str, object]:
+    async def killed_first(process: ConfinedProcess) -> dict[str, Any]:
         nonlocal deaths
         if deaths:
             deaths -= 1

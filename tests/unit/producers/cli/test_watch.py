@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from producers.cli.event_stream import follow, parse
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
 
-def event(kind: str, second: int = 0, /, **data: object) -> dict[str, object]:
+def event(kind: str, second: int = 0, /, **data: Any) -> dict[str, Any]:
     return {"type": kind, "time": f"2030-01-01T00:00:{second:02d}+00:00", "data": data}
 
 
@@ -34,7 +35,7 @@ STORY = [
 ]
 
 
-def sse(events: list[dict[str, object]], first: int = 0) -> bytes:
+def sse(events: list[dict[str, Any]], first: int = 0) -> bytes:
     return b"".join(
         f"id: c{number}\ndata: {json.dumps(one)}\n\n".encode()
         for number, one in enumerate(events, start=first)
@@ -94,7 +95,7 @@ def test_a_broken_connection_goes_on_behind_the_last_event(server: FakeServer) -
     assert server.asked[2].headers["Last-Event-ID"] == "c3"
 
 
-def run_of(server: FakeServer, events: list[dict[str, object]]) -> None:
+def run_of(server: FakeServer, events: list[dict[str, Any]]) -> None:
     server.answer("GET", "/runs/r", {"run": {"id": "r", "name": "r", "status": "finished"}})
     server.raw("GET", "/runs/r/events", sse(events), kind="text/event-stream")
 

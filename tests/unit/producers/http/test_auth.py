@@ -1,5 +1,7 @@
 """Who may speak to the API, and what strangers hear."""
 
+from typing import Any
+
 import httpx
 import pytest
 
@@ -82,7 +84,7 @@ async def test_bodies_are_bounded_json_objects(app: Application, content: bytes,
 
 
 async def test_a_database_that_is_away_is_a_503(app: Application) -> None:
-    def broken(*_: object, **__: object) -> None:
+    def broken(*_: object, **__: Any) -> None:
         raise ConnectionRefusedError("no")
 
     app.services.readmodel.platform.alive = broken

@@ -1,5 +1,7 @@
 """A chat with a checkpoint goes through a device worker's internal door."""
 
+from typing import Any
+
 import pytest
 
 from infra.gateway.server import HttpGateway
@@ -71,7 +73,7 @@ async def test_a_worker_answers_with_the_checkpoint(app: Application) -> None:
         ({**ASK, "maxtokens": 1}, "maxtokens"),
     ],
 )
-async def test_a_bad_chat_is_refused(app: Application, body: dict[str, object], says: str) -> None:
+async def test_a_bad_chat_is_refused(app: Application, body: dict[str, Any], says: str) -> None:
     await app.append(saved())
     refused = await app.post("/checkpoints/r1@1/chat", body)
     assert refused.status_code == 400

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -176,7 +177,7 @@ async def test_a_checkpoint_by_step_last_and_best(told: Application) -> None:
 
 
 async def test_events_page_by_page_are_cloud_events(told: Application) -> None:
-    seen: list[dict[str, object]] = []
+    seen: list[dict[str, Any]] = []
     after = ""
     while True:
         page = await told.get("/runs/first/events", limit=10, **({"after": after} if after else {}))

@@ -3,6 +3,7 @@
 import json
 from datetime import UTC, date
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -21,9 +22,9 @@ pytestmark = pytest.mark.postgres
 SHAPE = "scratch:qwen3-tiny"
 
 
-def config(**sections: dict[str, object]) -> dict[str, dict[str, object]]:
+def config(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """A good GRPO config on `numbers`; sections are merged over it."""
-    made: dict[str, dict[str, object]] = {
+    made: dict[str, dict[str, Any]] = {
         "experiment": {
             "rollout": "say",
             "entrypoint": "main.py",
@@ -222,7 +223,7 @@ async def test_names_are_invented_kept_and_refused_when_taken(ready: Application
 )
 async def test_what_cannot_be_run_is_refused_with_its_key(
     ready: Application,
-    change: dict[str, dict[str, object]],
+    change: dict[str, dict[str, Any]],
     key: str,
     says: str,
     meant: str | None,
@@ -251,7 +252,7 @@ async def test_sft_needs_no_workspace_but_labels(app: Application) -> None:
     await app.upload("numbers", rows(8))
     bare = "".join(f'{{"metadata": {{"n": {n}}}}}\n' for n in range(4))
     assert (await app.upload("bare", bare)).status_code == 200
-    sft: dict[str, dict[str, object]] = {
+    sft: dict[str, dict[str, Any]] = {
         "experiment": {"model_path": SHAPE, "dataset": "numbers"},
         "advanced": {"algorithm": "sft", "batch_size": 4},
     }

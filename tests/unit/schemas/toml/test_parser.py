@@ -2,6 +2,7 @@
 
 import datetime
 import difflib
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,8 @@ EXPERIMENT = {
 }
 
 
-def toml(**sections: object) -> dict[str, object]:
-    merged: dict[str, object] = {"experiment": dict(EXPERIMENT)}
+def toml(**sections: Any) -> dict[str, Any]:
+    merged: dict[str, Any] = {"experiment": dict(EXPERIMENT)}
     for name, values in sections.items():
         known = merged.get(name)
         if isinstance(known, dict) and isinstance(values, dict):
@@ -27,7 +28,7 @@ def toml(**sections: object) -> dict[str, object]:
     return merged
 
 
-def refused(**sections: object) -> dict[str, Issue]:
+def refused(**sections: Any) -> dict[str, Issue]:
     with pytest.raises(InvalidConfig) as caught:
         parse_run(toml(**sections))
     return {issue.key: issue for issue in caught.value.issues}
@@ -116,7 +117,7 @@ def test_a_good_file_has_the_defaults() -> None:
     ],
 )
 def test_a_mistake_is_named(
-    sections: dict[str, object], key: str, says: str, meant: str | None
+    sections: dict[str, Any], key: str, says: str, meant: str | None
 ) -> None:
     issues = refused(**sections)
     assert key in issues, issues
@@ -165,9 +166,7 @@ def test_sft_needs_no_code() -> None:
         ({"secrets": {"required": ["A"]}}, "secrets.required"),
     ],
 )
-def test_what_is_valid_and_not_built_is_refused_by_name(
-    sections: dict[str, object], key: str
-) -> None:
+def test_what_is_valid_and_not_built_is_refused_by_name(sections: dict[str, Any], key: str) -> None:
     assert [issue.key for issue in not_built(parse_run(toml(**sections)))] == [key]
 
 

@@ -3,6 +3,7 @@ what is not known is not learned from."""
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ class Unshared(Policy):
         return False
 
 
-def chosen(variant: str, **changes: object) -> tuple[Objective, Settings]:
+def chosen(variant: str, **changes: Any) -> tuple[Objective, Settings]:
     config = job(**{**VARIANTS[variant], **changes}).config
     settings = settings_of(config, micro_batch_tokens=4096)
     return OBJECTIVES[config.advanced.algorithm], settings
@@ -60,7 +61,7 @@ def gradients(policy: Policy, batch: Batch) -> tuple[dict[str, torch.Tensor], di
 
 
 def trained(
-    policy: Policy, variant: str, groups: tuple[GradedGroup, ...] = MIXED, **changes: object
+    policy: Policy, variant: str, groups: tuple[GradedGroup, ...] = MIXED, **changes: Any
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Gradients and metrics of the second update, with what was known before the first."""
     objective, settings = chosen(variant)
@@ -170,7 +171,7 @@ def test_a_run_s_own_values_come_last() -> None:
 
 
 def test_the_kl_of_reinforce_plus_plus_is_in_the_reward_and_with_a_baseline_in_the_loss() -> None:
-    def kl(rules: int = RULES, **advanced: object) -> tuple[str, str]:
+    def kl(rules: int = RULES, **advanced: Any) -> tuple[str, str]:
         config = job(algorithm="reinforce_plus_plus", kl_coef=0.1, **advanced).config
         settings = settings_of(config, micro_batch_tokens=7, rules=rules)
         return settings.kl_in, settings.kl_estimator

@@ -1,6 +1,7 @@
 """Ways to run a pass: recomputed, compiled, without padding. None of them changes what is computed."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def difference(one: Gradients, other: Gradients) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-def tiny(**advanced: object) -> Policy:
+def tiny(**advanced: Any) -> Policy:
     base = build_base(TINY, {}, device=CPU)
     policy = fresh_policy(Loaded(base, decoder_of(base), Fallback(base)), job(**advanced))
     for tensor in policy.tensors.values():

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def load(directory: Path) -> None:
     ],
 )
 def test_a_config_that_names_code_of_the_hub_is_refused(
-    tmp_path: Path, config: dict[str, object], key: str
+    tmp_path: Path, config: dict[str, Any], key: str
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **config}))
     with pytest.raises(Refused, match=f"holds {key} = 'evil/kernel.*code on the hub"):

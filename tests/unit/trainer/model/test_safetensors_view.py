@@ -1,6 +1,7 @@
 """Tensors where they lie in a file: the same as the library's, aligned, and nothing but tensors."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def test_what_lies_aligned_is_not_copied_and_the_rest_is() -> None:
     assert not found["c"].any(), "12 bytes behind an aligned place"
 
 
-def header(**entries: object) -> bytes:
+def header(**entries: Any) -> bytes:
     text = json.dumps(entries).encode()
     return len(text).to_bytes(8, "little") + text + b"\0" * 64
 

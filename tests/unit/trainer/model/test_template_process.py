@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -117,7 +118,7 @@ def test_one_that_ends_whenever_it_is_asked_is_to_blame(monkeypatch: pytest.Monk
     process = TemplateProcess()
     original = process._ask
 
-    def killed(running: object, request: object) -> dict[str, object]:
+    def killed(running: object, request: object) -> dict[str, Any]:
         assert process._process is not None
         process._process.kill()
         process._process.wait()

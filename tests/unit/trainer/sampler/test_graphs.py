@@ -3,6 +3,7 @@ a recorded graph is a call."""
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ async def together(engine: Engine, asked: list[SampleRequest]) -> list[Turn]:
     return list(await asyncio.gather(*(engine.sampler.sample(r) for r in asked)))
 
 
-def many(**params: object) -> list[SampleRequest]:
+def many(**params: Any) -> list[SampleRequest]:
     """Prompts and answers of all lengths; some outgrow their lane on the way."""
     return [
         request("x" * (5 * i), sample=i, max_new_tokens=1 + 9 * i % 60, **params) for i in range(20)

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from trainer.sampler.memory_limits import CPU
 PROMPTS = ("hi", "What is 47 + 38?", "a somewhat longer prompt, to be sure")
 
 
-def many(**params: object) -> list[SampleRequest]:
+def many(**params: Any) -> list[SampleRequest]:
     """Samples of several groups, some long enough to outgrow their lane."""
     return [
         request(
@@ -378,7 +379,7 @@ async def test_a_version_that_cannot_be_made_ready_fails_those_who_ask_for_it_al
     asked = request(policy=_held(first.state.weights_sha256))
     await engine.sampler.sample(asked)
 
-    def broken(*_: object, **__: object) -> None:
+    def broken(*_: object, **__: Any) -> None:
         raise MemoryError("no room")
 
     monkeypatch.setattr(Core, "prepare", broken)

@@ -3,6 +3,7 @@
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,8 @@ from tests.kit.hub import hub
 from tests.unit.producers.cli.conftest import FakeServer, Ran, Run
 
 
-def check(ran: Ran, name: str) -> dict[str, object]:
-    found: dict[str, object] = next(c for c in ran.document["checks"] if c["name"] == name)
+def check(ran: Ran, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(c for c in ran.document["checks"] if c["name"] == name)
     return found
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -26,7 +27,7 @@ def lines(*rows: object) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def good(count: int = 4, **more: object) -> list[dict[str, object]]:
+def good(count: int = 4, **more: Any) -> list[dict[str, Any]]:
     return [{"user_prompt": f"q{n}", "ground_truth": f"a{n}", **more} for n in range(count)]
 
 
@@ -53,7 +54,7 @@ def test_metadata_mode_needs_no_prompt(tmp_path: Path) -> None:
     assert rows[3].prompt == ()
 
 
-def talk(*turns: str, **more: object) -> dict[str, object]:
+def talk(*turns: str, **more: Any) -> dict[str, Any]:
     """A conversation in which user and assistant take turns."""
     roles = ("user", "assistant")
     said = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
@@ -103,7 +104,7 @@ def test_a_conversation_in_csv_is_json_text(tmp_path: Path) -> None:
     ],
 )
 def test_a_conversation_that_cannot_be_is_named(
-    tmp_path: Path, row: dict[str, object], says: str
+    tmp_path: Path, row: dict[str, Any], says: str
 ) -> None:
     report, _ = check(tmp_path, lines(*[row] * 4))
     assert says in report.issues[0].message

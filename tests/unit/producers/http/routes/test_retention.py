@@ -251,7 +251,7 @@ async def test_an_artifact_named_while_names_are_read_stays(
 async def test_twin_without_the_names_what_others_need_is_collected(
     ended: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nothing(*_: object, **__: object) -> AsyncIterator[Named]:
+    async def nothing(*_: object, **__: Any) -> AsyncIterator[Named]:
         for none in ():
             yield none
 
@@ -615,7 +615,7 @@ async def test_a_key_that_made_a_deleted_run_makes_no_other(app: Application) ->
     assert (await app.post("/runs", asked, Idempotency_Key="l")).status_code == 201
 
 
-def _config() -> dict[str, object]:
+def _config() -> dict[str, Any]:
     return {
         "experiment": {"model_path": f"scratch:{MODEL.name}", "dataset": "sums"},
         "advanced": {"algorithm": "sft", "max_steps": 1},

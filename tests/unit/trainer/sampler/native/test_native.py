@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -328,7 +329,7 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     (made,) = (tmp_path / "headrace").iterdir()
     library.cache_clear()
 
-    def refused(*_: object, **__: object) -> None:
+    def refused(*_: object, **__: Any) -> None:
         raise subprocess.SubprocessError("compiled again")
 
     monkeypatch.setattr(subprocess, "run", refused)
