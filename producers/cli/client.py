@@ -34,14 +34,14 @@ Parameters = Mapping[str, str | int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ServerAddress:
     """Where the server is and what opens it."""
 
     url: str
     token: str | None
 
     @classmethod
-    def from_environment(cls) -> "Address":
+    def from_environment(cls) -> "ServerAddress":
         """As the settings say: HEADRACE_URL, and HEADRACE_TOKEN or the local token file."""
         settings = Settings.load(os.environ)
         return cls(settings.url, settings.read_token())
@@ -51,9 +51,9 @@ class Client:
     """Requests to one server. `transport` is for tests."""
 
     def __init__(
-        self, address: Address | None = None, *, transport: httpx.BaseTransport | None = None
+        self, address: ServerAddress | None = None, *, transport: httpx.BaseTransport | None = None
     ) -> None:
-        self.address = address or Address.from_environment()
+        self.address = address or ServerAddress.from_environment()
         token = self.address.token
         self._http = httpx.Client(
             base_url=self.address.url,
@@ -90,7 +90,7 @@ class Client:
         """POST JSON under an idempotency key. Raises Failure."""
         headers = {"Idempotency-Key": key or uuid4().hex}
         content: Document = {} if body is None else {"json": body}
-        with traced("POST", path) as context:
+        with request_span("POST", path) as context:
             sent = self._send(
                 "POST", path, headers={**headers, **context}, params=parameters, **content
             )
@@ -180,7 +180,7 @@ class Client:
 
     def _answer(self, answer: httpx.Response) -> Document:
         if answer.is_error:
-            raise refusal(answer)
+            raise failure_from(answer)
         document = _document(answer)
         if document is None:
             raise Failure(
@@ -192,7 +192,7 @@ class Client:
 
 
 @contextmanager
-def traced(method: str, path: str) -> Iterator[Mapping[str, str]]:
+def request_span(method: str, path: str) -> Iterator[Mapping[str, str]]:
     """The headers that hang a request under a span of this command; none unless OpenTelemetry's
     variables ask for it, for its import takes longer than most commands."""
     if not Settings.load(os.environ).telemetry:
@@ -206,12 +206,12 @@ def traced(method: str, path: str) -> Iterator[Mapping[str, str]]:
     telemetry.close()
 
 
-def part(text: str) -> str:
+def path_segment(text: str) -> str:
     """A user's string as one segment of a path."""
     return quote(text, safe="@.")
 
 
-def refusal(answer: httpx.Response) -> Failure:
+def failure_from(answer: httpx.Response) -> Failure:
     """A problem document as a Failure."""
     problem = _document(answer) or {}
     message = str(problem.get("detail") or problem.get("title") or f"HTTP {answer.status_code}")

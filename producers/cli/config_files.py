@@ -9,16 +9,16 @@ from producers.cli.display.output import Document
 from producers.cli.errors import Failure
 from schemas.errors import Issue
 
-MOST_BYTES = 256 << 10
+MAX_BYTES = 256 << 10
 """The largest file that is parsed: parsing takes longer than linear in what a file can hold."""
 
 
 def read_config(path: Path) -> Document:
     """The file as a JSON object. Raises Failure when it is missing or is not TOML."""
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             message = (
-                f"{path} has more than {MOST_BYTES >> 10} KiB; a config is short: name its data"
+                f"{path} has more than {MAX_BYTES >> 10} KiB; a config is short: name its data"
             )
             raise Failure("VALIDATION", message, issues=(Issue(str(path), message),))
         text = path.read_text(encoding="utf-8")
@@ -33,18 +33,18 @@ def read_config(path: Path) -> Document:
         raise Failure(
             "VALIDATION", f"{path} is not valid TOML: {error}", issues=(issue,)
         ) from error
-    _check(config, path, "")
+    _reject_dates(config, path, "")
     return config
 
 
-def _check(value: object, path: Path, key: str) -> None:
+def _reject_dates(value: object, path: Path, key: str) -> None:
     """Raises Failure where TOML holds what JSON cannot (dates)."""
     if isinstance(value, dict):
         for name, inner in value.items():
-            _check(inner, path, f"{key}.{name}" if key else name)
+            _reject_dates(inner, path, f"{key}.{name}" if key else name)
     elif isinstance(value, list):
         for inner in value:
-            _check(inner, path, key)
+            _reject_dates(inner, path, key)
     elif isinstance(value, date | time):
         issue = Issue(key, f'write it in quotes, as "{value}"')
         raise Failure("VALIDATION", f"{path}: {key} holds {value}, a date", issues=(issue,))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import httpx
 
-from producers.cli.client import Client, part
+from producers.cli.client import Client, path_segment
 from producers.cli.display.output import Document
 from producers.cli.errors import Failure
 
@@ -22,11 +22,11 @@ AWAY_S = 30.0
 PAUSE_S = 0.2
 
 
-def follow(
+def follow_events(
     client: Client, run: str, *, after: str | None = None, types: Sequence[str] = ()
 ) -> Iterator[Document]:
     """The run's events (CloudEvents as JSON objects) until its last one. Raises Failure."""
-    path = f"/runs/{part(run)}/events"
+    path = f"/runs/{path_segment(run)}/events"
     if types:
         path += "?types=" + ",".join(types)
     cursor, since = after, time.monotonic()
@@ -55,10 +55,10 @@ def _connection(
     if cursor:
         headers["Last-Event-ID"] = cursor
     with client.stream(path, headers=headers) as answer:
-        yield from parse(answer.iter_lines())
+        yield from parse_events(answer.iter_lines())
 
 
-def parse(lines: Iterable[str]) -> Iterator[tuple[str | None, Document]]:
+def parse_events(lines: Iterable[str]) -> Iterator[tuple[str | None, Document]]:
     """Server-sent events -> (id, data as JSON)."""
     identity: str | None = None
     data: list[str] = []

@@ -45,7 +45,7 @@ def launch(home: Path, environ: Mapping[str, str], *, tied: bool) -> subprocess.
         if state is not None and state.pid == process.pid and state.ready:
             return process
         if process.poll() is not None:
-            raise _why(tail(log))
+            raise _startup_failure(tail(log))
         time.sleep(0.05)
     process.terminate()
     raise Failure("FAILED", f"the server did not become ready; look into {home / 'logs'}")
@@ -60,8 +60,8 @@ def await_workers(home: Path, *, within_s: float = WORKERS_S) -> None:
         while time.monotonic() < deadline:
             state = read_state(home)
             if state is None:
-                raise _why(tail(home / "logs" / "supervisor.log"))
-            leased = _leased(client)
+                raise _startup_failure(tail(home / "logs" / "supervisor.log"))
+            leased = _leased_workers(client)
             expected = [child for child in state.children if child.name not in LEASELESS]
             missing = [child for child in expected if child.worker not in leased]
             if expected and not missing:
@@ -76,7 +76,7 @@ def await_workers(home: Path, *, within_s: float = WORKERS_S) -> None:
     )
 
 
-def _leased(client: Client) -> set[str]:
+def _leased_workers(client: Client) -> set[str]:
     """The ids of workers with a live lease; none while the server does not answer."""
     try:
         return {str(worker.get("id")) for worker in client.get("/status").get("workers") or ()}
@@ -84,7 +84,7 @@ def _leased(client: Client) -> set[str]:
         return set()
 
 
-def _why(said: str) -> Failure:
+def _startup_failure(said: str) -> Failure:
     """The failure that a supervisor printed as JSON, as our own."""
     last = said.splitlines()[-1] if said else ""
     if not last.startswith('{"schema_version"'):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from producers.cli.display.units import size
+from producers.cli.display.units import format_size
 
 GPU_S = 10.0
 HUB_S = 3.0
@@ -32,7 +32,7 @@ class Check:
     fix: str | None = None
 
 
-def gpu() -> Check:
+def check_gpu() -> Check:
     """The GPUs that the driver knows. A device without an answer from its driver is a fault."""
     name, device = "GPU", Path("/dev/nvidia0").exists()
     program = shutil.which("nvidia-smi")
@@ -59,19 +59,19 @@ def gpu() -> Check:
     return Check(name, ok=True, detail="; ".join(shown))
 
 
-def memory() -> Check:
+def check_memory() -> Check:
     """What is available to this process, by the kernel and by the limit of its container."""
-    available, limit = _available(), _limit()
+    available, limit = _available_bytes(), _container_headroom_bytes()
     if available is None:
         return Check("memory", None, "not known on this system")
     free = min(available, limit) if limit is not None else available
     fix = "stop other programs, or give the container more memory"
     cores = f"{len(os.sched_getaffinity(0))} cores"
-    detail = f"{size(free)} available, {cores}"
+    detail = f"{format_size(free)} available, {cores}"
     return Check("memory", free >= NEEDED_MEMORY, detail, fix)
 
 
-def _available() -> int | None:
+def _available_bytes() -> int | None:
     try:
         lines = MEMINFO.read_text().splitlines()
     except OSError:
@@ -80,7 +80,7 @@ def _available() -> int | None:
     return int(found[0][1]) * 1024 if found else None
 
 
-def _limit() -> int | None:
+def _container_headroom_bytes() -> int | None:
     """What is left of the container's limit, if it has one."""
     try:
         limit = (CGROUP / "memory.max").read_text().strip()
@@ -90,7 +90,7 @@ def _limit() -> int | None:
     return max(0, int(limit) - used) if limit.isdigit() else None
 
 
-def hub() -> Check:
+def check_hub() -> Check:
     """Whether the hub answers. A machine that cannot reach it trains what it has."""
     from producers.core.hub import endpoint, offline
 
@@ -99,12 +99,12 @@ def hub() -> Check:
         return Check(name, None, f"not asked: {variable} is set; hub ids come from the cache")
     import httpx
 
-    async def asked() -> int:
+    async def head_status() -> int:
         async with asyncio.timeout(HUB_S), httpx.AsyncClient(timeout=HUB_S) as client:
             return (await client.head(endpoint())).status_code
 
     try:
-        status = asyncio.run(asked())
+        status = asyncio.run(head_status())
     except (TimeoutError, OSError, httpx.HTTPError, httpx.InvalidURL) as error:
         why = str(error) or f"no answer within {HUB_S:g} s"
         only = "hub ids work only from the cache (HF_ENDPOINT names another hub)"
@@ -112,4 +112,4 @@ def hub() -> Check:
     return Check(name, ok=True, detail=f"{endpoint()} answers ({status})")
 
 
-MACHINE: tuple[Callable[[], Check], ...] = (gpu, memory, hub)
+MACHINE_CHECKS: tuple[Callable[[], Check], ...] = (check_gpu, check_memory, check_hub)

@@ -56,7 +56,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-def _version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:  # noqa: FBT001 - click's own shape
+def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:  # noqa: FBT001 - click's own shape
     if not wanted:
         return
     from importlib.metadata import version
@@ -73,7 +73,7 @@ VERSION = click.Option(
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=_version,
+    callback=_print_version,
     help="Print the version.",
 )
 
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         done = cli.main(args=arguments, prog_name="headrace", standalone_mode=False)
     except click.UsageError as error:
-        return _usage(error, as_json=as_json)
+        return _print_usage_error(error, as_json=as_json)
     except Refused as error:
         print_failure(error.code, error.message, error.issues, as_json=as_json)
         return 1
@@ -109,17 +109,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_failure(code, str(error), as_json=as_json)
         return 1
     except (Interrupted, KeyboardInterrupt, click.Abort) as error:
-        return _interrupted(error, as_json=as_json)
+        return _print_interruption(error, as_json=as_json)
     except BrokenPipeError:
         sys.stderr.close()
         return 1
     except OSError as error:
-        print_failure("FAILED", _about(error), as_json=as_json)
+        print_failure("FAILED", _describe_os_error(error), as_json=as_json)
         return 1
     return done if isinstance(done, int) else 0
 
 
-def _usage(error: click.UsageError, *, as_json: bool) -> int:
+def _print_usage_error(error: click.UsageError, *, as_json: bool) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
     elif as_json:
@@ -129,11 +129,11 @@ def _usage(error: click.UsageError, *, as_json: bool) -> int:
     return 2
 
 
-def _about(error: OSError) -> str:
+def _describe_os_error(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename else str(error)
 
 
-def _interrupted(error: BaseException, *, as_json: bool) -> int:
+def _print_interruption(error: BaseException, *, as_json: bool) -> int:
     told = error if isinstance(error, Interrupted) else Interrupted("interrupted")
     message = told.message
     if told.come_back:

@@ -15,7 +15,7 @@ from producers.cli.errors import Failure
 
 SUFFIX = ".parquet"
 BATCH_ROWS = 1024
-READ = (
+COLUMNS = (
     "system_prompt",
     "user_prompt",
     "ground_truth",
@@ -49,7 +49,7 @@ def _convert(file: Path, text: Path) -> None:
     try:
         with ParquetFile(file) as parquet, text.open("w", encoding="utf-8") as out:
             names = parquet.schema_arrow.names
-            columns = [name for name in names if name in READ] or names
+            columns = [name for name in names if name in COLUMNS] or names
             for batch in parquet.iter_batches(batch_size=BATCH_ROWS, columns=columns):
                 for row in batch.to_pylist():
                     out.write(json.dumps(row, default=str) + "\n")

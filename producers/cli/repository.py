@@ -26,7 +26,7 @@ class Repository:
     changed: tuple[str, ...]
 
 
-def around(path: Path) -> Repository:
+def repository_around(path: Path) -> Repository:
     """The repository that holds `path`. Raises Failure when there is none, or no commit in it."""
     folder = path.resolve().parent
     top = _git(folder, "rev-parse", "--show-toplevel")
@@ -68,12 +68,12 @@ def check_rollout(repository: Repository, config: Document) -> None:
     raise Failure("VALIDATION", f"experiment.rollout {message}", issues=(issue,))
 
 
-def reads_working_trees(client: Client) -> bool:
+def is_local_server(client: Client) -> bool:
     """Whether the server is on this machine, where it reads a repository by its path."""
     return urlsplit(client.address.url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
-def workspace_of(client: Client, repository: Repository) -> str:
+def ensure_workspace(client: Client, repository: Repository) -> str:
     """The id of the server's workspace for this repository; registers it when there is none.
 
     A server on this machine reads the repository by its path; another one can only reach its origin.
@@ -82,7 +82,7 @@ def workspace_of(client: Client, repository: Repository) -> str:
     for known in client.pages("/workspaces", "workspaces"):
         if known.get("url") in addresses:
             return str(known["id"])
-    url = str(repository.root) if reads_working_trees(client) else repository.origin
+    url = str(repository.root) if is_local_server(client) else repository.origin
     if url is None:
         raise Failure(
             "NO_ORIGIN",

@@ -15,7 +15,7 @@ IDENTITY = ("-c", "user.name=headrace", "-c", "user.email=headrace@localhost")
 """Who commits where git knows nobody."""
 
 
-def example() -> Path:
+def example_directory() -> Path:
     """The example's directory. Raises Failure when this installation carries none."""
     root = Path(producers.__file__).parent
     for place in (root / "scaffold" / "arithmetic", root.parent / "examples" / "arithmetic"):
@@ -29,7 +29,7 @@ def scaffold(directory: Path, *, seed: int) -> str:
     if directory.exists() and any(directory.iterdir()):
         raise Failure("CONFLICT", f"{directory} is not empty; name a new directory")
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc", "*.jsonl", ".venv")
-    shutil.copytree(example(), directory, ignore=ignored, dirs_exist_ok=True)
+    shutil.copytree(example_directory(), directory, ignore=ignored, dirs_exist_ok=True)
     make_data(directory, seed=seed)
     _git(directory, "init", "--quiet", "--initial-branch=main")
     return commit(directory, "A workspace from the arithmetic example")

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from producers.cli.client import Client, part
+from producers.cli.client import Client, path_segment
 from producers.cli.display.output import Document, console, one_line, print_json, say, sparkline
 from producers.cli.display.run_view import TYPES, RunView
-from producers.cli.display.units import left
+from producers.cli.display.units import time_left
 from producers.cli.errors import Failure, Interrupted
-from producers.cli.event_stream import follow
+from producers.cli.event_stream import follow_events
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -26,36 +26,36 @@ def watch_run(client: Client, run: str, name: str, *, as_json: bool) -> None:
     """Watch until the run ends; with `as_json` silently, then its info. Raises Failure when it did
     not end well, Interrupted on SIGINT."""
     try:
-        view = show(client, run, name, quiet=as_json)
+        view = follow_run(client, run, name, quiet=as_json)
     except KeyboardInterrupt as error:
         raise Interrupted(
             f"stopped watching; the run {name} goes on", f"headrace train watch {name}"
         ) from error
     if as_json:
-        print_json(client.get(f"/runs/{part(run)}"))
-    finish(view, name)
+        print_json(client.get(f"/runs/{path_segment(run)}"))
+    check_result(view, name)
 
 
-def show(client: Client, run: str, name: str, *, quiet: bool = False) -> RunView:
+def follow_run(client: Client, run: str, name: str, *, quiet: bool = False) -> RunView:
     """Fold the run's events until its last one, drawing them; returns the final view."""
     view = RunView()
     if quiet:
-        for event in follow(client, run, types=TYPES):
+        for event in follow_events(client, run, types=TYPES):
             view.fold(event)
         return view
     if not sys.stdout.isatty():
-        for event in follow(client, run, types=TYPES):
+        for event in follow_events(client, run, types=TYPES):
             view.fold(event)
-            line(view, name, event)
+            print_event_line(view, name, event)
         return view
     with _live() as live:
-        for event in follow(client, run, types=TYPES):
+        for event in follow_events(client, run, types=TYPES):
             view.fold(event)
-            live.update(panel(view, name))
+            live.update(draw_panel(view, name))
     return view
 
 
-def finish(view: RunView, name: str) -> None:
+def check_result(view: RunView, name: str) -> None:
     """Raises Failure unless the run finished or was stopped by a user."""
     if view.status in ("finished", "stopped"):
         return
@@ -74,11 +74,12 @@ def _live() -> Iterator["Live"]:
         yield live
 
 
-def line(view: RunView, name: str, event: Document) -> None:
+def print_event_line(view: RunView, name: str, event: Document) -> None:
     """One event of a view as a line of a log, if it is worth one."""
     kind = event.get("type")
     if kind == "rl.step.settled" and view.step:
-        say(f"{name}: step {view.step}/{view.total_steps}{left(view.eta_s)}  {numbers(view)}")
+        progress = f"{view.step}/{view.total_steps}{time_left(view.eta_s)}"
+        say(f"{name}: step {progress}  {last_step_figures(view)}")
     elif kind == "rl.evaluation.settled" and view.validations:
         step, reward = view.validations[-1]
         say(f"{name}: held-out reward at step {step}: {reward:.3f}")
@@ -86,15 +87,15 @@ def line(view: RunView, name: str, event: Document) -> None:
         say(f"{name}: checkpoint {name}@{view.checkpoints[-1]}")
     elif kind == "rl.run.warned":
         say(f"{name}: warning: {one_line(view.warnings[-1], limit=200)}")
-    elif kind in ("rl.run.started", "rl.run.paused", "rl.run.resumed") or view.ended:
-        say(f"{name}: {_standing(view)}" + (f": {view.message}" if view.message else ""))
+    elif kind in ("rl.run.started", "rl.run.paused", "rl.run.resumed") or view.has_ended:
+        say(f"{name}: {_status_and_phase(view)}" + (f": {view.message}" if view.message else ""))
 
 
-def _standing(view: RunView) -> str:
+def _status_and_phase(view: RunView) -> str:
     return view.status if view.status == view.phase else f"{view.status} ({view.phase})"
 
 
-def numbers(view: RunView) -> str:
+def last_step_figures(view: RunView) -> str:
     """The last step in figures."""
     shown = []
     if view.rewards:
@@ -108,7 +109,7 @@ def numbers(view: RunView) -> str:
     return "  ".join(shown)
 
 
-def panel(view: RunView, name: str) -> "Panel":
+def draw_panel(view: RunView, name: str) -> "Panel":
     """The view as a panel: where it stands, its curve, its checkpoints."""
     from rich.panel import Panel
     from rich.table import Table
@@ -117,12 +118,10 @@ def panel(view: RunView, name: str) -> "Panel":
     grid = Table.grid(padding=(0, 2))
     done = view.step / view.total_steps if view.total_steps else 0.0
     bar = "█" * round(done * BAR_WIDTH) + "░" * (BAR_WIDTH - round(done * BAR_WIDTH))
+    progress = f"{view.step}/{view.total_steps or '?'}{time_left(view.eta_s)}"
     rows = [
-        ("phase", _standing(view)),
-        (
-            "step",
-            f"{bar} {view.step}/{view.total_steps or '?'}{left(view.eta_s)}   {numbers(view)}",
-        ),
+        ("phase", _status_and_phase(view)),
+        ("step", f"{bar} {progress}   {last_step_figures(view)}"),
     ]
     if view.rewards:
         rows.append(

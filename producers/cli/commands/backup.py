@@ -32,13 +32,13 @@ def backup(target: Path, *, as_json: bool) -> None:
 
     settings = Settings.load(os.environ)
 
-    async def copied(url: str) -> "Contents":
+    async def run_backup(url: str) -> "Contents":
         async with open_blobs(settings) as store:
             return await back_up(url, store, settings, target)
 
     with existing_database(settings) as url:
-        contents = asyncio.run(copied(url))
-    _tell("backed up", contents, target, as_json=as_json)
+        contents = asyncio.run(run_backup(url))
+    _print_contents("backed up", contents, target, as_json=as_json)
     if contents.faults:
         listed = "\n".join(contents.faults[:20])
         raise Failure(
@@ -62,16 +62,16 @@ def restore(source: Path, *, as_json: bool) -> None:
 
     settings = Settings.load(os.environ)
 
-    async def restored(url: str) -> "Contents":
+    async def run_restore(url: str) -> "Contents":
         async with open_blobs(settings) as store:
             return await bring_back(url, store, settings, source)
 
     with new_database(settings) as url:
-        contents = asyncio.run(restored(url))
-    _tell("restored", contents, source, as_json=as_json)
+        contents = asyncio.run(run_restore(url))
+    _print_contents("restored", contents, source, as_json=as_json)
 
 
-def _tell(what: str, contents: "Contents", directory: Path, *, as_json: bool) -> None:
+def _print_contents(what: str, contents: "Contents", directory: Path, *, as_json: bool) -> None:
     if as_json:
         print_json(
             {

@@ -5,10 +5,18 @@ from pathlib import Path
 import click
 
 from producers.cli.checkpoint_files import fetch_file, name_local_base
-from producers.cli.client import Client, part
+from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import command, group
-from producers.cli.display.output import Document, fields, print_json, printable, say, table, when
-from producers.cli.display.units import size
+from producers.cli.display.output import (
+    Document,
+    print_fields,
+    print_json,
+    print_table,
+    printable,
+    say,
+    time_ago,
+)
+from producers.cli.display.units import format_size
 from producers.cli.errors import Failure
 
 checkpoint = group("checkpoint", "Checkpoints: list, look into, download, merge, talk to.")
@@ -19,7 +27,7 @@ checkpoint = group("checkpoint", "Checkpoints: list, look into, download, merge,
 def list_(run: str, *, as_json: bool) -> None:
     """The checkpoints of a run."""
     with Client() as client:
-        answer = client.get(f"/runs/{part(run)}/checkpoints")
+        answer = client.get(f"/runs/{path_segment(run)}/checkpoints")
     if as_json:
         print_json(answer)
         return
@@ -28,11 +36,11 @@ def list_(run: str, *, as_json: bool) -> None:
             c.get("ref"),
             c.get("reward"),
             str(c.get("adapter_sha256"))[:16],
-            when(c.get("created_at")),
+            time_ago(c.get("created_at")),
         )
         for c in answer["checkpoints"]
     ]
-    table(f"Checkpoints of {run}", ("ref", "reward", "weights sha256", "made"), rows)
+    print_table(f"Checkpoints of {run}", ("ref", "reward", "weights sha256", "made"), rows)
 
 
 @command(checkpoint, "info", example="headrace checkpoint info my-run@last")
@@ -40,7 +48,7 @@ def list_(run: str, *, as_json: bool) -> None:
 def info(ref: str, *, as_json: bool) -> None:
     """A checkpoint: its manifest's hash, and every file with size and hash."""
     with Client() as client:
-        answer = client.get(f"/checkpoints/{part(ref)}")
+        answer = client.get(f"/checkpoints/{path_segment(ref)}")
     if as_json:
         print_json(answer)
         return
@@ -55,13 +63,16 @@ def info(ref: str, *, as_json: bool) -> None:
         "adapter_sha256",
         "created_at",
     )
-    fields(f"Checkpoint {ref}", [(key, found.get(key)) for key in keys])
+    print_fields(f"Checkpoint {ref}", [(key, found.get(key)) for key in keys])
     _files(found)
 
 
 def _files(found: Document) -> None:
-    rows = [(f.get("name"), size(f.get("size")), f.get("sha256")) for f in found.get("files") or ()]
-    table("Files", ("name", "size", "sha256"), rows)
+    rows = [
+        (f.get("name"), format_size(f.get("size")), f.get("sha256"))
+        for f in found.get("files") or ()
+    ]
+    print_table("Files", ("name", "size", "sha256"), rows)
 
 
 @command(checkpoint, "download", example="headrace checkpoint download my-run@last ./adapter")
@@ -78,8 +89,8 @@ def download(ref: str, directory: Path, *, force: bool, as_json: bool) -> None:
     if directory.exists() and any(directory.iterdir()) and not force:
         raise Failure("CONFLICT", f"{directory} is not empty; name a new one, or give --force")
     with Client() as client:
-        found: Document = client.get(f"/checkpoints/{part(ref)}")["checkpoint"]
-        exact = part(str(found.get("ref") or ref))
+        found: Document = client.get(f"/checkpoints/{path_segment(ref)}")["checkpoint"]
+        exact = path_segment(str(found.get("ref") or ref))
         for file in found["files"]:
             fetch_file(client, exact, file, directory)
     base = name_local_base(directory)
@@ -150,20 +161,20 @@ def chat(
 def _ask(
     client: Client, ref: str, messages: list[dict[str, str]], options: dict[str, float]
 ) -> Document:
-    return client.post(f"/checkpoints/{part(ref)}/chat", {"messages": messages, **options})
+    return client.post(f"/checkpoints/{path_segment(ref)}/chat", {"messages": messages, **options})
 
 
 def _talk(client: Client, ref: str, options: dict[str, float]) -> None:
     say(f"talking to {ref}; an empty line or Ctrl-D ends it")
     messages: list[dict[str, str]] = []
-    while text := _line():
+    while text := _read_line():
         messages.append({"role": "user", "content": text})
         reply = str(_ask(client, ref, messages, options)["message"]["content"])
         messages.append({"role": "assistant", "content": reply})
         say(printable(f"< {reply}"))
 
 
-def _line() -> str:
+def _read_line() -> str:
     try:
         return input("> ").strip()
     except EOFError:

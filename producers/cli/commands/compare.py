@@ -12,14 +12,14 @@ from typing import Any
 
 import click
 
-from producers.cli.client import Client, part
-from producers.cli.display.output import Document, cell, say, sparkline, table
+from producers.cli.client import Client, path_segment
+from producers.cli.display.output import Document, cell_text, print_table, say, sparkline
 from producers.cli.display.units import run_status
-from producers.cli.exporters.sink import flat
+from producers.cli.exporters.sink import flatten_config
 
-HEAD = ("id", "name", "status", "phase", "algorithm", "execution_mode", "model", "dataset")
-STEPS = ("current_step", "total_steps", "reward", "error")
-APART = ("commit_sha", "model", "dataset")
+IDENTITY_KEYS = ("id", "name", "status", "phase", "algorithm", "execution_mode", "model", "dataset")
+PROGRESS_KEYS = ("current_step", "total_steps", "reward", "error")
+PINNED_KEYS = ("commit_sha", "model", "dataset")
 """Of a run itself, what two runs may differ in beside their configs."""
 
 HELD_OUT = {"reward": "eval/validation/reward", "loss": "eval/validation/loss"}
@@ -42,15 +42,15 @@ CURVES = (
 """What people are shown unless they name metrics; a program gets every curve."""
 
 
-def compared(answers: Sequence[Document]) -> Document:
+def compare_answers(answers: Sequence[Document]) -> Document:
     """The answers to GET /runs/{run}, in the order in which the runs were named -> their comparison."""
     runs = [answer["run"] for answer in answers]
     curves: list[Mapping[str, Sequence[Document]]] = [a.get("metrics") or {} for a in answers]
     keys = sorted({key for curve in curves for key in curve})
-    aligned = {key: _aligned([curve.get(key) or () for curve in curves]) for key in keys}
+    aligned = {key: _align_by_step([curve.get(key) or () for curve in curves]) for key in keys}
     return {
-        "runs": [{key: run.get(key) for key in (*HEAD, *STEPS)} for run in runs],
-        "settings": _different([_settings(run) for run in runs]),
+        "runs": [{key: run.get(key) for key in (*IDENTITY_KEYS, *PROGRESS_KEYS)} for run in runs],
+        "settings": _differing([_settings(run) for run in runs]),
         "totals": _totals(runs, curves),
         "held_out": {what: aligned[key] for what, key in HELD_OUT.items() if key in aligned},
         "checkpoints": [answer.get("checkpoints") or [] for answer in answers],
@@ -59,17 +59,17 @@ def compared(answers: Sequence[Document]) -> Document:
 
 
 def _settings(run: Document) -> dict[str, str]:
-    own = {key: str(run[key]) for key in APART if run.get(key) is not None}
-    return own | dict(flat(run.get("config") or {}))
+    own = {key: str(run[key]) for key in PINNED_KEYS if run.get(key) is not None}
+    return own | dict(flatten_config(run.get("config") or {}))
 
 
-def _different(settings: Sequence[Mapping[str, str]]) -> list[Document]:
+def _differing(settings: Sequence[Mapping[str, str]]) -> list[Document]:
     keys = dict.fromkeys(key for each in settings for key in each)
     values = {key: [each.get(key) for each in settings] for key in keys}
     return [{"key": key, "values": found} for key, found in values.items() if len(set(found)) > 1]
 
 
-def _aligned(curves: Sequence[Iterable[Document]]) -> list[Document]:
+def _align_by_step(curves: Sequence[Iterable[Document]]) -> list[Document]:
     """One curve of each run -> rows {step, values}, for every step that any of them has."""
     points = [{int(p["step"]): float(p["value"]) for p in curve} for curve in curves]
     steps = sorted({step for each in points for step in each})
@@ -81,7 +81,7 @@ def _totals(
 ) -> dict[str, list[float | None]]:
     """What each run took: seconds by the clock, tokens, and seconds by what they were spent on."""
     found = {
-        "wall_s": [_wall(run, curve) for run, curve in zip(runs, curves, strict=True)],
+        "wall_s": [_wall_s(run, curve) for run, curve in zip(runs, curves, strict=True)],
         **{name: [_sum(curve.get(key)) for curve in curves] for name, key in SUMS.items()},
         **{f"{what}_s": [_sum(c.get(f"time/{what}_s")) for c in curves] for what in TIMES},
     }
@@ -92,7 +92,7 @@ def _sum(points: Sequence[Document] | None) -> float | None:
     return math.fsum(float(point["value"]) for point in points) if points else None
 
 
-def _wall(run: Document, curves: Mapping[str, Sequence[Document]]) -> float | None:
+def _wall_s(run: Document, curves: Mapping[str, Sequence[Document]]) -> float | None:
     """From the start of a run to its end; of one that goes on, to its newest point."""
     began = run.get("started_at")
     times = [str(point["at"]) for points in curves.values() for point in points if point.get("at")]
@@ -108,32 +108,34 @@ def compare_runs(names: Sequence[str]) -> Document:
     if len(set(names)) != len(names) or len(names) < 2:
         raise click.UsageError("name two runs or more, each of them once")
     with Client() as client:
-        return compared([client.get(f"/runs/{part(name)}") for name in names])
+        return compare_answers([client.get(f"/runs/{path_segment(name)}") for name in names])
 
 
-def show(found: Document, *, metrics: Sequence[str], rows: int) -> None:
+def print_comparison(found: Document, *, metrics: Sequence[str], rows: int) -> None:
     """Draw a comparison; of each of `metrics` at most `rows` steps, the first and the last among them.
     Raises UsageError for a metric that no run has."""
-    _known(metrics, found["metrics"])
+    _check_metrics(metrics, found["metrics"])
     runs: list[Document] = found["runs"]
     names = [str(run["name"]) for run in runs]
     columns = ("", *names)
     statuses = ("status", *(run_status(run) for run in runs))
-    table("Runs", columns, [statuses, ("algorithm", *(run["algorithm"] for run in runs))])
-    table("Settings that differ", columns, [(s["key"], *s["values"]) for s in found["settings"]])
-    table("Totals", columns, [(key, *values) for key, values in found["totals"].items()])
+    print_table("Runs", columns, [statuses, ("algorithm", *(run["algorithm"] for run in runs))])
+    print_table(
+        "Settings that differ", columns, [(s["key"], *s["values"]) for s in found["settings"]]
+    )
+    print_table("Totals", columns, [(key, *values) for key, values in found["totals"].items()])
     wanted = metrics or [key for key in CURVES if key in found["metrics"]]
     _overview(wanted, names, found["metrics"])
     held_out = [HELD_OUT[what] for what in found["held_out"]]
     for key in dict.fromkeys((*wanted, *held_out)):
-        points = [(p["step"], *p["values"]) for p in _thinned(found["metrics"][key], rows)]
-        table("", (f"{key} at step", *names), points)
+        points = [(p["step"], *p["values"]) for p in _thin(found["metrics"][key], rows)]
+        print_table("", (f"{key} at step", *names), points)
     for name, checkpoints in zip(names, found["checkpoints"], strict=True):
-        said = [f"@{c['step']} ({cell(c.get('reward'))})" for c in checkpoints]
+        said = [f"@{c['step']} ({cell_text(c.get('reward'))})" for c in checkpoints]
         say(f"checkpoints of {name}: {', '.join(said) or 'none'}")
 
 
-def _known(metrics: Sequence[str], known: Mapping[str, Any]) -> None:
+def _check_metrics(metrics: Sequence[str], known: Mapping[str, Any]) -> None:
     for key in metrics:
         if key not in known:
             raise click.UsageError(
@@ -149,10 +151,10 @@ def _overview(wanted: Sequence[str], names: Sequence[str], metrics: Mapping[str,
             values = [p["values"][i] for p in metrics[key] if p["values"][i] is not None]
             if values:
                 rows.append((key, name, values[0], values[-1], sparkline(values)))
-    table("Curves", ("metric", "run", "first", "last", "curve"), rows)
+    print_table("Curves", ("metric", "run", "first", "last", "curve"), rows)
 
 
-def _thinned(points: Sequence[Document], most: int) -> list[Document]:
+def _thin(points: Sequence[Document], most: int) -> list[Document]:
     """At most `most` of the points, evenly, the first and the last among them."""
     if len(points) <= most:
         return list(points)

@@ -10,19 +10,19 @@ from typing import BinaryIO
 
 import click
 
-from producers.cli.client import Client, part
+from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import command, group
 from producers.cli.display.confirm import confirm
 from producers.cli.display.output import (
     Document,
-    fields,
     one_line,
+    print_fields,
     print_json,
+    print_table,
     say,
-    table,
-    when,
+    time_ago,
 )
-from producers.cli.display.units import size
+from producers.cli.display.units import format_size
 from producers.cli.errors import Failure
 from producers.cli.parquet import as_text
 
@@ -31,7 +31,7 @@ dataset = group("dataset", "Datasets: JSON Lines and the like, validated as they
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-def _pairs(_context: object, _option: object, given: Sequence[str]) -> dict[str, str]:
+def _parse_mapping(_context: object, _option: object, given: Sequence[str]) -> dict[str, str]:
     """`COLUMN=NAME`, several times, as a mapping."""
     pairs = [text.partition("=") for text in given]
     for source, _, target in pairs:
@@ -47,13 +47,13 @@ MAP = click.option(
     "mapping",
     metavar="COLUMN=NAME",
     multiple=True,
-    callback=_pairs,
+    callback=_parse_mapping,
     help="Read a column of the file as user_prompt, system_prompt, ground_truth, label, messages or "
     "metadata; can be given often.",
 )
 
 
-def _readable(file: Path) -> Path:
+def _require_file(file: Path) -> Path:
     if not file.is_file():
         raise Failure("NOT_FOUND", f"there is no file {file}")
     return file
@@ -74,8 +74,8 @@ def upload(file: Path, *, name: str | None, mapping: Mapping[str, str], as_json:
 
     With --map a public dataset needs no rewriting: --map question=user_prompt --map answer=ground_truth
     """
-    with Client() as client, as_text(_readable(file)) as text:
-        made = send(client, text, name or default_name(file), quiet=as_json, mapping=mapping)
+    with Client() as client, as_text(_require_file(file)) as text:
+        made = upload_file(client, text, name or default_name(file), quiet=as_json, mapping=mapping)
     if as_json:
         print_json({"dataset": made})
     else:
@@ -92,7 +92,7 @@ def _say_unread(found: Document) -> None:
         )
 
 
-def send(
+def upload_file(
     client: Client,
     file: Path,
     name: str,
@@ -103,14 +103,14 @@ def send(
     """Register a dataset and stream its content; returns it. Raises Failure."""
     body = {"name": name, "file_name": file.name} | ({"mapping": mapping} if mapping else {})
     made = client.post("/datasets", body)
-    with _opened(file, quiet=quiet) as stream:
+    with _open_with_progress(file, quiet=quiet) as stream:
         put: Document = client.put(str(made["upload"]["path"]), stream)
     found: Document = put["dataset"]
     return found
 
 
 @contextmanager
-def _opened(file: Path, *, quiet: bool) -> Iterator[BinaryIO]:
+def _open_with_progress(file: Path, *, quiet: bool) -> Iterator[BinaryIO]:
     """The file's bytes, with a progress bar where someone watches."""
     if quiet or not sys.stderr.isatty():
         with file.open("rb") as stream:
@@ -131,7 +131,7 @@ def _opened(file: Path, *, quiet: bool) -> Iterator[BinaryIO]:
 def validate(file: Path, *, mapping: Mapping[str, str], as_json: bool) -> None:
     """Ask the server whether it would take a file, without keeping it. Exit 1 when it would not."""
     named = {"mapping": json.dumps(mapping)} if mapping else {}
-    with Client() as client, as_text(_readable(file)) as text:
+    with Client() as client, as_text(_require_file(file)) as text:
         answer = client.post_file("/datasets/validate", text, file_name=text.name, **named)
     if not answer.get("valid"):
         from schemas.errors import Issue
@@ -160,10 +160,10 @@ def list_(*, limit: int, offset: int, as_json: bool) -> None:
         print_json(answer)
         return
     rows = [
-        (d.get("name"), d.get("status"), d.get("num_rows"), when(d.get("created_at")))
+        (d.get("name"), d.get("status"), d.get("num_rows"), time_ago(d.get("created_at")))
         for d in answer["datasets"]
     ]
-    table("Datasets", ("name", "status", "rows", "made"), rows)
+    print_table("Datasets", ("name", "status", "rows", "made"), rows)
 
 
 @command(dataset, "info", example="headrace dataset info sums")
@@ -171,13 +171,15 @@ def list_(*, limit: int, offset: int, as_json: bool) -> None:
 def info(name: str, *, as_json: bool) -> None:
     """A dataset: its rows, columns, size and hash."""
     with Client() as client:
-        answer = client.get(f"/datasets/{part(name)}")
+        answer = client.get(f"/datasets/{path_segment(name)}")
     if as_json:
         print_json(answer)
     else:
         found: Document = answer["dataset"]
-        shown = found | {"file_size": size(found.get("file_size"))}
-        fields(f"Dataset {name}", [(key, value) for key, value in shown.items() if value != {}])
+        shown = found | {"file_size": format_size(found.get("file_size"))}
+        print_fields(
+            f"Dataset {name}", [(key, value) for key, value in shown.items() if value != {}]
+        )
 
 
 @command(dataset, "preview", example="headrace dataset preview sums --rows 3")
@@ -186,12 +188,12 @@ def info(name: str, *, as_json: bool) -> None:
 def preview(name: str, *, rows: int, as_json: bool) -> None:
     """The first rows of a dataset, as runs see them."""
     with Client() as client:
-        answer = client.get(f"/datasets/{part(name)}/preview", {"rows": rows})
+        answer = client.get(f"/datasets/{path_segment(name)}/preview", {"rows": rows})
     if as_json:
         print_json(answer)
         return
     shown = [(i, _prompt(row), row.get("label")) for i, row in enumerate(answer["rows"])]
-    table(f"Dataset {name}", ("row", "prompt", "ground truth"), shown)
+    print_table(f"Dataset {name}", ("row", "prompt", "ground truth"), shown)
 
 
 def _prompt(row: Document) -> str:
@@ -208,15 +210,15 @@ def _prompt(row: Document) -> str:
 def download(name: str, file: Path | None, *, force: bool, as_json: bool) -> None:
     """Save a dataset's content. Default FILE: the name it was uploaded under."""
     with Client() as client:
-        found: Document = client.get(f"/datasets/{part(name)}")["dataset"]
+        found: Document = client.get(f"/datasets/{path_segment(name)}")["dataset"]
         target = file or Path(Path(str(found.get("file_name") or f"{name}.jsonl")).name)
         if target.exists() and not force:
             raise Failure("CONFLICT", f"{target} exists; name another file, or give --force")
-        sha256 = client.download(f"/datasets/{part(name)}/content", target)
+        sha256 = client.download(f"/datasets/{path_segment(name)}/content", target)
     if as_json:
         print_json({"file": str(target), "sha256": sha256, "size": target.stat().st_size})
     else:
-        say(f"saved {target} ({size(target.stat().st_size)})")
+        say(f"saved {target} ({format_size(target.stat().st_size)})")
 
 
 @command(dataset, "delete", example="headrace dataset delete sums --yes")
@@ -230,7 +232,7 @@ def delete(name: str, *, yes: bool, as_json: bool) -> None:
     """
     confirm(f"delete dataset {name}", yes=yes, as_json=as_json)
     with Client() as client:
-        answer = client.delete(f"/datasets/{part(name)}")
+        answer = client.delete(f"/datasets/{path_segment(name)}")
     if as_json:
         print_json(answer)
     else:

@@ -6,10 +6,18 @@ from pathlib import Path
 
 import click
 
-from producers.cli.client import Client, part
+from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import command, group
-from producers.cli.display.output import Document, fields, one_line, print_json, say, table, when
-from producers.cli.display.units import size
+from producers.cli.display.output import (
+    Document,
+    one_line,
+    print_fields,
+    print_json,
+    print_table,
+    say,
+    time_ago,
+)
+from producers.cli.display.units import format_size
 
 dlq = group("dlq", "Dead letters: messages that no consumer could decide on.")
 
@@ -35,12 +43,14 @@ def list_(*, everything: bool, run: str | None, as_json: bool) -> None:
             letter.get("message_type"),
             letter.get("about"),
             "held" if letter.get("pauses") and not letter.get("redriven_at") else "-",
-            when(letter.get("redriven_at") or letter.get("created_at")),
+            time_ago(letter.get("redriven_at") or letter.get("created_at")),
             one_line(str(letter.get("cause"))),
         )
         for letter in letters
     ]
-    table("Dead letters", ("id", "consumer", "message", "about", "run", "since", "cause"), rows)
+    print_table(
+        "Dead letters", ("id", "consumer", "message", "about", "run", "since", "cause"), rows
+    )
 
 
 @command(dlq, "show", example="headrace dlq show 0b8f6d0f-7a1")
@@ -55,7 +65,7 @@ def list_(*, everything: bool, run: str | None, as_json: bool) -> None:
 def show(ref: str, *, target: Path | None, as_json: bool) -> None:
     """One dead letter: its cause, where the decider failed, its headers and its bytes."""
     with Client() as client:
-        letter: Document = client.get(f"/dead-letters/{part(ref)}")["dead_letter"]
+        letter: Document = client.get(f"/dead-letters/{path_segment(ref)}")["dead_letter"]
     data = base64.b64decode(letter["bytes_base64"])
     if target is not None:
         target.write_bytes(data)
@@ -66,12 +76,12 @@ def show(ref: str, *, target: Path | None, as_json: bool) -> None:
         *("id", "consumer", "message_type", "message_id", "message_stream", "message_version"),
         *("about", "cause", "created_at", "redriven_at", "traceparent", "size"),
     )
-    fields(f"Dead letter {ref}", [(key, letter.get(key)) for key in keys])
-    fields("Headers", sorted(letter["headers"].items()))
+    print_fields(f"Dead letter {ref}", [(key, letter.get(key)) for key in keys])
+    print_fields("Headers", sorted(letter["headers"].items()))
     if letter["trace"]:
         say(letter["trace"])
     if target is not None:
-        say(f"saved {size(len(data))} in {target}")
+        say(f"saved {format_size(len(data))} in {target}")
     else:
         say(data.decode(errors="backslashreplace"))
 
@@ -84,7 +94,9 @@ def redrive(refs: tuple[str, ...], *, as_json: bool) -> None:
     Do this once the cause is gone. One that fails again is another dead letter.
     """
     with Client() as client:
-        driven = [client.post(f"/dead-letters/{part(ref)}/redrive")["dead_letter"] for ref in refs]
+        driven = [
+            client.post(f"/dead-letters/{path_segment(ref)}/redrive")["dead_letter"] for ref in refs
+        ]
     if as_json:
         print_json({"dead_letters": driven})
         return

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import click
 
 from producers.cli.command_tree import command
-from producers.cli.display.output import print_json, say, table
+from producers.cli.display.output import print_json, print_table, say
 from producers.cli.errors import Failure
-from producers.cli.machine import MACHINE, Check
+from producers.cli.machine import MACHINE_CHECKS, Check
 from schemas.redact import redacted
 
 if TYPE_CHECKING:
@@ -40,29 +40,29 @@ def doctor(*, deep: bool, failpoints: bool, as_json: bool) -> None:
     while everything goes on; each damage is named.
     """
     if failpoints:
-        _failpoints(as_json=as_json)
+        _print_failpoints(as_json=as_json)
         return
     if deep:
-        from producers.cli.commands.integrity import look_deep
+        from producers.cli.commands.integrity import check_integrity
 
-        look_deep(as_json=as_json)
+        check_integrity(as_json=as_json)
         return
     from infra.settings.settings import Settings
 
-    checks = examine(Settings.load(os.environ))
+    checks = run_checks(Settings.load(os.environ))
     missing = [check for check in checks if check.ok is False]
     if as_json:
         print_json({"ok": not missing, "checks": [asdict(check) for check in checks]})
     else:
         marks = {True: "ok", False: "MISSING", None: "-"}
         rows = [(c.name, marks[c.ok], c.detail, c.fix if c.ok is False else "") for c in checks]
-        table("", ("", "", "found", "what to do"), rows)
+        print_table("", ("", "", "found", "what to do"), rows)
     if missing:
         names = ", ".join(check.name for check in missing)
         raise Failure("MISSING", f"not ready: {names}; see `what to do` beside each")
 
 
-def _failpoints(*, as_json: bool) -> None:
+def _print_failpoints(*, as_json: bool) -> None:
     from infra.failpoints import names
 
     listed = list(names())
@@ -73,10 +73,23 @@ def _failpoints(*, as_json: bool) -> None:
         say(name)
 
 
-def examine(settings: "Settings") -> tuple[Check, ...]:
+def run_checks(settings: "Settings") -> tuple[Check, ...]:
     """All checks, in the order in which a newcomer meets what they are about."""
-    here: tuple[Callable[[], Check], ...] = (_python, _git, _torch, *MACHINE, _compiler, _sandbox)
-    about: tuple[Callable[[Settings], Check], ...] = (_postgres, _kafka, _home, _disk, _server)
+    here: tuple[Callable[[], Check], ...] = (
+        _check_python,
+        _check_git,
+        _check_torch,
+        *MACHINE_CHECKS,
+        _check_compiler,
+        _check_sandbox,
+    )
+    about: tuple[Callable[[Settings], Check], ...] = (
+        _check_postgres,
+        _check_kafka,
+        _check_home,
+        _check_disk,
+        _check_server,
+    )
     checks = (*(check() for check in here), *(check(settings) for check in about))
     return tuple(
         replace(check, detail=redacted(check.detail), fix=check.fix and redacted(check.fix))
@@ -84,13 +97,13 @@ def examine(settings: "Settings") -> tuple[Check, ...]:
     )
 
 
-def _python() -> Check:
+def _check_python() -> Check:
     good = sys.version_info >= (3, 11)
     fix = None if good else "install Python 3.11 or newer"
     return Check("python", good, f"{platform.python_version()} at {sys.executable}", fix)
 
 
-def _git() -> Check:
+def _check_git() -> Check:
     path = shutil.which("git")
     fix = "install git (apt install git, brew install git)"
     return Check("git", path is not None, path or "not on PATH", fix)
@@ -102,13 +115,13 @@ def _version(package: str) -> str | None:
     return importlib.metadata.version(package)
 
 
-def _torch() -> Check:
+def _check_torch() -> Check:
     version = _version("torch")
     fix = "pip install 'headrace[train]' (only a machine that trains needs it)"
     return Check("torch", version is not None, version or "not installed", fix)
 
 
-def _compiler() -> Check:
+def _check_compiler() -> Check:
     """What `trainer/native` is compiled with; a machine without works as well, more slowly."""
     wanted = os.environ.get("CC") or "cc"
     without = (
@@ -127,7 +140,7 @@ def _compiler() -> Check:
     return Check("C compiler", ok=True, detail=detail)
 
 
-def _sandbox() -> Check:
+def _check_sandbox() -> Check:
     """Whether the interpreter for user code can be run by who will run it."""
     from infra.sandbox.process import interpreter
     from schemas.errors import InvalidConfig
@@ -140,7 +153,7 @@ def _sandbox() -> Check:
     return Check(name, ok=True, detail=str(found))
 
 
-def _postgres(settings: "Settings") -> Check:
+def _check_postgres(settings: "Settings") -> Check:
     if settings.database_url is not None:
         return Check("postgres", None, "HEADRACE_DATABASE_URL names a server")
     try:
@@ -151,7 +164,7 @@ def _postgres(settings: "Settings") -> Check:
     return Check("postgres", version is not None, f"embedded, wheel {version}", fix)
 
 
-def _kafka(settings: "Settings") -> Check:
+def _check_kafka(settings: "Settings") -> Check:
     """Whether what HEADRACE_KAFKA names is a Kafka; one that is away may come back."""
     from schemas.errors import InvalidConfig, TransientError
 
@@ -176,7 +189,7 @@ def _kafka(settings: "Settings") -> Check:
     return Check(name, ok=True, detail=f"{settings.kafka.named}, client {version}")
 
 
-def _home(settings: "Settings") -> Check:
+def _check_home(settings: "Settings") -> Check:
     home = settings.home
     if not home.exists():
         return Check("home", ok=True, detail=f"{home} (made by `headrace up`)")
@@ -184,20 +197,20 @@ def _home(settings: "Settings") -> Check:
     return Check("home", private, str(home), f"chmod 700 {home}")
 
 
-def _disk(settings: "Settings") -> Check:
+def _check_disk(settings: "Settings") -> Check:
     place = next(p for p in (settings.home, *settings.home.parents) if p.exists())
     free = shutil.disk_usage(place).free
     fix = f"free some space at {place}, or set HEADRACE_HOME to another disk"
     return Check("disk", free >= NEEDED_BYTES, f"{free / (1 << 30):.1f} GiB free", fix)
 
 
-def _server(settings: "Settings") -> Check:
+def _check_server(settings: "Settings") -> Check:
     from producers.cli.client import Client
 
     name = "server"
     with Client() as client:
         if not client.ready():
-            return _port(settings)
+            return _check_port(settings)
         try:
             answer = client.get("/status")
             age = float(answer.get("horizon_age_s") or 0.0)
@@ -208,7 +221,7 @@ def _server(settings: "Settings") -> Check:
     return Check(name, age < OLD_HORIZON_S, f"{settings.url}, horizon {age:.1f} s old", fix)
 
 
-def _port(settings: "Settings") -> Check:
+def _check_port(settings: "Settings") -> Check:
     with socket.socket() as probe:
         taken = probe.connect_ex((settings.host, settings.port)) == 0
     detail = f"none at {settings.url}; the port is {'taken' if taken else 'free'}"

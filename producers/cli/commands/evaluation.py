@@ -9,21 +9,26 @@ from typing import TYPE_CHECKING
 
 import click
 
-from producers.cli.client import Client, part
+from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import command, group
 from producers.cli.config_files import read_config
 from producers.cli.display.output import (
     Document,
     console,
-    fields,
+    print_fields,
     print_json,
+    print_table,
     say,
     say_warnings,
-    table,
-    when,
+    time_ago,
 )
 from producers.cli.errors import Failure, Interrupted
-from producers.cli.repository import around, check_rollout, reads_working_trees, workspace_of
+from producers.cli.repository import (
+    check_rollout,
+    ensure_workspace,
+    is_local_server,
+    repository_around,
+)
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -46,13 +51,13 @@ def submit(
     """Start an evaluation from a TOML (configs/eval/*.toml)."""
     document = read_config(config)
     with Client() as client:
-        place = workspace or _place(client, config, document)
-        answer = request(client, document, workspace=place, name=name)
+        place = workspace or _find_workspace(client, config, document)
+        answer = submit_evaluation(client, document, workspace=place, name=name)
         started: Document = answer["eval"]
         if not as_json:
             say_warnings(answer)
         if watch:
-            started = watched(client, started, quiet=as_json)
+            started = watch_evaluation(client, started, quiet=as_json)
     if as_json:
         print_json({"eval": started})
     elif watch:
@@ -60,18 +65,18 @@ def submit(
     else:
         say(f"started {started['name']}; look at it with: headrace eval info {started['name']}")
     if watch:
-        _verdict(started)
+        _check_result(started)
 
 
-def _place(client: Client, config: Path, document: Document) -> str:
+def _find_workspace(client: Client, config: Path, document: Document) -> str:
     """The workspace whose code grades."""
-    repository = around(config)
-    if reads_working_trees(client):
+    repository = repository_around(config)
+    if is_local_server(client):
         check_rollout(repository, document)
-    return workspace_of(client, repository)
+    return ensure_workspace(client, repository)
 
 
-def request(
+def submit_evaluation(
     client: Client, config: Document, *, workspace: str, name: str | None = None
 ) -> Document:
     """Start an evaluation; returns the server's answer."""
@@ -79,28 +84,28 @@ def request(
     return client.post("/evals", body)
 
 
-def wait(client: Client, ref: str, *, each: Callable[[Document], None]) -> Document:
+def wait_for_end(client: Client, ref: str, *, each: Callable[[Document], None]) -> Document:
     """The evaluation once it ended; `each` sees it on the way."""
     while True:
-        found: Document = client.get(f"/evals/{part(ref)}")["eval"]
+        found: Document = client.get(f"/evals/{path_segment(ref)}")["eval"]
         each(found)
         if found.get("status") in ENDED:
             return found
         time.sleep(POLL_S)
 
 
-def watched(client: Client, started: Document, *, quiet: bool) -> Document:
+def watch_evaluation(client: Client, started: Document, *, quiet: bool) -> Document:
     """The evaluation once it ended, with its progress on a terminal unless `quiet`. Raises Interrupted
     on SIGINT: the evaluation goes on."""
     ref, name = str(started["id"]), str(started.get("name"))
     try:
         if quiet:
-            return wait(client, ref, each=lambda _: None)
+            return wait_for_end(client, ref, each=lambda _: None)
         if not sys.stdout.isatty():
-            return wait(client, ref, each=Lines(name))
-        with _bar() as bar:
+            return wait_for_end(client, ref, each=ProgressLines(name))
+        with _progress_bar() as bar:
             task = bar.add_task(name, total=started.get("total"))
-            return wait(
+            return wait_for_end(
                 client,
                 ref,
                 each=lambda e: bar.update(
@@ -113,7 +118,7 @@ def watched(client: Client, started: Document, *, quiet: bool) -> Document:
         ) from error
 
 
-class Lines:
+class ProgressLines:
     """Progress in a pipe: a line for each tenth of the rows, and for each status."""
 
     def __init__(self, name: str) -> None:
@@ -128,7 +133,7 @@ class Lines:
         self._said = now
 
 
-def _bar() -> "Progress":
+def _progress_bar() -> "Progress":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Left
 
@@ -142,7 +147,7 @@ def _progress(found: Document) -> str:
     )
 
 
-def _verdict(found: Document) -> None:
+def _check_result(found: Document) -> None:
     if found.get("status") == "failed":
         raise Failure("EVAL_FAILED", f"the evaluation failed: {found.get('error')}")
 
@@ -160,11 +165,11 @@ def list_(*, limit: int, offset: int, as_json: bool) -> None:
     rows = [
         (
             *(e.get(key) for key in ("name", "status", "model", "dataset", "reward")),
-            when(e.get("created_at")),
+            time_ago(e.get("created_at")),
         )
         for e in answer["evals"]
     ]
-    table("Evaluations", ("name", "status", "model", "dataset", "reward", "made"), rows)
+    print_table("Evaluations", ("name", "status", "model", "dataset", "reward", "made"), rows)
 
 
 @command(evaluation, "info", example="headrace eval info my-eval")
@@ -172,7 +177,7 @@ def list_(*, limit: int, offset: int, as_json: bool) -> None:
 def info(ref: str, *, as_json: bool) -> None:
     """An evaluation: its reward and metrics."""
     with Client() as client:
-        answer = client.get(f"/evals/{part(ref)}")
+        answer = client.get(f"/evals/{path_segment(ref)}")
     if as_json:
         print_json(answer)
     else:
@@ -182,9 +187,9 @@ def info(ref: str, *, as_json: bool) -> None:
 def _show(found: Document) -> None:
     keys = ("id", "status", "model", "dataset", "rollout", "reward", "error", "created_at")
     pairs = [(key, found.get(key)) for key in (*keys, "started_at", "completed_at")]
-    fields(f"Evaluation {found.get('name')}", [*pairs, ("rows", _progress(found))])
+    print_fields(f"Evaluation {found.get('name')}", [*pairs, ("rows", _progress(found))])
     if found.get("metrics"):
-        table("Metrics", ("key", "value"), sorted(found["metrics"].items()))
+        print_table("Metrics", ("key", "value"), sorted(found["metrics"].items()))
 
 
 @command(evaluation, "logs", example="headrace eval logs my-eval")
@@ -193,7 +198,7 @@ def _show(found: Document) -> None:
 def logs(ref: str, *, limit: int, as_json: bool) -> None:
     """What an evaluation had to say, oldest first."""
     with Client() as client:
-        answer = client.get(f"/evals/{part(ref)}/logs", {"limit": limit})
+        answer = client.get(f"/evals/{path_segment(ref)}/logs", {"limit": limit})
     if as_json:
         print_json(answer)
         return
@@ -206,7 +211,7 @@ def logs(ref: str, *, limit: int, as_json: bool) -> None:
 def stop(ref: str, *, as_json: bool) -> None:
     """Stop an evaluation."""
     with Client() as client:
-        answer = client.post(f"/evals/{part(ref)}/stop")
+        answer = client.post(f"/evals/{path_segment(ref)}/stop")
     if as_json:
         print_json(answer)
     else:
@@ -220,13 +225,13 @@ def stop(ref: str, *, as_json: bool) -> None:
 def download(ref: str, file: Path | None, *, force: bool, as_json: bool) -> None:
     """Save every sample of an evaluation as JSON Lines. Default FILE: EVAL.jsonl."""
     with Client() as client:
-        found: Document = client.get(f"/evals/{part(ref)}")["eval"]
+        found: Document = client.get(f"/evals/{path_segment(ref)}")["eval"]
         target = file or Path(f"{found['name']}.jsonl")
         if target.exists() and not force:
             raise Failure("CONFLICT", f"{target} exists; name another file, or give --force")
         number = 0
         with target.open("w", encoding="utf-8") as out:
-            for sample in client.pages(f"/evals/{part(ref)}/samples", "samples"):
+            for sample in client.pages(f"/evals/{path_segment(ref)}/samples", "samples"):
                 out.write(json.dumps(sample, ensure_ascii=False) + "\n")
                 number += 1
     if as_json:

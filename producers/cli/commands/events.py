@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import click
 
-from producers.cli.client import Client, part
+from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import command
 from producers.cli.display.output import Document, one_line, say
 from producers.cli.errors import Interrupted
-from producers.cli.event_stream import follow
+from producers.cli.event_stream import follow_events
 
 PAGE = 500
 
@@ -22,7 +22,7 @@ PAGE = 500
 def events(run: str, *, go_on: bool, after: str | None, as_json: bool) -> None:
     """The event log of a run, in order. With --json: one CloudEvent per line."""
     with Client() as client:
-        found = follow(client, run, after=after) if go_on else _all(client, run, after)
+        found = follow_events(client, run, after=after) if go_on else _all(client, run, after)
         try:
             for event in found:
                 _show(event, as_json=as_json)
@@ -36,7 +36,7 @@ def _all(client: Client, run: str, after: str | None) -> Iterator[Document]:
     """All events up to now, page by page."""
     cursor = after
     while True:
-        page = client.get(f"/runs/{part(run)}/events", {"after": cursor, "limit": PAGE})
+        page = client.get(f"/runs/{path_segment(run)}/events", {"after": cursor, "limit": PAGE})
         yield from page["events"]
         if len(page["events"]) < PAGE or page.get("next") in (None, cursor):
             return

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from producers.cli.client import Client, part
+from producers.cli.client import Client, path_segment
 from producers.cli.errors import Failure, Interrupted
 from producers.cli.exporters.mlflow import MLflow
-from producers.cli.exporters.sink import New, Opener, Sink, Subject
+from producers.cli.exporters.sink import ExportedRun, NewPoints, Opener, Sink
 from producers.cli.exporters.tensorboard import TensorBoard
 from producers.cli.exporters.wandb import WeightsAndBiases
 
@@ -19,7 +19,7 @@ FINAL = ("finished", "failed", "stopped", "killed", "crashed", "rejected")
 POLL_S = 2.0
 
 
-def opener(
+def opener_for(
     tracker: str, *, directory: Path, project: str, offline: bool, uri: str | None
 ) -> Opener:
     """What opens an export to `tracker`. Raises Failure for an option that it does not take."""
@@ -40,7 +40,7 @@ def opener(
 def export_run(client: Client, ref: str, open_sink: Opener, *, follow: bool) -> dict[str, Any]:
     """Write what there is, and with `follow` what comes until the run ends. Returns where it is and
     how many steps have points. Raises Interrupted on SIGINT."""
-    answer = client.get(f"/runs/{part(ref)}")
+    answer = client.get(f"/runs/{path_segment(ref)}")
     found = answer["run"]
     name = str(found.get("name") or found["id"])
     if found.get("archived_at"):
@@ -49,8 +49,8 @@ def export_run(client: Client, ref: str, open_sink: Opener, *, follow: bool) -> 
             f"run {name} is archived, and its curves with it; `headrace train restore {name}` brings "
             "them back",
         )
-    sink = open_sink(Subject(run=str(found["id"]), name=name, config=found.get("config") or {}))
-    new, steps = New(), set[int]()
+    sink = open_sink(ExportedRun(run=str(found["id"]), name=name, config=found.get("config") or {}))
+    new, steps = NewPoints(), set[int]()
     try:
         while True:
             for step, values in new.of(answer["metrics"]):
@@ -58,17 +58,17 @@ def export_run(client: Client, ref: str, open_sink: Opener, *, follow: bool) -> 
                 steps.add(step)
             status = str(answer["run"]["status"])
             if not follow or status in FINAL:
-                return {"run": found["id"], "steps": len(steps), "place": _closed(sink, status)}
+                return {"run": found["id"], "steps": len(steps), "place": _close(sink, status)}
             time.sleep(POLL_S)
-            answer = client.get(f"/runs/{part(ref)}")
+            answer = client.get(f"/runs/{path_segment(ref)}")
     except KeyboardInterrupt as error:
-        place = _closed(sink, "running")
+        place = _close(sink, "running")
         raise Interrupted(
             f"stopped exporting after {len(steps)} steps ({place}); the run {name} goes on"
         ) from error
 
 
-def _closed(sink: Sink, status: str) -> str:
+def _close(sink: Sink, status: str) -> str:
     place = sink.place
     sink.close(status)
     return place

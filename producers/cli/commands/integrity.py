@@ -6,16 +6,16 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from producers.cli.database import existing_database
-from producers.cli.display.output import print_json, say, table
+from producers.cli.display.output import print_json, print_table, say
 from producers.cli.errors import Failure
 
 if TYPE_CHECKING:
     from infra.maintenance.integrity import Inspection
 
-MOST_SHOWN = 50
+MAX_SHOWN = 50
 
 
-def look_deep(*, as_json: bool) -> None:
+def check_integrity(*, as_json: bool) -> None:
     """Inspect the installation of this machine's settings and print what was found. Raises Failure when
     something is damaged."""
     from infra.adapters import open_blobs
@@ -24,12 +24,12 @@ def look_deep(*, as_json: bool) -> None:
 
     settings = Settings.load(os.environ)
 
-    async def inspected(url: str) -> "Inspection":
+    async def run_inspection(url: str) -> "Inspection":
         async with open_blobs(settings) as store:
             return await inspect(url, store, settings)
 
     with existing_database(settings) as url:
-        found = asyncio.run(inspected(url))
+        found = asyncio.run(run_inspection(url))
     if as_json:
         print_json({"ok": not found.damages, **asdict(found)})
     else:
@@ -48,6 +48,6 @@ def _show(found: "Inspection") -> None:
         f"read: {found.events} events, {found.rows} small artifacts, {found.blobs} blobs, "
         f"{found.manifests} manifests"
     )
-    rows = [(d.kind, d.what, d.message) for d in found.damages[:MOST_SHOWN]]
+    rows = [(d.kind, d.what, d.message) for d in found.damages[:MAX_SHOWN]]
     if rows:
-        table("Damages", ("kind", "what", "message"), rows)
+        print_table("Damages", ("kind", "what", "message"), rows)

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from producers.cli.checkpoint_files import ADAPTER_CONFIG, fetch_file
-from producers.cli.client import Client, part
+from producers.cli.client import Client, path_segment
 from producers.cli.display.output import Document
 from producers.cli.errors import Failure
 
@@ -24,7 +24,7 @@ def merge_checkpoint(
     """The merged model in `directory`; returns what was written. Raises Failure."""
     if directory.exists() and any(directory.iterdir()):
         raise Failure("CONFLICT", f"{directory} is not empty; name a new one")
-    found: Document = client.get(f"/checkpoints/{part(ref)}")["checkpoint"]
+    found: Document = client.get(f"/checkpoints/{path_segment(ref)}")["checkpoint"]
     exact = str(found.get("ref") or ref)
     if ADAPTER_CONFIG not in {file["name"] for file in found["files"]}:
         raise Failure(
@@ -32,19 +32,19 @@ def merge_checkpoint(
             f"{exact} was trained whole (advanced.tuning = full): there is no adapter to merge. Its "
             f"directory is a plain model already: headrace checkpoint download {exact} {directory}",
         )
-    _need_torch()
+    _require_torch()
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".merge-", dir=directory.parent) as scratch:
         adapter, made = Path(scratch) / "adapter", Path(scratch) / "model"
         for file in found["files"]:
-            fetch_file(client, part(exact), file, adapter)
-        _run(adapter, made, base=base, dtype=dtype)
+            fetch_file(client, path_segment(exact), file, adapter)
+        _run_merge(adapter, made, base=base, dtype=dtype)
         made.rename(directory)
-    files = [_described(path, directory) for path in sorted(directory.rglob("*"))]
+    files = [_describe_file(path, directory) for path in sorted(directory.rglob("*"))]
     return {"directory": str(directory.resolve()), "ref": exact, "dtype": dtype, "files": files}
 
 
-def _need_torch() -> None:
+def _require_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise Failure(
             "MISSING_LIBRARY",
@@ -53,7 +53,7 @@ def _need_torch() -> None:
         )
 
 
-def _run(adapter: Path, made: Path, *, base: str | None, dtype: str) -> None:
+def _run_merge(adapter: Path, made: Path, *, base: str | None, dtype: str) -> None:
     """Raises Failure with what the program said."""
     named = ["--base", base] if base else []
     program = [sys.executable, "-P", "-m", "trainer.model.merge", str(adapter), str(made)]
@@ -67,7 +67,7 @@ def _run(adapter: Path, made: Path, *, base: str | None, dtype: str) -> None:
     raise Failure("MERGE_FAILED", f"the merge failed: {said[-1]}{hint}")
 
 
-def _described(path: Path, directory: Path) -> Document:
+def _describe_file(path: Path, directory: Path) -> Document:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {

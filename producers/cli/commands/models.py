@@ -2,7 +2,7 @@
 
 from producers.cli.client import Client
 from producers.cli.command_tree import command
-from producers.cli.display.output import print_json, table
+from producers.cli.display.output import print_json, print_table
 
 
 @command(None, "models", example="headrace models --json")
@@ -18,4 +18,4 @@ def models(*, as_json: bool) -> None:
         print_json(answer)
         return
     rows = [(m.get("name"), m.get("kind"), m.get("parameters")) for m in answer["models"]]
-    table("Models", ("name", "kind", "parameters"), rows)
+    print_table("Models", ("name", "kind", "parameters"), rows)

@@ -5,12 +5,12 @@ import re
 
 import click
 
-from producers.cli.client import Client, part
+from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import command
 from producers.cli.commands.submit import submit
 from producers.cli.commands.train import RUN, train
 from producers.cli.display.confirm import confirm
-from producers.cli.display.output import Document, print_json, say, table, when
+from producers.cli.display.output import Document, print_json, print_table, say, time_ago
 from producers.cli.errors import Failure
 
 __all__ = ["gc", "submit", "train"]
@@ -27,7 +27,7 @@ def rename(run: str, name: str, *, as_json: bool) -> None:
     """Give a run another name. Its id, its checkpoints and what refers to them stay as they are; the
     former name is free."""
     with Client() as client:
-        answer = client.post(f"/runs/{part(run)}/rename", {"name": name})
+        answer = client.post(f"/runs/{path_segment(run)}/rename", {"name": name})
     if as_json:
         print_json(answer)
     else:
@@ -45,7 +45,7 @@ def delete(run: str, *, yes: bool, as_json: bool) -> None:
     """
     confirm(f"delete run {run} with all its samples and checkpoints", yes=yes, as_json=as_json)
     with Client() as client:
-        answer = client.delete(f"/runs/{part(run)}")
+        answer = client.delete(f"/runs/{path_segment(run)}")
     if as_json:
         print_json(answer)
     else:
@@ -61,7 +61,7 @@ def archive(run: str, *, as_json: bool) -> None:
     `headrace train restore`.
     """
     with Client() as client:
-        answer = client.post_slow(f"/runs/{part(run)}/archive")
+        answer = client.post_slow(f"/runs/{path_segment(run)}/archive")
     if as_json:
         print_json(answer)
     else:
@@ -73,7 +73,7 @@ def archive(run: str, *, as_json: bool) -> None:
 def restore(run: str, *, as_json: bool) -> None:
     """Bring the history of an archived run back."""
     with Client() as client:
-        answer = client.post_slow(f"/runs/{part(run)}/restore")
+        answer = client.post_slow(f"/runs/{path_segment(run)}/restore")
     if as_json:
         print_json(answer)
     else:
@@ -94,38 +94,38 @@ def gc(*, older_than: str, dry_run: bool, as_json: bool) -> None:
     Nothing is lost: `headrace train restore` brings an archived run back. HEADRACE_RETENTION_DAYS lets
     the server do this by itself.
     """
-    seconds = age_s(older_than)
+    seconds = parse_age_s(older_than)
     archived: list[Document] = []
     failed: list[tuple[str, Failure]] = []
     with Client() as client:
         due: list[Document] = client.get("/gc", {"older_than_s": seconds})["runs"]
         for run in () if dry_run else due:
             try:
-                client.post_slow(f"/runs/{part(str(run['id']))}/archive")
+                client.post_slow(f"/runs/{path_segment(str(run['id']))}/archive")
                 archived.append(run)
             except Failure as failure:
                 failed.append((str(run["name"]), failure))
         collected = 0 if dry_run else client.post_slow("/gc")["collected"]
-    _tell(due if dry_run else archived, collected, dry_run=dry_run, as_json=as_json)
+    _print_result(due if dry_run else archived, collected, dry_run=dry_run, as_json=as_json)
     if failed:
         listed = "; ".join(f"{name}: {failure.message}" for name, failure in failed)
         raise Failure("FAILED", f"{len(failed)} runs could not be archived: {listed}")
 
 
-def _tell(runs: list[Document], collected: int, *, dry_run: bool, as_json: bool) -> None:
+def _print_result(runs: list[Document], collected: int, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         shown = [{"id": run["id"], "name": run["name"]} for run in runs]
         print_json({"dry_run": dry_run, "archived": shown, "collected": collected})
         return
-    rows = [(run["name"], run["status"], when(run.get("completed_at"))) for run in runs]
-    table("Would be archived" if dry_run else "Archived", ("name", "status", "ended"), rows)
+    rows = [(run["name"], run["status"], time_ago(run.get("completed_at"))) for run in runs]
+    print_table("Would be archived" if dry_run else "Archived", ("name", "status", "ended"), rows)
     if not dry_run:
         say(
             f"{len(runs)} runs are archived; {collected} blobs and rows that nothing named are gone"
         )
 
 
-def age_s(text: str) -> int:
+def parse_age_s(text: str) -> int:
     """`30d` in seconds. Raises Failure."""
     parts = AGE.fullmatch(text)
     if parts is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from producers.cli.command_tree import command
-from producers.cli.display.output import console, fields, print_json, say, table
+from producers.cli.display.output import console, print_fields, print_json, print_table, say
 from producers.cli.errors import Failure
 from schemas.redact import redacted
 
@@ -102,7 +102,7 @@ def status(*, as_json: bool) -> None:
     if as_json:
         print_json({**answer, "url": redacted(client.address.url), "supervisor": supervisor})
         return
-    fields(
+    print_fields(
         "Headrace",
         [
             ("server", redacted(client.address.url)),
@@ -120,17 +120,17 @@ def status(*, as_json: bool) -> None:
         rows = [
             (c.name, c.pid or "starting", c.restarts, c.note or "-", c.log) for c in state.children
         ]
-        table("Processes", ("name", "pid", "restarts", "note", "log"), rows)
+        print_table("Processes", ("name", "pid", "restarts", "note", "log"), rows)
     workers = [
         (w.get("id"), w.get("host"), w.get("pid"), ", ".join(w.get("lanes") or ()))
         for w in answer.get("workers") or ()
     ]
-    table("Workers", ("id", "host", "pid", "lanes"), workers)
+    print_table("Workers", ("id", "host", "pid", "lanes"), workers)
     lanes = [
         (lane, count.get("waiting"), count.get("claimed"))
         for lane, count in (answer.get("effects") or {}).items()
     ]
-    table("Effects", ("lane", "waiting", "claimed"), lanes)
+    print_table("Effects", ("lane", "waiting", "claimed"), lanes)
 
 
 def _bus(bus: object) -> str:

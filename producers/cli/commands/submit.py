@@ -8,9 +8,21 @@ from producers.cli.client import Client
 from producers.cli.command_tree import command
 from producers.cli.commands.train import train
 from producers.cli.config_files import needs_workspace, read_config
-from producers.cli.display.output import Document, fields, print_json, say, say_warnings, table
-from producers.cli.display.units import count, duration, size
-from producers.cli.repository import around, check_rollout, reads_working_trees, workspace_of
+from producers.cli.display.output import (
+    Document,
+    print_fields,
+    print_json,
+    print_table,
+    say,
+    say_warnings,
+)
+from producers.cli.display.units import format_count, format_duration, format_size
+from producers.cli.repository import (
+    check_rollout,
+    ensure_workspace,
+    is_local_server,
+    repository_around,
+)
 
 
 @command(train, "submit", example="headrace train submit configs/training/grpo.toml --watch")
@@ -37,14 +49,14 @@ def submit(
     """
     document = read_config(config)
     with Client() as client:
-        place = workspace or _place(client, config, document, quiet=as_json)
+        place = workspace or _find_workspace(client, config, document, quiet=as_json)
         if dry_run:
-            _dry(
-                request(client, document, workspace=place, start=start, dry_run=True),
+            _print_dry_run(
+                submit_run(client, document, workspace=place, start=start, dry_run=True),
                 as_json=as_json,
             )
             return
-        answer = request(client, document, workspace=place, name=name, start=start)
+        answer = submit_run(client, document, workspace=place, name=name, start=start)
         run: Document = answer["run"]
         if not as_json:
             say_warnings(answer)
@@ -60,19 +72,19 @@ def submit(
         say(f"watch it with: headrace train watch {run['name']}")
 
 
-def _place(client: Client, config: Path, document: Document, *, quiet: bool) -> str | None:
+def _find_workspace(client: Client, config: Path, document: Document, *, quiet: bool) -> str | None:
     """The workspace whose code the run needs, if it needs any."""
     if not needs_workspace(document):
         return None
-    repository = around(config)
+    repository = repository_around(config)
     if repository.changed and not quiet:
         say(f"note: not committed, so not part of the run: {', '.join(repository.changed[:5])}")
-    if reads_working_trees(client):
+    if is_local_server(client):
         check_rollout(repository, document)
-    return workspace_of(client, repository)
+    return ensure_workspace(client, repository)
 
 
-def request(
+def submit_run(
     client: Client,
     config: Document,
     *,
@@ -87,7 +99,7 @@ def request(
     return client.post("/runs", body)
 
 
-def _dry(answer: Document, *, as_json: bool) -> None:
+def _print_dry_run(answer: Document, *, as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
@@ -97,10 +109,10 @@ def _dry(answer: Document, *, as_json: bool) -> None:
         for key, value in (keys or {}).items()
         if value is not None
     ]
-    table("Resolved config", ("section", "key", "value"), rows)
+    print_table("Resolved config", ("section", "key", "value"), rows)
     say_warnings(answer)
     estimates = _estimates(answer.get("estimates") or {})
-    fields("Estimates", [("steps", answer.get("total_steps")), *estimates])
+    print_fields("Estimates", [("steps", answer.get("total_steps")), *estimates])
 
 
 def _estimates(found: Document) -> list[tuple[str, object]]:
@@ -108,10 +120,10 @@ def _estimates(found: Document) -> list[tuple[str, object]]:
     if found.get("parameters") is None:
         return [("memory", "not known: the model does not say its size")]
     shown: list[tuple[str, object]] = [
-        ("parameters", count(found["parameters"])),
-        ("memory", size(found.get("memory_bytes"))),
+        ("parameters", format_count(found["parameters"])),
+        ("memory", format_size(found.get("memory_bytes"))),
     ]
     if found.get("step_s") is not None:
-        shown.append(("a step", duration(found["step_s"])))
-        shown.append(("in all", duration(found["total_s"])))
+        shown.append(("a step", format_duration(found["step_s"])))
+        shown.append(("in all", format_duration(found["total_s"])))
     return [*shown, ("assumes", found.get("assumes"))]

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import click
 
-from producers.cli.client import Client, part
+from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import command, group
 from producers.cli.display.output import (
     Document,
-    fields,
     one_line,
+    print_fields,
     print_json,
+    print_table,
     printable,
     say,
     sparkline,
-    table,
-    when,
+    time_ago,
 )
 from producers.cli.display.units import run_status, run_step
 
@@ -60,12 +60,12 @@ def list_(
             *(r.get(key) for key in ("algorithm", "model", "dataset")),
             run_step(r),
             r.get("reward"),
-            when(r.get("created_at")),
+            time_ago(r.get("created_at")),
         )
         for r in answer["runs"]
     ]
     columns = ("name", "status", "algorithm", "model", "dataset", "step", "reward", "made")
-    table(f"Runs ({answer.get('total_count')})", columns, rows)
+    print_table(f"Runs ({answer.get('total_count')})", columns, rows)
 
 
 @command(train, "info", example="headrace train info my-run")
@@ -73,7 +73,7 @@ def list_(
 def info(run: str, *, as_json: bool) -> None:
     """A run: where it stands, its curves, its checkpoints."""
     with Client() as client:
-        answer = client.get(f"/runs/{part(run)}")
+        answer = client.get(f"/runs/{path_segment(run)}")
     if as_json:
         print_json(answer)
         return
@@ -81,23 +81,23 @@ def info(run: str, *, as_json: bool) -> None:
     shown = found | {"status": run_status(found), "current_step": run_step(found)}
     pairs = [(key, value) for key, value in shown.items() if key not in ("config", "name")]
     waits = [("waits for", wait["message"]) for wait in answer.get("waiting_for") or ()]
-    fields(f"Run {found.get('name')}", [*pairs, *waits])
+    print_fields(f"Run {found.get('name')}", [*pairs, *waits])
     curves = []
     for key, points in sorted(answer["metrics"].items()):
         values = [float(point["value"]) for point in points]
         if values:
             curves.append((key, values[0], values[-1], sparkline(values)))
-    table("Metrics", ("key", "first", "last", "curve"), curves)
+    print_table("Metrics", ("key", "first", "last", "curve"), curves)
     rows = [
         (
             c.get("ref"),
             c.get("reward"),
             str(c.get("adapter_sha256"))[:16],
-            when(c.get("created_at")),
+            time_ago(c.get("created_at")),
         )
         for c in answer["checkpoints"]
     ]
-    table("Checkpoints", ("ref", "reward", "weights sha256", "made"), rows)
+    print_table("Checkpoints", ("ref", "reward", "weights sha256", "made"), rows)
 
 
 @command(train, "watch", example="headrace train watch my-run")
@@ -107,7 +107,7 @@ def watch(run: str, *, as_json: bool) -> None:
     from producers.cli.watch import watch_run
 
     with Client() as client:
-        found: Document = client.get(f"/runs/{part(run)}")["run"]
+        found: Document = client.get(f"/runs/{path_segment(run)}")["run"]
         watch_run(client, str(found["id"]), str(found["name"]), as_json=as_json)
 
 
@@ -117,7 +117,7 @@ def watch(run: str, *, as_json: bool) -> None:
 def logs(run: str, *, limit: int, as_json: bool) -> None:
     """What a run had to say, oldest first."""
     with Client() as client:
-        answer = client.get(f"/runs/{part(run)}/logs", {"limit": limit})
+        answer = client.get(f"/runs/{path_segment(run)}/logs", {"limit": limit})
     if as_json:
         print_json(answer)
         return
@@ -126,9 +126,9 @@ def logs(run: str, *, limit: int, as_json: bool) -> None:
         say(f"{entry.get('timestamp')}  {entry.get('level')}{step}  {entry.get('message')}")
 
 
-def _control(run: str, verb: str, said: str, *, as_json: bool) -> None:
+def _post_control(run: str, verb: str, said: str, *, as_json: bool) -> None:
     with Client() as client:
-        answer = client.post(f"/runs/{part(run)}/{verb}")
+        answer = client.post(f"/runs/{path_segment(run)}/{verb}")
     if as_json:
         print_json(answer)
     else:
@@ -140,7 +140,7 @@ def _control(run: str, verb: str, said: str, *, as_json: bool) -> None:
 def stop(run: str, *, as_json: bool) -> None:
     """Stop a run at its next step boundary, with a final checkpoint."""
     said = f"{run} stops at its next step boundary, with a final checkpoint"
-    _control(run, "stop", said, as_json=as_json)
+    _post_control(run, "stop", said, as_json=as_json)
 
 
 @command(train, "pause", example="headrace train pause my-run")
@@ -148,14 +148,14 @@ def stop(run: str, *, as_json: bool) -> None:
 def pause(run: str, *, as_json: bool) -> None:
     """Pause a run at its next step boundary; its workers are free for others."""
     said = f"{run} pauses at its next step boundary; go on with: headrace train resume {run}"
-    _control(run, "pause", said, as_json=as_json)
+    _post_control(run, "pause", said, as_json=as_json)
 
 
 @command(train, "resume", example="headrace train resume my-run")
 @RUN
 def resume(run: str, *, as_json: bool) -> None:
     """Let a paused run go on; it ends in the same bits as without the pause."""
-    _control(run, "resume", f"{run} goes on", as_json=as_json)
+    _post_control(run, "resume", f"{run} goes on", as_json=as_json)
 
 
 @command(train, "samples", example="headrace train samples my-run --step 3")
@@ -167,7 +167,7 @@ def samples(run: str, *, step: int | None, limit: int, offset: int, as_json: boo
     """Prompts, answers and rewards. The ids are what `headrace train trace` takes."""
     with Client() as client:
         parameters = {"step": step, "limit": limit, "offset": offset}
-        answer = client.get(f"/runs/{part(run)}/samples", parameters)
+        answer = client.get(f"/runs/{path_segment(run)}/samples", parameters)
     if as_json:
         print_json(answer)
         return
@@ -182,7 +182,7 @@ def samples(run: str, *, step: int | None, limit: int, offset: int, as_json: boo
         )
         for s in answer["samples"]
     ]
-    table(f"Samples of {run}", ("id", "prompt", "answer", "truth", "reward", "failure"), rows)
+    print_table(f"Samples of {run}", ("id", "prompt", "answer", "truth", "reward", "failure"), rows)
 
 
 def _prompt(sample: Document) -> str:
@@ -207,13 +207,13 @@ def _failure(sample: Document) -> str | None:
 )
 def compare(runs: tuple[str, ...], *, metrics: tuple[str, ...], rows: int, as_json: bool) -> None:
     """Runs side by side: the settings that differ, what they took, their curves step by step."""
-    from producers.cli.commands.compare import compare_runs, show
+    from producers.cli.commands.compare import compare_runs, print_comparison
 
     found = compare_runs(runs)
     if as_json:
         print_json(found)
         return
-    show(found, metrics=metrics, rows=rows)
+    print_comparison(found, metrics=metrics, rows=rows)
 
 
 @command(train, "trace", example="headrace train trace my-run --sample SAMPLE_ID")
@@ -222,7 +222,7 @@ def compare(runs: tuple[str, ...], *, metrics: tuple[str, ...], rows: int, as_js
 def trace(run: str, *, sample: str, as_json: bool) -> None:
     """The eight hops of one sample: which file did what, and when."""
     with Client() as client:
-        answer = client.get(f"/runs/{part(run)}/trace", {"sample": sample})
+        answer = client.get(f"/runs/{path_segment(run)}/trace", {"sample": sample})
     if as_json:
         print_json(answer)
         return
@@ -237,7 +237,7 @@ def trace(run: str, *, sample: str, as_json: bool) -> None:
         )
         for h in answer["hops"]
     ]
-    table(f"Sample {sample}", ("hop", "file", "what", "event", "at", "after"), rows)
+    print_table(f"Sample {sample}", ("hop", "file", "what", "event", "at", "after"), rows)
 
 
 @command(train, "verify", example="headrace train verify my-run")
@@ -278,9 +278,9 @@ def export(
     as_json: bool,
 ) -> None:
     """Write a run's curves to TensorBoard, W&B or MLflow (pip install 'headrace[export]')."""
-    from producers.cli.commands.export import export_run, opener
+    from producers.cli.commands.export import export_run, opener_for
 
-    open_sink = opener(tracker, directory=directory, project=project, offline=offline, uri=uri)
+    open_sink = opener_for(tracker, directory=directory, project=project, offline=offline, uri=uri)
     with Client() as client:
         made = export_run(client, run, open_sink, follow=follow)
     if as_json:

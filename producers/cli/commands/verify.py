@@ -2,8 +2,8 @@
 
 import time
 
-from producers.cli.client import Client, part
-from producers.cli.display.output import Document, print_json, say, table
+from producers.cli.client import Client, path_segment
+from producers.cli.display.output import Document, print_json, print_table, say
 from producers.cli.errors import Failure, Interrupted
 
 POLL_S = 0.3
@@ -13,7 +13,7 @@ def verify_run(run: str, *, as_json: bool) -> None:
     """Ask for a verification, wait for it, print it. Raises Failure when something disagrees,
     Interrupted on SIGINT: the verification goes on."""
     with Client() as client:
-        asked: Document = client.post(f"/runs/{part(run)}/verify")["verification"]
+        asked: Document = client.post(f"/runs/{path_segment(run)}/verify")["verification"]
         found = _wait(client, str(asked["id"]), run)
     if found["status"] == "failed":
         raise Failure("VERIFY_FAILED", f"{run} could not be verified: {found['error']}")
@@ -29,7 +29,7 @@ def verify_run(run: str, *, as_json: bool) -> None:
 def _wait(client: Client, identity: str, run: str) -> Document:
     try:
         while True:
-            found: Document = client.get(f"/verifications/{part(identity)}")["verification"]
+            found: Document = client.get(f"/verifications/{path_segment(identity)}")["verification"]
             if found["status"] != "running":
                 return found
             time.sleep(POLL_S)
@@ -42,7 +42,7 @@ def _wait(client: Client, identity: str, run: str) -> Document:
 def _show(run: str, found: Document) -> None:
     if found["findings"]:
         rows = [(f["kind"], f["what"], _bytes(f), f["message"]) for f in found["findings"]]
-        table(f"{run} differs from its log", ("kind", "what", "bytes", "message"), rows)
+        print_table(f"{run} differs from its log", ("kind", "what", "bytes", "message"), rows)
         return
     say(
         f"{run}: {found['steps']} steps rebuilt from the log, {found['checkpoints']} checkpoints and "

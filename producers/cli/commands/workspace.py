@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from producers.cli.client import Client, part
+from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import command, group
-from producers.cli.display.output import Document, fields, print_json, say, table
+from producers.cli.display.output import Document, print_fields, print_json, print_table, say
 
 workspace = group("workspace", "Git repositories with rollouts: register, look into, scaffold.")
 
@@ -29,19 +29,19 @@ def add(path_or_url: str, *, name: str | None, as_json: bool) -> None:
     body = {"url": url} | ({"name": name} if name else {})
     with Client() as client:
         made: Document = client.post("/workspaces", body)
-        found = settled(client, made["workspace"])
+        found = await_first_sync(client, made["workspace"])
     if as_json:
         print_json({"workspace": found})
     else:
         _show(found)
 
 
-def settled(client: Client, found: Document) -> Document:
+def await_first_sync(client: Client, found: Document) -> Document:
     """The workspace once its first look was had, or as it is after a while."""
     deadline = time.monotonic() + SYNC_S
     while found.get("status") in WAITING and time.monotonic() < deadline:
         time.sleep(0.2)
-        found = client.get(f"/workspaces/{part(str(found['id']))}")["workspace"]
+        found = client.get(f"/workspaces/{path_segment(str(found['id']))}")["workspace"]
     return found
 
 
@@ -59,7 +59,7 @@ def list_(*, limit: int, offset: int, as_json: bool) -> None:
         (w.get("name"), w.get("status"), str(w.get("commit_sha") or "")[:12], w.get("url"))
         for w in answer["workspaces"]
     ]
-    table("Workspaces", ("name", "status", "commit", "address"), rows)
+    print_table("Workspaces", ("name", "status", "commit", "address"), rows)
 
 
 @command(workspace, "info", example="headrace workspace info sums")
@@ -67,7 +67,7 @@ def list_(*, limit: int, offset: int, as_json: bool) -> None:
 def info(name: str, *, as_json: bool) -> None:
     """A repository: its commit, and what its entry points hold."""
     with Client() as client:
-        answer = client.get(f"/workspaces/{part(name)}")
+        answer = client.get(f"/workspaces/{path_segment(name)}")
     if as_json:
         print_json(answer)
     else:
@@ -75,7 +75,7 @@ def info(name: str, *, as_json: bool) -> None:
 
 
 def _show(found: Document) -> None:
-    fields(
+    print_fields(
         f"Workspace {found.get('name')}",
         [(key, found.get(key)) for key in ("id", "url", "status", "commit_sha", "error")],
     )
@@ -90,7 +90,7 @@ def _show(found: Document) -> None:
         for r in found.get("rollouts") or ()
     ]
     if rows:
-        table("Rollouts", ("entry point", "workflow", "grader", "rewards", "error"), rows)
+        print_table("Rollouts", ("entry point", "workflow", "grader", "rewards", "error"), rows)
 
 
 def _entrypoint(rollout: Document) -> str:

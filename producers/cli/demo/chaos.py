@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from infra.local.home import read_state
-from producers.cli.client import Client, part
+from producers.cli.client import Client, path_segment
 from producers.cli.errors import Failure
 
 POLL_S = 0.2
@@ -53,7 +53,9 @@ class Killer(threading.Thread):
     def _step(self) -> int | None:
         """The run's step; None while the server is away."""
         try:
-            return int(self._client.get(f"/runs/{part(self._run)}")["run"]["current_step"] or 0)
+            return int(
+                self._client.get(f"/runs/{path_segment(self._run)}")["run"]["current_step"] or 0
+            )
         except Failure:
             return None
 

@@ -19,15 +19,15 @@ from uuid import uuid4
 import click
 
 from producers.cli.command_tree import command
-from producers.cli.display.output import Document, fields, print_json, say, table
+from producers.cli.display.output import Document, print_fields, print_json, print_table, say
 from producers.cli.errors import Failure, Interrupted
 
 if TYPE_CHECKING:
-    from producers.cli.demo.platform import Platform
+    from producers.cli.demo.platform import DemoTarget
 
 GREEDY_PROMISE = 0.9
 SAMPLED_PROMISE = 0.75
-KEPT = "headrace-demo"
+DEFAULT_DIRECTORY = "headrace-demo"
 
 
 @command(None, "demo", example="headrace demo --keep ./demo")
@@ -85,34 +85,38 @@ def demo(
         _remove(remove, as_json=as_json)
         return
     started = time.monotonic()
-    keep = _place(keep, discard=discard)
+    keep = _directory_to_keep(keep, discard=discard)
     root = (keep or Path(tempfile.mkdtemp(prefix="headrace-demo-"))).resolve()
-    platform: Platform = RunningPlatform() if here else DemoPlatform(root)
+    platform: DemoTarget = RunningPlatform() if here else DemoPlatform(root)
     try:
         client = platform.start()
         mark = uuid4().hex[:6] if here else ""
         story = Story(client, root / "workspace", home=platform.home, quiet=as_json, mark=mark)
         told = story.tell(seed=seed, steps=steps, random_pay=grader == "random", chaos=chaos)
     except (KeyboardInterrupt, Interrupted) as error:
-        raise _interrupted(platform, keep) from error
+        raise _interruption(platform, keep) from error
     finally:
-        _uninterrupted(platform.stop)
+        _call_without_sigint(platform.stop)
         if keep is None:
             platform.remove_database()
             shutil.rmtree(root, ignore_errors=True)
-    result: Document = {**told, "wall_s": round(time.monotonic() - started, 1), "cpu_s": cpu_s()}
+    result: Document = {
+        **told,
+        "wall_s": round(time.monotonic() - started, 1),
+        "cpu_s": cpu_seconds_used(),
+    }
     if as_json:
         print_json(result)
     else:
-        _table(result, platform if keep else None)
+        _print_result(result, platform if keep else None)
         if keep is not None and not here:
             say(f"All is kept in {root}; remove it with: headrace demo --remove {root}")
-    judge(result["held_out"])
+    check_promise(result["held_out"])
     if chaos:
-        judge_chaos(result["chaos"])
+        check_equal_weights(result["chaos"])
 
 
-def _place(keep: Path | None, *, discard: bool) -> Path | None:
+def _directory_to_keep(keep: Path | None, *, discard: bool) -> Path | None:
     """Where state is kept; None: nowhere. Raises Failure when that is in use, UsageError when both
     are asked for."""
     if keep is not None:
@@ -123,8 +127,12 @@ def _place(keep: Path | None, *, discard: bool) -> Path | None:
         return keep
     if discard:
         return None
-    others = (f"{KEPT}-{n}" for n in itertools.count(2))
-    return next(Path(name) for name in itertools.chain([KEPT], others) if not Path(name).exists())
+    others = (f"{DEFAULT_DIRECTORY}-{n}" for n in itertools.count(2))
+    return next(
+        Path(name)
+        for name in itertools.chain([DEFAULT_DIRECTORY], others)
+        if not Path(name).exists()
+    )
 
 
 def _remove(directory: Path, *, as_json: bool) -> None:
@@ -147,13 +155,13 @@ def _remove(directory: Path, *, as_json: bool) -> None:
         say(f"removed {directory}")
 
 
-def cpu_s() -> float:
+def cpu_seconds_used() -> float:
     """CPU seconds of this process and of all it started, once they have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return round(sum(u.ru_utime + u.ru_stime for u in used), 1)
 
 
-def judge(held_out: Document) -> None:
+def check_promise(held_out: Document) -> None:
     """Raises Failure unless the held-out reward rose, and to what was promised."""
     before, after = held_out["before"], held_out["after"]
     rose = after["greedy"] > before["greedy"] and after["sampled"] > before["sampled"]
@@ -167,7 +175,7 @@ def judge(held_out: Document) -> None:
     )
 
 
-def judge_chaos(found: Document) -> None:
+def check_equal_weights(found: Document) -> None:
     """Raises Failure unless workers died and the run ended in the bits of its undisturbed twin."""
     calm, killed = found["undisturbed_sha256"], found["killed_sha256"]
     if found["kills"] and calm == killed:
@@ -178,7 +186,7 @@ def judge_chaos(found: Document) -> None:
     )
 
 
-def _interrupted(platform: "Platform", keep: Path | None) -> Interrupted:
+def _interruption(platform: "DemoTarget", keep: Path | None) -> Interrupted:
     if keep is None:
         return Interrupted("interrupted; the demo was stopped and its state removed")
     return Interrupted(
@@ -187,29 +195,29 @@ def _interrupted(platform: "Platform", keep: Path | None) -> Interrupted:
     )
 
 
-def _uninterrupted(stop: Callable[[], None]) -> None:
+def _call_without_sigint(stop: Callable[[], None]) -> None:
     """Stop in order, even while someone leans on Ctrl-C."""
     former = signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop()
     signal.signal(signal.SIGINT, former)
 
 
-def _table(result: Document, platform: "Platform | None") -> None:
+def _print_result(result: Document, platform: "DemoTarget | None") -> None:
     held = result["held_out"]
     rows = [
         (how, f"{held['before'][how]:.3f}", f"{held['after'][how]:.3f}")
         for how in ("greedy", "sampled")
     ]
-    table("Held-out reward", ("", "before", "after"), rows)
+    print_table("Held-out reward", ("", "before", "after"), rows)
     spent = [
         ("SFT steps", result["sft_steps"]),
         ("GRPO steps", result["steps"]),
         ("wall", f"{result['wall_s']:.0f} s"),
         ("CPU", f"{result['cpu_s']:.0f} s"),
     ]
-    fields("Spent", spent)
+    print_fields("Spent", spent)
     listed = [(c["ref"], c.get("reward"), c["adapter_sha256"]) for c in result["checkpoints"]]
-    table("Checkpoints", ("ref", "reward", "weights sha256"), listed)
+    print_table("Checkpoints", ("ref", "reward", "weights sha256"), listed)
     if "chaos" in result:
         found = result["chaos"]
         pairs = [
@@ -217,7 +225,7 @@ def _table(result: Document, platform: "Platform | None") -> None:
             ("undisturbed", found["undisturbed_sha256"]),
             ("killed", found["killed_sha256"]),
         ]
-        fields("Under fire", pairs)
+        print_fields("Under fire", pairs)
     say("Try next:")
     for line in next_commands(platform.prefix if platform else None):
         say(f"  {line}")

@@ -7,13 +7,13 @@ from typing import Protocol
 
 from infra.local.free_port import free_port
 from infra.settings.settings import Settings
-from producers.cli.client import Address, Client
+from producers.cli.client import Client, ServerAddress
 from producers.cli.launch import launch
 
 STOP_S = 60.0
 
 
-class Platform(Protocol):
+class DemoTarget(Protocol):
     """Where a demo is told. `prefix` is what a shell needs before `headrace` to come back."""
 
     home: Path
@@ -38,7 +38,7 @@ class DemoPlatform:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
         mine = {"HEADRACE_HOME": str(self.home), "HEADRACE_URL": self.url}
         self._process = launch(self.home, {**kept, **mine}, tied=True)
-        return Client(Address(self.url, (self.home / "token").read_text().strip()))
+        return Client(ServerAddress(self.url, (self.home / "token").read_text().strip()))
 
     def stop(self) -> None:
         """Stop everything in order, and wait for it."""

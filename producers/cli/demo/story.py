@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 from producers.cli import watch
-from producers.cli.client import Client, part
+from producers.cli.client import Client, path_segment
 from producers.cli.commands import evaluation, submit
-from producers.cli.commands.dataset import send
+from producers.cli.commands.dataset import upload_file
 from producers.cli.config_files import read_config
 from producers.cli.demo.chaos import Killer, killing
 from producers.cli.display.output import Document, console, say
 from producers.cli.display.run_view import RunView
 from producers.cli.errors import Failure
-from producers.cli.repository import around, workspace_of
+from producers.cli.repository import ensure_workspace, repository_around
 from producers.cli.scaffold import commit, scaffold
 
 SFT, GRPO = "arithmetic-sft", "arithmetic-grpo"
@@ -24,7 +24,7 @@ KILLED = "arithmetic-grpo-killed"
 DATASETS = {"sft": SFT, "rl": "arithmetic-rl", "heldout": "arithmetic-heldout"}
 STEPS_PER_EPOCH = 100
 
-RANDOM_PAY = '''"""A control experiment: pays at random, so that nothing can be learned."""
+RANDOM_GRADER = '''"""A control experiment: pays at random, so that nothing can be learned."""
 
 import random
 
@@ -61,13 +61,13 @@ class Story:
         """The whole story; returns what it measured. `chaos`: the reinforcement learning once more,
         under fire. Raises Failure when a run does not finish."""
         self._prepare(seed, random_pay=random_pay)
-        sft = self._train(self._sft(seed), self._own(SFT))
-        before = self._measure(f"{self._own(SFT)}@last", "before", seed)
+        sft = self._train(self._sft(seed), self._own_name(SFT))
+        before = self._measure(f"{self._own_name(SFT)}@last", "before", seed)
         config = self._grpo(seed, steps, random_pay=random_pay)
-        grpo = self._train(config, self._own(GRPO))
-        after = self._measure(f"{self._own(GRPO)}@last", "after", seed)
-        info = self._client.get(f"/runs/{part(self._own(GRPO))}")
-        under_fire = {"chaos": self._again(config, seed, info)} if chaos else {}
+        grpo = self._train(config, self._own_name(GRPO))
+        after = self._measure(f"{self._own_name(GRPO)}@last", "after", seed)
+        info = self._client.get(f"/runs/{path_segment(self._own_name(GRPO))}")
+        under_fire = {"chaos": self._train_under_chaos(config, seed, info)} if chaos else {}
         return {
             "held_out": {"before": before, "after": after},
             "steps": grpo.step,
@@ -78,14 +78,14 @@ class Story:
             **under_fire,
         }
 
-    def _again(self, config: Document, seed: int, calm: Document) -> Document:
+    def _train_under_chaos(self, config: Document, seed: int, calm: Document) -> Document:
         """The same run while its workers are killed; the hashes that both end in."""
-        name = self._own(KILLED)
+        name = self._own_name(KILLED)
         made = self._submit(config, name)
         killer = Killer(self._home, self._client, str(made["id"]), seed=seed, say=self._say)
         with killing(killer):
             self._watch(made, name)
-        killed = self._client.get(f"/runs/{part(name)}")
+        killed = self._client.get(f"/runs/{path_segment(name)}")
         return {
             "run": killed["run"]["id"],
             "kills": len(killer.deaths),
@@ -97,30 +97,30 @@ class Story:
         self._say("A workspace from the example, as a git repository; three datasets.")
         scaffold(self._root, seed=seed)
         if random_pay:
-            (self._root / "rollouts" / "arithmetic" / "random_pay.py").write_text(RANDOM_PAY)
+            (self._root / "rollouts" / "arithmetic" / "random_pay.py").write_text(RANDOM_GRADER)
             commit(self._root, "Pay at random")
-        self._workspace = workspace_of(
-            self._client, around(self._root / "configs" / "training" / "grpo.toml")
+        self._workspace = ensure_workspace(
+            self._client, repository_around(self._root / "configs" / "training" / "grpo.toml")
         )
         for file, name in DATASETS.items():
             path = self._root / "data" / f"{file}.jsonl"
-            send(self._client, path, self._own(name), quiet=True)
+            upload_file(self._client, path, self._own_name(name), quiet=True)
 
-    def _own(self, name: str) -> str:
+    def _own_name(self, name: str) -> str:
         return f"{name}-{self._mark}" if self._mark else name
 
     def _sft(self, seed: int) -> Document:
         config = read_config(self._root / "configs" / "training" / "sft.toml")
         config["advanced"]["seed"] = seed
-        config["experiment"]["dataset"] = self._own(SFT)
+        config["experiment"]["dataset"] = self._own_name(SFT)
         return config
 
     def _grpo(self, seed: int, steps: int, *, random_pay: bool) -> Document:
         config = read_config(self._root / "configs" / "training" / "grpo.toml")
         config["advanced"] |= {"seed": seed, "max_steps": steps}
-        config["advanced"]["validation_dataset"] = self._own(DATASETS["heldout"])
-        config["experiment"]["dataset"] = self._own(DATASETS["rl"])
-        config["experiment"]["model_path"] = f"{self._own(SFT)}@last"
+        config["advanced"]["validation_dataset"] = self._own_name(DATASETS["heldout"])
+        config["experiment"]["dataset"] = self._own_name(DATASETS["rl"])
+        config["experiment"]["model_path"] = f"{self._own_name(SFT)}@last"
         config["training"]["total_epochs"] = -(-steps // STEPS_PER_EPOCH)
         if random_pay:
             config["experiment"]["entrypoint"] = "random_pay.py"
@@ -132,14 +132,14 @@ class Story:
     def _submit(self, config: Document, name: str) -> Document:
         algorithm = str(config["advanced"]["algorithm"]).upper()
         self._say(f"{algorithm}: {config['experiment']['model_path']} -> {name}")
-        made: Document = submit.request(self._client, config, workspace=self._workspace, name=name)[
-            "run"
-        ]
+        made: Document = submit.submit_run(
+            self._client, config, workspace=self._workspace, name=name
+        )["run"]
         return made
 
     def _watch(self, made: Document, name: str) -> RunView:
-        view = watch.show(self._client, str(made["id"]), name, quiet=self._quiet)
-        watch.finish(view, name)
+        view = watch.follow_run(self._client, str(made["id"]), name, quiet=self._quiet)
+        watch.check_result(view, name)
         if view.status != "finished":
             raise Failure("STOPPED", f"the run {name} was stopped at step {view.step}")
         return view
@@ -149,12 +149,17 @@ class Story:
 
     def _evaluate(self, how: str, model: str, when: str, seed: int) -> float:
         config = read_config(self._root / "configs" / "eval" / f"{how}.toml")
-        config["experiment"] |= {"model_path": model, "dataset": self._own(DATASETS["heldout"])}
+        config["experiment"] |= {
+            "model_path": model,
+            "dataset": self._own_name(DATASETS["heldout"]),
+        }
         config["advanced"]["seed"] = seed
-        name = self._own(f"heldout-{when}-{how}")
-        answer = evaluation.request(self._client, config, workspace=self._workspace, name=name)
+        name = self._own_name(f"heldout-{when}-{how}")
+        answer = evaluation.submit_evaluation(
+            self._client, config, workspace=self._workspace, name=name
+        )
         started = answer["eval"]
-        found = evaluation.watched(self._client, started, quiet=self._quiet)
+        found = evaluation.watch_evaluation(self._client, started, quiet=self._quiet)
         if found["status"] != "finished" or found.get("reward") is None:
             raise Failure(
                 "EVAL_FAILED", f"the evaluation {name} {found['status']}: {found['error']}"

@@ -44,14 +44,14 @@ def print_failure(code: str, message: str, issues: Sequence[Issue] = (), *, as_j
         document = {"schema_version": SCHEMA_VERSION, "error": error}
         sys.stderr.write(json.dumps(document, ensure_ascii=False) + "\n")
         return
-    sys.stderr.write(f"Error: {printable(_head(message, issues))}\n")
+    sys.stderr.write(f"Error: {printable(_first_line(message, issues))}\n")
     for issue in issues:
         if len(issues) > 1 or issue.message not in message:
-            line = f"{issue.key}: {issue.message}{_meant(issue)}"
+            line = f"{issue.key}: {issue.message}{_suggestion(issue)}"
             sys.stderr.write(f"  - {printable(line)}\n")
 
 
-def _head(message: str, issues: Sequence[Issue]) -> str:
+def _first_line(message: str, issues: Sequence[Issue]) -> str:
     """The first line of a failure. The messages of refusals quote their first issue; what is listed
     below is not said here too."""
     quoted = issues[0].message in message if issues else False
@@ -59,12 +59,12 @@ def _head(message: str, issues: Sequence[Issue]) -> str:
         return message
     if len(issues) == 1:
         meant = issues[0].did_you_mean
-        return message + (_meant(issues[0]) if meant and meant not in message else "")
+        return message + (_suggestion(issues[0]) if meant and meant not in message else "")
     before = message.partition(issues[0].key)[0] if issues[0].key in message else ""
     return f"{before.strip(' :') or 'refused'}: {len(issues)} problems"
 
 
-def _meant(issue: Issue) -> str:
+def _suggestion(issue: Issue) -> str:
     return f" (did you mean {issue.did_you_mean}?)" if issue.did_you_mean else ""
 
 
@@ -104,7 +104,7 @@ def one_line(text: str, *, limit: int = 80) -> str:
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table; None is shown as a dash."""
     from rich.table import Table
     from rich.text import Text
@@ -113,17 +113,17 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     for column in columns:
         drawn.add_column(column, overflow="fold")  # a name that is cut cannot be copied
     for row in rows:
-        drawn.add_row(*(Text(cell(value)) for value in row))
+        drawn.add_row(*(Text(cell_text(value)) for value in row))
     console().print(drawn)
 
 
-def fields(title: str, pairs: Sequence[tuple[str, object]]) -> None:
+def print_fields(title: str, pairs: Sequence[tuple[str, object]]) -> None:
     """Names and values, one a line; pairs whose value is None are left out."""
     shown = [(name, value) for name, value in pairs if value is not None]
-    table(title, ("", ""), shown) if shown else say(title)
+    print_table(title, ("", ""), shown) if shown else say(title)
 
 
-def cell(value: object) -> str:
+def cell_text(value: object) -> str:
     """A value as people read it."""
     if value is None:
         return "-"
@@ -136,7 +136,7 @@ def cell(value: object) -> str:
     return printable(str(value))
 
 
-def when(moment: object) -> str | None:
+def time_ago(moment: object) -> str | None:
     """An ISO time as how long ago it was."""
     if not isinstance(moment, str) or not moment:
         return None

@@ -88,7 +88,7 @@ class RunView:
         return sum(recent) / len(recent) * max(0, self.total_steps - self.step)
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.status in ("finished", "failed", "stopped", "crashed", "killed")
 
     def fold(self, event: Document) -> None:
@@ -96,7 +96,7 @@ class RunView:
         kind = str(event.get("type"))
         data: Document = event.get("data") or {}
         self.status = STATUSES.get(kind, self.status)
-        self.phase = "complete" if self.ended else PHASES.get(kind, self.phase)
+        self.phase = "complete" if self.has_ended else PHASES.get(kind, self.phase)
         match kind:
             case "rl.run.started":
                 plan: Document = data.get("plan") or {}
@@ -104,7 +104,7 @@ class RunView:
                 sizes = plan.get("batch_size") or 0, plan.get("num_samples") or 1
                 self.samples_per_step = int(sizes[0]) * int(sizes[1])
             case "rl.step.settled":
-                self._settled(data, at=_time(event))
+                self._fold_step(data, at=_time(event))
             case "rl.evaluation.settled" if data.get("reward") is not None:
                 self.validations.append((int(data["step"]), float(data["reward"])))
             case "rl.checkpoint.settled":
@@ -118,7 +118,7 @@ class RunView:
             case "rl.policy.initialized" | "rl.run.resumed":
                 self.batch_at = _time(event)
 
-    def _settled(self, data: Document, *, at: datetime | None) -> None:
+    def _fold_step(self, data: Document, *, at: datetime | None) -> None:
         self.step = int(data["step"])
         metrics: Document = data.get("metrics") or {}
         if "rollout/raw_reward" in metrics:

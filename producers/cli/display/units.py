@@ -8,7 +8,7 @@ SIZES = ("KiB", "MiB", "GiB", "TiB")
 TIMES = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 
 
-def size(number: object) -> str | None:
+def format_size(number: object) -> str | None:
     """Bytes with a unit: `1.5 MiB`. None for anything but a number."""
     if isinstance(number, bool) or not isinstance(number, int | float):
         return None
@@ -22,7 +22,7 @@ def size(number: object) -> str | None:
     return f"{scaled:,.1f} {unit}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds with a unit: `45 s`, `1.5 h`."""
     for length, unit in TIMES:
         if seconds >= length:
@@ -30,7 +30,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.2g} s"
 
 
-def count(number: float) -> str:
+def format_count(number: float) -> str:
     """A large number, shortened: `596 M`."""
     for length, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
         if number >= length:
@@ -38,9 +38,9 @@ def count(number: float) -> str:
     return f"{number:.0f}"
 
 
-def left(seconds: float | None) -> str:
+def time_left(seconds: float | None) -> str:
     """` (about 2.0 min left)`, or nothing where it is not known."""
-    return "" if seconds is None else f" (about {duration(seconds)} left)"
+    return "" if seconds is None else f" (about {format_duration(seconds)} left)"
 
 
 def run_status(run: Mapping[str, Any]) -> str:
@@ -61,4 +61,4 @@ def run_eta_s(run: Mapping[str, Any], *, now: datetime | None = None) -> float |
 def run_step(run: Mapping[str, Any]) -> str:
     """Where a run stands: `3/10 (about 2.0 min left)`."""
     step = f"{run.get('current_step') or 0}/{run.get('total_steps') or '?'}"
-    return step + left(run_eta_s(run))
+    return step + time_left(run_eta_s(run))

@@ -5,7 +5,12 @@ import re
 import time
 from collections.abc import Mapping
 
-from producers.cli.exporters.sink import Subject, flat, library, reported
+from producers.cli.exporters.sink import (
+    ExportedRun,
+    flatten_config,
+    import_library,
+    translating_errors,
+)
 
 UNKNOWN = re.compile(r"[^\w\-./ ]")
 """What MLflow does not take in the name of a metric."""
@@ -19,12 +24,12 @@ STATUS = {"failed": "FAILED", "crashed": "FAILED", "killed": "KILLED"}
 class MLflow:
     """An MLflow run. `uri` None: MLFLOW_TRACKING_URI, or MLflow's own default."""
 
-    def __init__(self, subject: Subject, *, experiment: str, uri: str | None) -> None:
+    def __init__(self, subject: ExportedRun, *, experiment: str, uri: str | None) -> None:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", RETRIES)
-        mlflow = library("mlflow")
-        self._entities = library("mlflow.entities")
+        mlflow = import_library("mlflow")
+        self._entities = import_library("mlflow.entities")
         self._hint = _hint(uri)
-        with reported("MLflow", self._hint):
+        with translating_errors("MLflow", self._hint):
             self._client = mlflow.MlflowClient(uri)
             found = self._client.get_experiment_by_name(experiment)
             identity = found.experiment_id if found else self._client.create_experiment(experiment)
@@ -32,7 +37,7 @@ class MLflow:
                 identity, run_name=subject.name, tags={"headrace.run": subject.run}
             )
             self._run = made.info.run_id
-            for key, value in flat(subject.config):
+            for key, value in flatten_config(subject.config):
                 self._client.log_param(self._run, key, value[:LONGEST])
         self._experiment = identity
 
@@ -46,11 +51,11 @@ class MLflow:
             self._entities.Metric(UNKNOWN.sub("_", key), value, now, step)
             for key, value in values.items()
         ]
-        with reported("MLflow", self._hint):
+        with translating_errors("MLflow", self._hint):
             self._client.log_batch(self._run, metrics=metrics)
 
     def close(self, status: str) -> None:
-        with reported("MLflow", self._hint):
+        with translating_errors("MLflow", self._hint):
             self._client.set_terminated(self._run, STATUS.get(status, "FINISHED"))
 
 

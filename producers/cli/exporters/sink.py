@@ -21,7 +21,7 @@ Series = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ExportedRun:
     """What is exported: the run's id, its name, its config as nested sections."""
 
     run: str
@@ -43,7 +43,7 @@ class Sink(Protocol):
         ...
 
 
-class New:
+class NewPoints:
     """Points that were not written yet, by step: a validation may bring one of an earlier step."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class New:
         yield from sorted(found.items())
 
 
-def library(name: str) -> ModuleType:
+def import_library(name: str) -> ModuleType:
     """A tracker's own library. Raises Failure where it is not installed."""
     try:
         return importlib.import_module(name)
@@ -75,7 +75,7 @@ def library(name: str) -> ModuleType:
 
 
 @contextmanager
-def reported(tracker: str, hint: str) -> Iterator[None]:
+def translating_errors(tracker: str, hint: str) -> Iterator[None]:
     """Turn whatever a tracker's library raises inside into a Failure of one line that ends with `hint`,
     what the user can do. The libraries document no common base of their errors."""
     try:
@@ -89,13 +89,13 @@ def reported(tracker: str, hint: str) -> Iterator[None]:
         ) from error
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flatten_config(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """A nested config as `section.key` and text; what was not set is left out."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
+            yield from flatten_config(value, f"{prefix}{key}.")
         elif value is not None:
             yield f"{prefix}{key}", str(value)
 
 
-Opener = Callable[[Subject], Sink]
+Opener = Callable[[ExportedRun], Sink]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from producers.cli.exporters.sink import Subject, library
+from producers.cli.exporters.sink import ExportedRun, import_library
 
 OLD = "events.out.tfevents.*"
 
@@ -11,8 +11,8 @@ OLD = "events.out.tfevents.*"
 class TensorBoard:
     """Scalars in `directory`/NAME-ID."""
 
-    def __init__(self, subject: Subject, *, directory: Path) -> None:
-        writer = library("tensorboard.summary").Writer
+    def __init__(self, subject: ExportedRun, *, directory: Path) -> None:
+        writer = import_library("tensorboard.summary").Writer
         self._path = directory / f"{subject.name}-{subject.run[:8]}"
         for old in self._path.glob(OLD):
             old.unlink()

@@ -7,7 +7,7 @@ what a validation brings that ends late.
 from collections.abc import Mapping
 from pathlib import Path
 
-from producers.cli.exporters.sink import Subject, library, reported
+from producers.cli.exporters.sink import ExportedRun, import_library, translating_errors
 
 HINT = (
     "log in with `wandb login` or set WANDB_API_KEY, or write files with --offline and send them "
@@ -18,11 +18,13 @@ HINT = (
 class WeightsAndBiases:
     """A W&B run. `offline`: files under `directory`, for `wandb sync`."""
 
-    def __init__(self, subject: Subject, *, project: str, directory: Path, offline: bool) -> None:
-        wandb = library("wandb")
+    def __init__(
+        self, subject: ExportedRun, *, project: str, directory: Path, offline: bool
+    ) -> None:
+        wandb = import_library("wandb")
         directory.mkdir(parents=True, exist_ok=True)
         self._library = wandb
-        with reported("W&B", HINT):
+        with translating_errors("W&B", HINT):
             self._run = wandb.init(
                 project=project,
                 name=subject.name,
@@ -42,14 +44,14 @@ class WeightsAndBiases:
         return str(self._run.url)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        with reported("W&B", HINT):
+        with translating_errors("W&B", HINT):
             self._run.log({"step": step, **values})
 
     def close(self, status: str) -> None:
         """Returns once everything is written: `finish` alone leaves that to W&B's service, which would
         do it a moment later."""
         code = 0 if status in ("finished", "stopped", "running") else 1
-        with reported("W&B", HINT):
+        with translating_errors("W&B", HINT):
             self._run.summary["status"] = status
             self._run.finish(exit_code=code)
             self._library.teardown(exit_code=code)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from producers.cli.checkpoint_files import safe_name
-from producers.cli.client import Address, Client
+from producers.cli.client import Client, ServerAddress
 from producers.cli.errors import Failure
-from producers.cli.repository import around, workspace_of
+from producers.cli.repository import ensure_workspace, repository_around
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
 
@@ -66,7 +66,7 @@ def test_a_write_carries_one_key_through_its_retries(server: FakeServer) -> None
     server.drop("POST", "/runs")
     server.answer("POST", "/runs", {"code": "UNAVAILABLE"}, status=503)
     server.answer("POST", "/runs", {"run": {"id": "1"}}, status=201)
-    with Client(Address(server.url, None)) as client:
+    with Client(ServerAddress(server.url, None)) as client:
         assert client.post("/runs", {"config": {}}) == {"run": {"id": "1"}}
     keys = [asked.headers["Idempotency-Key"] for asked in server.asked]
     assert len(keys) == 3
@@ -105,8 +105,8 @@ def test_submit_finds_a_repository_that_is_registered_by_its_origin(
     git(repository, "remote", "add", "origin", "https://example.org/sums.git")
     known = {"id": "w7", "url": "https://example.org/sums.git"}
     server.answer("GET", "/workspaces", {"workspaces": [known], "has_more": False})
-    with Client(Address(server.url, None)) as client:
-        found = workspace_of(client, around(repository / "configs" / "grpo.toml"))
+    with Client(ServerAddress(server.url, None)) as client:
+        found = ensure_workspace(client, repository_around(repository / "configs" / "grpo.toml"))
     assert found == "w7"
 
 

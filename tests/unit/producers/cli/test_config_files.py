@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from producers.cli import config_files
-from producers.cli.config_files import MOST_BYTES, read_config
+from producers.cli.config_files import MAX_BYTES, read_config
 from producers.cli.errors import Failure
 
 
@@ -13,7 +13,7 @@ def test_a_file_of_megabytes_is_refused_before_it_is_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "big.toml"
-    path.write_text("# " + "x" * MOST_BYTES)
+    path.write_text("# " + "x" * MAX_BYTES)
     parsed: list[str] = []
     monkeypatch.setattr(config_files.tomllib, "loads", lambda text: parsed.append(text) or {})
     with pytest.raises(Failure, match="more than 256 KiB"):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from producers.cli.client import Address, Client
+from producers.cli.client import Client, ServerAddress
 from producers.cli.display.output import sparkline
 from producers.cli.display.run_view import RunView
-from producers.cli.event_stream import follow, parse
+from producers.cli.event_stream import follow_events, parse_events
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
 
@@ -44,7 +44,7 @@ def sse(events: list[dict[str, Any]], first: int = 0) -> bytes:
 
 def test_the_stream_is_parsed_with_comments_and_several_data_lines() -> None:
     lines = [": hello", "", "id: 7", 'data: {"a":', "data: 1}", "", "data: {}"]
-    assert list(parse(lines)) == [("7", {"a": 1})]
+    assert list(parse_events(lines)) == [("7", {"a": 1})]
 
 
 def test_a_view_is_the_fold_of_the_events() -> None:
@@ -78,7 +78,7 @@ def test_a_paused_run_is_paused_and_running_again_when_it_goes_on() -> None:
     for one in STORY[:3]:
         view.fold(one)
     view.fold(event("rl.run.paused"))
-    assert (view.status, view.ended) == ("paused", False)
+    assert (view.status, view.has_ended) == ("paused", False)
     view.fold(event("rl.run.resumed"))
     assert view.status == "running"
 
@@ -88,8 +88,8 @@ def test_a_broken_connection_goes_on_behind_the_last_event(server: FakeServer) -
     server.raw("GET", "/runs/r/events", sse(STORY[:4]), kind=kind)
     server.drop("GET", "/runs/r/events")
     server.raw("GET", "/runs/r/events", sse(STORY[4:], first=4), kind=kind)
-    with Client(Address(server.url, None)) as client:
-        assert list(follow(client, "r")) == STORY
+    with Client(ServerAddress(server.url, None)) as client:
+        assert list(follow_events(client, "r")) == STORY
     assert "Last-Event-ID" not in server.asked[0].headers
     assert server.asked[1].headers["Last-Event-ID"] == "c3"
     assert server.asked[2].headers["Last-Event-ID"] == "c3"
@@ -174,7 +174,7 @@ def test_sigint_leaves_an_evaluation_and_is_no_error(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("producers.cli.commands.evaluation.Lines.__call__", interrupted)
+    monkeypatch.setattr("producers.cli.commands.evaluation.ProgressLines.__call__", interrupted)
     config = tmp_path / "e.toml"
     config.write_text("")
     server.answer("POST", "/evals", {"eval": {"id": "e", "name": "mine"}}, 201)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from producers.cli.exporters.sink import New
+from producers.cli.exporters.sink import NewPoints
 from tests.unit.producers.cli.conftest import FakeServer, Run
 
 LIBRARIES = {"tensorboard": "tensorboard.summary", "wandb": "wandb", "mlflow": "mlflow"}
@@ -213,7 +213,7 @@ def test_mlflow_without_a_uri_names_its_own_default(
 
 
 def test_only_new_points_are_written() -> None:
-    new = New()
+    new = NewPoints()
     first = {"a": [{"step": 1, "value": 1.0}], "b": [{"step": 2, "value": 2.0}]}
     assert list(new.of(first)) == [(1, {"a": 1.0}), (2, {"b": 2.0})]
     later = {"a": first["a"], "b": [{"step": 1, "value": 3.0}, *first["b"]]}

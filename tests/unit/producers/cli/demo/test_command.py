@@ -5,11 +5,17 @@ from pathlib import Path
 import click
 import pytest
 
-from producers.cli.demo.command import _place, cpu_s, judge, judge_chaos, next_commands
+from producers.cli.demo.command import (
+    _directory_to_keep,
+    check_equal_weights,
+    check_promise,
+    cpu_seconds_used,
+    next_commands,
+)
 from producers.cli.demo.platform import DemoPlatform
-from producers.cli.demo.story import RANDOM_PAY, Story
+from producers.cli.demo.story import RANDOM_GRADER, Story
 from producers.cli.errors import Failure
-from producers.cli.scaffold import example
+from producers.cli.scaffold import example_directory
 from tests.unit.producers.cli.conftest import Run
 
 
@@ -21,17 +27,17 @@ def held_out(greedy: float, sampled: float) -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize(("greedy", "sampled"), [(0.89, 0.9), (1.0, 0.74), (0.3, 0.3)])
 def test_a_reward_that_did_not_rise_as_promised_fails(greedy: float, sampled: float) -> None:
     with pytest.raises(Failure, match=r"the held-out reward went from 0\.300 to"):
-        judge(held_out(greedy, sampled))
+        check_promise(held_out(greedy, sampled))
 
 
 def test_a_reward_that_was_high_before_is_no_rise() -> None:
     high = {"greedy": 0.95, "sampled": 0.8}
     with pytest.raises(Failure):
-        judge({"before": high, "after": high})
+        check_promise({"before": high, "after": high})
 
 
 def test_a_promise_that_was_kept_passes() -> None:
-    judge(held_out(0.9, 0.75))
+    check_promise(held_out(0.9, 0.75))
 
 
 def test_three_commands_to_go_on_with() -> None:
@@ -50,7 +56,7 @@ def test_a_directory_in_use_is_not_taken(headrace: Run, tmp_path: Path) -> None:
 
 def test_steps_beyond_one_epoch_get_more_epochs() -> None:
     story = Story.__new__(Story)
-    story._root, story._mark = example(), ""
+    story._root, story._mark = example_directory(), ""
     config = story._grpo(7, 250, random_pay=True)
     assert config["advanced"]["seed"] == 7
     assert config["advanced"]["max_steps"] == 250
@@ -60,7 +66,7 @@ def test_steps_beyond_one_epoch_get_more_epochs() -> None:
 
 def test_a_story_told_again_on_one_server_has_names_of_its_own() -> None:
     story = Story.__new__(Story)
-    story._root, story._mark = example(), "a1"
+    story._root, story._mark = example_directory(), "a1"
     config = story._grpo(7, 100, random_pay=False)
     assert config["experiment"]["model_path"] == "arithmetic-sft-a1@last"
     assert config["experiment"]["dataset"] == "arithmetic-rl-a1"
@@ -72,29 +78,29 @@ def test_a_story_told_again_on_one_server_has_names_of_its_own() -> None:
 def test_chaos_without_a_kill_or_with_other_bits_fails(kills: int, killed: str) -> None:
     found = {"kills": kills, "undisturbed_sha256": "ab", "killed_sha256": killed}
     with pytest.raises(Failure, match="kills the weights are"):
-        judge_chaos(found)
-    judge_chaos({"kills": 1, "undisturbed_sha256": "ab", "killed_sha256": "ab"})
+        check_equal_weights(found)
+    check_equal_weights({"kills": 1, "undisturbed_sha256": "ab", "killed_sha256": "ab"})
 
 
 def test_the_control_experiment_is_a_program() -> None:
-    compile(RANDOM_PAY, "random_pay.py", "exec")
+    compile(RANDOM_GRADER, "random_pay.py", "exec")
 
 
 def test_cpu_seconds_are_counted() -> None:
-    assert cpu_s() > 0
+    assert cpu_seconds_used() > 0
 
 
 def test_a_demo_keeps_its_state_unless_told_not_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert _place(None, discard=False) == Path("headrace-demo")
+    assert _directory_to_keep(None, discard=False) == Path("headrace-demo")
     (tmp_path / "headrace-demo").mkdir()
-    assert _place(None, discard=False) == Path("headrace-demo-2")
-    assert _place(None, discard=True) is None
-    assert _place(tmp_path / "mine", discard=False) == tmp_path / "mine"
+    assert _directory_to_keep(None, discard=False) == Path("headrace-demo-2")
+    assert _directory_to_keep(None, discard=True) is None
+    assert _directory_to_keep(tmp_path / "mine", discard=False) == tmp_path / "mine"
     with pytest.raises(click.UsageError):
-        _place(tmp_path / "mine", discard=True)
+        _directory_to_keep(tmp_path / "mine", discard=True)
 
 
 @pytest.mark.parametrize(("arguments", "kept"), [([], True), (["--discard"], False)])

@@ -251,8 +251,8 @@ def drawn(columns: int, name: str) -> str:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     program = (
-        "from producers.cli.display.output import table;"
-        f"table('', ('name', 'x'), [({name!r}, 'y' * 60)])"
+        "from producers.cli.display.output import print_table;"
+        f"print_table('', ('name', 'x'), [({name!r}, 'y' * 60)])"
     )
     environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"TERM": "dumb"}
     with subprocess.Popen([sys.executable, "-c", program], stdout=theirs, env=environment) as child:

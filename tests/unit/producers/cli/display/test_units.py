@@ -4,7 +4,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from producers.cli.display.units import count, duration, left, run_eta_s, run_status, run_step, size
+from producers.cli.display.units import (
+    format_count,
+    format_duration,
+    format_size,
+    run_eta_s,
+    run_status,
+    run_step,
+    time_left,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,19 +29,19 @@ from producers.cli.display.units import count, duration, left, run_eta_s, run_st
     ],
 )
 def test_sizes(number: object, shown: str | None) -> None:
-    assert size(number) == shown
+    assert format_size(number) == shown
 
 
 def test_durations_and_counts() -> None:
-    assert [duration(s) for s in (0.25, 45, 90, 5400, 200_000)] == [
+    assert [format_duration(s) for s in (0.25, 45, 90, 5400, 200_000)] == [
         "0.25 s",
         "45 s",
         "1.5 min",
         "1.5 h",
         "2.3 d",
     ]
-    assert [count(n) for n in (999, 596_049_920, 7e9)] == ["999", "596 M", "7 B"]
-    assert (left(None), left(120)) == ("", " (about 2.0 min left)")
+    assert [format_count(n) for n in (999, 596_049_920, 7e9)] == ["999", "596 M", "7 B"]
+    assert (time_left(None), time_left(120)) == ("", " (about 2.0 min left)")
 
 
 def test_the_time_left_of_a_run() -> None:
