@@ -26,7 +26,7 @@ from schemas.learner import RULES, GradedGroup, LearnerJob
 from schemas.sampling import ModelRef, SampleRecord
 from schemas.sampling import Sequence as TokenSequence
 from trainer import grpo
-from trainer.algorithms.registry import settings_of
+from trainer.algorithms.registry import hyperparameters_of
 from trainer.forward import native_pass
 from trainer.forward.decoder import decoder_of
 from trainer.forward.transformers_pass import Fallback
@@ -126,10 +126,13 @@ def peak(
     """Peak bytes of a GRPO step, the tokens of its passes together, and of the largest."""
     vocabulary = len(policy.loaded.base.tensors["model.embed_tokens.weight"])
     groups = graded(num_groups, answer=answer, vocabulary=vocabulary, samples=samples)
-    settings = settings_of(config, micro_batch_tokens=micro_batch_tokens, rules=rules)
+    hyperparameters = hyperparameters_of(config, micro_batch_tokens=micro_batch_tokens, rules=rules)
     native_pass.forget()
     with living() as seen:
-        _, plan = grpo.step(policy, groups, settings)
+        batch = grpo.prepare_batch(
+            policy, groups, objective=grpo.OBJECTIVE, hyperparameters=hyperparameters
+        )
+        _, plan = grpo.accumulate_gradients(policy, batch)
     return seen.peak, sum(plan), max(plan)
 
 

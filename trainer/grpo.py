@@ -5,21 +5,26 @@
     loss   = - sum_t w_t min(r_t A_i, clip(r_t, 1 - low, 1 + high) A_i)  +  beta sum_t w_t k3_t
     k3_t   = exp(d) - d - 1,   d = log pi_ref(t) - log pi_theta(t)
 
-Where references differ, this is what was decided:
-- The ratio is taken against mu, the policy that sampled, with the logprobs recorded at that moment;
+This file is one training step, from rewards to updated weights. Read it from `step` downwards, or set
+a breakpoint in it: the learner calls `step` for every algorithm that learns from rewards. An
+`Objective` names the two functions in which the algorithms differ. GRPO's are `advantages` and `loss`
+at the end of this file, those of the others are in `trainer/algorithms/`.
+
+Where the reference implementations of GRPO differ, we decided:
+- The ratio is taken against mu, the policy that sampled, with the logprobs recorded at that moment.
   `advanced.correction` takes it against the proximal policy instead (`trainer/objective/correction.py`).
-- std has ddof = 1 and eps = 1e-6 (verl's; TRL has 1e-4). A group whose rewards are all equal gets
-  exactly 0, and so does a group with a single reward: it has no std (verl: the reward itself).
-- A reward that is None or not finite leaves the baseline; its sample gets advantage 0. It is never
-  turned into a reward of 0, which would be a statement about the sample.
+- std has ddof = 1 and eps = 1e-6 (verl's value; TRL uses 1e-4). A group whose rewards are all equal
+  gets exactly 0. So does a group with a single reward, because it has no std (verl: the reward itself).
+- A reward that is None or not finite is left out of the baseline, and its sample gets advantage 0. It
+  is never turned into a reward of 0, which would be a statement about the sample.
 - Aggregation is global over the optimizer step (`trainer/objective/aggregate.py`): w_t is
   1 / (S len_i), where S counts the samples that have actions (TRL and Liger count the others too).
-- Temperature divides the logits here as it did when sampling.
-- Clipping is 0.2 on both sides and beta is 0 unless the run says otherwise. The reference is the
-  base model without what was trained. Log-ratios are clamped to +-20 before exp.
+- The temperature divides the logits here as it did when sampling.
+- Clipping is 0.2 on both sides and beta is 0 unless the run sets them. The reference policy is the
+  base model without the trained tensors. Log-ratios are clamped to +-20 before exp.
 
-The way of a step (weights, micro-batches, gradients) is the same for every objective:
-`trainer/step.py`. The others say what differs from this page: `trainer/algorithms/`.
+Shape suffixes: E all actions of the step, M the actions of one micro-batch, S samples
+(`trainer/objective/objective.py`).
 """
 
 import math
@@ -28,14 +33,177 @@ from collections.abc import Sequence
 import torch
 
 from schemas.learner import GradedGroup
-from trainer.objective.dual_clip import bounded
-from trainer.objective.hyperparameters import Settings
-from trainer.objective.kl import MAX_LOG_RATIO
-from trainer.objective.objective import Actions, Objective, by_group
+from trainer.forward.packing import MicroBatch
+from trainer.objective.aggregate import token_weights
+from trainer.objective.batch import (
+    PreparedBatch,
+    examples_of,
+    measure_before_update,
+    sample_of_each_action,
+)
+from trainer.objective.correction import apply_off_policy_correction
+from trainer.objective.dual_clip import dual_clipped_ratio
+from trainer.objective.hyperparameters import Hyperparameters
+from trainer.objective.kl import MAX_LOG_RATIO, k3, kl_to_reference
+from trainer.objective.metrics import Means, mean_over_updates, rollout_metrics
+from trainer.objective.objective import (
+    Actions,
+    ActionValues,
+    BatchBeforeUpdate,
+    Objective,
+    by_group,
+    finite_or_none,
+)
+from trainer.objective.overlong import with_length_penalty
+from trainer.objective.sequences import Rows
+from trainer.objective.value_loss import critic_loss
+from trainer.optimizer import Optimizers, StepSize
 from trainer.policy import Policy
-from trainer.step import accumulate, prepare
 
 EPS = 1e-6
+
+
+def step(
+    policy: Policy,
+    optimizers: Optimizers,
+    groups: Sequence[GradedGroup],
+    *,
+    objective: Objective,
+    hyperparameters: Hyperparameters,
+    step_size: StepSize,
+) -> tuple[dict[str, float], tuple[int, ...]]:
+    """Train the policy on one batch of graded groups, in place. Returns the metrics of the step and
+    its micro-batch plan: the number of tokens of each micro-batch, in order."""
+    # 1. Turn rewards into advantages and token weights. They stay the same for all updates.
+    batch = prepare_batch(policy, groups, objective=objective, hyperparameters=hyperparameters)
+
+    updates: list[dict[str, float]] = []
+    plan: tuple[int, ...] = ()
+    for _ in range(hyperparameters.updates):
+        # 2. Forward and backward, one micro-batch after the other.
+        metrics, plan = accumulate_gradients(policy, batch)
+
+        # 3. Clip the gradients and take an AdamW step at the learning rate of this training step.
+        metrics |= optimizers.update(step_size)
+        updates.append(metrics)
+
+        # Gradients that are not finite changed nothing, so another update would compute them again.
+        if metrics["train/skipped"]:
+            break
+
+    # 4. Report the mean over the updates, and the lengths of the samples.
+    return mean_over_updates(updates) | rollout_metrics(groups), plan
+
+
+def prepare_batch(
+    policy: Policy,
+    groups: Sequence[GradedGroup],
+    *,
+    objective: Objective,
+    hyperparameters: Hyperparameters,
+) -> PreparedBatch:
+    """Compute the advantage and the weight of each action of a step."""
+    examples = examples_of(groups)
+    sample_E = sample_of_each_action(examples)
+
+    # Rewards, less the penalty for overlong answers. A reward that is not finite counts as missing.
+    rewards = [finite_or_none(reward) for group in groups for reward in group.rewards]
+    reward_S = with_length_penalty(rewards, examples, hyperparameters)
+
+    # What only the policy before the update knows: critic values, log pi_prox, a KL in the reward.
+    # This is an extra forward pass, taken only if the run's settings need one of them.
+    measured = measure_before_update(policy, examples, objective, hyperparameters)
+
+    # Rewards -> advantages (for GRPO: `advantages` below), and with a critic also returns.
+    before = BatchBeforeUpdate(
+        group_S=[n for n, group in enumerate(groups) for _ in group.samples],
+        reward_S=reward_S,
+        sample_E=sample_E,
+        penalty_E=hyperparameters.kl_coef * measured["kl"] if "kl" in measured else None,
+        value_E=measured.get("value"),
+    )
+    estimate = objective.estimate(before, hyperparameters)
+
+    # The weight of each action in the loss. It holds every division, so the loss is a plain sum.
+    weight_S = token_weights(examples, hyperparameters)
+    weights = [weight_S[sample] for sample in sample_E.tolist()]
+
+    values: ActionValues = {
+        "weight": torch.tensor(weights, dtype=torch.float64),
+        "advantage": estimate.advantage_E,
+    }
+    if estimate.return_E is not None:
+        values |= {"return": estimate.return_E, "known": before.known_E.double()}
+    return PreparedBatch(objective, hyperparameters, examples, measured | values)
+
+
+def accumulate_gradients(
+    policy: Policy, batch: PreparedBatch
+) -> tuple[dict[str, float], tuple[int, ...]]:
+    """Add the gradient of the batch's loss to the trained tensors. Returns metrics and the
+    micro-batch plan. The token weights are global, so the losses of the micro-batches add up to the
+    loss of the step, however the batch is packed."""
+    means, plan = Means(), []
+    for micro, values in batch.micro_batches(policy):
+        loss = micro_batch_loss(
+            policy, micro, values, batch.objective, batch.hyperparameters, means
+        )
+        if loss.requires_grad:
+            loss.backward()
+        plan.append(micro.num_tokens)
+    return means.values(), tuple(plan)
+
+
+def micro_batch_loss(
+    policy: Policy,
+    micro: MicroBatch,
+    values: ActionValues,
+    objective: Objective,
+    hyperparameters: Hyperparameters,
+    means: Means,
+) -> torch.Tensor:
+    """The share of the step's loss that this micro-batch contributes. Its metrics go into `means`."""
+    # Logprob of each action under pi_theta, the policy being trained. It alone carries a gradient.
+    value_M, temperature = None, hyperparameters.temperature
+    if objective.has_critic:
+        logprob_M, entropy_M, value_M = policy.logprobs_and_values(micro, temperature=temperature)
+    else:
+        logprob_M, entropy_M = policy.logprobs(micro, temperature=temperature)
+    fixed = {name: values_M.to(logprob_M) for name, values_M in values.items()}
+
+    # The ratio pi_theta / mu. With a correction it is pi_theta / pi_prox, the policy before the step.
+    behaviour_M = micro.behaviour_M.to(logprob_M.dtype)
+    proximal_M = fixed.get("proximal", logprob_M.detach())
+    against_M = behaviour_M if hyperparameters.correction == "ratio" else proximal_M
+    actions = Actions(
+        logprob_M, logprob_M - against_M, fixed["advantage"], Rows(micro.row_M, micro.num_rows)
+    )
+
+    # The clipped surrogate (for GRPO: `loss` below), and the correction for off-policy samples.
+    loss_M, clipped_M = objective.loss(actions, hyperparameters)
+    loss_M = apply_off_policy_correction(
+        loss_M, actions, behaviour_M, proximal_M, hyperparameters, means
+    )
+
+    # The KL to the reference, and the loss of the critic, where the run has them.
+    sampler_kl_M = k3((behaviour_M - logprob_M).detach())
+    kl_M = fixed.get("kl", sampler_kl_M)
+    if hyperparameters.kl_coef and hyperparameters.kl_in == "loss":
+        kl_M = kl_to_reference(policy, micro, logprob_M, hyperparameters)
+        loss_M = loss_M + hyperparameters.kl_coef * kl_M
+    if value_M is not None:
+        value_loss_M = critic_loss(value_M, fixed, hyperparameters, means)
+        loss_M = loss_M + hyperparameters.value_coef * value_loss_M
+
+    # One weight per action makes it the loss of the step.
+    loss = (fixed["weight"] * loss_M).sum()
+    means.add_sum("train/loss", loss)
+    means.add("train/kl", kl_M.detach())
+    means.add("train/clip_ratio", clipped_M)
+    means.add("train/entropy_loss", entropy_M)
+    means.add("train/sampler_kl", sampler_kl_M)
+    means.add("train/sampler_mismatch", (logprob_M - behaviour_M).detach().abs())
+    return loss
 
 
 def advantages(rewards: Sequence[float | None]) -> list[float]:
@@ -58,30 +226,22 @@ def clipped_loss(
     high: float,
     delta: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pessimistic surrogate of each action, and which actions are clipped (no gradient)."""
+    """The clipped surrogate loss of each action, and which actions are clipped (no gradient)."""
     ratio_M = log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    free_M = bounded(ratio_M, delta) * advantage_M
+    free_M = dual_clipped_ratio(ratio_M, delta) * advantage_M
     bound_M = ratio_M.clamp(1 - low, 1 + high) * advantage_M
     return -torch.minimum(free_M, bound_M), bound_M < free_M
 
 
-def loss(actions: Actions, settings: Settings) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each action costs, and which are clipped."""
+def loss(actions: Actions, hyperparameters: Hyperparameters) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of each action, and which actions are clipped."""
     return clipped_loss(
         actions.log_ratio_M,
         actions.advantage_M,
-        low=settings.clip_low,
-        high=settings.clip_high,
-        delta=settings.clip_delta,
+        low=hyperparameters.clip_low,
+        high=hyperparameters.clip_high,
+        delta=hyperparameters.clip_delta,
     )
 
 
-OBJECTIVE = Objective(estimate=by_group(advantages), loss=loss, defaults=Settings())
-
-
-def step(
-    policy: Policy, groups: Sequence[GradedGroup], settings: Settings
-) -> tuple[dict[str, float], tuple[int, ...]]:
-    """Add the gradient of the loss of one batch to the policy's tensors; the optimizer is the
-    learner's. Returns metrics and the micro-batch plan."""
-    return accumulate(policy, prepare(policy, groups, OBJECTIVE, settings))
+OBJECTIVE = Objective(estimate=by_group(advantages), loss=loss, defaults=Hyperparameters())

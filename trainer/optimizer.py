@@ -11,6 +11,7 @@ regularisation. The state is by name, so which group a tensor is in does not ent
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,10 +20,13 @@ from schemas.config import Advanced
 from schemas.errors import CorruptData
 from schemas.learner import LearnerJob
 from trainer.model.value_head import WEIGHT as CRITIC_WEIGHT
-from trainer.policy import check_fit
+from trainer.policy import Policy, check_fit
 
 FIRST, SECOND, STEP = "exp_avg.", "exp_avg_sq.", "step"
 BETA2_RL, BETA2_SFT = 0.95, 0.98
+
+CRITIC_LR_RATIO = 10.0
+"""The critic's learning rate over the policy's, unless the run sets `advanced.critic_lr`."""
 
 
 def lr_at(step: int, *, total_steps: int, peak: float, advanced: Advanced) -> float:
@@ -40,6 +44,28 @@ def lr_at(step: int, *, total_steps: int, peak: float, advanced: Advanced) -> fl
     }[advanced.lr_schedule]
     floor = advanced.lr_min_ratio
     return peak * (floor + (1.0 - floor) * left)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """How far one update may move the weights: the learning rates of policy and critic, and the norm
+    that gradients are clipped to."""
+
+    lr: float
+    critic_lr: float
+    grad_clip: float
+
+
+def step_size_at(step: int, job: LearnerJob) -> StepSize:
+    """The step size of step `step` (from 1) of a run."""
+    training, advanced = job.config.training, job.config.advanced
+    scheduled = partial(lr_at, step, total_steps=job.total_steps, advanced=advanced)
+    critic_peak = advanced.critic_lr or CRITIC_LR_RATIO * training.lr
+    return StepSize(
+        lr=scheduled(peak=training.lr),
+        critic_lr=scheduled(peak=critic_peak),
+        grad_clip=advanced.grad_clip,
+    )
 
 
 def decays(name: str, tensor: torch.Tensor) -> bool:
@@ -80,16 +106,17 @@ class Optimizer:
         )
         return cls(tensors, adam)
 
-    def norm(self) -> float:
-        """The 2-norm of the gradients at hand."""
+    def gradient_norm(self) -> float:
+        """The 2-norm of the accumulated gradients."""
         return global_norm(self._gradients())
 
-    def take(self, *, lr: float, clip: float, healthy: bool = True) -> float:
-        """One update with the gradients at hand, then clear them. Returns their norm before
-        clipping. Gradients that are not finite, or not `healthy`, change nothing."""
+    def update(self, *, lr: float, clip: float, is_finite: bool = True) -> float:
+        """Clip the accumulated gradients, take one AdamW step with them, and clear them. Returns
+        their norm before clipping. Nothing changes when they are not finite, or when the caller says
+        so because those of another optimizer are not (`is_finite`)."""
         gradients = self._gradients()
         norm = global_norm(gradients)
-        if healthy and gradients and math.isfinite(norm):
+        if is_finite and gradients and math.isfinite(norm):
             if norm > clip:
                 torch._foreach_mul_(gradients, clip / norm)
             for group in self.adam.param_groups:
@@ -140,3 +167,39 @@ def _groups(tensors: Mapping[str, torch.Tensor], job: LearnerJob) -> list[dict[s
         taken = decay if job.rules < 2 or decays(name, tensors[name]) else 0.0
         groups.setdefault(taken, []).append(tensors[name].requires_grad_())
     return [{"params": params, "weight_decay": taken} for taken, params in groups.items()]
+
+
+@dataclass(slots=True, eq=False)
+class Optimizers:
+    """The optimizer of a policy, and of its critic where it has one."""
+
+    policy: Optimizer
+    critic: Optimizer | None = None
+
+    @classmethod
+    def fresh(cls, policy: Policy, job: LearnerJob) -> "Optimizers":
+        """No moments yet. Makes the tensors of policy and critic require gradients."""
+        critic = policy.critic
+        return cls(
+            Optimizer.fresh(policy.tensors, job),
+            Optimizer.fresh(critic.tensors, job) if critic else None,
+        )
+
+    def update(self, step_size: StepSize) -> dict[str, float]:
+        """One update of policy and critic with the accumulated gradients, then clear them. If any
+        gradient is not finite neither of them changes, and "train/skipped" is 1. Returns metrics."""
+        critic, clip = self.critic, step_size.grad_clip
+        is_finite = critic is None or math.isfinite(
+            self.policy.gradient_norm() + critic.gradient_norm()
+        )
+        norm = self.policy.update(lr=step_size.lr, clip=clip, is_finite=is_finite)
+        metrics = {
+            "train/lr": step_size.lr,
+            "train/grad_norm": norm,
+            "train/skipped": 0.0 if is_finite and math.isfinite(norm) else 1.0,
+        }
+        if critic is not None:
+            metrics["train/critic_grad_norm"] = critic.update(
+                lr=step_size.critic_lr, clip=clip, is_finite=is_finite
+            )
+        return metrics

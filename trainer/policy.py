@@ -132,7 +132,7 @@ class Policy:
         the distribution it was drawn from."""
         return self._actions(micro, temperature=temperature, reference=reference)[:2]
 
-    def judged(
+    def logprobs_and_values(
         self, micro: MicroBatch, *, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`logprobs`, and what the critic says (M) before each action. Raises ValueError without a

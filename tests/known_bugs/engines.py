@@ -110,7 +110,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="gradients that are not finite reach the optimizer",
         seen="facebookresearch/habitat-lab#2226",
-        code="trainer.optimizer:Optimizer.take",
+        code="trainer.optimizer:Optimizer.update",
         old="gradients and math.isfinite(norm)",
         new="gradients",
         test=f"{UNIT}/test_learner.py::test_gradients_that_are_not_finite_change_nothing",
@@ -118,7 +118,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="gradient clipping does nothing",
         seen="simchowitzlabpublic/nano-world-model#22",
-        code="trainer.optimizer:Optimizer.take",
+        code="trainer.optimizer:Optimizer.update",
         old="if norm > clip:",
         new="if norm > clip and False:",
         test=f"{HERE}::test_a_large_gradient_is_clipped_before_the_moments_see_it",
@@ -126,7 +126,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="gradients are clipped after each micro-batch",
         seen="facebookresearch/lingua#59",
-        code="trainer.step:accumulate",
+        code="trainer.grpo:accumulate_gradients",
         old="loss.backward()",
         new="loss.backward(); torch.nn.utils.clip_grad_norm_(list(policy.tensors.values()), 1e-3)",
         test=f"{UNIT}/algorithms/test_registry.py::test_packing_and_micro_batches_change_nothing",
@@ -153,7 +153,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="resuming restarts the schedule of the learning rate",
         seen="PolymathicAI/the_well#77",
-        code="trainer.learner:_update",
+        code="trainer.optimizer:step_size_at",
         old="partial(lr_at, step,",
         new="partial(lr_at, 1,",
         test=f"{HERE}::test_the_learning_rate_is_that_of_the_step_after_a_resume_too",

@@ -2,7 +2,7 @@
 
 from tests.known_bugs.known_bug import KnownBug
 
-MICRO_LOSS = "trainer.step:micro_loss"
+MICRO_LOSS = "trainer.grpo:micro_batch_loss"
 KL = "trainer.objective.kl"
 UNIT = "tests/unit/trainer"
 HERE = "tests/known_bugs/test_by_hand.py"
@@ -44,7 +44,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="the KL is taken the wrong way round",
         seen="nebuly-ai/optimate#298",
-        code="trainer.step:_divergence",
+        code="trainer.objective.kl:kl_to_reference",
         old="reference_M - logprob_M",
         new="logprob_M - reference_M",
         test=f"{HERE}::test_the_kl_is_that_of_the_policy_from_the_reference",
@@ -68,7 +68,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="the correction weighs the current policy instead of the one before the update",
         seen="THUDM/slime#179",
-        code="trainer.step:_trusted",
+        code="trainer.objective.correction:apply_off_policy_correction",
         old="importance(proximal_M - behaviour_M",
         new="importance(actions.logprob_M - behaviour_M",
         test=f"{UNIT}/algorithms/test_registry.py::test_the_gradient_is_the_slope",
@@ -118,7 +118,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="the critic's value is read one position late",
         seen="verl-project/verl#1758",
-        code="trainer.policy:Policy.judged",
+        code="trainer.policy:Policy.logprobs_and_values",
         old="self.critic.values(hidden_M_H)",
         new="self.critic.values(hidden_M_H.roll(-1, 0))",
         test=PACKING,
@@ -137,7 +137,7 @@ KNOWN_BUGS = (
         bug="Dr. GRPO divides by the answer's length after all",
         seen="huggingface/trl#3138",
         code="trainer.objective.aggregate:token_weights",
-        old="settings.max_response_length",
+        old="hyperparameters.max_response_length",
         new="length",
         test=f"{UNIT}/test_grpo.py::test_weights_are_global_over_the_step",
         given={"aggregation": "constant", "expected": [1 / 16, 1 / 16]},
@@ -154,7 +154,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="SFT averages the means of its micro-batches",
         seen="ml-explore/mlx-lm#1413",
-        code="trainer.algorithms.sft:step",
+        code="trainer.algorithms.sft:accumulate_gradients",
         old="-logprobs_M.sum() / num_actions",
         new="-logprobs_M.mean()",
         test=f"{HERE}::test_micro_batches_change_nothing_in_sft",

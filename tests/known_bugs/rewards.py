@@ -5,7 +5,7 @@ from math import nan
 from tests.known_bugs.known_bug import KnownBug
 
 GRPO = "trainer.grpo:advantages"
-PREPARE = "trainer.step:prepare"
+PREPARE = "trainer.grpo:prepare_batch"
 UNIT = "tests/unit/trainer"
 HERE = "tests/known_bugs/test_by_hand.py"
 
@@ -57,7 +57,7 @@ KNOWN_BUGS = (
         seen="StarsfieldAI/R1-V#67",
         code=PREPARE,
         old="group_S=[n for n, group in enumerate(groups) for _ in group.samples]",
-        new="group_S=[i % len(groups) for i in range(len(samples))]",
+        new="group_S=[i % len(groups) for i in range(len(reward_S))]",
         test=f"{HERE}::test_a_group_is_its_own_baseline",
     ),
     KnownBug(
@@ -80,9 +80,9 @@ KNOWN_BUGS = (
     KnownBug(
         bug="the overlong penalty is configured and never applied",
         seen="verl-project/verl#4268",
-        code="trainer.objective.overlong:shaped",
-        old="if not settings.overlong_buffer:",
-        new="if settings:",
+        code="trainer.objective.overlong:with_length_penalty",
+        old="if not hyperparameters.overlong_buffer:",
+        new="if hyperparameters:",
         test=f"{UNIT}/objective/test_overlong.py::test_rewards_are_shaped_by_sample_and_none_stays_none",
     ),
     KnownBug(
@@ -96,7 +96,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="the reward is paid one position beside the last action",
         seen="EleutherAI/gpt-neox#1285",
-        code="trainer.objective.returns:paid_at_the_end",
+        code="trainer.objective.returns:reward_at_last_action",
         old="is_last(sample_E)",
         new="is_last(sample_E).roll(-1)",
         test=f"{HERE}::test_the_reward_is_paid_at_the_last_action",

@@ -10,7 +10,7 @@ import torch
 from schemas.config import Advanced
 from schemas.learner import Conversation
 from schemas.sampling import PolicyRef
-from tests.unit.trainer.algorithms.test_registry import chosen, gradients
+from tests.unit.trainer.algorithms.test_registry import chosen, gradients, prepare
 from tests.unit.trainer.batches import GROUPS, group, policy64
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from tests.unit.trainer.test_learner import play
@@ -23,13 +23,12 @@ from trainer.forward.packing import Example, pack
 from trainer.model.base import _stop_ids, build_base
 from trainer.model.chat_template import Chat
 from trainer.objective.correction import importance
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import Actions
-from trainer.objective.returns import paid_at_the_end
+from trainer.objective.returns import reward_at_last_action
 from trainer.objective.sequences import Rows
 from trainer.objective.value_loss import value_loss
 from trainer.optimizer import Optimizer, lr_at
-from trainer.step import prepare
 
 
 def floats(*values: float) -> torch.Tensor:
@@ -39,14 +38,14 @@ def floats(*values: float) -> torch.Tensor:
 def test_a_group_is_its_own_baseline() -> None:
     """Each sample's advantage is that of its own group, as it comes out of the formula."""
     groups = (group(0, (1.0, 0.0, 0.25)), group(1, (10.0, 12.0, 17.0)))
-    batch = prepare(policy64(), groups, grpo.OBJECTIVE, Settings())
+    batch = prepare(policy64(), groups, grpo.OBJECTIVE, Hyperparameters())
     expected = [
         advantage
         for each in groups
         for advantage, sample in zip(grpo.advantages(each.rewards), each.samples, strict=True)
         for _ in range(sum(sample.sequences[0].loss_mask))
     ]
-    assert batch.constants_E["advantage"].tolist() == expected
+    assert batch.values_E["advantage"].tolist() == expected
 
 
 def test_the_baseline_of_rloo_is_the_others() -> None:
@@ -63,7 +62,7 @@ def test_after_the_last_action_comes_nothing() -> None:
 
 
 def test_the_reward_is_paid_at_the_last_action() -> None:
-    paid = paid_at_the_end([3.0, None, 5.0], torch.tensor([0, 0, 1, 2, 2]))
+    paid = reward_at_last_action([3.0, None, 5.0], torch.tensor([0, 0, 1, 2, 2]))
     assert paid.tolist() == [0, 3, 0, 0, 5]
 
 
@@ -77,8 +76,8 @@ def test_every_action_sees_the_reward_at_the_end() -> None:
 
 def test_the_kl_is_that_of_the_policy_from_the_reference() -> None:
     policy = policy64()
-    objective, settings = chosen("grpo")
-    batch = prepare(policy, GROUPS[:1], objective, settings)
+    objective, hyperparameters = chosen("grpo")
+    batch = prepare(policy, GROUPS[:1], objective, hyperparameters)
     _, metrics = gradients(policy, batch)
     kls = []
     for micro, _ in batch.micros(policy):
@@ -89,9 +88,9 @@ def test_the_kl_is_that_of_the_policy_from_the_reference() -> None:
 
 
 def test_a_window_has_two_sides() -> None:
-    settings = Settings(correction="masked", correction_low=0.5, correction_high=2.0)
+    hyperparameters = Hyperparameters(correction="masked", correction_low=0.5, correction_high=2.0)
     weights, touched = importance(
-        floats(0.4, 0.6, 1.9, 2.1).log(), Rows(torch.arange(4), 4), settings
+        floats(0.4, 0.6, 1.9, 2.1).log(), Rows(torch.arange(4), 4), hyperparameters
     )
     assert weights.tolist() == pytest.approx([0, 0.6, 1.9, 0])
     assert touched.tolist() == [True, False, False, True]
@@ -105,13 +104,13 @@ def actions(ratios: torch.Tensor, advantages: torch.Tensor, rows: Rows) -> Actio
 
 def test_the_ratio_of_gspo_is_the_sequence_s() -> None:
     asked = actions(floats(2, 0.5, 1.5), floats(1, 1, 1), Rows(torch.tensor([0, 0, 1]), 2))
-    loss, _ = gspo.loss(asked, Settings(clip_low=9.0, clip_high=9.0))
+    loss, _ = gspo.loss(asked, Hyperparameters(clip_low=9.0, clip_high=9.0))
     assert loss.tolist() == pytest.approx([-1, -1, -1.5])
 
 
 def test_cispo_bounds_the_weight_and_every_token_learns() -> None:
     asked = actions(floats(0.5, 2, 9), floats(1, -1, 1), Rows(torch.arange(3), 3))
-    loss, clipped = cispo.loss(asked, Settings(clip_high=2.0))
+    loss, clipped = cispo.loss(asked, Hyperparameters(clip_high=2.0))
     loss.sum().backward()
     assert clipped.tolist() == [False, False, True]
     assert asked.logprob_M.grad is not None
@@ -134,13 +133,10 @@ def test_micro_batches_change_nothing_in_sft() -> None:
     for tokens in (4096, 1):
         policy = policy64()
         base = policy.loaded.base
-        metrics, _ = sft.step(
-            policy,
-            Chat(base.tokenizer, base.stop_ids),
-            TALK,
-            Advanced(algorithm="sft"),
-            tokens=tokens,
+        batch = sft.demonstrations_of(
+            TALK, Chat(base.tokenizer, base.stop_ids), Advanced(algorithm="sft")
         )
+        metrics, _ = sft.accumulate_gradients(policy, batch, micro_batch_tokens=tokens)
         found.append((metrics["train/loss"], {n: t.grad for n, t in policy.tensors.items()}))
     (whole, gradients_of), (split, others) = found
     assert split == pytest.approx(whole, abs=1e-9)
@@ -218,7 +214,7 @@ def test_a_large_gradient_is_clipped_before_the_moments_see_it() -> None:
     for size in (3.0, 0.01):
         for tensor in (*ours.values(), *theirs.values()):
             tensor.grad = torch.full_like(tensor, size)
-        optimizer.take(lr=0.1, clip=0.5)
+        optimizer.update(lr=0.1, clip=0.5)
         torch.nn.utils.clip_grad_norm_(list(theirs.values()), 0.5)
         adam.step()
     for name in ours:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from schemas.learner import GradedGroup
 from schemas.sampling import SampleRecord
 from schemas.sampling import Sequence as Row
+from trainer import grpo
 from trainer.forward.packing import MicroBatch
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import Objective
-from trainer.step import accumulate, prepare
 
 EDGES = (0.8, 1.2, 1.28, 5.0, 2.0, 0.5, 4.0, 1.0, 1 - 3e-4, 1 + 4e-4)
 """Ratios at which something is clipped, bounded or masked."""
@@ -125,7 +125,7 @@ class TablePolicy:
         table = self.case.reference if reference else now
         return table.flatten()[micro.target_M], torch.zeros(len(micro.target_M)).double()
 
-    def judged(
+    def logprobs_and_values(
         self, micro: MicroBatch, *, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         logprob_M, entropy_M = self.logprobs(micro, temperature=temperature)
@@ -133,13 +133,15 @@ class TablePolicy:
         return logprob_M, entropy_M, table.flatten()[micro.target_M]
 
 
-def ours(case: Case, objective: Objective, settings: Settings) -> Answer:
-    """Our loss, through the whole of `trainer/step.py`: pi_prox surveys, pi_theta trains."""
+def ours(case: Case, objective: Objective, hyperparameters: Hyperparameters) -> Answer:
+    """Our loss, through the whole of `trainer/grpo.py`. pi_prox is measured, pi_theta trains."""
     policy = TablePolicy(case)
-    settings = replace(settings, micro_batch_tokens=case.micro_batch_tokens)
-    batch = prepare(policy, graded(case), objective, settings)
+    hyperparameters = replace(hyperparameters, micro_batch_tokens=case.micro_batch_tokens)
+    batch = grpo.prepare_batch(
+        policy, graded(case), objective=objective, hyperparameters=hyperparameters
+    )
     policy.before = False
-    metrics, _ = accumulate(policy, batch)
+    metrics, _ = grpo.accumulate_gradients(policy, batch)
     gradient = policy.leaf.grad
     assert gradient is not None
     return Answer(metrics["train/loss"], gradient, policy.value_leaf.grad)

@@ -16,9 +16,9 @@ from tests.oracles import theirs_liger, theirs_trl, theirs_verl
 from tests.oracles.cases import Answer, Case, answer, ours, times
 from tests.unit.trainer.support import job
 from trainer.algorithms import dr_grpo, ppo
-from trainer.algorithms.registry import OBJECTIVES, settings_of
-from trainer.objective.hyperparameters import Settings
-from trainer.objective.objective import Objective, Outcome, usable
+from trainer.algorithms.registry import OBJECTIVES, hyperparameters_of
+from trainer.objective.hyperparameters import Hyperparameters
+from trainer.objective.objective import BatchBeforeUpdate, Objective, finite_or_none
 
 Compared = tuple[Answer, dict[str, Answer]]
 """Ours, and theirs by the name of the oracle."""
@@ -30,23 +30,26 @@ LOW, HIGH = 0.5, 2.0
 
 def advantage_of(case: Case, objective: Objective) -> torch.Tensor:
     """Our advantages (B), for references that take them: they have tests of their own."""
-    rewards = [usable(reward) for reward in case.rewards]
-    outcome = Outcome(case.group, rewards, torch.arange(case.num_rows))
-    return objective.estimate(outcome, objective.defaults).advantage_E
+    rewards = [finite_or_none(reward) for reward in case.rewards]
+    before = BatchBeforeUpdate(case.group, rewards, torch.arange(case.num_rows))
+    return objective.estimate(before, objective.defaults).advantage_E
 
 
-def settings_for(name: str, **changes: Any) -> tuple[Objective, Settings]:
+def hyperparameters_for(name: str, **changes: Any) -> tuple[Objective, Hyperparameters]:
     objective = OBJECTIVES[name]
-    settings = replace(objective.defaults, max_response_length=LONGEST)
-    return objective, replace(settings, **changes)
+    hyperparameters = replace(objective.defaults, max_response_length=LONGEST)
+    return objective, replace(hyperparameters, **changes)
 
 
-def clips(settings: Settings) -> dict[str, float]:
-    return {"clip_ratio_low": settings.clip_low, "clip_ratio_high": settings.clip_high}
+def clips(hyperparameters: Hyperparameters) -> dict[str, float]:
+    return {
+        "clip_ratio_low": hyperparameters.clip_low,
+        "clip_ratio_high": hyperparameters.clip_high,
+    }
 
 
-def epsilons(settings: Settings) -> dict[str, float]:
-    return {"epsilon_low": settings.clip_low, "epsilon_high": settings.clip_high}
+def epsilons(hyperparameters: Hyperparameters) -> dict[str, float]:
+    return {"epsilon_low": hyperparameters.clip_low, "epsilon_high": hyperparameters.clip_high}
 
 
 def away_from(value: torch.Tensor, *edges: float) -> None:
@@ -80,20 +83,26 @@ AGGREGATIONS: dict[LossAggregation, Reference] = {
 
 def surrogate(name: str, **changes: Any) -> Callable[[Case], Compared]:
     """A clipped surrogate, by all three."""
-    objective, settings = settings_for(name, **changes)
-    asked, is_gspo = AGGREGATIONS[settings.aggregation], name == "gspo"
+    objective, hyperparameters = hyperparameters_for(name, **changes)
+    asked, is_gspo = AGGREGATIONS[hyperparameters.aggregation], name == "gspo"
     options = {
         "loss_type": asked.loss_type,
         "max_completion_length": LONGEST,
         "importance_sampling_level": "sequence" if is_gspo else "token",
-        "delta": settings.clip_delta,
-        **epsilons(settings),
+        "delta": hyperparameters.clip_delta,
+        **epsilons(hyperparameters),
     }
-    dual = {} if settings.clip_delta is None else {"clip_ratio_c": settings.clip_delta}
+    dual = (
+        {} if hyperparameters.clip_delta is None else {"clip_ratio_c": hyperparameters.clip_delta}
+    )
 
     def compare(case: Case) -> Compared:
         if is_gspo:
-            edges = (1 - settings.clip_low, 1 + settings.clip_high, settings.clip_delta or 0.0)
+            edges = (
+                1 - hyperparameters.clip_low,
+                1 + hyperparameters.clip_high,
+                hyperparameters.clip_delta or 0.0,
+            )
             away_from(row_mean(case, case.now - case.behaviour).exp(), *edges)
         advantage, factor = advantage_of(case, objective), asked.factor(case)
         found = {
@@ -105,23 +114,23 @@ def surrogate(name: str, **changes: Any) -> Callable[[Case], Compared]:
                 case,
                 "gspo" if is_gspo else "vanilla",
                 advantage,
-                aggregation=settings.aggregation,
+                aggregation=hyperparameters.aggregation,
                 longest=LONGEST,
-                **clips(settings),
+                **clips(hyperparameters),
                 **dual,
             )
-        return ours(case, objective, settings), found
+        return ours(case, objective, hyperparameters), found
 
     return compare
 
 
 def cispo(case: Case) -> Compared:
     """TRL and Liger take the bound itself; verl bounds from below too, where no ratio can be."""
-    objective, settings = settings_for("cispo")
+    objective, hyperparameters = hyperparameters_for("cispo")
     advantage = advantage_of(case, objective)
-    bound = {"loss_type": "cispo", "epsilon_high": 1 + settings.clip_high}
-    from_above = {"clip_ratio_low": 1.0, "clip_ratio_high": settings.clip_high}
-    return ours(case, objective, settings), {
+    bound = {"loss_type": "cispo", "epsilon_high": 1 + hyperparameters.clip_high}
+    from_above = {"clip_ratio_low": 1.0, "clip_ratio_high": hyperparameters.clip_high}
+    return ours(case, objective, hyperparameters), {
         "TRL": theirs_trl.loss(case, advantage, **bound),
         "Liger": theirs_liger.loss(case, advantage, **bound),
         "verl": theirs_verl.policy_loss(case, "cispo", advantage, **from_above),
@@ -130,7 +139,7 @@ def cispo(case: Case) -> Compared:
 
 def importance_sampling(case: Case) -> Compared:
     """TRL and Liger with a clip that nothing reaches."""
-    objective, settings = settings_for("importance_sampling")
+    objective, hyperparameters = hyperparameters_for("importance_sampling")
     advantage = advantage_of(case, dr_grpo.OBJECTIVE)
     options = {
         "epsilon_low": 1.0,
@@ -138,7 +147,7 @@ def importance_sampling(case: Case) -> Compared:
         "loss_type": "dr_grpo",
         "max_completion_length": LONGEST,
     }
-    return ours(case, objective, settings), {
+    return ours(case, objective, hyperparameters), {
         "TRL": times(theirs_trl.loss(case, advantage, **options), case.counted),
         "Liger": times(theirs_liger.loss(case, advantage, **options), case.counted),
     }
@@ -150,12 +159,12 @@ def sequence_mask(threshold: float) -> Callable[[Case], Compared]:
     def compare(case: Case) -> Compared:
         distance = row_mean(case, case.behaviour - case.now)
         away_from(distance, threshold)
-        objective, settings = settings_for("rloo", aggregation="token_mean")
-        settings = replace(settings, off_policy_threshold=threshold)
+        objective, hyperparameters = hyperparameters_for("rloo", aggregation="token_mean")
+        hyperparameters = replace(hyperparameters, off_policy_threshold=threshold)
         advantage = advantage_of(case, objective)
         kept = ((advantage[:, None] >= 0) | (distance <= threshold)).double()
         options = {"loss_type": "dapo", "off_policy_mask_threshold": threshold}
-        return ours(case, objective, settings), {
+        return ours(case, objective, hyperparameters), {
             "TRL": theirs_trl.loss(case, advantage, **options),
             "verl": theirs_verl.policy_loss(
                 case, "vanilla", advantage, weights=kept.expand_as(case.mask)
@@ -166,10 +175,10 @@ def sequence_mask(threshold: float) -> Callable[[Case], Compared]:
 
 
 def kl_in_the_loss(case: Case) -> Compared:
-    objective, settings = settings_for("dapo", kl_coef=0.3)
+    objective, hyperparameters = hyperparameters_for("dapo", kl_coef=0.3)
     advantage = advantage_of(case, objective)
-    options = {"loss_type": "dapo", "beta": 0.3, **epsilons(settings)}
-    return ours(case, objective, settings), {
+    options = {"loss_type": "dapo", "beta": 0.3, **epsilons(hyperparameters)}
+    return ours(case, objective, hyperparameters), {
         "TRL": theirs_trl.loss(case, advantage, **options),
         "Liger": theirs_liger.loss(case, advantage, **options),
     }
@@ -179,8 +188,8 @@ def kl_in_the_reward(case: Case) -> Compared:
     """The penalty of a sample is that of all its actions, under the policy before the update. verl
     makes the rewards and the advantages, both their losses."""
     case = replace(case, mask=torch.ones_like(case.mask))
-    objective, settings = settings_for("rloo", aggregation="token_mean")
-    settings = replace(settings, kl_coef=0.2, kl_in="reward", kl_estimator="k1")
+    objective, hyperparameters = hyperparameters_for("rloo", aggregation="token_mean")
+    hyperparameters = replace(hyperparameters, kl_coef=0.2, kl_in="reward", kl_estimator="k1")
     penalised = theirs_verl.CORE.compute_rewards(
         theirs_verl.token_rewards(case), case.proximal, case.reference, 0.2
     )
@@ -188,7 +197,7 @@ def kl_in_the_reward(case: Case) -> Compared:
     rewards = tuple(r if known else None for r, known in zip(net, case.known, strict=True))
     shaped = replace(case, rewards=rewards)
     advantage = theirs_verl.group_advantages(shaped, "rloo_vectorized")
-    return ours(case, objective, settings), {
+    return ours(case, objective, hyperparameters), {
         "TRL": theirs_trl.loss(case, advantage, loss_type="dapo"),
         "verl": theirs_verl.policy_loss(case, "vanilla", advantage),
     }
@@ -197,9 +206,9 @@ def kl_in_the_reward(case: Case) -> Compared:
 def corrected(correction: Correction, level: CorrectionLevel) -> Callable[[Case], Compared]:
     """The decoupled losses: the ratio against pi_prox, weighed by pi_prox / mu. TRL and verl make
     their own weights, where they have the form; Liger is given verl's."""
-    objective, settings = settings_for("rloo", aggregation="token_mean", updates=2)
-    settings = replace(
-        settings,
+    objective, hyperparameters = hyperparameters_for("rloo", aggregation="token_mean", updates=2)
+    hyperparameters = replace(
+        hyperparameters,
         correction=correction,
         correction_level=level,
         correction_low=LOW,
@@ -214,7 +223,7 @@ def corrected(correction: Correction, level: CorrectionLevel) -> Callable[[Case]
             away_from(value.exp(), LOW, HIGH)
             assume(bool((value.abs() < 19).all()))
         advantage = advantage_of(case, objective)
-        weights = _their_weights(case, settings, value)
+        weights = _their_weights(case, hyperparameters, value)
         against = {"against": case.proximal}
         liger = {"loss_type": "dapo", "weights": weights.expand_as(case.mask)}
         found = {
@@ -224,17 +233,19 @@ def corrected(correction: Correction, level: CorrectionLevel) -> Callable[[Case]
             "Liger": theirs_liger.loss(case, advantage, **liger, **against),
         }
         if level != "geometric":
-            trl = _trl_correction(settings)
+            trl = _trl_correction(hyperparameters)
             found["TRL"] = theirs_trl.loss(case, advantage, loss_type="dapo", **trl, **against)
-        return ours(case, objective, settings), found
+        return ours(case, objective, hyperparameters), found
 
     return compare
 
 
-def _their_weights(case: Case, settings: Settings, value: torch.Tensor) -> torch.Tensor:
+def _their_weights(
+    case: Case, hyperparameters: Hyperparameters, value: torch.Tensor
+) -> torch.Tensor:
     """verl's weights; where it has none (decoupled, geometric) they are written out, but for the
     mask of geometric means, which verl has."""
-    kind, level = settings.correction, settings.correction_level
+    kind, level = hyperparameters.correction, hyperparameters.correction_level
     if kind == "decoupled":
         return value.exp()
     if level != "geometric":
@@ -246,12 +257,12 @@ def _their_weights(case: Case, settings: Settings, value: torch.Tensor) -> torch
         return theirs_verl.rejected(case, low=LOW, high=HIGH) * value.exp()
 
 
-def _trl_correction(settings: Settings) -> dict[str, Any]:
-    masked = settings.correction == "masked"
-    bounds = {"decoupled": 1e30}.get(settings.correction, HIGH)
+def _trl_correction(hyperparameters: Hyperparameters) -> dict[str, Any]:
+    masked = hyperparameters.correction == "masked"
+    bounds = {"decoupled": 1e30}.get(hyperparameters.correction, HIGH)
     return {
         "use_vllm": True,
-        "vllm_importance_sampling_mode": f"{settings.correction_level}_"
+        "vllm_importance_sampling_mode": f"{hyperparameters.correction_level}_"
         f"{'mask' if masked else 'truncate'}",
         "vllm_importance_sampling_clip_max": bounds,
         "vllm_importance_sampling_clip_min": LOW if masked else None,
@@ -270,12 +281,14 @@ def filled(case: Case) -> Case:
 def reinforced(case: Case) -> Compared:
     """REINFORCE++ whole, with the KL in the reward."""
     case = filled(case)
-    objective, settings = settings_for("reinforce_plus_plus", kl_coef=0.1, gamma=0.9, updates=2)
+    objective, hyperparameters = hyperparameters_for(
+        "reinforce_plus_plus", kl_coef=0.1, gamma=0.9, updates=2
+    )
     penalty = 0.1 * (case.proximal - case.reference)
     with theirs_verl.exact_means():
         rewards = theirs_verl.token_rewards(case, penalty)
         advantages = theirs_verl.returns(case, rewards, gamma=0.9)
-    return ours(case, objective, settings), {
+    return ours(case, objective, hyperparameters), {
         "verl": theirs_verl.policy_loss(case, "vanilla", advantages)
     }
 
@@ -286,7 +299,7 @@ def reinforced_with_a_baseline(case: Case) -> Compared:
     case = filled(case)
     assume(case.size > 1)
     config = job(algorithm="reinforce_plus_plus", group_baseline=True, kl_coef=0.1).config
-    settings = settings_of(config, micro_batch_tokens=4096)
+    hyperparameters = hyperparameters_of(config, micro_batch_tokens=4096)
     with theirs_verl.exact_means():
         advantages = theirs_verl.baseline(case)
     policy = theirs_verl.policy_loss(case, "vanilla", advantages)
@@ -297,7 +310,7 @@ def reinforced_with_a_baseline(case: Case) -> Compared:
 
     kl = answer(case, divergence_of)
     whole = Answer(policy.loss + kl.loss, policy.gradient + kl.gradient)
-    return ours(case, OBJECTIVES["reinforce_plus_plus"], settings), {"verl": whole}
+    return ours(case, OBJECTIVES["reinforce_plus_plus"], hyperparameters), {"verl": whole}
 
 
 def proximal_with_a_critic(case: Case) -> Compared:
@@ -305,7 +318,7 @@ def proximal_with_a_critic(case: Case) -> Compared:
     case = filled(case)
     assert case.value is not None
     away_from(case.value.abs() / 2, 0.2)
-    settings = replace(ppo.OBJECTIVE.defaults, updates=2, value_coef=0.3, kl_coef=0.1)
+    hyperparameters = replace(ppo.OBJECTIVE.defaults, updates=2, value_coef=0.3, kl_coef=0.1)
     penalty, before = 0.1 * (case.proximal - case.reference), case.value / 2
     with theirs_verl.exact_means():
         rewards = theirs_verl.token_rewards(case, penalty)
@@ -315,7 +328,7 @@ def proximal_with_a_critic(case: Case) -> Compared:
     critic = 0.3 * theirs_verl.value_loss(leaf, before, returns, case.mask, 0.2)
     critic.backward()
     whole = Answer(policy.loss + float(critic.detach()), policy.gradient, leaf.grad)
-    return ours(case, ppo.OBJECTIVE, settings), {"verl": whole}
+    return ours(case, ppo.OBJECTIVE, hyperparameters), {"verl": whole}
 
 
 COMPARISONS: dict[str, Callable[[Case], Compared]] = {

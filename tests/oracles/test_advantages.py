@@ -10,18 +10,18 @@ from tests.oracles import theirs_trl, theirs_verl
 from tests.oracles.cases import Case, cases
 from trainer import grpo
 from trainer.algorithms import dr_grpo, rloo
-from trainer.objective.hyperparameters import Settings
-from trainer.objective.objective import Outcome, by_group, usable
+from trainer.objective.hyperparameters import Hyperparameters
+from trainer.objective.objective import BatchBeforeUpdate, by_group, finite_or_none
 
 
 def advantages(case: Case, of: object) -> torch.Tensor:
     """Our advantages (B), by the way that every objective takes."""
-    outcome = Outcome(
+    before = BatchBeforeUpdate(
         group_S=case.group,
-        reward_S=[usable(reward) for reward in case.rewards],
+        reward_S=[finite_or_none(reward) for reward in case.rewards],
         sample_E=torch.arange(case.num_rows),
     )
-    return by_group(of)(outcome, Settings()).advantage_E
+    return by_group(of)(before, Hyperparameters()).advantage_E
 
 
 def alone(case: Case) -> torch.Tensor:

@@ -14,7 +14,7 @@ from tests.oracles.comparisons import (
     advantage_of,
     corrected,
     epsilons,
-    settings_for,
+    hyperparameters_for,
 )
 from trainer import grpo
 from trainer.algorithms import cispo, rloo
@@ -65,7 +65,7 @@ def test_grpo_from_the_reward_on_is_trl_s_but_for_its_eps(case: Case) -> None:
 @given(case=cases())
 def test_importance_sampling_has_the_gradient_of_weighted_log_probabilities(case: Case) -> None:
     """verl's form: a constant weight times log pi. The value is another, the gradient is not."""
-    objective, chosen = settings_for("importance_sampling")
+    objective, chosen = hyperparameters_for("importance_sampling")
     ratio = (case.now - case.behaviour).exp()
     advantage = advantage_of(case, objective)
     theirs = theirs_verl.reinforce_loss(case, advantage, ratio)
@@ -102,8 +102,8 @@ def test_gspo_is_a_mean_over_sequences_where_verl_s_other_modes_are_not() -> Non
     one = torch.ones(2, 3, dtype=torch.float64)
     mask = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
     case = Case(2, (0.0, 1.0), mask, -one, -one, -one, -one)
-    objective, chosen = settings_for("gspo")
-    advantage, mine = advantage_of(case, objective), ours(case, *settings_for("gspo"))
+    objective, chosen = hyperparameters_for("gspo")
+    advantage, mine = advantage_of(case, objective), ours(case, *hyperparameters_for("gspo"))
     clips = {"clip_ratio_low": chosen.clip_low, "clip_ratio_high": chosen.clip_high}
     same(
         mine, theirs_verl.policy_loss(case, "gspo", advantage, aggregation="sequence_mean", **clips)
@@ -135,7 +135,7 @@ def test_liger_fused_from_hidden_states(case: Case) -> None:
     logprobs = (hidden @ head.t()).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
     offset = torch.rand(rows, width, generator=generator, dtype=torch.float64) * 0.3 - 0.15
     near = replace(case, now=logprobs, behaviour=logprobs - offset)
-    objective, chosen = settings_for("dapo")
+    objective, chosen = hyperparameters_for("dapo")
     advantage = advantage_of(near, objective)
     mine = ours(near, objective, chosen)
     leaf = hidden.clone().requires_grad_()

@@ -14,21 +14,21 @@ from schemas.config import KlEstimator
 from tests.oracles import theirs_verl
 from tests.oracles.cases import Case, cases
 from trainer.algorithms import ppo, reinforce_plus_plus
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.kl import divergence
-from trainer.objective.objective import Outcome, usable
+from trainer.objective.objective import BatchBeforeUpdate, finite_or_none
 from trainer.objective.value_loss import value_loss
 
 factors = st.sampled_from([1.0, 0.95, 0.5])
 
 
-def outcome(case: Case, penalty: torch.Tensor | None = None) -> Outcome:
+def before(case: Case, penalty: torch.Tensor | None = None) -> BatchBeforeUpdate:
     """The case as an estimate sees it: its actions alone, flat."""
     live = case.mask > 0
     rows = torch.arange(case.num_rows)[:, None].expand_as(case.mask)
-    return Outcome(
+    return BatchBeforeUpdate(
         group_S=case.group,
-        reward_S=[usable(reward) for reward in case.rewards],
+        reward_S=[finite_or_none(reward) for reward in case.rewards],
         sample_E=rows[live],
         penalty_E=None if penalty is None else penalty[live],
         value_E=None if case.value is None else case.value[live],
@@ -44,7 +44,7 @@ def several(case: Case) -> None:
 def test_reinforce_plus_plus(case: Case, gamma: float, penalised: bool) -> None:
     several(case)
     penalty = 0.3 * (case.proximal - case.reference) if penalised else None
-    found = reinforce_plus_plus.estimate(outcome(case, penalty), Settings(gamma=gamma))
+    found = reinforce_plus_plus.estimate(before(case, penalty), Hyperparameters(gamma=gamma))
     with theirs_verl.exact_means():
         theirs = theirs_verl.returns(case, theirs_verl.token_rewards(case, penalty), gamma=gamma)
     torch.testing.assert_close(found.advantage_E, theirs[case.mask > 0], atol=1e-9, rtol=1e-12)
@@ -53,7 +53,7 @@ def test_reinforce_plus_plus(case: Case, gamma: float, penalised: bool) -> None:
 def test_reinforce_plus_plus_by_hand() -> None:
     mask = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
     case = Case(1, (1.0, -1.0), mask, mask, mask, mask, mask)
-    found = reinforce_plus_plus.estimate(outcome(case), Settings(gamma=0.5)).advantage_E
+    found = reinforce_plus_plus.estimate(before(case), Hyperparameters(gamma=0.5)).advantage_E
     returns = torch.tensor([0.5, 1.0, -1.0], dtype=torch.float64)
     expected = (returns - returns.mean()) / (returns.var() + 1e-8).sqrt()
     torch.testing.assert_close(found, expected)
@@ -64,7 +64,7 @@ def test_reinforce_plus_plus_with_a_group_baseline(case: Case) -> None:
     several(case)
     known = [g for g, is_known in zip(case.group, case.known, strict=True) if is_known]
     assume(all(known.count(g) > 1 for g in known))
-    found = reinforce_plus_plus.estimate(outcome(case), Settings(group_baseline=True))
+    found = reinforce_plus_plus.estimate(before(case), Hyperparameters(group_baseline=True))
     with theirs_verl.exact_means():
         theirs = theirs_verl.baseline(case)
     torch.testing.assert_close(found.advantage_E, theirs[case.mask > 0], atol=1e-9, rtol=1e-12)
@@ -74,7 +74,7 @@ def test_a_reward_alone_is_its_own_baseline_and_verl_s_has_none() -> None:
     mask = torch.ones(3, 1, dtype=torch.float64)
     case = Case(3, (0.9, None, None), mask, mask, mask, mask, mask)
     both = replace(case, rewards=(0.9, None, None, 1.0, 0.0, 0.5), mask=torch.ones(6, 1).double())
-    found = reinforce_plus_plus.estimate(outcome(both), Settings(group_baseline=True))
+    found = reinforce_plus_plus.estimate(before(both), Hyperparameters(group_baseline=True))
     assert float(found.advantage_E[0]) == 0.0
     assert float(theirs_verl.baseline(both)[0, 0]) > 0.5
 
@@ -85,8 +85,8 @@ def test_gae(case: Case, gamma: float, lam: float) -> None:
     assert case.value is not None
     live = case.mask > 0
     known = theirs_verl.known_mask(case)[live] > 0
-    settings = Settings(gamma=gamma, gae_lambda=lam)
-    found = ppo.estimate(outcome(case), settings)
+    hyperparameters = Hyperparameters(gamma=gamma, gae_lambda=lam)
+    found = ppo.estimate(before(case), hyperparameters)
     with theirs_verl.exact_means():
         rewards = theirs_verl.token_rewards(case)
         advantages, returns = theirs_verl.gae(case, rewards, case.value, gamma=gamma, lam=lam)
@@ -98,7 +98,7 @@ def test_gae(case: Case, gamma: float, lam: float) -> None:
 
 @given(case=cases(smallest=1, gaps=False), gamma=factors, lam=st.sampled_from([0.0, 0.95, 1.0]))
 def test_gae_is_its_definition(case: Case, gamma: float, lam: float) -> None:
-    seen = outcome(case)
+    seen = before(case)
     assert seen.value_E is not None
     rewards = theirs_verl.token_rewards(case)[case.mask > 0]
     found, returns = ppo.gae(rewards, seen.value_E, seen.sample_E, gamma=gamma, gae_lambda=lam)

@@ -11,14 +11,14 @@ in Headrace, 5 by default; TRL writes the bound itself as epsilon_high.
 import torch
 
 from trainer.grpo import advantages
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.kl import MAX_LOG_RATIO
 from trainer.objective.objective import Actions, Objective, by_group
 
 
-def loss(actions: Actions, settings: Settings) -> tuple[torch.Tensor, torch.Tensor]:
+def loss(actions: Actions, hyperparameters: Hyperparameters) -> tuple[torch.Tensor, torch.Tensor]:
     """What each action costs, and whose weight is bounded."""
-    most = 1 + settings.clip_high
+    most = 1 + hyperparameters.clip_high
     ratio_M = actions.log_ratio_M.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     loss_M = -ratio_M.clamp(max=most) * actions.advantage_M * actions.logprob_M
     return loss_M, ratio_M > most
@@ -27,5 +27,5 @@ def loss(actions: Actions, settings: Settings) -> tuple[torch.Tensor, torch.Tens
 OBJECTIVE = Objective(
     estimate=by_group(advantages),
     loss=loss,
-    defaults=Settings(clip_high=4.0, aggregation="token_mean"),
+    defaults=Hyperparameters(clip_high=4.0, aggregation="token_mean"),
 )

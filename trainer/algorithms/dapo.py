@@ -10,11 +10,11 @@ in its place (`consumers/run/rules.py`), and the penalty of overlong answers is 
 """
 
 from trainer.grpo import advantages, loss
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import Objective, by_group
 
 OBJECTIVE = Objective(
     estimate=by_group(advantages),
     loss=loss,
-    defaults=Settings(clip_low=0.2, clip_high=0.28, aggregation="token_mean"),
+    defaults=Hyperparameters(clip_low=0.2, clip_high=0.28, aggregation="token_mean"),
 )

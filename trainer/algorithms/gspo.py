@@ -12,21 +12,23 @@ is a training row (`trainer/objective/sequences.py`). log s_i is clamped to +-20
 import torch
 
 from trainer.grpo import advantages, clipped_loss
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import Actions, Objective, by_group
 
 
-def loss(actions: Actions, settings: Settings) -> tuple[torch.Tensor, torch.Tensor]:
+def loss(actions: Actions, hyperparameters: Hyperparameters) -> tuple[torch.Tensor, torch.Tensor]:
     """What each action costs: its sequence's surrogate, the same for all its actions."""
     return clipped_loss(
         actions.rows.mean(actions.log_ratio_M),
         actions.advantage_M,
-        low=settings.clip_low,
-        high=settings.clip_high,
-        delta=settings.clip_delta,
+        low=hyperparameters.clip_low,
+        high=hyperparameters.clip_high,
+        delta=hyperparameters.clip_delta,
     )
 
 
 OBJECTIVE = Objective(
-    estimate=by_group(advantages), loss=loss, defaults=Settings(clip_low=3e-4, clip_high=4e-4)
+    estimate=by_group(advantages),
+    loss=loss,
+    defaults=Hyperparameters(clip_low=3e-4, clip_high=4e-4),
 )

@@ -11,17 +11,17 @@ unbounded: keep the lag small, or give clip_high to an objective that has one.
 import torch
 
 from trainer.algorithms.dr_grpo import advantages
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.kl import MAX_LOG_RATIO
 from trainer.objective.objective import Actions, Objective, by_group
 
 
-def loss(actions: Actions, settings: Settings) -> tuple[torch.Tensor, torch.Tensor]:
+def loss(actions: Actions, hyperparameters: Hyperparameters) -> tuple[torch.Tensor, torch.Tensor]:
     """What each action costs; nothing is ever clipped."""
     ratio_M = actions.log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     return -ratio_M * actions.advantage_M, torch.zeros_like(ratio_M, dtype=torch.bool)
 
 
 OBJECTIVE = Objective(
-    estimate=by_group(advantages), loss=loss, defaults=Settings(aggregation="constant")
+    estimate=by_group(advantages), loss=loss, defaults=Hyperparameters(aggregation="constant")
 )

@@ -21,9 +21,9 @@ the same hidden state. Decided:
 import torch
 
 from trainer.grpo import loss
-from trainer.objective.hyperparameters import Settings
-from trainer.objective.objective import Estimate, Objective, Outcome, whiten
-from trainer.objective.returns import discounted, following, paid_at_the_end
+from trainer.objective.hyperparameters import Hyperparameters
+from trainer.objective.objective import BatchBeforeUpdate, Estimate, Objective, whiten
+from trainer.objective.returns import discounted, following, reward_at_last_action
 
 
 def gae(
@@ -40,26 +40,26 @@ def gae(
     return advantage_E, advantage_E + value_E
 
 
-def estimate(outcome: Outcome, settings: Settings) -> Estimate:
+def estimate(before: BatchBeforeUpdate, hyperparameters: Hyperparameters) -> Estimate:
     """Whitened advantages for the policy, returns for the critic. Raises ValueError without values."""
-    if outcome.value_E is None:
+    if before.value_E is None:
         raise ValueError("PPO needs the critic's values")
-    reward_E = paid_at_the_end(outcome.reward_S, outcome.sample_E)
-    if outcome.penalty_E is not None:
-        reward_E = reward_E - outcome.penalty_E
+    reward_E = reward_at_last_action(before.reward_S, before.sample_E)
+    if before.penalty_E is not None:
+        reward_E = reward_E - before.penalty_E
     advantage_E, return_E = gae(
         reward_E,
-        outcome.value_E,
-        outcome.sample_E,
-        gamma=settings.gamma,
-        gae_lambda=settings.gae_lambda,
+        before.value_E,
+        before.sample_E,
+        gamma=hyperparameters.gamma,
+        gae_lambda=hyperparameters.gae_lambda,
     )
-    return Estimate(whiten(advantage_E, outcome.known_E), return_E)
+    return Estimate(whiten(advantage_E, before.known_E), return_E)
 
 
 OBJECTIVE = Objective(
     estimate=estimate,
     loss=loss,
-    defaults=Settings(aggregation="token_mean", kl_in="reward", kl_estimator="k1"),
+    defaults=Hyperparameters(aggregation="token_mean", kl_in="reward", kl_estimator="k1"),
     has_critic=True,
 )

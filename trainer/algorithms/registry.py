@@ -19,7 +19,7 @@ from trainer.algorithms import (
     reinforce_plus_plus,
     rloo,
 )
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import Objective
 
 OBJECTIVES: dict[Algorithm, Objective] = {
@@ -54,10 +54,12 @@ SAME_NAME = (
     "value_clip",
     "value_coef",
 )
-"""Keys of `[advanced]` that are fields of Settings under the same name."""
+"""Keys of `[advanced]` that are fields of Hyperparameters under the same name."""
 
 
-def settings_of(config: RunConfig, *, micro_batch_tokens: int, rules: int = RULES) -> Settings:
+def hyperparameters_of(
+    config: RunConfig, *, micro_batch_tokens: int, rules: int = RULES
+) -> Hyperparameters:
     """The run's own values, and its objective's where the run says nothing, by the rules that it began
     with."""
     advanced = config.advanced

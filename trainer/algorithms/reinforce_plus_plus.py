@@ -23,26 +23,26 @@ has none).
 
 from trainer.algorithms.dr_grpo import advantages
 from trainer.grpo import loss
-from trainer.objective.hyperparameters import Settings
-from trainer.objective.objective import Estimate, Objective, Outcome, by_group, whiten
-from trainer.objective.returns import discounted, paid_at_the_end
+from trainer.objective.hyperparameters import Hyperparameters
+from trainer.objective.objective import BatchBeforeUpdate, Estimate, Objective, by_group, whiten
+from trainer.objective.returns import discounted, reward_at_last_action
 
 
-def estimate(outcome: Outcome, settings: Settings) -> Estimate:
+def estimate(before: BatchBeforeUpdate, hyperparameters: Hyperparameters) -> Estimate:
     """Whitened returns, or whitened differences to the group's mean."""
-    if settings.group_baseline:
-        centred_E = by_group(advantages)(outcome, settings).advantage_E
-        return Estimate(whiten(centred_E, outcome.known_E))
-    reward_E = paid_at_the_end(outcome.reward_S, outcome.sample_E)
-    if outcome.penalty_E is not None:
-        reward_E = reward_E - outcome.penalty_E
-    return_E = discounted(reward_E, outcome.sample_E, factor=settings.gamma)
-    return Estimate(whiten(return_E, outcome.known_E))
+    if hyperparameters.group_baseline:
+        centred_E = by_group(advantages)(before, hyperparameters).advantage_E
+        return Estimate(whiten(centred_E, before.known_E))
+    reward_E = reward_at_last_action(before.reward_S, before.sample_E)
+    if before.penalty_E is not None:
+        reward_E = reward_E - before.penalty_E
+    return_E = discounted(reward_E, before.sample_E, factor=hyperparameters.gamma)
+    return Estimate(whiten(return_E, before.known_E))
 
 
 OBJECTIVE = Objective(
     estimate=estimate,
     loss=loss,
-    defaults=Settings(aggregation="token_mean", kl_in="reward", kl_estimator="k1"),
-    with_baseline=Settings(aggregation="token_mean", kl_in="loss", kl_estimator="k2"),
+    defaults=Hyperparameters(aggregation="token_mean", kl_in="reward", kl_estimator="k1"),
+    with_baseline=Hyperparameters(aggregation="token_mean", kl_in="loss", kl_estimator="k2"),
 )

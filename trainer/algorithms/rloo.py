@@ -14,21 +14,22 @@ import math
 from collections.abc import Sequence
 
 from trainer.grpo import loss
-from trainer.objective.hyperparameters import Settings
-from trainer.objective.objective import Objective, by_group, usable
+from trainer.objective.hyperparameters import Hyperparameters
+from trainer.objective.objective import Objective, by_group, finite_or_none
 
 
 def advantages(rewards: Sequence[float | None]) -> list[float]:
     """The advantage of each sample of one group: exactly 0 where all rewards are equal."""
-    known = [r for reward in rewards if (r := usable(reward)) is not None]
+    known = [r for reward in rewards if (r := finite_or_none(reward)) is not None]
     if len(known) < 2 or min(known) == max(known):
         return [0.0] * len(rewards)
     total, others = math.fsum(known), len(known) - 1
     return [
-        0.0 if (r := usable(reward)) is None else r - (total - r) / others for reward in rewards
+        0.0 if (r := finite_or_none(reward)) is None else r - (total - r) / others
+        for reward in rewards
     ]
 
 
 OBJECTIVE = Objective(
-    estimate=by_group(advantages), loss=loss, defaults=Settings(aggregation="constant")
+    estimate=by_group(advantages), loss=loss, defaults=Hyperparameters(aggregation="constant")
 )

@@ -27,6 +27,7 @@ from trainer.forward.packing import Example, MicroBatch, pack
 from trainer.model.chat_template import Chat
 from trainer.model.loss_turns import Row, rows_of
 from trainer.objective.metrics import Means
+from trainer.optimizer import Optimizers, StepSize
 from trainer.policy import Policy
 
 
@@ -88,50 +89,74 @@ def example_of(row: Row, sample: int, *, max_tokens: int) -> Example:
 
 def step(
     policy: Policy,
-    chat: Chat,
+    optimizers: Optimizers,
     conversations: Sequence[Conversation],
-    advanced: Advanced,
     *,
-    tokens: int,
+    chat: Chat,
+    advanced: Advanced,
+    micro_batch_tokens: int,
+    step_size: StepSize,
     rules: int = RULES,
 ) -> tuple[dict[str, float], tuple[int, ...]]:
-    """Add the gradient of the loss of one batch to the policy's tensors; the optimizer is the
-    learner's. A micro-batch has at most `tokens`. Returns metrics and the micro-batch plan."""
-    batch = _batch(chat, conversations, advanced)
+    """Train the policy on one batch of conversations, in place. Returns the metrics of the step and
+    its micro-batch plan: the number of tokens of each micro-batch, in order."""
+    # 1. Encode the conversations, and mark the tokens that are learned.
+    batch = demonstrations_of(conversations, chat, advanced)
+
+    # 2. Forward and backward, one micro-batch after the other.
+    metrics, plan = accumulate_gradients(
+        policy, batch, micro_batch_tokens=micro_batch_tokens, rules=rules
+    )
+
+    # 3. Clip the gradients and take an AdamW step at the learning rate of this training step.
+    metrics |= optimizers.update(step_size)
+
+    # 4. Report what was learned, and what was cut.
+    return metrics | batch.metrics(), plan
+
+
+def accumulate_gradients(
+    policy: Policy, batch: Demonstrations, *, micro_batch_tokens: int, rules: int = RULES
+) -> tuple[dict[str, float], tuple[int, ...]]:
+    """Add the gradient of the batch's loss to the trained tensors. Returns metrics and the
+    micro-batch plan. The loss divides by the learned tokens of the whole step."""
     num_actions = max(1, batch.num_actions)
     means, plan = Means(), []
-    for micro in _micros(policy, batch, tokens, rules=rules):
+    for micro in _micro_batches(policy, batch, micro_batch_tokens, rules=rules):
         logprobs_M, entropy_M = policy.logprobs(micro, temperature=1.0)
         loss = -logprobs_M.sum() / num_actions
         loss.backward()
         means.add_sum("train/loss", loss)
         means.add("train/entropy_loss", entropy_M)
         plan.append(micro.num_tokens)
-    return means.values() | batch.metrics(), tuple(plan)
+    return means.values(), tuple(plan)
 
 
 @torch.no_grad()
 def evaluate(
     policy: Policy,
-    chat: Chat,
     conversations: Sequence[Conversation],
-    advanced: Advanced,
     *,
-    tokens: int,
+    chat: Chat,
+    advanced: Advanced,
+    micro_batch_tokens: int,
     rules: int = RULES,
 ) -> dict[str, float]:
-    """The loss of held-out conversations, by metric key; no gradient, nothing changes."""
-    batch = _batch(chat, conversations, advanced)
+    """The loss of held-out conversations, by metric key. It takes no gradient and changes nothing."""
+    batch = demonstrations_of(conversations, chat, advanced)
     if not batch.num_actions:
         return {}
     sums = [
         float(policy.logprobs(micro, temperature=1.0)[0].double().sum())
-        for micro in _micros(policy, batch, tokens, rules=rules)
+        for micro in _micro_batches(policy, batch, micro_batch_tokens, rules=rules)
     ]
     return {"eval/validation/loss": -math.fsum(sums) / batch.num_actions}
 
 
-def _batch(chat: Chat, conversations: Sequence[Conversation], advanced: Advanced) -> Demonstrations:
+def demonstrations_of(
+    conversations: Sequence[Conversation], chat: Chat, advanced: Advanced
+) -> Demonstrations:
+    """Conversations as training rows, by the settings of a run."""
     return demonstrations(
         chat,
         conversations,
@@ -140,12 +165,12 @@ def _batch(chat: Chat, conversations: Sequence[Conversation], advanced: Advanced
     )
 
 
-def _micros(
-    policy: Policy, batch: Demonstrations, tokens: int, *, rules: int
+def _micro_batches(
+    policy: Policy, batch: Demonstrations, micro_batch_tokens: int, *, rules: int
 ) -> Iterator[MicroBatch]:
     return pack(
         batch.examples,
-        micro_batch_tokens=tokens,
+        micro_batch_tokens=micro_batch_tokens,
         share=policy.shares_prompts,
         splits=rules >= 2,
         device=policy.device,

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable
 
 from schemas.config import LossAggregation
 from trainer.forward.packing import Example
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 
 
-def token_weights(examples: Iterable[Example], settings: Settings) -> dict[int, float]:
+def token_weights(
+    examples: Iterable[Example], hyperparameters: Hyperparameters
+) -> dict[int, float]:
     """w_t of each sample's actions. They sum to 1 over the step (but for `constant`)."""
     lengths: dict[int, int] = {}
     for example in examples:
@@ -25,6 +27,6 @@ def token_weights(examples: Iterable[Example], settings: Settings) -> dict[int, 
     weight_of: dict[LossAggregation, Callable[[int], float]] = {
         "sequence_mean": lambda length: 1 / (len(lengths) * length),
         "token_mean": lambda length: 1 / sum(lengths.values()),
-        "constant": lambda length: 1 / (len(lengths) * settings.max_response_length),
+        "constant": lambda length: 1 / (len(lengths) * hyperparameters.max_response_length),
     }
-    return {sample: weight_of[settings.aggregation](n) for sample, n in lengths.items()}
+    return {sample: weight_of[hyperparameters.aggregation](n) for sample, n in lengths.items()}

@@ -22,21 +22,52 @@ is logged (`train/corrected_ratio`): a sequence-level window quietly empties on 
 import torch
 
 from schemas.config import CorrectionLevel
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.kl import MAX_LOG_RATIO
+from trainer.objective.metrics import Means
+from trainer.objective.objective import Actions
+from trainer.objective.sequence_mask import keep
 from trainer.objective.sequences import Rows
 
 
+def apply_off_policy_correction(
+    loss_M: torch.Tensor,
+    actions: Actions,
+    behaviour_M: torch.Tensor,
+    proximal_M: torch.Tensor,
+    hyperparameters: Hyperparameters,
+    means: Means,
+) -> torch.Tensor:
+    """The surrogate loss with the off-policy sequence mask (`trainer/objective/sequence_mask.py`) and
+    the weight from mu to pi_prox, if the run uses them. Unchanged otherwise."""
+    if hyperparameters.off_policy_threshold is not None:
+        keep_M = keep(
+            behaviour_M,
+            actions.logprob_M,
+            actions.advantage_M,
+            actions.rows,
+            threshold=hyperparameters.off_policy_threshold,
+        )
+        means.add("train/off_policy_ratio", ~keep_M)
+        loss_M = loss_M * keep_M
+    if hyperparameters.correction != "ratio":
+        weight_M, touched_M = importance(proximal_M - behaviour_M, actions.rows, hyperparameters)
+        means.add("train/importance_weight", weight_M)
+        means.add("train/corrected_ratio", touched_M)
+        loss_M = loss_M * weight_M
+    return loss_M
+
+
 def importance(
-    log_weight_M: torch.Tensor, rows: Rows, settings: Settings
+    log_weight_M: torch.Tensor, rows: Rows, hyperparameters: Hyperparameters
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The weight w of each action, from log pi_prox - log mu, and which were bounded or zeroed."""
-    raw_M = level(log_weight_M.detach(), rows, settings.correction_level)
+    raw_M = level(log_weight_M.detach(), rows, hyperparameters.correction_level)
     weight_M = raw_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    low, high = settings.correction_low, settings.correction_high
-    if settings.correction == "truncated":
+    low, high = hyperparameters.correction_low, hyperparameters.correction_high
+    if hyperparameters.correction == "truncated":
         return weight_M.clamp(max=high), weight_M > high
-    if settings.correction == "masked":
+    if hyperparameters.correction == "masked":
         outside_M = (weight_M < low) | (weight_M > high)
         return weight_M.masked_fill(outside_M, 0.0), outside_M
     return weight_M, torch.zeros_like(weight_M, dtype=torch.bool)

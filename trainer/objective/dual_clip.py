@@ -9,6 +9,6 @@ bad pushes with r A. delta bounds that branch. Where A > 0 it changes nothing.
 import torch
 
 
-def bounded(ratio_M: torch.Tensor, delta: float | None) -> torch.Tensor:
+def dual_clipped_ratio(ratio_M: torch.Tensor, delta: float | None) -> torch.Tensor:
     """The ratio of the free branch; as it is where `delta` is None."""
     return ratio_M if delta is None else ratio_M.clamp(max=delta)

@@ -10,7 +10,7 @@ from schemas.config import Correction, CorrectionLevel, KlEstimator, KlPlace, Lo
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Hyperparameters:
     """Values of one run's objective."""
 
     temperature: float = 1.0

@@ -14,6 +14,9 @@ clamped to +-20 before exp, and only there.
 import torch
 
 from schemas.config import KlEstimator
+from trainer.forward.packing import MicroBatch
+from trainer.objective.hyperparameters import Hyperparameters
+from trainer.policy import Policy
 
 MAX_LOG_RATIO = 20.0
 
@@ -37,3 +40,18 @@ def k3(log_ratio_M: torch.Tensor) -> torch.Tensor:
 def divergence(estimator: KlEstimator, d_M: torch.Tensor) -> torch.Tensor:
     """The estimate of each action from d = log ref - log pi."""
     return {"k1": k1, "k2": k2, "k3": k3}[estimator](d_M)
+
+
+def kl_to_reference(
+    policy: Policy,
+    micro: MicroBatch,
+    logprob_M: torch.Tensor,
+    hyperparameters: Hyperparameters,
+) -> torch.Tensor:
+    """The estimate of KL(pi || ref) at each action. The reference is the base model without the
+    trained tensors: one more forward pass, without a gradient."""
+    with torch.no_grad():
+        reference_M, _ = policy.logprobs(
+            micro, temperature=hyperparameters.temperature, reference=True
+        )
+    return divergence(hyperparameters.kl_estimator, reference_M - logprob_M)

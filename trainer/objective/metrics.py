@@ -1,6 +1,11 @@
-"""Means over the actions of a step, gathered micro-batch by micro-batch."""
+"""The metrics of a step: means over its actions, over its updates and over its samples."""
+
+import math
+from collections.abc import Sequence
 
 import torch
+
+from schemas.learner import GradedGroup
 
 
 class Means:
@@ -22,3 +27,24 @@ class Means:
 
     def values(self) -> dict[str, float]:
         return {key: self._sums[key] / max(1, self._counts[key]) for key in sorted(self._sums)}
+
+
+def mean_over_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the updates of a step. Whether the step was skipped is what the
+    last update says."""
+    means = {key: math.fsum(m[key] for m in updates) / len(updates) for key in updates[0]}
+    return means | {"train/skipped": updates[-1]["train/skipped"]}
+
+
+def rollout_metrics(groups: Sequence[GradedGroup]) -> dict[str, float]:
+    """Mean lengths of the samples of a batch. Empty when no sample succeeded."""
+    samples = [s for group in groups for s in group.samples if s.failure is None]
+    if not samples:
+        return {}
+    lengths = [sum(sum(row.loss_mask) for row in s.sequences) for s in samples]
+    totals = [sum(len(row.tokens) for row in s.sequences) for s in samples]
+    return {
+        "rollout/response_lengths": sum(lengths) / len(samples),
+        "rollout/total_lengths": sum(totals) / len(samples),
+        "rollout/truncated_ratio": sum(s.truncated for s in samples) / len(samples),
+    }

@@ -12,16 +12,21 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.sequences import Rows
+
+ActionValues = dict[str, torch.Tensor]
+"""What is known of each action before the update, by name. Each tensor has shape (E), or (M) for one
+micro-batch. Always there: weight, advantage. Where they are used: proximal (log pi_prox), kl, and
+with a critic value (V before the step), return, and known (1 where the sample has a reward)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class BatchBeforeUpdate:
     """What is known of a batch before it trains.
 
-    `reward_S` is None where there is no usable reward. `penalty_E` is kl_coef times the KL estimate
-    of each action, where the KL is part of the reward; `value_E` what the critic predicts.
+    `reward_S` is None where a reward is missing or not finite. `penalty_E` is kl_coef times the KL
+    estimate of each action, where the KL is part of the reward; `value_E` what the critic predicts.
     """
 
     group_S: Sequence[int]
@@ -70,14 +75,14 @@ class Objective:
     """One algorithm. `loss` gives the loss of each action, and which actions were clipped.
     `with_baseline`: its defaults with `group_baseline`, where they are others."""
 
-    estimate: Callable[[Outcome, Settings], Estimate]
-    loss: Callable[[Actions, Settings], tuple[torch.Tensor, torch.Tensor]]
-    defaults: Settings
+    estimate: Callable[[BatchBeforeUpdate, Hyperparameters], Estimate]
+    loss: Callable[[Actions, Hyperparameters], tuple[torch.Tensor, torch.Tensor]]
+    defaults: Hyperparameters
     has_critic: bool = False
-    with_baseline: Settings | None = None
+    with_baseline: Hyperparameters | None = None
 
 
-def usable(reward: float | None) -> float | None:
+def finite_or_none(reward: float | None) -> float | None:
     """A reward that is not finite is none: it is never turned into a reward of 0, which would be a
     statement about the sample."""
     return reward if reward is not None and math.isfinite(reward) else None
@@ -85,20 +90,20 @@ def usable(reward: float | None) -> float | None:
 
 def by_group(
     advantages: Callable[[Sequence[float | None]], list[float]],
-) -> Callable[[Outcome, Settings], Estimate]:
+) -> Callable[[BatchBeforeUpdate, Hyperparameters], Estimate]:
     """An estimate from a function of the rewards of one group: each action of a sample gets the
     sample's advantage. A KL penalty in the reward is summed over the sample first."""
 
-    def estimate(outcome: Outcome, settings: Settings) -> Estimate:
+    def estimate(before: BatchBeforeUpdate, hyperparameters: Hyperparameters) -> Estimate:
         members: dict[int, list[int]] = {}
-        for sample, group in enumerate(outcome.group_S):
+        for sample, group in enumerate(before.group_S):
             members.setdefault(group, []).append(sample)
-        rewards, advantage_S = outcome.net_rewards(), [0.0] * len(outcome.group_S)
+        rewards, advantage_S = before.net_rewards(), [0.0] * len(before.group_S)
         for samples in members.values():
             found = advantages([rewards[i] for i in samples])
             for sample, advantage in zip(samples, found, strict=True):
                 advantage_S[sample] = advantage
-        return Estimate(torch.tensor(advantage_S, dtype=torch.float64)[outcome.sample_E])
+        return Estimate(torch.tensor(advantage_S, dtype=torch.float64)[before.sample_E])
 
     return estimate
 

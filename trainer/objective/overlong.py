@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from trainer.forward.packing import Example
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 
 
 def penalty(length: int, *, longest: int, buffer: int) -> float:
@@ -28,17 +28,22 @@ def longest_completion(example: Example) -> int:
     return max((sum(1 for _ in run) for mask, run in runs if mask), default=0)
 
 
-def shaped(
-    rewards: Sequence[float | None], examples: Sequence[Example], settings: Settings
+def with_length_penalty(
+    rewards: Sequence[float | None], examples: Sequence[Example], hyperparameters: Hyperparameters
 ) -> list[float | None]:
     """The rewards of the samples with the penalty for their length; None stays None."""
-    if not settings.overlong_buffer:
+    if not hyperparameters.overlong_buffer:
         return list(rewards)
     lengths = [0] * len(rewards)
     for example in examples:
         lengths[example.sample] = max(lengths[example.sample], longest_completion(example))
-    limits = {"longest": settings.max_response_length, "buffer": settings.overlong_buffer}
+    limits = {
+        "longest": hyperparameters.max_response_length,
+        "buffer": hyperparameters.overlong_buffer,
+    }
     return [
-        None if reward is None else reward + settings.overlong_penalty * penalty(length, **limits)
+        None
+        if reward is None
+        else reward + hyperparameters.overlong_penalty * penalty(length, **limits)
         for reward, length in zip(rewards, lengths, strict=True)
     ]

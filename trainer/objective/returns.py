@@ -19,7 +19,7 @@ def is_last(sample_E: torch.Tensor) -> torch.Tensor:
     return last_E
 
 
-def paid_at_the_end(reward_S: Sequence[float | None], sample_E: torch.Tensor) -> torch.Tensor:
+def reward_at_last_action(reward_S: Sequence[float | None], sample_E: torch.Tensor) -> torch.Tensor:
     """(E): the sample's reward at its last action, 0 elsewhere and where there is none."""
     value_S = torch.tensor([reward or 0.0 for reward in reward_S], dtype=torch.float64)
     return value_S[sample_E] * is_last(sample_E)

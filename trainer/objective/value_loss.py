@@ -7,6 +7,24 @@ V may only come e nearer to the return G than V_old was: beyond that the loss st
 
 import torch
 
+from trainer.objective.hyperparameters import Hyperparameters
+from trainer.objective.metrics import Means
+from trainer.objective.objective import ActionValues
+
+
+def critic_loss(
+    value_M: torch.Tensor, fixed: ActionValues, hyperparameters: Hyperparameters, means: Means
+) -> torch.Tensor:
+    """The loss of the critic at each action. It is 0 where the sample has no reward to learn from."""
+    loss_M, clipped_M = value_loss(
+        value_M, fixed["value"], fixed["return"], clip=hyperparameters.value_clip
+    )
+    loss_M = loss_M * fixed["known"]
+    means.add_sum("train/value_loss", (fixed["weight"] * loss_M).sum())
+    means.add("train/value_clip_ratio", clipped_M)
+    means.add("train/value", value_M.detach())
+    return loss_M
+
 
 def value_loss(
     value_M: torch.Tensor, before_M: torch.Tensor, return_M: torch.Tensor, *, clip: float

@@ -1,15 +1,19 @@
 """Graded groups and a policy in float64: what the tests of losses share."""
 
+from collections.abc import Sequence
+
 import torch
 
 from schemas.learner import GradedGroup
 from schemas.sampling import SampleRecord
 from schemas.sampling import Sequence as Row
 from tests.unit.trainer.support import TINY, job
+from trainer import grpo
 from trainer.forward.decoder import decoder_of
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import Base, build_base
 from trainer.model.value_head import Critic, fresh_critic
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.policy import Loaded, Policy, fresh_policy
 
 CPU = torch.device("cpu")
@@ -67,6 +71,16 @@ def rewritten(slot: int, rewards: tuple[float | None, ...]) -> GradedGroup:
         )
         samples.append(SampleRecord(index=i, sequences=(first, second) if i % 2 else (first,)))
     return GradedGroup(slot, tuple(samples), rewards)
+
+
+def accumulate_grpo(
+    policy: Policy, groups: Sequence[GradedGroup], hyperparameters: Hyperparameters
+) -> tuple[dict[str, float], tuple[int, ...]]:
+    """The gradients of a GRPO step, without the update. Returns metrics and plan."""
+    batch = grpo.prepare_batch(
+        policy, groups, objective=grpo.OBJECTIVE, hyperparameters=hyperparameters
+    )
+    return grpo.accumulate_gradients(policy, batch)
 
 
 GROUPS = (group(0, (1.0, 0.0, 0.5, None)), group(1, (0.0, 1.0, 1.0), empty=2), group(2, (1.0, 1.0)))

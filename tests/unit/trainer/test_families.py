@@ -192,7 +192,7 @@ async def test_a_grpo_step_moves_every_adapter(known: Known, engine: Engine, she
     before = {name: tensor.clone() for name, tensor in held.base.tensors.items()}
     step = await engine.learner.step(asked, StepBatch(1, groups=(group,)), export_state=True)
     assert step.metrics["train/sampler_mismatch"] <= AGREES
-    moved = engine.learner._sessions[asked.run].policy.tensors
+    moved = engine.learner._loaded[asked.run].policy.tensors
     still = [n for n, t in moved.items() if "lora_B" in n and not bool(t.detach().any())]
     assert not still
     assert all(torch.equal(before[name], tensor) for name, tensor in held.base.tensors.items())

@@ -9,12 +9,11 @@ import torch
 from schemas.learner import GradedGroup
 from schemas.sampling import SampleRecord
 from schemas.sampling import Sequence as Row
-from tests.unit.trainer.batches import CPU, policy64
+from tests.unit.trainer.batches import CPU, accumulate_grpo, policy64
 from tests.unit.trainer.support import TINY, job
-from trainer import grpo
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.policy import Loaded, Policy, fresh_policy
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -38,7 +37,7 @@ def trained(*, lean: bool, rules: int = 2) -> dict[str, torch.Tensor]:
     policy: Policy = fresh_policy(loaded, replace(job(tuning="full"), rules=rules))
     for tensor in policy.tensors.values():
         tensor.requires_grad_()
-    grpo.step(policy, groups(), Settings())
+    accumulate_grpo(policy, groups(), Hyperparameters())
     return {name: t.grad for name, t in policy.tensors.items() if t.grad is not None}
 
 

@@ -7,24 +7,25 @@ import pytest
 import torch
 
 from schemas.sampling import Sequence as Row
-from tests.unit.trainer.batches import GROUPS, group, policy64
+from tests.unit.trainer.batches import GROUPS, accumulate_grpo, group, policy64
 from trainer import grpo
 from trainer.forward.ops import Forward
 from trainer.forward.packing import Example, pack
 from trainer.objective.aggregate import token_weights
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.kl import k3
 from trainer.objective.metrics import Means
 from trainer.policy import Policy
-from trainer.step import micro_loss
 
-SETTINGS = Settings(kl_coef=0.1, max_response_length=8)
+HYPERPARAMETERS = Hyperparameters(kl_coef=0.1, max_response_length=8)
 
 
-def gradients(policy: Policy, settings: Settings) -> tuple[dict[str, torch.Tensor], float]:
+def gradients(
+    policy: Policy, hyperparameters: Hyperparameters
+) -> tuple[dict[str, torch.Tensor], float]:
     for tensor in policy.tensors.values():
         tensor.grad = None
-    metrics, _ = grpo.step(policy, GROUPS, settings)
+    metrics, _ = accumulate_grpo(policy, GROUPS, hyperparameters)
     return {n: t.grad.clone() for n, t in policy.tensors.items()}, metrics["train/loss"]
 
 
@@ -83,17 +84,17 @@ def test_weights_are_global_over_the_step(aggregation: str, expected: list[float
         Example(1, Row(tokens=(1, 2), loss_mask=(0, 1), logprobs=(0, 0))),
         Example(2, Row(tokens=(1, 2), loss_mask=(0, 0), logprobs=(0, 0))),
     ]
-    settings = replace(SETTINGS, aggregation=aggregation)
-    assert token_weights(rows, settings) == pytest.approx(dict(enumerate(expected)))
+    hyperparameters = replace(HYPERPARAMETERS, aggregation=aggregation)
+    assert token_weights(rows, hyperparameters) == pytest.approx(dict(enumerate(expected)))
 
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
 def test_micro_batches_do_not_change_loss_or_gradient(aggregation: str) -> None:
     policy = policy64()
-    settings = replace(SETTINGS, aggregation=aggregation)
-    whole, loss = gradients(policy, settings)
+    hyperparameters = replace(HYPERPARAMETERS, aggregation=aggregation)
+    whole, loss = gradients(policy, hyperparameters)
     for tokens in (1, 16, 40):
-        split, split_loss = gradients(policy, replace(settings, micro_batch_tokens=tokens))
+        split, split_loss = gradients(policy, replace(hyperparameters, micro_batch_tokens=tokens))
         assert split_loss == pytest.approx(loss, abs=1e-9)
         for name, gradient in whole.items():
             torch.testing.assert_close(split[name], gradient, atol=1e-9, rtol=0)
@@ -102,11 +103,11 @@ def test_micro_batches_do_not_change_loss_or_gradient(aggregation: str) -> None:
 @pytest.mark.parametrize("native", [True, False])
 def test_sharing_a_prompt_changes_neither_loss_nor_gradient(native: bool) -> None:
     policy = replace(policy64(), forward=Forward(native=native))
-    tree, loss = gradients(policy, SETTINGS)
+    tree, loss = gradients(policy, HYPERPARAMETERS)
     plain = Policy(replace(policy.loaded, decoder=None), policy.tensors, policy.alpha)
     assert policy.shares_prompts
     assert not plain.shares_prompts
-    rows, plain_loss = gradients(plain, SETTINGS)
+    rows, plain_loss = gradients(plain, HYPERPARAMETERS)
     assert plain_loss == pytest.approx(loss, abs=1e-6)
     for name, gradient in tree.items():
         torch.testing.assert_close(rows[name], gradient, atol=1e-6, rtol=1e-5)
@@ -114,8 +115,8 @@ def test_sharing_a_prompt_changes_neither_loss_nor_gradient(native: bool) -> Non
 
 def test_the_gradient_agrees_with_finite_differences() -> None:
     policy = policy64()
-    settings = replace(SETTINGS, clip_low=0.9, clip_high=9.0)
-    exact, _ = gradients(policy, settings)
+    hyperparameters = replace(HYPERPARAMETERS, clip_low=0.9, clip_high=9.0)
+    exact, _ = gradients(policy, hyperparameters)
     for name in sorted(policy.tensors)[::9]:
         tensor = policy.tensors[name]
         at = int(exact[name].abs().argmax())
@@ -123,7 +124,7 @@ def test_the_gradient_agrees_with_finite_differences() -> None:
         sides = []
         for sign in (1, -1):
             flat[at] += sign * 1e-6
-            sides.append(gradients(policy, settings)[1])
+            sides.append(gradients(policy, hyperparameters)[1])
             flat[at] -= sign * 1e-6
         slope = (sides[0] - sides[1]) / 2e-6
         assert slope == pytest.approx(float(exact[name].view(-1)[at]), rel=1e-5, abs=1e-9)
@@ -132,12 +133,12 @@ def test_the_gradient_agrees_with_finite_differences() -> None:
 def test_without_spread_and_kl_nothing_is_learned() -> None:
     policy = policy64()
     even = (group(0, (1.0, 1.0)), group(1, (None, 0.3)))
-    grpo.step(policy, even, replace(SETTINGS, kl_coef=0.0))
+    accumulate_grpo(policy, even, replace(HYPERPARAMETERS, kl_coef=0.0))
     assert all(float(t.grad.abs().max()) == 0.0 for t in policy.tensors.values())
 
 
 def test_a_batch_without_actions_has_no_plan() -> None:
-    metrics, plan = grpo.step(policy64(), (group(0, (1.0,), empty=0),), SETTINGS)
+    metrics, plan = accumulate_grpo(policy64(), (group(0, (1.0,), empty=0),), HYPERPARAMETERS)
     assert plan == ()
     assert metrics == {}
 
@@ -168,12 +169,12 @@ def test_the_ratio_is_taken_against_the_recorded_logprobs() -> None:
     policy, means = policy64(), Means()
     examples = [Example(0, GROUPS[0].samples[0].sequences[0])]
     (micro,) = pack(examples, micro_batch_tokens=99, share=True)
-    settings = Settings(clip_low=0.99, clip_high=1e9)
-    constants = {
+    hyperparameters = Hyperparameters(clip_low=0.99, clip_high=1e9)
+    values = {
         "advantage": torch.full((2,), 2.0, dtype=torch.float64),
         "weight": torch.full((2,), 0.5, dtype=torch.float64),
     }
-    loss = micro_loss(policy, micro, constants, grpo.OBJECTIVE, settings, means)
+    loss = grpo.micro_batch_loss(policy, micro, values, grpo.OBJECTIVE, hyperparameters, means)
     logprobs, _ = policy.logprobs(micro, temperature=1.0)
     ratio = (logprobs - torch.tensor([-4.0, -4.1], dtype=torch.float64)).exp()
     expected = -(0.5 * 2.0 * ratio.detach()).sum()

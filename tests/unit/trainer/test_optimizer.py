@@ -49,7 +49,7 @@ def test_a_step_is_adamw_with_the_global_norm_clipped() -> None:
     ours, theirs = leaves(3.0), leaves(3.0)
     adam = torch.optim.AdamW(theirs.values(), lr=0.1, betas=(0.9, 0.95), weight_decay=0.2)
     optimizer = Optimizer.fresh(ours, job(weight_decay=0.2))
-    norm = optimizer.take(lr=0.1, clip=0.5)
+    norm = optimizer.update(lr=0.1, clip=0.5)
     torch.nn.utils.clip_grad_norm_(list(theirs.values()), 0.5)
     adam.step()
     assert norm == pytest.approx(3.0 * 8**0.5)
@@ -93,7 +93,7 @@ def shrunk(asked: LearnerJob) -> set[str]:
     optimizer = Optimizer.fresh(tensors, asked)
     for tensor in tensors.values():
         tensor.grad = torch.zeros_like(tensor)
-    optimizer.take(lr=0.1, clip=1.0)
+    optimizer.update(lr=0.1, clip=1.0)
     return {name for name, tensor in tensors.items() if float(tensor.detach().max()) < 1}
 
 
@@ -107,10 +107,10 @@ def test_weight_decay_leaves_norms_and_biases_alone() -> None:
 def test_the_learning_rate_of_a_step_is_that_of_all_tensors() -> None:
     tensors = {name: torch.ones(shape) for name, shape in NAMED.items()}
     optimizer = Optimizer.fresh(tensors, job(weight_decay=0.5))
-    optimizer.take(lr=0.25, clip=1.0)
+    optimizer.update(lr=0.25, clip=1.0)
     for tensor in tensors.values():
         tensor.grad = torch.full_like(tensor, 0.01)
-    optimizer.take(lr=0.125, clip=1e6)
+    optimizer.update(lr=0.125, clip=1e6)
     assert [group["lr"] for group in optimizer.adam.param_groups] == [0.125, 0.125]
 
 
@@ -123,7 +123,7 @@ def test_a_state_does_not_say_which_tensors_decay() -> None:
         optimizer = Optimizer.fresh(tensors, replace(asked, rules=rules))
         for tensor in tensors.values():
             tensor.grad = torch.full_like(tensor, 0.01)
-        optimizer.take(lr=0.1, clip=1.0)
+        optimizer.update(lr=0.1, clip=1.0)
         states.append(optimizer.state())
     old, new = states
     assert {name: tensor.tolist() for name, tensor in old.items()} == {

@@ -6,9 +6,8 @@ import torch
 from schemas.learner import Conversation, LearnerJob, LearnerState, StepBatch, StepResult
 from schemas.sampling import Sequence as Row
 from schemas.sampling import Turn
-from tests.unit.trainer.batches import CPU, MIXED
+from tests.unit.trainer.batches import CPU, MIXED, accumulate_grpo
 from tests.unit.trainer.support import TINY, Shelf, job, request
-from trainer import grpo
 from trainer.engine import Engine
 from trainer.forward.decoder import decoder_of
 from trainer.forward.lm_head import logits_of
@@ -16,7 +15,7 @@ from trainer.forward.packing import Example, pack
 from trainer.forward.rms_norm import rms_norm
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.policy import Loaded, Policy, fresh_policy, parse
 
 HALF = TINY.model_copy(update={"dtype": "bfloat16"})
@@ -94,7 +93,7 @@ async def test_resuming_is_never_having_stopped(engine: Engine, shelf: Shelf, tu
 def gradients(policy: Policy) -> dict[str, torch.Tensor]:
     for tensor in policy.tensors.values():
         tensor.requires_grad_().grad = None
-    grpo.step(policy, MIXED, Settings())
+    accumulate_grpo(policy, MIXED, Hyperparameters())
     return {n: t.grad for n, t in policy.tensors.items() if t.grad is not None}
 
 

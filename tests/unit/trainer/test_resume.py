@@ -13,6 +13,7 @@ from tests.unit.trainer.support import Shelf, job
 from tests.unit.trainer.test_learner import play
 from tests.unit.trainer.variants import VARIANTS
 from trainer.engine import Engine
+from trainer.objective import value_loss
 
 NUM_STEPS = 3
 SCHEDULE = {"warmup_steps": 2, "lr_schedule": "cosine", "grad_clip": 0.5, "weight_decay": 0.01}
@@ -111,17 +112,15 @@ async def test_more_updates_are_other_bits_and_bring_the_clips_to_bear(engine: E
 async def test_an_update_that_is_not_finite_moves_neither_policy_nor_critic(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer import step as update
-
     asked = job(algorithm="ppo", updates_per_step=3)
     zero = await engine.learner.initialize(asked)
-    value_loss = update.value_loss
+    unbroken = value_loss.value_loss
 
     def broken(*args: torch.Tensor, **kwargs: float) -> tuple[torch.Tensor, torch.Tensor]:
-        loss, clipped = value_loss(*args, **kwargs)
+        loss, clipped = unbroken(*args, **kwargs)
         return loss * float("nan"), clipped
 
-    monkeypatch.setattr(update, "value_loss", broken)
+    monkeypatch.setattr(value_loss, "value_loss", broken)
     result = await engine.learner.step(asked, play(1), export_state=True)
     assert result.metrics["train/skipped"] == 1.0
     assert result.state.weights == zero.state.weights

@@ -13,7 +13,7 @@ from schemas.config import KlEstimator
 from schemas.learner import GradedGroup, StepBatch
 from schemas.sampling import ModelRef, SampleRecord, Turn, sequences_of
 from schemas.sampling import Sequence as Row
-from tests.unit.trainer.algorithms.test_registry import chosen, gradients
+from tests.unit.trainer.algorithms.test_registry import chosen, gradients, prepare
 from tests.unit.trainer.batches import CPU, GROUPS, policy64
 from tests.unit.trainer.support import TINY, job, request
 from tests.unit.trainer.test_learner import play
@@ -24,11 +24,10 @@ from trainer.forward.packing import Example, pack
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
 from trainer.objective.correction import importance
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.kl import divergence
 from trainer.objective.sequences import Rows
 from trainer.policy import Loaded, fresh_policy
-from trainer.step import prepare
 
 
 def graded(
@@ -79,14 +78,14 @@ def test_the_ratio_is_taken_against_one_of_three_policies_and_says_which() -> No
     drift = {}
     for correction in ("ratio", "decoupled"):
         policy = policy64()
-        _, settings = chosen("grpo", kl_coef=0.0, correction=correction)
+        _, hyperparameters = chosen("grpo", kl_coef=0.0, correction=correction)
         seen: list[torch.Tensor] = []
 
-        def spy(actions, settings, seen=seen):
+        def spy(actions, hyperparameters, seen=seen):
             seen.append(actions.log_ratio_M.detach())
-            return grpo.loss(actions, settings)
+            return grpo.loss(actions, hyperparameters)
 
-        batch = prepare(policy, GROUPS, replace(grpo.OBJECTIVE, loss=spy), settings)
+        batch = prepare(policy, GROUPS, replace(grpo.OBJECTIVE, loss=spy), hyperparameters)
         gradients(policy, batch)
         drift[correction] = torch.cat(seen).abs().max()
     assert float(drift["ratio"]) > 0.1, "mu is what the samples were recorded with"
@@ -107,12 +106,12 @@ def test_an_answer_that_was_cut_trains_as_it_is() -> None:
     rows = [Example(i, s.sequences[0]) for i, s in enumerate(group.samples)]
     (micro,) = pack(rows, micro_batch_tokens=99, share=True)
     assert micro.target_M.tolist() == [20, 21, 2, 20, 21, 22]
-    _, settings = chosen("grpo")
+    _, hyperparameters = chosen("grpo")
     both = [
         replace(group, samples=tuple(s.model_copy(update={"truncated": t}) for s in group.samples))
         for t in (False, True)
     ]
-    found = [prepare(policy64(), (g,), grpo.OBJECTIVE, settings).constants_E for g in both]
+    found = [prepare(policy64(), (g,), grpo.OBJECTIVE, hyperparameters).values_E for g in both]
     assert torch.equal(found[0]["advantage"], found[1]["advantage"])
     assert torch.equal(found[0]["weight"], found[1]["weight"])
 
@@ -153,8 +152,10 @@ def test_a_window_on_sequences_empties_as_answers_grow_and_the_figure_shows_it()
         noise = 0.05 * torch.randn(length * 32, generator=generator, dtype=torch.float64)
         rows = Rows(torch.arange(32).repeat_interleave(length), 32)
         for level in ("token", "sequence", "geometric"):
-            settings = Settings(correction="masked", correction_level=level)
-            masked[length, level] = float(importance(noise, rows, settings)[1].double().mean())
+            hyperparameters = Hyperparameters(correction="masked", correction_level=level)
+            masked[length, level] = float(
+                importance(noise, rows, hyperparameters)[1].double().mean()
+            )
     assert masked[8, "token"] == masked[4096, "token"] == masked[4096, "geometric"] == 0.0
     assert masked[8, "sequence"] == 0.0
     assert masked[4096, "sequence"] > 0.5

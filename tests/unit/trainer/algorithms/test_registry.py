@@ -2,6 +2,7 @@
 what is not known is not learned from."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +15,12 @@ from tests.oracles.cases import Case, ours
 from tests.unit.trainer.batches import MIXED, group, policy64
 from tests.unit.trainer.support import job
 from tests.unit.trainer.variants import VARIANTS
-from trainer.algorithms.registry import OBJECTIVES, settings_of
-from trainer.objective.hyperparameters import Settings
+from trainer.algorithms.registry import OBJECTIVES, hyperparameters_of
+from trainer.grpo import accumulate_gradients, prepare_batch
+from trainer.objective.batch import PreparedBatch
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import Objective
 from trainer.policy import Policy
-from trainer.step import Batch, accumulate, prepare
 
 SLOW_POINTS = 5
 """Tensors whose slope is measured: every n-th."""
@@ -32,10 +34,10 @@ class Unshared(Policy):
         return False
 
 
-def chosen(variant: str, **changes: Any) -> tuple[Objective, Settings]:
+def chosen(variant: str, **changes: Any) -> tuple[Objective, Hyperparameters]:
     config = job(**{**VARIANTS[variant], **changes}).config
-    settings = settings_of(config, micro_batch_tokens=4096)
-    return OBJECTIVES[config.advanced.algorithm], settings
+    hyperparameters = hyperparameters_of(config, micro_batch_tokens=4096)
+    return OBJECTIVES[config.advanced.algorithm], hyperparameters
 
 
 def leaves(policy: Policy) -> dict[str, torch.Tensor]:
@@ -53,10 +55,21 @@ def moved(policy: Policy) -> Policy:
     return policy
 
 
-def gradients(policy: Policy, batch: Batch) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+def prepare(
+    policy: Policy,
+    groups: Sequence[GradedGroup],
+    objective: Objective,
+    hyperparameters: Hyperparameters,
+) -> PreparedBatch:
+    return prepare_batch(policy, groups, objective=objective, hyperparameters=hyperparameters)
+
+
+def gradients(
+    policy: Policy, batch: PreparedBatch
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     for tensor in leaves(policy).values():
         tensor.grad = None
-    metrics, _ = accumulate(policy, batch)
+    metrics, _ = accumulate_gradients(policy, batch)
     return {n: t.grad.clone() for n, t in leaves(policy).items() if t.grad is not None}, metrics
 
 
@@ -64,8 +77,8 @@ def trained(
     policy: Policy, variant: str, groups: tuple[GradedGroup, ...] = MIXED, **changes: Any
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Gradients and metrics of the second update, with what was known before the first."""
-    objective, settings = chosen(variant)
-    batch = prepare(policy, groups, objective, replace(settings, **changes))
+    objective, hyperparameters = chosen(variant)
+    batch = prepare(policy, groups, objective, replace(hyperparameters, **changes))
     return gradients(moved(policy), batch)
 
 
@@ -106,8 +119,8 @@ def test_the_gradient_is_the_slope(variant: str) -> None:
 def test_the_gradient_of_cispo_is_that_of_weighted_log_probabilities() -> None:
     """Where every weight is at its bound the loss is - bound A log pi, and its slope can be taken."""
     policy = policy64()
-    objective, settings = chosen("cispo")
-    batch = prepare(policy, MIXED, objective, replace(settings, clip_high=-0.999))
+    objective, hyperparameters = chosen("cispo")
+    batch = prepare(policy, MIXED, objective, replace(hyperparameters, clip_high=-0.999))
     exact, metrics = gradients(policy, batch)
     assert metrics["train/clip_ratio"] == 1.0
     name = sorted(policy.tensors)[0]
@@ -147,7 +160,7 @@ def test_a_batch_without_rewards_moves_nothing(variant: str) -> None:
 def test_a_batch_without_actions_has_no_plan(variant: str) -> None:
     policy = policy64()
     batch = prepare(policy, (group(0, (1.0,), empty=0),), *chosen(variant))
-    assert accumulate(policy, batch) == ({}, ())
+    assert accumulate_gradients(policy, batch) == ({}, ())
 
 
 def test_defaults_agree_with_what_submit_knows() -> None:
@@ -157,24 +170,24 @@ def test_defaults_agree_with_what_submit_knows() -> None:
 
 
 def test_a_run_s_own_values_come_last() -> None:
-    settings = settings_of(
+    hyperparameters = hyperparameters_of(
         job(
             algorithm="dapo", clip_high=0.4, kl_coef=0.0, loss_aggregation="constant", gamma=0.5
         ).config,
         micro_batch_tokens=7,
     )
-    assert (settings.clip_low, settings.clip_high) == (0.2, 0.4)
-    assert (settings.aggregation, settings.gamma) == ("constant", 0.5)
-    assert (settings.micro_batch_tokens, settings.max_response_length) == (7, 8)
-    silent = settings_of(job(algorithm="dapo").config, micro_batch_tokens=7)
+    assert (hyperparameters.clip_low, hyperparameters.clip_high) == (0.2, 0.4)
+    assert (hyperparameters.aggregation, hyperparameters.gamma) == ("constant", 0.5)
+    assert (hyperparameters.micro_batch_tokens, hyperparameters.max_response_length) == (7, 8)
+    silent = hyperparameters_of(job(algorithm="dapo").config, micro_batch_tokens=7)
     assert (silent.clip_high, silent.aggregation) == (0.28, "token_mean")
 
 
 def test_the_kl_of_reinforce_plus_plus_is_in_the_reward_and_with_a_baseline_in_the_loss() -> None:
     def kl(rules: int = RULES, **advanced: Any) -> tuple[str, str]:
         config = job(algorithm="reinforce_plus_plus", kl_coef=0.1, **advanced).config
-        settings = settings_of(config, micro_batch_tokens=7, rules=rules)
-        return settings.kl_in, settings.kl_estimator
+        hyperparameters = hyperparameters_of(config, micro_batch_tokens=7, rules=rules)
+        return hyperparameters.kl_in, hyperparameters.kl_estimator
 
     assert kl() == ("reward", "k1")
     assert kl(group_baseline=True) == ("loss", "k2")
@@ -193,8 +206,8 @@ def test_reinforce_plus_plus_with_a_baseline_by_hand() -> None:
     ones = torch.ones(4, 1, dtype=torch.float64)
     case = Case(2, (1.0, 0.0, 0.5, 0.5), ones, column[0], column[0], column[0], column[1])
     config = job(algorithm="reinforce_plus_plus", group_baseline=True, kl_coef=0.1).config
-    settings = settings_of(config, micro_batch_tokens=4096)
-    found = ours(case, OBJECTIVES["reinforce_plus_plus"], settings)
+    hyperparameters = hyperparameters_of(config, micro_batch_tokens=4096)
+    found = ours(case, OBJECTIVES["reinforce_plus_plus"], hyperparameters)
     assert found.loss == pytest.approx(surrogate + 0.1 * k2, abs=1e-12)
     for row, (n, r, x) in enumerate(zip(now, ref, white, strict=True)):
         slope = (-x / deviation + 0.1 * (n - r)) / 4

@@ -39,7 +39,8 @@ def taken(
     """Loss, gradients and number of micro-batches of one step."""
     for tensor in policy.tensors.values():
         tensor.grad = None
-    metrics, plan = sft.step(policy, chat_of(policy), TALK, advanced, tokens=tokens)
+    batch = sft.demonstrations_of(TALK, chat_of(policy), advanced)
+    metrics, plan = sft.accumulate_gradients(policy, batch, micro_batch_tokens=tokens)
     gradients = {n: t.grad.clone() for n, t in policy.tensors.items() if t.grad is not None}
     return metrics["train/loss"], gradients, len(plan)
 

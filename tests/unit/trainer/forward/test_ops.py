@@ -8,16 +8,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from schemas.errors import Refused
-from tests.unit.trainer.batches import CPU, MIXED, policy64
+from tests.unit.trainer.batches import CPU, MIXED, accumulate_grpo, policy64
 from tests.unit.trainer.support import TINY, job
-from trainer import grpo
 from trainer.forward.decoder import decoder_of
 from trainer.forward.ops import PLAIN, Forward, compiled
 from trainer.forward.packing import Example, MicroBatch, pack
 from trainer.forward.transformers_pass import Fallback
 from trainer.forward.varlen_attention import Segment, spans_of
 from trainer.model.base import build_base
-from trainer.objective.hyperparameters import Settings
+from trainer.objective.hyperparameters import Hyperparameters
 from trainer.policy import Loaded, Policy, fresh_policy
 
 Gradients = dict[str, torch.Tensor]
@@ -32,7 +31,7 @@ EXAMPLES = tuple(
 def trained(policy: Policy) -> Gradients:
     for tensor in policy.tensors.values():
         tensor.grad = None
-    grpo.step(policy, MIXED, Settings(micro_batch_tokens=64, kl_coef=0.1))
+    accumulate_grpo(policy, MIXED, Hyperparameters(micro_batch_tokens=64, kl_coef=0.1))
     return {n: t.grad.clone() for n, t in policy.tensors.items() if t.grad is not None}
 
 

@@ -8,12 +8,12 @@ import torch
 from schemas.learner import GradedGroup
 from schemas.sampling import SampleRecord
 from schemas.sampling import Sequence as Row
+from tests.unit.trainer.algorithms.test_registry import prepare
 from tests.unit.trainer.batches import policy64
 from trainer.algorithms import dapo, dr_grpo
 from trainer.forward.packing import Example
-from trainer.objective.hyperparameters import Settings
-from trainer.objective.overlong import longest_completion, penalty, shaped
-from trainer.step import prepare
+from trainer.objective.hyperparameters import Hyperparameters
+from trainer.objective.overlong import longest_completion, penalty, with_length_penalty
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,12 @@ def test_rewards_are_shaped_by_sample_and_none_stays_none() -> None:
         Example(1, row(0, 1, 1, 1, 1)),
         Example(2, row(0, 1, 1, 1, 1)),
     ]
-    settings = Settings(max_response_length=4, overlong_buffer=2, overlong_penalty=0.5)
-    assert shaped([1.0, 1.0, None], examples, settings) == [1.0, 0.5, None]
-    off = replace(settings, overlong_buffer=0)
-    assert shaped([1.0, 1.0, None], examples, off) == [1.0, 1.0, None]
+    hyperparameters = Hyperparameters(
+        max_response_length=4, overlong_buffer=2, overlong_penalty=0.5
+    )
+    assert with_length_penalty([1.0, 1.0, None], examples, hyperparameters) == [1.0, 0.5, None]
+    off = replace(hyperparameters, overlong_buffer=0)
+    assert with_length_penalty([1.0, 1.0, None], examples, off) == [1.0, 1.0, None]
 
 
 def test_it_is_part_of_the_reward_that_is_compared() -> None:
@@ -56,8 +58,8 @@ def test_it_is_part_of_the_reward_that_is_compared() -> None:
     )
     group = GradedGroup(0, samples, (1.0, 1.0))
     plain = replace(dapo.OBJECTIVE.defaults, max_response_length=8)
-    found = prepare(policy64(), (group,), dapo.OBJECTIVE, plain).constants_E["advantage"]
+    found = prepare(policy64(), (group,), dapo.OBJECTIVE, plain).values_E["advantage"]
     assert not found.any()
     penal = replace(plain, overlong_buffer=4)
-    found = prepare(policy64(), (group,), dr_grpo.OBJECTIVE, penal).constants_E["advantage"]
+    found = prepare(policy64(), (group,), dr_grpo.OBJECTIVE, penal).values_E["advantage"]
     assert torch.equal(found, torch.tensor([0.5] * 2 + [-0.5] * 8, dtype=torch.float64))

@@ -1,0 +1,97 @@
+# ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
+"""A batch that is ready to train: its rows, and the constants of each of its actions.
+
+The constants are computed before the first update and stay the same for all updates of the step.
+Micro-batches are packed again for each pass over the batch, so that memory grows with a micro-batch
+and not with the batch. The micro-batch plan depends on the rows alone.
+
+Legend: see `trainer/objective/objective.py`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from schemas.learner import GradedGroup
+from trainer.forward.packing import Example, MicroBatch, pack
+from trainer.objective.hyperparameters import Hyperparameters
+from trainer.objective.kl import kl_to_reference
+from trainer.objective.objective import ActionValues, Objective
+from trainer.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedBatch:
+    """A batch with its advantages and weights, ready to train any number of times."""
+
+    objective: Objective
+    hyperparameters: Hyperparameters
+    examples: tuple[Example, ...]
+    values_E: ActionValues
+
+    def micro_batches(self, policy: Policy) -> Iterator[tuple[MicroBatch, ActionValues]]:
+        """The micro-batches in order, each with its slice of the values."""
+        first = 0
+        for micro in _micro_batches(policy, self.examples, self.hyperparameters):
+            here = slice(first, first + len(micro.sample_M))
+            yield micro, {name: value_E[here] for name, value_E in self.values_E.items()}
+            first = here.stop
+
+
+def examples_of(groups: Sequence[GradedGroup]) -> tuple[Example, ...]:
+    """The training rows of all samples, in canonical order. Samples are numbered across groups."""
+    samples = [sample for group in groups for sample in group.samples]
+    return tuple(Example(i, row) for i, sample in enumerate(samples) for row in sample.sequences)
+
+
+def sample_of_each_action(examples: Sequence[Example]) -> torch.Tensor:
+    """(E, integers): the number of the sample that each action belongs to."""
+    return torch.tensor([e.sample for e in examples for _ in range(e.num_actions)]).long()
+
+
+@torch.no_grad()
+def measure_before_update(
+    policy: Policy,
+    examples: Sequence[Example],
+    objective: Objective,
+    hyperparameters: Hyperparameters,
+) -> ActionValues:
+    """One forward pass with the policy as it is before the update, for what needs it: the values of a
+    critic ("value"), pi_prox of several updates ("proximal"), a KL in the reward ("kl"). Empty, and
+    without a pass, when nothing needs it."""
+    has_kl_reward = hyperparameters.kl_coef != 0.0 and hyperparameters.kl_in == "reward"
+    needs_proximal = hyperparameters.updates > 1 and hyperparameters.correction != "ratio"
+    if not (has_kl_reward or needs_proximal or objective.has_critic):
+        return {}
+    is_measured = {"proximal": True, "kl": has_kl_reward, "value": objective.has_critic}
+    parts: dict[str, list[torch.Tensor]] = {
+        n: [] for n, is_needed in is_measured.items() if is_needed
+    }
+    for micro in _micro_batches(policy, examples, hyperparameters):
+        temperature = hyperparameters.temperature
+        if objective.has_critic:
+            logprob_M, _, value_M = policy.logprobs_and_values(micro, temperature=temperature)
+            parts["value"].append(value_M)
+        else:
+            logprob_M, _ = policy.logprobs(micro, temperature=temperature)
+        parts["proximal"].append(logprob_M)
+        if has_kl_reward:
+            parts["kl"].append(kl_to_reference(policy, micro, logprob_M, hyperparameters))
+    empty = torch.zeros(0, dtype=torch.float64)
+    return {
+        name: torch.cat([empty, *(values_M.double().cpu() for values_M in values)])
+        for name, values in parts.items()
+    }
+
+
+def _micro_batches(
+    policy: Policy, examples: Sequence[Example], hyperparameters: Hyperparameters
+) -> Iterator[MicroBatch]:
+    return pack(
+        examples,
+        micro_batch_tokens=hyperparameters.micro_batch_tokens,
+        splits=hyperparameters.splits_groups,
+        share=policy.shares_prompts,
+        device=policy.device,
+    )
