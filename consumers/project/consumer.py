@@ -1,7 +1,10 @@
 """Projects every event into the tables that the API and the dashboard read.
 Reads: every event.  Emits: nothing.  Stream: none; it tails the log with a cursor of its own.
 Does: turns events into rows; a batch and the cursor are one commit.  Waits for: nothing.
-Safe to repeat because: the cursor moves with the rows, and putting a known row changes nothing."""
+Safe to repeat because: the cursor moves with the rows, and putting a known row changes nothing.
+
+An event that cannot be turned into rows does not stop the others. It is recorded in the table
+`skipped_events`, in the same commit, until the read model is rebuilt (`headrace rebuild`)."""
 
 import asyncio
 import json
@@ -14,6 +17,7 @@ from typing import Protocol
 
 from pydantic import TypeAdapter
 
+from consumers.error_excerpt import excerpt
 from consumers.project.dead_letters import letters
 from consumers.project.log_lines import narrate
 from infra.ports.event_log import Cursor, EventLog, Recorded
@@ -32,10 +36,12 @@ from infra.readmodel.rows import (
     PutGroup,
     PutMetric,
     PutRun,
+    PutSkippedEvent,
     PutWorkspace,
     Unarchive,
     Write,
 )
+from infra.readmodel.store import PROJECT
 from infra.task_cancellation import go_on
 from schemas.events import (
     CheckpointSaved,
@@ -139,7 +145,7 @@ class Projector:
         events, after = _until_turn(events, after)
         if events and events[0].type == RunRestored.type:
             await self._project_again(events[0].run, before)
-        writes = [write for recorded in events for write in _shown(recorded)]
+        writes = [write for recorded in events for write in writes_of(recorded)]
         if not await self._tables.apply(writes, before=before, after=after):
             logger.info("another process projects from %s on", before)
         return max(1, len(events))
@@ -152,7 +158,7 @@ class Projector:
             after = Cursor()
             while page := await self._log.read(owner, after=after, limit=BATCH):
                 events = [r for r in page if r.type not in TURNS]
-                writes = [write for recorded in events for write in _shown(recorded)]
+                writes = [write for recorded in events for write in writes_of(recorded)]
                 await self._tables.apply(writes, before=cursor, after=cursor)
                 owners += [w.evaluation for w in writes if isinstance(w, PutEvaluation) and w.run]
                 after = page[-1].cursor
@@ -176,13 +182,33 @@ def _until_turn(events: Sequence[Recorded], after: Cursor) -> tuple[Sequence[Rec
     return part, part[-1].cursor
 
 
-def _shown(recorded: Recorded) -> tuple[Write, ...]:
-    """An event that cannot be shown is a bug of ours; its neighbours are shown all the same."""
+def writes_of(recorded: Recorded) -> tuple[Write, ...]:
+    """The writes of an event. An event whose projection raises is a bug of Headrace, or a payload that
+    it does not know. It is recorded as skipped, and the events around it are projected all the same."""
     try:
         return project(recorded)
-    except Exception:
-        logger.exception("%s %s cannot be projected", recorded.type, recorded.id)
-        return ()
+    except Exception as error:
+        logger.exception(
+            "the read model skips %s %s; correct the cause, then run `headrace rebuild`",
+            recorded.type,
+            recorded.id,
+        )
+        return (_skipped_event(recorded, error),)
+
+
+def _skipped_event(recorded: Recorded, error: Exception) -> PutSkippedEvent:
+    return PutSkippedEvent(
+        projection=PROJECT,
+        event=str(recorded.id),
+        run=recorded.run,
+        event_type=recorded.type,
+        stream=recorded.stream,
+        version=recorded.version,
+        xid=recorded.cursor.xid,
+        position=recorded.cursor.position,
+        error=excerpt(f"{type(error).__name__}: {error}"),
+        at=recorded.time,
+    )
 
 
 def project(recorded: Recorded) -> tuple[Write, ...]:

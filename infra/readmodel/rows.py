@@ -182,6 +182,22 @@ class ChangeEvaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class PutSkippedEvent:
+    """An event that `projection` could not turn into rows. A rebuild deletes it."""
+
+    projection: str
+    event: str
+    run: str
+    event_type: str
+    stream: str
+    version: int
+    xid: int
+    position: int
+    error: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class PutLetter:
     """A dead letter; `version` is its place in its consumer's stream of them."""
 
@@ -214,6 +230,7 @@ Write = (
     | PutEvaluation
     | ChangeEvaluation
     | PutLetter
+    | PutSkippedEvent
     | ChangeLetter
     | DropHistory
     | DropRun

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from infra.ports.event_log import Cursor
 from infra.postgres.names import PostgresNames
+from infra.postgres.notify import News
 from infra.postgres.pool import Database
 from infra.readmodel.dead_letters import Letters
 from infra.readmodel.platform import Doors, Platform
@@ -33,11 +34,13 @@ from infra.readmodel.rows import (
     PutLog,
     PutMetric,
     PutRun,
+    PutSkippedEvent,
     PutWorkspace,
     Unarchive,
     Write,
 )
 from infra.readmodel.runs import Runs
+from infra.readmodel.skipped_events import SkippedEvents
 from infra.readmodel.wait_facts import Waits
 from schemas.ids import ConsumerName, WorkerId
 
@@ -54,6 +57,7 @@ PUTS: tuple[tuple[type[Write], str], ...] = (
     (PutGroup, "graded_groups"),
     (PutLog, "log_lines"),
     (PutLetter, "dead_letters"),
+    (PutSkippedEvent, "skipped_events"),
 )
 CHANGES: tuple[tuple[type[Write], str, str], ...] = (
     (ChangeRun, "runs", "run"),
@@ -65,10 +69,14 @@ CHANGES: tuple[tuple[type[Write], str, str], ...] = (
 LINES = """delete from log_lines l
 where (l.run = $1 or l.run in (select evaluation from evaluations where run = $1)) and not exists (
   select from events e where e.xid = l.xid::text::xid8 and e.position = l.position)"""
+SKIPPED = """delete from skipped_events s
+where (s.run = $1 or s.run in (select evaluation from evaluations where run = $1)) and not exists (
+  select from events e where e.xid = s.xid::text::xid8 and e.position = s.position)"""
 GROUPS = """delete from graded_groups
 where owner = $1 or owner in (select evaluation from evaluations where run = $1)"""
 HISTORY = (
     LINES,
+    SKIPPED,
     GROUPS,
     "delete from evaluations where run = $1",
     "delete from metric_points where run = $1",
@@ -127,7 +135,8 @@ W = TypeVar("W")
 
 
 class ReadModel:
-    """Applies writes; `runs`, `registry`, `evaluations`, `platform`, `letters`, `waits` answer."""
+    """Applies writes; `runs`, `registry`, `evaluations`, `platform`, `letters`, `skipped_events` and
+    `waits` answer."""
 
     def __init__(self, database: Database) -> None:
         self._lazy = database.lazy
@@ -142,6 +151,7 @@ class ReadModel:
         self.doors = Doors(database)
         self.platform = Platform(database)
         self.letters = Letters(database)
+        self.skipped_events = SkippedEvents(database, PROJECT)
         self.waits = Waits(database)
 
     async def cursor(self) -> Cursor:
@@ -189,11 +199,15 @@ class ReadModel:
         return False
 
     async def reset(self) -> None:
-        """Forget everything that follows from the log, and start again at its beginning."""
-        tables = ", ".join(table for _, table in PUTS)
+        """Forget everything that follows from the log, and move the cursor to its beginning. Projectors
+        of all processes are woken, and project the whole log again."""
+        tables = ", ".join(table for kind, table in PUTS if kind is not PutSkippedEvent)
         async with self._lazy.acquire() as connection, connection.transaction():
             await connection.execute(f"truncate {tables}")
+            # Few rows, and a table that the role of processes must not truncate.
+            await connection.execute("delete from skipped_events where projection = $1", PROJECT)
             await connection.execute("delete from watermarks where consumer = $1", PROJECT)
+            await connection.execute(f"notify {News.LOG}")
         self._at = Cursor()
 
 

@@ -51,6 +51,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "dlq": (CLI + "dlq:dlq", "Dead letters: list, show, redrive."),
     "backup": (CLI + "backup:backup", "Copy database and blobs, consistent with each other."),
     "restore": (CLI + "backup:restore", "Bring a backup into an empty place."),
+    "rebuild": (CLI + "rebuild:rebuild", "Build the read model again from the event log."),
     "gc": (CLI + "retention:gc", "Archive runs that ended long ago, collect what nothing names."),
     "models": (CLI + "models:models", "The base models known here, and the scratch: shapes."),
 }

@@ -709,6 +709,22 @@ create table dead_letters (
 create index dead_letters_recent on dead_letters (created_at desc, letter);
 create index dead_letters_waiting on dead_letters (about) where pauses and redriven_at is null;
 
+-- Events that a projection could not turn into rows. A row is written in the commit that moves the projection's cursor
+-- past the event, and a rebuild of the projection deletes all of its rows.
+create table skipped_events (
+    projection text not null,
+    event      text not null,
+    run        text not null,
+    event_type text not null,
+    stream     text not null,
+    version    integer not null,
+    xid        bigint not null,
+    position   bigint not null,
+    error      text not null,
+    at         timestamptz not null,
+    primary key (projection, event)
+);
+
 
 -- == What edges keep ======================================================================================
 

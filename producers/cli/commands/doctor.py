@@ -18,6 +18,7 @@ import click
 
 from producers.cli.command_tree import command
 from producers.cli.display.output import print_json, print_table, say
+from producers.cli.display.read_model import description
 from producers.cli.errors import Failure
 from producers.cli.machine import MACHINE_CHECKS, Check
 from schemas.redact import redacted
@@ -89,6 +90,7 @@ def run_checks(settings: "Settings") -> tuple[Check, ...]:
         _check_home,
         _check_disk,
         _check_server,
+        _check_read_model,
     )
     checks = (*(check() for check in here), *(check(settings) for check in about))
     return tuple(
@@ -219,6 +221,22 @@ def _check_server(settings: "Settings") -> Check:
     holders = answer.get("horizon_holders") or ["select * from pg_stat_activity"]
     fix = f"end the idle transaction that holds it: {holders[0]}"
     return Check(name, age < OLD_HORIZON_S, f"{settings.url}, horizon {age:.1f} s old", fix)
+
+
+def _check_read_model(settings: "Settings") -> Check:
+    """Whether every event that the read model reached has its rows."""
+    from producers.cli.client import Client
+
+    name = "read model"
+    with Client() as client:
+        try:
+            found = client.get("/status").get("read_model") if client.ready() else None
+        except Failure:
+            found = None
+    if found is None:
+        return Check(name, None, f"not known: no server at {settings.url} tells")
+    fix = "install the version of Headrace that corrects the error, then run `headrace rebuild`"
+    return Check(name, not found["skipped"], description(found), fix)
 
 
 def _check_port(settings: "Settings") -> Check:

@@ -11,6 +11,7 @@ import click
 
 from producers.cli.command_tree import command
 from producers.cli.display.output import console, print_fields, print_json, print_table, say
+from producers.cli.display.read_model import description
 from producers.cli.errors import Failure
 from schemas.redact import redacted
 
@@ -111,6 +112,7 @@ def status(*, as_json: bool) -> None:
             ("supervisor", f"pid {state.pid}" if supervisor and state else "not on this machine"),
             ("horizon age", f"{answer.get('horizon_age_s') or 0:.1f} s"),
             ("bus", _bus(answer.get("bus"))),
+            ("read model", description(answer.get("read_model"))),
             ("lag", _pairs(answer.get("lag"))),
             ("runs", _pairs(answer.get("runs"))),
             *(("waits for", wait["message"]) for wait in answer.get("waiting_for") or ()),

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from infra.readmodel.wait_reasons import holder_said
 from infra.telemetry import prometheus
+from producers.http.requests import body_of
 from producers.http.responses import Answer
 from producers.http.routes.runs import services, waiting_for
 from schemas.scratch_models import SHAPES
@@ -39,12 +40,23 @@ async def status(request: Request) -> Response:
             "effects": await platform.effects(),
             "lag": await platform.lag(),
             "bus": await platform.bus(_bus_kind(request)),
+            "read_model": await core.readmodel.skipped_events.summary(),
             "horizon_age_s": round(await platform.horizon_age_s(), 3),
             "horizon_holders": [holder_said(h) for h in await core.readmodel.waits.holders()],
             "waiting_for": await waiting_for(request, None),
             "runs": await platform.run_counts(),
         }
     )
+
+
+async def rebuild(request: Request) -> Response:
+    """Forget the read model; its projector fills it again from the log, and `read_model` of `/status`
+    says how far it is. `skipped`: events that had been skipped."""
+    await body_of(request, ())
+    readmodel = services(request).readmodel
+    skipped = sum((await readmodel.skipped_events.by_type()).values())
+    await readmodel.reset()
+    return Answer({"rebuilding": True, "skipped": skipped}, status_code=202)
 
 
 def _bus_kind(request: Request) -> str:
@@ -62,6 +74,7 @@ async def metrics(request: Request) -> Response:
     }
     lag = {f'consumer="{name}"': float(n) for name, n in (await platform.lag()).items()}
     bus = await platform.bus(_bus_kind(request))
+    skipped = await services(request).readmodel.skipped_events.by_type()
     runs = {f'status="{name}"': float(n) for name, n in (await platform.run_counts()).items()}
     steps = {f'run="{run}",key="{key}"': value for run, key, value in await platform.step_metrics()}
     text = prometheus(
@@ -88,6 +101,10 @@ async def metrics(request: Request) -> Response:
             "headrace_bus_skipped": (
                 "records that no consumer could use",
                 {f'reason="{reason}"': float(n) for reason, n in bus["skipped"].items()},
+            ),
+            "headrace_read_model_skipped_events": (
+                "events that the read model lacks because projecting them failed",
+                {f'type="{name}"': float(n) for name, n in skipped.items()} or {"": 0.0},
             ),
             "headrace_horizon_age_seconds": (
                 "how long the oldest transaction holds the log's horizon",
@@ -149,4 +166,8 @@ ROOT_ROUTES = [
     Route("/readyz", readyz),
     Route("/metrics", metrics),
 ]
-ROUTES = [Route("/status", status), Route("/models", models)]
+ROUTES = [
+    Route("/status", status),
+    Route("/models", models),
+    Route("/rebuild", rebuild, methods=["POST"]),
+]

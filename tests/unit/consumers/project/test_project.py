@@ -169,6 +169,60 @@ async def test_an_event_that_cannot_be_shown_does_not_hide_its_neighbours(
     found = await tables.runs.get("r1")
     assert found is not None
     assert found[0]["phase"] == "train"
+    summary = await tables.skipped_events.summary()
+    assert summary["skipped"] == 1
+    [skipped] = summary["skipped_events"]
+    assert skipped["event"] == f"{broken.stream}/1"
+    assert skipped["type"] == broken.type
+    assert skipped["error"].startswith("AttributeError: ")
+
+
+@pytest.mark.postgres
+async def test_a_rebuild_after_the_mend_clears_what_was_skipped(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Notifier(database) as notifier:
+        log, tables = PostgresLog(database, notifier), ReadModel(database)
+        for event in whole_run("r1", "a-run", steps=1):
+            await log.append([event], cause=uuid4())
+        projector = Projector(log, tables)
+        with monkeypatch.context() as poison:
+            poison.setattr("consumers.project.consumer.project", poisoned)
+            await caught_up(projector)
+        assert await tables.skipped_events.by_type() == {StepSettled.type: 1}
+        assert (await everything(database))["metric_points"] == []
+        await caught_up(projector)
+        assert await tables.skipped_events.by_type() == {StepSettled.type: 1}, "until it is rebuilt"
+        await projector.rebuild()
+        assert await tables.skipped_events.by_type() == {}
+        assert (await everything(database))["metric_points"] != []
+
+
+@pytest.mark.postgres
+async def test_twin_without_the_record_a_skipped_event_leaves_no_trace(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was once: the failure is logged and nothing else, and the read model looks complete."""
+    monkeypatch.setattr("consumers.project.consumer.project", poisoned)
+    monkeypatch.setattr("consumers.project.consumer._skipped_event", lambda *_: ChangeRun("r1", AT))
+    async with Notifier(database) as notifier:
+        log, tables = PostgresLog(database, notifier), ReadModel(database)
+        for event in whole_run("r1", "a-run", steps=1):
+            await log.append([event], cause=uuid4())
+        await caught_up(Projector(log, tables))
+        assert (await everything(database))["metric_points"] == []
+        assert (await tables.skipped_events.summary())["skipped"] == 0
+
+
+def poisoned(recorded: Recorded) -> tuple[Write, ...]:
+    if isinstance(recorded.event, StepSettled):
+        raise ValueError("poison")
+    return project(recorded)
+
+
+async def caught_up(projector: Projector) -> None:
+    while await projector.step():
+        pass
 
 
 @pytest.mark.postgres

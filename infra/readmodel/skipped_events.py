@@ -1,0 +1,74 @@
+"""What the API reads about events that the read model lacks: those that the projector skipped because
+turning them into rows failed, and those that it has not reached yet."""
+
+from typing import TypedDict
+
+from infra.postgres.pool import Database
+from infra.readmodel.platform import ABOVE, COUNTED
+from schemas.ids import ConsumerName
+
+SHOWN = 5
+"""How many skipped events an answer lists; all are counted."""
+
+BEHIND = f"""
+select {ABOVE.format(mark="m")} from (select 1) one
+left join watermarks w on w.consumer = $2
+cross join lateral (select coalesce(w.xid, '0'::xid8) as xid, coalesce(w.position, 0) as position) m
+"""  # noqa: S608 - constants
+
+
+class SkippedEventJson(TypedDict):
+    """An event that has no rows. `event` is its stream and version."""
+
+    event: str
+    type: str
+    run: str
+    error: str
+
+
+class ReadModelJson(TypedDict):
+    """`behind`: events that are not projected yet. `skipped`: events without rows; the oldest of them
+    are in `skipped_events`."""
+
+    behind: int
+    skipped: int
+    skipped_events: list[SkippedEventJson]
+
+
+class SkippedEvents:
+    """Queries over the skipped events of one projection."""
+
+    def __init__(self, database: Database, projection: ConsumerName) -> None:
+        self._pool = database.durable
+        self._projection = projection
+
+    async def by_type(self) -> dict[str, int]:
+        """Event type -> skipped events."""
+        rows = await self._pool.fetch(
+            "select event_type, count(*) from skipped_events where projection = $1"
+            " group by event_type order by event_type",
+            self._projection,
+        )
+        return {row["event_type"]: row["count"] for row in rows}
+
+    async def summary(self) -> ReadModelJson:
+        """How complete the read model is."""
+        rows = await self._pool.fetch(
+            "select event_type, stream, version, run, error from skipped_events"
+            " where projection = $1 order by xid, position limit $2",
+            self._projection,
+            SHOWN,
+        )
+        return ReadModelJson(
+            behind=await self._pool.fetchval(BEHIND, COUNTED, self._projection),
+            skipped=sum((await self.by_type()).values()),
+            skipped_events=[
+                SkippedEventJson(
+                    event=f"{row['stream']}/{row['version']}",
+                    type=row["event_type"],
+                    run=row["run"],
+                    error=row["error"],
+                )
+                for row in rows
+            ],
+        )

@@ -1,0 +1,57 @@
+"""`headrace rebuild`: the read model again from the event log."""
+
+import time
+
+from producers.cli.client import Client
+from producers.cli.command_tree import command
+from producers.cli.display.output import print_json, say
+from producers.cli.display.read_model import skipped_events
+from producers.cli.errors import Failure
+
+POLL_S = 0.2
+STALLED_S = 60.0
+"""The projector must project something within this time; when it is idle it starts within seconds."""
+
+
+@command(None, "rebuild", example="headrace rebuild")
+def rebuild(*, as_json: bool) -> None:
+    """Build the tables that the API reads again from the event log, and wait until they are complete.
+
+    Do this after `headrace status` or `headrace doctor` named events that the read model skipped, once
+    the version that corrects the cause is installed. Runs go on meanwhile; lists of runs, datasets and
+    evaluations are incomplete until it ends. Interrupting the command does not interrupt the rebuild.
+    """
+    with Client() as client:
+        before = client.post("/rebuild")["skipped"]
+        found = _complete(client)
+    if as_json:
+        print_json({"skipped_before": before, **found})
+    elif not found["skipped"]:
+        say(f"the read model is rebuilt; {before} events had been skipped before, now none is")
+    if found["skipped"]:
+        raise Failure(
+            "SKIPPED",
+            f"the read model is rebuilt, and it still lacks {skipped_events(found)}; install the "
+            "version of Headrace that corrects this error, then run `headrace rebuild` again",
+        )
+
+
+def _complete(client: Client) -> dict[str, object]:
+    """The state of the read model once every event is projected. Raises Failure when the projector does
+    not get on."""
+    least: int | None = None
+    deadline = time.monotonic() + STALLED_S
+    while True:
+        found: dict[str, object] = client.get("/status")["read_model"]
+        behind = int(str(found["behind"]))
+        if behind == 0:
+            return found
+        if least is None or behind < least:
+            least, deadline = behind, time.monotonic() + STALLED_S
+        if time.monotonic() > deadline:
+            raise Failure(
+                "STALLED",
+                f"the read model still lacks {behind} events, and none was projected for "
+                f"{STALLED_S:.0f} s; read the log of the control process, and restart it",
+            )
+        time.sleep(POLL_S)
