@@ -27,10 +27,10 @@ from schemas.sampling import ModelRef, SampleRecord
 from schemas.sampling import Sequence as TokenSequence
 from trainer import grpo
 from trainer.algorithms.registry import hyperparameters_of
-from trainer.forward import native_pass
 from trainer.forward.decoder import decoder_of
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
+from trainer.native.interface import release_memory
 from trainer.policy import Loaded, Policy, fresh_policy
 
 PROMPT, SAMPLES = 48, 8
@@ -127,7 +127,7 @@ def peak(
     vocabulary = len(policy.loaded.base.tensors["model.embed_tokens.weight"])
     groups = graded(num_groups, answer=answer, vocabulary=vocabulary, samples=samples)
     hyperparameters = hyperparameters_of(config, micro_batch_tokens=micro_batch_tokens, rules=rules)
-    native_pass.forget()
+    release_memory()
     with living() as seen:
         batch = grpo.prepare_batch(
             policy, groups, objective=grpo.OBJECTIVE, hyperparameters=hyperparameters

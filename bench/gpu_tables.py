@@ -31,10 +31,9 @@ from trainer.model.chat_template import Chat
 from trainer.model.lora import fresh_adapter, target_modules
 from trainer.policy import Loaded, Policy
 from trainer.sampler import batcher
-from trainer.sampler.batcher import Core
-from trainer.sampler.completion import Row as Sampled
-from trainer.sampler.completion import Version
-from trainer.sampler.counter_rng import Draws
+from trainer.sampler.batcher import Batcher
+from trainer.sampler.completion import Completion, Version
+from trainer.sampler.counter_rng import CounterRng
 from trainer.sampler.memory_limits import CPU
 
 PUBLISHED = {"Qwen3-0.6B": (13_300.0, 0.109), "Qwen3-4B": (6_200.0, 0.217)}
@@ -207,18 +206,18 @@ def mfu(flops_per_s: float, device: torch.device) -> str:
 
 
 def sampled(loaded: Loaded, scale: Scale, seed: int) -> int:
-    """Sample a batch through the engine's core; the number of tokens that were drawn."""
+    """Sample a batch through the engine's batcher. Returns the number of tokens that were drawn."""
     base = loaded.base
     chat, edition = Chat(base.tokenizer, base.stop_ids), Version("bench", "", loaded, {}, 1.0)
     rows = [
-        Sampled(
+        Completion(
             version=edition,
             chat=chat,
             stop_ids=frozenset(),
             params=SamplingParams(),
             prompt_ids=tuple(3 + (i + 7 * j) % 90 for j in range(scale.prompt)),
             max_new_tokens=scale.context - scale.prompt,
-            draws=Draws(
+            rng=CounterRng(
                 DrawKey(purpose="train", step=1, slot=0, replacement=0, sample=i),
                 seed=seed,
                 prompt=str(i),
@@ -227,16 +226,16 @@ def sampled(loaded: Loaded, scale: Scale, seed: int) -> int:
         )
         for i in range(scale.batch)
     ]
-    core, arrivals = CORES.setdefault(id(loaded), Core()), rows
-    while arrivals or core.busy:
-        core.advance(arrivals, lambda: False)
+    running, arrivals = BATCHERS.setdefault(id(loaded), Batcher()), rows
+    while arrivals or running.is_busy:
+        running.advance(arrivals, lambda: False)
         arrivals = []
     if not all(len(row.completion_ids) == row.max_new_tokens for row in rows):
         raise SystemExit("a row ended early: the figures would not be comparable")
     return sum(len(row.completion_ids) for row in rows)
 
 
-CORES: dict[int, Core] = {}
+BATCHERS: dict[int, Batcher] = {}
 """Engines outlive a batch, and with them recorded graphs and cleared caches."""
 
 
@@ -336,8 +335,8 @@ def tables(*, small: bool, only: str | None, fuse: bool) -> None:
     print(", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft")))
     if small:
         print("tiny shapes on the CPU: this shows that the code runs, not how fast it is")
-        limits = replace(CPU, most_rows=scale.batch, graphs=True)
-        batcher.limits_of = lambda device: limits  # what a GPU runs, but for the replay
+        limits = replace(CPU, most_rows=scale.batch, uses_graphs=True)
+        batcher.memory_limits_of = lambda device: limits  # what a GPU runs, but for the replay
     torch.use_deterministic_algorithms(mode=True)
     if only != "b10":
         b9(scale, device, fuse=fuse)

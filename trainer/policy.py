@@ -5,7 +5,6 @@ they are plain named tensors under the names that Transformers and PEFT use, so 
 them down. Bytes are deterministic: safetensors orders tensors by name, and the metadata is fixed.
 """
 
-import ctypes
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from trainer.forward.decoder import Decoder
 from trainer.forward.fused_pass import fits, fused_hidden
 from trainer.forward.lm_head import logits_of
 from trainer.forward.logprobs import chosen_logprobs
-from trainer.forward.native_pass import native_hidden, native_library
 from trainer.forward.ops import DIRECT, Forward
 from trainer.forward.packing import MicroBatch, packed_attend
 from trainer.forward.transformers_pass import Fallback
@@ -35,6 +33,7 @@ from trainer.model.lora import adapter_config, fresh_adapter, target_modules
 from trainer.model.lora_names import Tensors
 from trainer.model.safetensors_view import in_place
 from trainer.model.value_head import Critic, fresh_critic
+from trainer.native.interface import LearnerPass, learner_pass
 
 METADATA = {"format": "pt"}
 MODEL_NAME = "model.safetensors"
@@ -71,8 +70,8 @@ class Policy:
         if decoder is None:
             return "torch"
         weights = trainable(self.loaded.base.tensors, self.tensors, alpha=self.alpha)
-        made = self._native(decoder, weights)
-        return "torch" if made is None else Path(made._name).stem
+        native = self._native_pass(decoder, weights)
+        return "torch" if native is None else native.kernels
 
     @property
     def shares_prompts(self) -> bool:
@@ -105,8 +104,8 @@ class Policy:
     def _all_hidden(self, decoder: Decoder, weights: Trainable, micro: MicroBatch) -> torch.Tensor:
         """The hidden states (N, H)."""
         tokens = (micro.tokens_N, micro.positions_N)
-        if (native := self._native(decoder, weights)) is not None:
-            return native_hidden(native, decoder, weights, *tokens, micro.segments)
+        if (native := self._native_pass(decoder, weights)) is not None:
+            return native.hidden(*tokens, micro.segments)
         if micro.blocks:
             attend = packed_attend(micro, kv_heads=decoder.kv_heads)
         else:
@@ -115,11 +114,11 @@ class Policy:
         run = partial(fused_hidden, decoder) if fused else decoder.hidden
         return run(weights, *tokens, attend, self.forward)
 
-    def _native(self, decoder: Decoder, weights: Trainable) -> ctypes.CDLL | None:
-        """The compiled pass, where this one may be taken in it."""
+    def _native_pass(self, decoder: Decoder, weights: Trainable) -> LearnerPass | None:
+        """The pass in C, where this version may take it."""
         if not self.forward.native or self.forward.recompute:
             return None
-        return native_library(decoder, weights)
+        return learner_pass(decoder, weights)
 
     def logits(self, micro: MicroBatch, *, reference: bool = False) -> torch.Tensor:
         """The logits (M, vocabulary) that predict each action."""

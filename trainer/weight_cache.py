@@ -7,9 +7,7 @@ and fetches nothing. Everything here can be lost: it is fetched again by its ref
 
 import asyncio
 import inspect
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
 
 import torch
 
@@ -17,6 +15,7 @@ from schemas.sampling import ArtifactRef, ModelRef, PolicyRef
 from trainer.device_thread import Device
 from trainer.forward.decoder import decoder_of
 from trainer.forward.transformers_pass import Fallback
+from trainer.lru_cache import LruCache
 from trainer.model.base import build_base
 from trainer.model.safetensors_view import lead
 from trainer.policy import Loaded, parse
@@ -31,28 +30,6 @@ function says of the first eight bytes."""
 OnKept = Callable[[str, dict[str, torch.Tensor]], None]
 """Hears of a version that the learner has left."""
 
-V = TypeVar("V")
-
-
-class Recent(Generic[V]):
-    """The few entries used last."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._entries: OrderedDict[str, V] = OrderedDict()
-
-    def get(self, key: str) -> V | None:
-        if key in self._entries:
-            self._entries.move_to_end(key)
-        return self._entries.get(key)
-
-    def put(self, key: str, value: V) -> V:
-        self._entries[key] = value
-        self._entries.move_to_end(key)
-        while len(self._entries) > self._size:
-            self._entries.popitem(last=False)
-        return value
-
 
 class Store:
     """Bases and versions, loaded when first asked for, once however many ask."""
@@ -61,8 +38,8 @@ class Store:
         self.device = device
         self._fetch = fetch
         self._read = read
-        self._loaded: Recent[Loaded] = Recent(3)
-        self._trained: Recent[dict[str, torch.Tensor]] = Recent(6)
+        self._loaded: LruCache[Loaded] = LruCache(3)
+        self._trained: LruCache[dict[str, torch.Tensor]] = LruCache(6)
         self._locks: dict[str, asyncio.Lock] = {}
         self.on_kept: OnKept | None = None
 

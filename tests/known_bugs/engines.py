@@ -19,7 +19,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="the sampler's logprobs are those before the temperature",
         seen="huggingface/trl#4159",
-        code="trainer.sampler.draw_token:choose",
+        code="trainer.sampler.draw_token:draw_tokens",
         old="chosen_R = logprobs_R_V.gather",
         new="chosen_R = logits_R_V.log_softmax(dim=-1).gather",
         test=f"{UNIT}/sampler/test_sampler.py::test_logprobs_are_those_of_transformers",
@@ -36,7 +36,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="the sampler drops the end token from what is trained",
         seen="jingyaogong/minimind#850",
-        code="trainer.sampler.completion:Row.take",
+        code="trainer.sampler.completion:Completion.append",
         old="    self.completion_ids.append(token)\n    self.logprobs.append(logprob)",
         new="    if token not in self.stop_ids:\n"
         "        self.completion_ids.append(token)\n        self.logprobs.append(logprob)",
@@ -53,7 +53,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="the samples of a group are drawn with one seed and are all the same",
         seen="tenstorrent/tt-metal#53166",
-        code="trainer.sampler.counter_rng:Draws.__init__",
+        code="trainer.sampler.counter_rng:CounterRng.__init__",
         old="key.sample,",
         new="0,",
         test=f"{UNIT}/sampler/test_sampler.py::test_draws_differ_by_key",
@@ -61,7 +61,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="the adapter never reaches the sampler",
         seen="verl-project/verl#7495",
-        code="trainer.sampler.batcher:Core._model",
+        code="trainer.sampler.batcher:Batcher._model",
         old="version.trained, alpha",
         new="{}, alpha",
         test=VERSIONS,
@@ -77,7 +77,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="cached prompts outlive the weights they were read with",
         seen="PrimeIntellect-ai/prime-rl#1650",
-        code="trainer.sampler.batcher:Core._read",
+        code="trainer.sampler.batcher:Batcher._read",
         old="self._prompts.get(version.key,",
         new='self._prompts.get("",',
         test=VERSIONS,
@@ -94,7 +94,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="merging an adapter leaves its scale out",
         seen="hao-ai-lab/FastVideo#870",
-        code="trainer.sampler.native.packed_weights:_added",
+        code="trainer.native.packed_weights:_adapter_products",
         old="view.scale",
         new="1.0",
         test=VERSIONS,

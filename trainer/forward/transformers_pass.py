@@ -42,7 +42,7 @@ class Fallback:
             attention_mask=block.valid_B_T.long(),
         )
         at_M = micro.place_N[micro.predictor_M]
-        return read.flatten(0, 1)[at_M], output.logits.flatten(0, 1)[at_M]
+        return read.flatten(0, 1)[at_M], _logits_of(output).flatten(0, 1)[at_M]
 
     def _train_padding(self, *, on: bool) -> None:
         """Transformers' embeddings drop the gradient of the token that pads, which often is the one that
@@ -59,9 +59,13 @@ class Fallback:
         output, _ = self._call(
             trained, alpha, input_ids=ids_T[None], past_key_values=cache, use_cache=True
         )
-        return output.logits[0, -1], output.past_key_values
+        grown = output.past_key_values
+        assert grown is not None  # noqa: S101 - it was asked for, and check_causal saw one
+        return _logits_of(output)[0, -1], grown
 
-    def _call(self, trained: Tensors, alpha: float, **inputs: object) -> CausalLMOutputWithPast:
+    def _call(
+        self, trained: Tensors, alpha: float, **inputs: object
+    ) -> tuple[CausalLMOutputWithPast, torch.Tensor]:
         """What the model answers, and what its output head read. The head answers in fp32 at least:
         what the architecture does to logits after it (a soft cap) is done to these."""
         read: list[torch.Tensor] = []
@@ -131,8 +135,14 @@ class Fallback:
         self.base.model.requires_grad_(requires_grad=False)
 
 
+def _logits_of(output: CausalLMOutputWithPast) -> torch.Tensor:
+    assert output.logits is not None  # noqa: S101 - no model leaves them out
+    return output.logits
+
+
 def _wide(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     """The head's answer (..., vocabulary) with fp32 sums."""
     weight, bias = head.weight, getattr(head, "bias", None)
+    assert isinstance(weight, torch.Tensor)  # noqa: S101 - an output head is a linear layer
     logits = logits_of(hidden.flatten(0, -2), weight).unflatten(0, hidden.shape[:-1])
     return logits if bias is None else logits + bias

@@ -47,7 +47,9 @@ def check_causal(model: PreTrainedModel, *, what: str) -> None:
     """Raises Refused when a later token changes what is predicted before it, or when the model's
     cache cannot be read on from."""
     device = model.device
-    first_T = torch.arange(4, device=device) % model.get_input_embeddings().weight.shape[0]
+    embedding = model.get_input_embeddings().weight
+    assert isinstance(embedding, torch.Tensor)  # noqa: S101 - mypy: a module's attribute may be a module
+    first_T = torch.arange(4, device=device) % len(embedding)
     other_T = first_T.clone()
     other_T[-1] = first_T[0]
     answer = model(torch.stack([first_T, other_T]), use_cache=True)

@@ -27,7 +27,7 @@ def merge(folder: Path, directory: Path, *, base: str | None, dtype: torch.dtype
     """Write the model that `folder`'s adapter makes of its base. `base` replaces the name by which the
     adapter calls its base. Raises Refused when they cannot be loaded or do not fit."""
     model, tokenizer = merged(folder, what="this checkpoint", base=base)
-    model.to(dtype=dtype).save_pretrained(directory)
+    torch.nn.Module.to(model, dtype).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
 

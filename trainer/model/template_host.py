@@ -12,9 +12,9 @@ import resource
 import struct
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
-Json = dict[str, object]
+Json = dict[str, Any]
 
 
 def main(room_bytes: int, cpu_s: int, most_chars: int) -> None:
@@ -31,12 +31,13 @@ def main(room_bytes: int, cpu_s: int, most_chars: int) -> None:
         limit = int(spent.ru_utime + spent.ru_stime) + 1 + cpu_s
         resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
         try:
-            [text], _ = render_jinja_template(
+            rendered = render_jinja_template(
                 conversations=[request["messages"]],
                 chat_template=request["template"],
                 add_generation_prompt=request["reply_next"],
                 **request["names"],
             )
+            [text], _ = cast("tuple[list[str], object]", rendered)
             answer: Json = {"text": text} if len(text) <= most_chars else {"over": "length"}
         except MemoryError:
             answer = {"over": "memory"}
@@ -46,7 +47,7 @@ def main(room_bytes: int, cpu_s: int, most_chars: int) -> None:
         del answer
 
 
-def receive(stream: BinaryIO) -> dict[str, object] | None:
+def receive(stream: BinaryIO) -> Json | None:
     """The next message; None at the end."""
     head = stream.read(4)
     if len(head) < 4:

@@ -22,9 +22,6 @@ FOLDER = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 COMPILE_S = 120.0
 VERSION_S = 20.0
-NARROW = 512
-"""Up to this hidden size a model runs in C. A function of the model, not of a trial run: another way
-gives other bits."""
 DIGEST_BYTES = 32
 
 logger = logging.getLogger(__name__)
@@ -44,7 +41,7 @@ class Compiler:
 
 
 @cache
-def library(name: str, *defines: str) -> ctypes.CDLL | None:
+def load_library(name: str, *defines: str) -> ctypes.CDLL | None:
     """The compiled `name`.c, or None where it cannot be had. `defines`: as `-D` takes them."""
     made = compiler(os.environ.get("CC") or "cc")
     if made is None:

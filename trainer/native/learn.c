@@ -1,4 +1,4 @@
-/* The learner's pass over a narrow model with adapters (trainer/forward/native_pass.py): the hidden states of packed
+/* The learner's pass over a narrow model with adapters (trainer/native/learn.py): the hidden states of packed
    tokens, and the gradients of all adapters.
 
    Weight and adapter are added up first, so the forward pass has no adapters in it. Work comes in phases

@@ -1,4 +1,4 @@
-/* What a pass is handed (trainer/forward/native_pass.py), and what it keeps. */
+/* What a pass is handed (trainer/native/learn.py), and what it keeps. */
 
 #pragma once
 

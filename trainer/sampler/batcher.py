@@ -1,8 +1,8 @@
-"""Continuous batching: rows wait, enter a lane as there is room, decode, and leave when they are
+"""Continuous batching: rows wait, enter a batch as there is room, decode, and leave when they are
 over.
 
-All of this runs on the device thread. Rows of one version and capacity share lanes; different
-versions are served side by side, each in lanes of its own. Models outside the lean decoder's family
+All of this runs on the device thread. Rows of one version and capacity share batches; different
+versions are served side by side, each in batches of its own. Models outside the lean decoder's family
 are sampled one row at a time through Transformers.
 """
 
@@ -14,60 +14,62 @@ import torch
 
 from trainer.forward.decoder import Decoder
 from trainer.forward.weights import trainable
-from trainer.sampler.completion import Row, Version, parameters
-from trainer.sampler.cuda_graph_batch import GraphLane
-from trainer.sampler.decode_batch import Lane, capacity_for, independent, row_bytes
-from trainer.sampler.decode_model import Model, model_of
-from trainer.sampler.draw_token import choose
-from trainer.sampler.memory_limits import CPU, limits_of
-from trainer.sampler.native.decode_batch import NativeLane
-from trainer.sampler.native.packed_weights import Bases
-from trainer.sampler.prefill import Prompt, Prompts
-from trainer.weight_cache import Recent
+from trainer.lru_cache import LruCache
+from trainer.native.interface import PackedBases
+from trainer.sampler.completion import Completion, Version, draw_parameters
+from trainer.sampler.cuda_graph_batch import CudaGraphBatch
+from trainer.sampler.decode_batch import DecodeBatch, capacity_for, has_independent_rows, row_bytes
+from trainer.sampler.decode_model import DecodeModel, decode_model_of
+from trainer.sampler.draw_token import draw_tokens
+from trainer.sampler.memory_limits import CPU, memory_limits_of
+from trainer.sampler.native_batch import NativeBatch
+from trainer.sampler.prefill import Prompt, PromptCache
 
 FIXED_ROWS = 32
 STEPS_PER_TURN = 16
 
 
-class Core:
+class Batcher:
     """Lanes, prompts and the queue. Not thread-safe: the device thread owns it."""
 
     def __init__(self) -> None:
         self._limits = CPU
-        self._waiting: deque[Row] = deque()
-        self._lanes: dict[tuple[str, int, bool], list[Lane]] = {}
-        self._prompts = Prompts()
-        self._models: Recent[Model] = Recent(4)
-        self._bases = Bases()
+        self._waiting: deque[Completion] = deque()
+        self._batches: dict[tuple[str, int, bool], list[DecodeBatch]] = {}
+        self._prompts = PromptCache()
+        self._models: LruCache[DecodeModel] = LruCache(4)
+        self._bases = PackedBases()
         self._sizes: dict[tuple[Decoder, int], int] = {}
-        self._spare: list[Lane] = []
+        self._spare: list[DecodeBatch] = []
 
     @property
-    def busy(self) -> bool:
-        return bool(self._waiting or self._lanes)
+    def is_busy(self) -> bool:
+        return bool(self._waiting or self._batches)
 
     def prepare(self, version: Version, *, fixed: bool) -> None:
         """Make a version ready before it is asked for."""
         self._model(version).prepare(fixed=fixed)
 
-    def advance(self, arrivals: Sequence[Row], interrupted: Callable[[], bool]) -> list[Row]:
+    def advance(
+        self, arrivals: Sequence[Completion], is_interrupted: Callable[[], bool]
+    ) -> list[Completion]:
         """Take rows in and decode until one is over, more have arrived, or a turn is up. Returns
         the rows that are over."""
         if arrivals:
-            self._limits = limits_of(arrivals[0].version.loaded.base.model.device)
+            self._limits = memory_limits_of(arrivals[0].version.loaded.base.model.device)
         self._waiting.extend(arrivals)
         left = STEPS_PER_TURN
         while left > 0:
             over = self._admit()
-            lanes = [lane for lanes in self._lanes.values() for lane in lanes]
-            left -= max((lane.step() for lane in lanes), default=1)
+            batches = [batch for batches in self._batches.values() for batch in batches]
+            left -= max((batch.step() for batch in batches), default=1)
             over += self._leave()
-            if over or not self.busy or interrupted():
+            if over or not self.is_busy or is_interrupted():
                 break
         return over
 
-    def _admit(self) -> list[Row]:
-        """Read the prompts of all that wait, draw their first tokens, and put them into lanes.
+    def _admit(self) -> list[Completion]:
+        """Read the prompts of all that wait, draw their first tokens, and put them into batches.
         Returns those that are over at once."""
         over, lean = self._next()
         for fixed, batch in groupby(lean, key=lambda row: row.params.deterministic):
@@ -77,20 +79,20 @@ class Core:
                 over += self._begin(members[start : start + size], fixed=fixed)
         return over
 
-    def _next(self) -> tuple[list[Row], list[Row]]:
+    def _next(self) -> tuple[list[Completion], list[Completion]]:
         """Rows that are over already (cancelled, or sampled through Transformers), and rows that
-        enter a lane now: those there is memory for, in order of arrival."""
-        over: list[Row] = []
-        lean: list[Row] = []
-        active = [lane for lanes in self._lanes.values() for lane in lanes]
-        room = self._limits.rows_bytes - sum(lane.used_bytes for lane in active)
+        enter a batch now: those there is memory for, in order of arrival."""
+        over: list[Completion] = []
+        lean: list[Completion] = []
+        active = [batch for batches in self._batches.values() for batch in batches]
+        room = self._limits.rows_bytes - sum(batch.used_bytes for batch in active)
         while self._waiting:
             row = self._waiting[0]
             decoder = row.version.loaded.decoder
-            if row.cancelled or decoder is None:
+            if row.is_cancelled or decoder is None:
                 over.append(row)
-                if not row.cancelled:
-                    sample_plainly(row)
+                if not row.is_cancelled:
+                    sample_through_transformers(row)
             else:
                 dtype = row.version.loaded.base.model.dtype
                 room -= row_bytes(decoder, capacity_for(row.length + 1), dtype)
@@ -100,7 +102,7 @@ class Core:
             self._waiting.popleft()
         return over, lean
 
-    def _begin(self, rows: Sequence[Row], *, fixed: bool) -> list[Row]:
+    def _begin(self, rows: Sequence[Completion], *, fixed: bool) -> list[Completion]:
         prompts = self._read(rows, fixed=fixed)
         for vocabulary in {len(p.logits_V) for p in prompts}:
             alike = [i for i, p in enumerate(prompts) if len(p.logits_V) == vocabulary]
@@ -109,15 +111,15 @@ class Core:
             if size > len(alike):
                 spare = logits_R_V.new_zeros(size - len(alike), vocabulary)
                 logits_R_V = torch.cat([logits_R_V, spare])
-            drawn = choose(logits_R_V, **parameters([rows[i] for i in alike], size))
+            drawn = draw_tokens(logits_R_V, **draw_parameters([rows[i] for i in alike], size))
             for i, token, logprob in zip(alike, *drawn, strict=False):
-                rows[i].take(token, logprob)
+                rows[i].append(token, logprob)
         for row, prompt in zip(rows, prompts, strict=True):
-            if not row.over:
-                self._lane_for(row).add(row, prompt)
-        return [row for row in rows if row.over]
+            if not row.is_over:
+                self._batch_for(row).add(row, prompt)
+        return [row for row in rows if row.is_over]
 
-    def _read(self, rows: Sequence[Row], *, fixed: bool) -> list[Prompt]:
+    def _read(self, rows: Sequence[Completion], *, fixed: bool) -> list[Prompt]:
         """The prompt of each row; those of one version are read together."""
         found: dict[str, dict[tuple[int, ...], Prompt]] = {}
         for version in {row.version.key: row.version for row in rows}.values():
@@ -126,87 +128,87 @@ class Core:
             found[version.key] = self._prompts.get(version.key, model, asked, fixed=fixed)
         return [found[row.version.key][row.prompt_ids] for row in rows]
 
-    def _model(self, version: Version) -> Model:
+    def _model(self, version: Version) -> DecodeModel:
         held = self._models.get(version.key)
         if held is not None:
             return held
         decoder, base = version.loaded.decoder, version.loaded.base
         assert decoder is not None  # noqa: S101 - rows without one never get here
         view = trainable(base.tensors, version.trained, alpha=version.alpha)
-        num_bytes, copies = base.num_bytes, not self._limits.graphs
-        made = model_of(decoder, view, num_bytes=num_bytes, copies=copies, bases=self._bases)
+        num_bytes, copies = base.num_bytes, not self._limits.uses_graphs
+        made = decode_model_of(decoder, view, num_bytes=num_bytes, copies=copies, bases=self._bases)
         return self._models.put(version.key, made)
 
-    def _lane_for(self, row: Row) -> Lane:
-        """A lane with room for this row."""
+    def _batch_for(self, row: Completion) -> DecodeBatch:
+        """A batch with room for this row."""
         fixed = row.params.deterministic
-        capacity = self._kind(self._model(row.version), fixed=fixed).capacity_of(row)
-        lanes = self._lanes.setdefault((row.version.key, capacity, fixed), [])
-        lane = next((lane for lane in lanes if not lane.full), None)
-        if lane is None:
-            lane = self._new_lane(row.version, capacity, fixed=fixed)
-            lanes.append(lane)
-        return lane
+        capacity = self._batch_class(self._model(row.version), fixed=fixed).capacity_of(row)
+        batches = self._batches.setdefault((row.version.key, capacity, fixed), [])
+        batch = next((batch for batch in batches if not batch.is_full), None)
+        if batch is None:
+            batch = self._new_batch(row.version, capacity, fixed=fixed)
+            batches.append(batch)
+        return batch
 
-    def _kind(self, model: Model, *, fixed: bool) -> type[Lane]:
+    def _batch_class(self, model: DecodeModel, *, fixed: bool) -> type[DecodeBatch]:
         if fixed:
-            return Lane
-        if model.native is not None:
-            return NativeLane
-        return GraphLane if self._limits.graphs else Lane
+            return DecodeBatch
+        if model.native_decoder is not None:
+            return NativeBatch
+        return CudaGraphBatch if self._limits.uses_graphs else DecodeBatch
 
-    def _new_lane(self, version: Version, capacity: int, *, fixed: bool) -> Lane:
+    def _new_batch(self, version: Version, capacity: int, *, fixed: bool) -> DecodeBatch:
         model = self._model(version)
         decoder = model.decoder
         num_bytes = row_bytes(decoder, capacity, model.embedding.dtype)
-        room = max(1, self._limits.lane_bytes // num_bytes)
+        room = max(1, self._limits.batch_bytes // num_bytes)
         size = min(FIXED_ROWS if fixed else self._limits.most_rows, room)
         known = (decoder, capacity)
         if fixed and known not in self._sizes:
-            trial = Lane(model, capacity=capacity, size=size, fixed=True)
-            self._sizes[known] = size if independent(trial) else 1
+            trial = DecodeBatch(model, capacity=capacity, size=size, fixed=True)
+            self._sizes[known] = size if has_independent_rows(trial) else 1
         if fixed:
             size = self._sizes[known]
-        kind = self._kind(model, fixed=fixed)
-        for lane in self._spare:
-            shape = (type(lane), lane.capacity, lane.size, lane.fixed)
-            if shape == (kind, capacity, size, fixed) and lane.fits(model):
-                self._spare.remove(lane)
-                lane.adopt(model)
-                return lane
+        kind = self._batch_class(model, fixed=fixed)
+        for batch in self._spare:
+            shape = (type(batch), batch.capacity, batch.size, batch.fixed)
+            if shape == (kind, capacity, size, fixed) and batch.can_serve(model):
+                self._spare.remove(batch)
+                batch.serve(model)
+                return batch
         return kind(model, capacity=capacity, size=size, fixed=fixed)
 
-    def _leave(self) -> list[Row]:
-        """Take out the rows that are over, and move those that have outgrown their lane."""
-        over: list[Row] = []
-        for key, lanes in list(self._lanes.items()):
-            for lane in lanes:
-                for row in list(lane.rows):
-                    if row.over:
-                        lane.drop(row)
+    def _leave(self) -> list[Completion]:
+        """Take out the rows that are over, and move those that have outgrown their batch."""
+        over: list[Completion] = []
+        for key, batches in list(self._batches.items()):
+            for batch in batches:
+                for row in list(batch.rows):
+                    if row.is_over:
+                        batch.remove(row)
                         over.append(row)
-                    elif lane.outgrown(row):
-                        self._lane_for(row).take(row, lane)
-            kept = [lane for lane in lanes if lane.rows]
-            self._spare += [lane for lane in lanes if not lane.rows]
+                    elif batch.is_outgrown_by(row):
+                        self._batch_for(row).take_over(row, batch)
+            kept = [batch for batch in batches if batch.rows]
+            self._spare += [batch for batch in batches if not batch.rows]
             if kept:
-                self._lanes[key] = kept
+                self._batches[key] = kept
             else:
-                del self._lanes[key]
-        while sum(lane.size * lane.row_bytes for lane in self._spare) > self._limits.spare_bytes:
+                del self._batches[key]
+        while sum(batch.size * batch.row_bytes for batch in self._spare) > self._limits.spare_bytes:
             del self._spare[0]
         return over
 
 
 @torch.no_grad()
-def sample_plainly(row: Row) -> None:
+def sample_through_transformers(row: Completion) -> None:
     """Sample a whole completion through Transformers' module and cache, this row alone."""
     version = row.version
     fallback, device = version.loaded.fallback, version.loaded.base.model.device
     ids, cache = list(row.prompt_ids), None
-    while not row.over:
+    while not row.is_over:
         ids_T = torch.tensor(ids, device=device)
         logits_V, cache = fallback.extend(version.trained, ids_T, cache, alpha=version.alpha)
-        tokens, logprobs = choose(logits_V[None], **parameters([row], 1))
-        row.take(tokens[0], logprobs[0])
+        tokens, logprobs = draw_tokens(logits_V[None], **draw_parameters([row], 1))
+        row.append(tokens[0], logprobs[0])
         ids = row.completion_ids[-1:]

@@ -10,7 +10,7 @@ from schemas.sampling import SampleRequest, SamplingParams, Turn
 from trainer.model.chat_template import Chat
 from trainer.model.lora_names import Tensors
 from trainer.policy import Loaded
-from trainer.sampler.counter_rng import Draws, prompt_hash
+from trainer.sampler.counter_rng import CounterRng, prompt_hash
 from trainer.sampler.stop_strings import StopStrings
 
 TOP_P = (
@@ -36,8 +36,8 @@ class Version:
 
 
 @dataclass(slots=True, eq=False)
-class Row:
-    """`cancelled` is set by the event loop when nobody waits any more; the device thread obeys."""
+class Completion:
+    """`is_cancelled` is set by the event loop when nobody waits any more; the device thread obeys."""
 
     version: Version
     chat: Chat
@@ -45,15 +45,15 @@ class Row:
     params: SamplingParams
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
-    draws: Draws
+    rng: CounterRng
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: Literal["stop", "length"] | None = None
     text: str | None = None
     stops: StopStrings | None = None
     shows_pieces: bool = False
-    cancelled: bool = False
-    diverged: bool = False
+    is_cancelled: bool = False
+    has_diverged: bool = False
 
     @property
     def length(self) -> int:
@@ -62,26 +62,26 @@ class Row:
 
     def uniform(self, later: int = 0) -> float:
         """The number that draws the next token, or the one so much later."""
-        return self.draws.at(len(self.completion_ids) + later)
+        return self.rng.uniform_at(len(self.completion_ids) + later)
 
     @property
-    def over(self) -> bool:
-        return self.finish is not None or self.cancelled or self.diverged
+    def is_over(self) -> bool:
+        return self.finish is not None or self.is_cancelled or self.has_diverged
 
-    def take(self, token: int, logprob: float) -> None:
+    def append(self, token: int, logprob: float) -> None:
         """Append a drawn token. A token that ends the turn belongs to the completion. A logprob
         that is not finite ends the row: nothing that was drawn so is a sample of anything."""
         if not math.isfinite(logprob):
-            self.diverged = True
+            self.has_diverged = True
             return
         self.completion_ids.append(token)
         self.logprobs.append(logprob)
-        if token in self.stop_ids or self._says_stop():
+        if token in self.stop_ids or self._has_stop_string():
             self.finish = "stop"
         elif len(self.completion_ids) >= self.max_new_tokens:
             self.finish = "length"
 
-    def _says_stop(self) -> bool:
+    def _has_stop_string(self) -> bool:
         """Whether a stop string has appeared; the text then ends before it."""
         if not self.params.stop:
             return False
@@ -90,9 +90,9 @@ class Row:
         self.text = self.stops.cut(self.completion_ids)
         return self.text is not None
 
-    def turn(self) -> Turn:
+    def to_turn(self) -> Turn:
         """The finished exchange. Raises UserCodeError when the policy has diverged."""
-        if self.diverged:
+        if self.has_diverged:
             raise UserCodeError(
                 FailureCategory.INTERNAL,
                 "the policy's logits are not finite: training has diverged; lower training.lr",
@@ -108,8 +108,8 @@ class Row:
         )
 
 
-def parameters(rows: Sequence[Row], size: int) -> dict[str, list[float]]:
-    """The arguments of `choose` for these rows, filled up with dummies to `size`."""
+def draw_parameters(rows: Sequence[Completion], size: int) -> dict[str, list[float]]:
+    """The arguments of `draw_tokens` for these rows, filled up with dummies to `size`."""
     spare = size - len(rows)
     return {
         "temperatures": [r.params.temperature for r in rows] + [1.0] * spare,
@@ -118,7 +118,9 @@ def parameters(rows: Sequence[Row], size: int) -> dict[str, list[float]]:
     }
 
 
-def row_of(request: SampleRequest, version: Version, chat: Chat, *, context: int) -> Row:
+def new_completion(
+    request: SampleRequest, version: Version, chat: Chat, *, context: int
+) -> Completion:
     """The completion that a request asks for, from an engine that has `context` positions. Raises
     UserCodeError(PROMPT_TOO_LONG) when the prompt does not fit."""
     params = request.params
@@ -131,7 +133,7 @@ def row_of(request: SampleRequest, version: Version, chat: Chat, *, context: int
             "raise training.max_prompt_length if the model has room",
         )
     occurrence = request.waiting + sum(turn.prompt_ids == prompt_ids for turn in request.history)
-    return Row(
+    return Completion(
         version=version,
         chat=chat,
         stop_ids=version.loaded.base.stop_ids,
@@ -139,7 +141,7 @@ def row_of(request: SampleRequest, version: Version, chat: Chat, *, context: int
         prompt_ids=prompt_ids,
         max_new_tokens=min(params.max_new_tokens, context - len(prompt_ids)),
         shows_pieces=request.pieces,
-        draws=Draws(
+        rng=CounterRng(
             request.key, seed=params.seed, prompt=prompt_hash(prompt_ids), occurrence=occurrence
         ),
     )

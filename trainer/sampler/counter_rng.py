@@ -22,7 +22,7 @@ def prompt_hash(ids: Sequence[int]) -> str:
     return hashlib.sha256(np.asarray(ids, dtype="<u4").tobytes()).hexdigest()
 
 
-class Draws:
+class CounterRng:
     """The uniform numbers of one sampled completion, by position."""
 
     def __init__(self, key: DrawKey, *, seed: int, prompt: str, occurrence: int) -> None:
@@ -46,7 +46,7 @@ class Draws:
         """63 bits of the key, for an engine that draws for itself."""
         return self._key & ((1 << 63) - 1)
 
-    def at(self, position: int) -> float:
+    def uniform_at(self, position: int) -> float:
         """A number in [0, 1) with 53 random bits."""
         block, offset = divmod(position, BLOCK)
         if block != self._block:

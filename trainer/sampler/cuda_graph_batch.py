@@ -1,4 +1,4 @@
-"""A lane for one CUDA GPU: a decoding step is recorded once per padded number of rows, and replayed.
+"""A batch for one CUDA GPU: a decoding step is recorded once per padded number of rows, and replayed.
 
 On a GPU a step of a small model is a thousand kernels that each cost more to start than to run.
 Replayed as one CUDA graph they cost nothing to start, if all tensors stay where they are: token,
@@ -21,24 +21,26 @@ import torch
 
 from trainer.forward.decoder import Attend
 from trainer.forward.weights import Trainable
-from trainer.sampler.decode_batch import Lane
-from trainer.sampler.decode_model import Apart, Model
-from trainer.sampler.draw_token_gpu import draw
+from trainer.sampler.decode_batch import DecodeBatch
+from trainer.sampler.decode_model import DecodeModel, UnfusedModel
+from trainer.sampler.draw_token_gpu import draw_on_gpu
 
 BURST = 8
 """Steps between two looks of the host. A row that ends wastes half of that on average."""
 WARM_UP = 3
 
 
-def padded(num_rows: int, most: int) -> int:
+def padded_rows(num_rows: int, most: int) -> int:
     """The number of rows that a step is recorded for: a power of two, at most `most`."""
     return min(most, 1 << max(0, num_rows - 1).bit_length())
 
 
-class GraphLane(Lane):
+class CudaGraphBatch(DecodeBatch):
     """Up to `size` rows of one version."""
 
-    def __init__(self, model: Model, *, capacity: int, size: int, fixed: bool = False) -> None:
+    def __init__(
+        self, model: DecodeModel, *, capacity: int, size: int, fixed: bool = False
+    ) -> None:
         own = _with_own_adapter(model)
         super().__init__(own, capacity=capacity, size=size, fixed=fixed)
         integers = torch.zeros(2, size, dtype=torch.long, device=self.device)
@@ -50,9 +52,9 @@ class GraphLane(Lane):
         self._slot_R = torch.arange(size, device=self.device)
         self._recorded: dict[int, Callable[[], None]] = {}
 
-    def fits(self, model: Model) -> bool:
+    def can_serve(self, model: DecodeModel) -> bool:
         """Whether `adopt` can serve this version: one of the same base, adapted in the same places."""
-        if not isinstance(model, Apart) or not isinstance(self.model, Apart):
+        if not isinstance(model, UnfusedModel) or not isinstance(self.model, UnfusedModel):
             return False
         held, new = self.model.view, model.view
         return (
@@ -62,7 +64,7 @@ class GraphLane(Lane):
             and _shapes(held) == _shapes(new)
         )
 
-    def adopt(self, model: Model) -> None:
+    def serve(self, model: DecodeModel) -> None:
         """Serve another version that `fits`: its adapter is copied to where the recorded steps read
         it."""
         held = _pairs(self.model)
@@ -74,7 +76,7 @@ class GraphLane(Lane):
         """Draw the next tokens of every row, up to BURST of them: one step for the host."""
         if any(row.params.top_p < 1 for row in self.rows):
             return super().step()
-        num = padded(len(self.rows), self.size)
+        num = padded_rows(len(self.rows), self.size)
         turns = self._turns()
         self._lay_out(num, turns)
         run = self._recorded.get(num) or self._recorded.setdefault(num, self._record(num))
@@ -83,8 +85,8 @@ class GraphLane(Lane):
         drawn_S_2_R = self._drawn_S_2_R[:turns, :, : len(self.rows)].tolist()
         for tokens, logprobs in drawn_S_2_R:
             for row, token, logprob in zip(self.rows, tokens, logprobs, strict=True):
-                if not row.over:
-                    row.take(int(token), logprob)
+                if not row.is_over:
+                    row.append(int(token), logprob)
         return 1
 
     def _turns(self) -> int:
@@ -141,7 +143,7 @@ class GraphLane(Lane):
         token_R, position_R = self._token_R[:num], self._position_R[:num]
         hidden_R_H = self.model.hidden(token_R, position_R, self._static_attend(num, position_R))
         uniform_R = self._uniform_S_R.index_select(0, self._turn)[0, :num]
-        next_R, logprob_R = draw(
+        next_R, logprob_R = draw_on_gpu(
             self.model.logits(hidden_R_H), self._temperature_R[:num], uniform_R
         )
         drawn_2_R = torch.stack([next_R.double(), logprob_R])
@@ -187,19 +189,19 @@ def _shapes(view: Trainable) -> dict[str, tuple[torch.Size, ...]]:
     return {module: tuple(part.shape for part in pair) for module, pair in view.pairs.items()}
 
 
-def _apart(model: Model) -> Apart:
-    if not isinstance(model, Apart):
+def _unfused(model: DecodeModel) -> UnfusedModel:
+    if not isinstance(model, UnfusedModel):
         raise ValueError("a recorded step reads base and adapter apart")
     return model
 
 
-def _pairs(model: Model) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    return dict(_apart(model).view.pairs)
+def _pairs(model: DecodeModel) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    return dict(_unfused(model).view.pairs)
 
 
-def _with_own_adapter(model: Model) -> Apart:
+def _with_own_adapter(model: DecodeModel) -> UnfusedModel:
     """The same version with a copy of its adapter, which `adopt` writes over."""
     pairs = {module: (a.clone(), b.clone()) for module, (a, b) in _pairs(model).items()}
-    apart = _apart(model)
+    apart = _unfused(model)
     view: Trainable = replace(apart.view, pairs=pairs)
     return replace(apart, view=view)

@@ -1,8 +1,8 @@
-"""A lane: rows that decode together, over one key-value cache of fixed capacity.
+"""A batch: rows that decode together, over one key-value cache of fixed capacity.
 
 With `fixed` the shapes of a step never change: the same number of rows (dummies fill up), the same
 capacity, whatever company a row has. A row's bits are then its own, which `independent` checks on
-the machine at hand before a lane is trusted, and no compiler's: torch decodes, for a worker that cannot
+the machine at hand before a batch is trusted, and no compiler's: torch decodes, for a worker that cannot
 compile `decode.c` just now (a full disk) must go on with the same bits. Without it the step computes the
 rows that are there.
 
@@ -15,9 +15,9 @@ import torch
 
 from trainer.device_thread import threads
 from trainer.forward.decoder import Attend, Decoder
-from trainer.sampler.completion import Row, parameters
-from trainer.sampler.decode_model import Model
-from trainer.sampler.draw_token import choose
+from trainer.sampler.completion import Completion, draw_parameters
+from trainer.sampler.decode_model import DecodeModel
+from trainer.sampler.draw_token import draw_tokens
 from trainer.sampler.prefill import Prompt, TorchPrompt
 
 STEPS_OF_CAPACITY = (32, 64, 128, 192, 256, 384, 512, 768)
@@ -39,16 +39,16 @@ def row_bytes(decoder: Decoder, capacity: int, dtype: torch.dtype) -> int:
     return 2 * dtype.itemsize * places * decoder.head_dim
 
 
-class Lane:
+class DecodeBatch:
     """Up to `size` rows of one version. Keys and values are (layers, R, K, C, D)."""
 
-    def __init__(self, model: Model, *, capacity: int, size: int, fixed: bool) -> None:
+    def __init__(self, model: DecodeModel, *, capacity: int, size: int, fixed: bool) -> None:
         decoder, embedding = model.decoder, model.embedding
         self.model = model
         self.capacity, self.size, self.fixed = capacity, size, fixed
         self.device = embedding.device
         self.row_bytes = row_bytes(decoder, capacity, embedding.dtype)
-        self.rows: list[Row] = []
+        self.rows: list[Completion] = []
         self._allocate()
 
     def _allocate(self) -> None:
@@ -61,8 +61,8 @@ class Lane:
         self._places = torch.arange(self.capacity, device=self.device)
 
     @staticmethod
-    def capacity_of(row: Row) -> int:
-        """The capacity of the lane that a row begins in, or moves to."""
+    def capacity_of(row: Completion) -> int:
+        """The capacity of the batch that a row begins in, or moves to."""
         return capacity_for(row.length)
 
     @property
@@ -74,35 +74,35 @@ class Lane:
         """What its rows have of the cache."""
         return len(self.rows) * self.row_bytes
 
-    def fits(self, model: Model) -> bool:
-        """Whether an empty lane can serve this version next."""
+    def can_serve(self, model: DecodeModel) -> bool:
+        """Whether an empty batch can serve this version next."""
         return model.decoder is self.decoder
 
-    def adopt(self, model: Model) -> None:
+    def serve(self, model: DecodeModel) -> None:
         """Serve another version."""
         self.model = model
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return len(self.rows) >= self.size
 
-    def outgrown(self, row: Row) -> bool:
+    def is_outgrown_by(self, row: Completion) -> bool:
         """Whether the row's next step has no room here."""
         return row.length > self.capacity
 
-    def add(self, row: Row, prompt: Prompt) -> None:
+    def add(self, row: Completion, prompt: Prompt) -> None:
         """Take a row in that has drawn its first token."""
         if not isinstance(prompt, TorchPrompt):
-            raise TypeError("a prompt for this lane is read through torch")
+            raise TypeError("a prompt for this batch is read through torch")
         self._put(row, prompt.keys, prompt.values)
 
-    def take(self, row: Row, other: "Lane") -> None:
-        """Take a row over from a lane that it has outgrown."""
+    def take_over(self, row: Completion, other: "DecodeBatch") -> None:
+        """Take a row over from a batch that it has outgrown."""
         slot, length = other.rows.index(row), row.length - 1
         self._put(row, *(cache[:, slot, :, :length] for cache in (other.keys, other.values)))
-        other.drop(row)
+        other.remove(row)
 
-    def _put(self, row: Row, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def _put(self, row: Completion, keys: torch.Tensor, values: torch.Tensor) -> None:
         """A row with its cache so far, (layers, K, length, D) each. The rest of the slot is cleared: a
         NaN left behind by another row would leak through its zero weight."""
         slot, length = len(self.rows), keys.shape[2]
@@ -111,7 +111,7 @@ class Lane:
             held[:, slot, :, length:] = 0
         self.rows.append(row)
 
-    def drop(self, row: Row) -> None:
+    def remove(self, row: Completion) -> None:
         """Forget a row; the last one moves into its slot."""
         slot, last = self.rows.index(row), len(self.rows) - 1
         if slot != last:
@@ -131,9 +131,9 @@ class Lane:
             torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device)
         )
         with self._threads():
-            drawn = choose(logits_R_V, **parameters(self.rows, num))
+            drawn = draw_tokens(logits_R_V, **draw_parameters(self.rows, num))
         for row, token, logprob in zip(self.rows, *drawn, strict=False):
-            row.take(token, logprob)
+            row.append(token, logprob)
         return 1
 
     @torch.inference_mode()
@@ -144,7 +144,7 @@ class Lane:
             return self.model.logits(self.model.hidden(tokens_R, positions_R, attend))
 
     def _threads(self) -> AbstractContextManager[None]:
-        return threads(1 if self.model.narrow else torch.get_num_threads())
+        return threads(1 if self.model.is_narrow else torch.get_num_threads())
 
     def _seen(self) -> int:
         """How many places a step looks at: all of them where shapes are fixed, else as many as the
@@ -184,38 +184,40 @@ class Lane:
         return cache.flatten(0, 1)
 
 
-def independent(lane: Lane) -> bool:
+def has_independent_rows(batch: DecodeBatch) -> bool:
     """Whether a row's bits depend neither on its slot nor on its mates, on this machine: the same
-    row is computed at another slot, among others, and alone. Leaves the lane empty."""
-    if lane.size == 1:
+    row is computed at another slot, among others, and alone. Leaves the batch empty."""
+    if batch.size == 1:
         return True
     generator = torch.Generator().manual_seed(0)
-    shape = lane.keys.shape
-    keys = torch.randn(shape, generator=generator).to(lane.keys)
-    values = torch.randn(shape, generator=generator).to(lane.keys)
-    vocabulary = len(lane.model.embedding)
-    tokens_R = torch.arange(lane.size, device=lane.device) % vocabulary
-    positions_R = (torch.arange(lane.size, device=lane.device) * 7) % lane.capacity
-    order_R = torch.arange(lane.size, device=lane.device).roll(lane.size // 2 + 1)
+    shape = batch.keys.shape
+    keys = torch.randn(shape, generator=generator).to(batch.keys)
+    values = torch.randn(shape, generator=generator).to(batch.keys)
+    vocabulary = len(batch.model.embedding)
+    tokens_R = torch.arange(batch.size, device=batch.device) % vocabulary
+    positions_R = (torch.arange(batch.size, device=batch.device) * 7) % batch.capacity
+    order_R = torch.arange(batch.size, device=batch.device).roll(batch.size // 2 + 1)
 
     def computed(chosen_R: torch.Tensor, kept_R: torch.Tensor) -> torch.Tensor:
         """The logits and the drawn logprob of each row, side by side."""
         mask = kept_R.to(keys.dtype)
-        lane.keys.copy_(keys[:, chosen_R] * mask[:, None, None, None])
-        lane.values.copy_(values[:, chosen_R] * mask[:, None, None, None])
-        logits_R_V = lane.logits(tokens_R[chosen_R] * kept_R, positions_R[chosen_R] * kept_R)
-        ones = [1.0] * lane.size
-        _, drawn = choose(logits_R_V, temperatures=ones, top_ps=ones, uniforms=[0.5] * lane.size)
-        drawn_R_1 = torch.tensor(drawn, dtype=torch.float64, device=lane.device)[:, None]
+        batch.keys.copy_(keys[:, chosen_R] * mask[:, None, None, None])
+        batch.values.copy_(values[:, chosen_R] * mask[:, None, None, None])
+        logits_R_V = batch.logits(tokens_R[chosen_R] * kept_R, positions_R[chosen_R] * kept_R)
+        ones = [1.0] * batch.size
+        _, drawn = draw_tokens(
+            logits_R_V, temperatures=ones, top_ps=ones, uniforms=[0.5] * batch.size
+        )
+        drawn_R_1 = torch.tensor(drawn, dtype=torch.float64, device=batch.device)[:, None]
         return torch.cat([logits_R_V.double(), drawn_R_1], dim=-1)
 
     everyone_R = torch.ones_like(order_R)
     first = computed(order_R.sort().values, everyone_R)
     moved = computed(order_R, everyone_R)
     alone_R = torch.zeros_like(order_R)
-    alone_R[lane.size // 3] = 1
+    alone_R[batch.size // 3] = 1
     alone = computed(order_R, alone_R)
-    at = lane.size // 3
-    lane.keys.zero_()
-    lane.values.zero_()
+    at = batch.size // 3
+    batch.keys.zero_()
+    batch.values.zero_()
     return bool(torch.equal(first[order_R], moved) and torch.equal(alone[at], moved[at]))

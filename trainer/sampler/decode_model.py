@@ -1,10 +1,10 @@
 """A policy version as the sampler runs it.
 
-`Fused` is a copy of the linear layers made for decoding, where a step is many small operations and
+`FusedModel` is a copy of the linear layers made for decoding, where a step is many small operations and
 each costs more to start than to compute. It is made once per version: for C (`packed.py`) where C reads
 it, for torch (`trainer/forward/fused_weights.py`) where torch does.
 
-`Apart` reads base and adapter as they are, for models too large to copy. Both agree with the
+`UnfusedModel` reads base and adapter as they are, for models too large to copy. Both agree with the
 learner's pass to about 1e-6 in fp32. A version is one or the other for as long as it is served: the
 keys in a cache are in the order of the model that wrote them.
 
@@ -22,15 +22,13 @@ import torch.nn.functional as F
 from trainer.forward.decoder import Attend, Decoder
 from trainer.forward.fused_weights import EXACT, Layer, layer_of, pad, turns, unit
 from trainer.forward.weights import Trainable
-from trainer.native.compile import NARROW
-from trainer.sampler.native.calls import Native, fits, native_of
-from trainer.sampler.native.packed_weights import Bases
+from trainer.native.interface import NativeDecoder, PackedBases, is_narrow, native_decoder
 
 COPY_BYTES = 2 << 30
 """Larger bases are not copied."""
 
 
-class Model(Protocol):
+class DecodeModel(Protocol):
     """What decodes: token ids and positions -> final hidden states -> logits."""
 
     @property
@@ -38,9 +36,9 @@ class Model(Protocol):
     @property
     def embedding(self) -> torch.Tensor: ...
     @property
-    def narrow(self) -> bool: ...
+    def is_narrow(self) -> bool: ...
     @property
-    def native(self) -> Native | None: ...
+    def native_decoder(self) -> NativeDecoder | None: ...
     def prepare(self, *, fixed: bool) -> None:
         """Make now what the first row would make."""
         ...
@@ -51,29 +49,29 @@ class Model(Protocol):
     def logits(self, hidden_M_H: torch.Tensor) -> torch.Tensor: ...
 
 
-def model_of(
+def decode_model_of(
     decoder: Decoder,
     view: Trainable,
     *,
     num_bytes: int,
     copies: bool = True,
-    bases: Bases | None = None,
-) -> Model:
+    bases: PackedBases | None = None,
+) -> DecodeModel:
     """The version `view` over a base of this size. `copies`: whether it may be made anew for
     decoding; `bases`: what is known of the bases of other versions."""
-    apart = Apart(decoder, view.rounded())
+    apart = UnfusedModel(decoder, view.rounded())
     if not copies or num_bytes > COPY_BYTES or apart.embedding.dtype not in EXACT:
         return apart
-    return Fused(decoder, apart.view, bases or Bases())
+    return FusedModel(decoder, apart.view, bases or PackedBases())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Apart:
+class UnfusedModel:
     """Base and adapter as they are."""
 
     decoder: Decoder
     view: Trainable
-    native: None = None
+    native_decoder: None = None
 
     def prepare(self, *, fixed: bool) -> None:
         """There is nothing to make."""
@@ -83,8 +81,8 @@ class Apart:
         return self.view.base["model.embed_tokens.weight"]
 
     @property
-    def narrow(self) -> bool:
-        return self.embedding.shape[1] <= NARROW
+    def is_narrow(self) -> bool:
+        return is_narrow(self.embedding.shape[1])
 
     def hidden(
         self, tokens_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
@@ -96,12 +94,12 @@ class Apart:
 
 
 @dataclass(frozen=True, eq=False)
-class Fused:
+class FusedModel:
     """Everything added in and folded: a copy of the linear layers, made when torch first reads it."""
 
     decoder: Decoder
     view: Trainable
-    bases: Bases | None
+    bases: PackedBases | None
     """of other versions, for C; None: this version is not read there"""
 
     @property
@@ -109,15 +107,14 @@ class Fused:
         return self.view.base["model.embed_tokens.weight"]
 
     @cached_property
-    def native(self) -> Native | None:
+    def native_decoder(self) -> NativeDecoder | None:
         """The same for `decode.c`, where prompts and decoding steps are read there."""
-        if self.bases is None or not self.narrow or not fits(self.decoder, self.view):
+        if self.bases is None:
             return None
-        with torch.no_grad():
-            return native_of(self.decoder, self.view, self.bases)
+        return native_decoder(self.decoder, self.view, self.bases)
 
     def prepare(self, *, fixed: bool) -> None:
-        if fixed or self.native is None:
+        if fixed or self.native_decoder is None:
             _ = self.layers
 
     @cached_property
@@ -137,8 +134,8 @@ class Fused:
         return self.view.base.get("lm_head.weight", self.embedding).t()
 
     @property
-    def narrow(self) -> bool:
-        return self.embedding.shape[1] <= NARROW
+    def is_narrow(self) -> bool:
+        return is_narrow(self.embedding.shape[1])
 
     def hidden(
         self, tokens_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
@@ -159,10 +156,10 @@ class Fused:
             pairs = torch.view_as_complex(qk.unflatten(-1, (-1, 2)))
             qk = torch.view_as_real(pairs * turn).flatten(-2)
             attended = attend(number, qk[:, : decoder.heads], qk[:, decoder.heads :], v)
-            x_N_H = _added(x_N_H, attended, layer.out, layer.out_bias)
+            x_N_H = _add_projection(x_N_H, attended, layer.out, layer.out_bias)
             gate_up = _linear(unit(x_N_H, wide), layer.gate_up, layer.gate_up_bias)
             gate, up = gate_up.chunk(2, dim=-1)
-            x_N_H = _added(x_N_H, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+            x_N_H = _add_projection(x_N_H, F.silu(gate).mul_(up), layer.down, layer.down_bias)
         return unit(x_N_H, wide).mul_(self.norm)
 
     def logits(self, hidden_M_H: torch.Tensor) -> torch.Tensor:
@@ -173,7 +170,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     return x @ weight if bias is None else torch.addmm(bias, x, weight)
 
 
-def _added(
+def _add_projection(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """The residual x plus a projection of y."""

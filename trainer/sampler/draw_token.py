@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
-from trainer.sampler.draw_token_gpu import draw
+from trainer.sampler.draw_token_gpu import draw_on_gpu
 
 
-def choose(
+def draw_tokens(
     logits_R_V: torch.Tensor,
     *,
     temperatures: Sequence[float],
@@ -25,7 +25,7 @@ def choose(
         temperature_R, uniform_R = torch.tensor(
             [temperatures, uniforms], dtype=torch.float64, device=logits_R_V.device
         )
-        token_R, logprob_R = draw(logits_R_V, temperature_R, uniform_R)
+        token_R, logprob_R = draw_on_gpu(logits_R_V, temperature_R, uniform_R)
         return token_R.tolist(), logprob_R.tolist()
     # A GPU has no running sum that is the same twice: what is left (evaluation) is drawn here.
     logits_R_V = logits_R_V.cpu().double()

@@ -1,10 +1,10 @@
-"""Drawing tokens on a GPU: what `choose` draws, without leaving the device or waiting for it.
+"""Drawing tokens on a GPU: what `draw_tokens` draws, without leaving the device or waiting for it.
 
 The same inverse: the first token whose cumulative mass exceeds the row's uniform number. A cumulative
 sum over the whole vocabulary in float64 is what a GPU is slow at (and what it does not do twice
 alike), so masses are fp32, summed in float64 per block of tokens; the block is found first, then the
 token in it. Sums are products with a triangle of ones: fixed order, same bits. A draw differs from
-`choose` only where the number falls within fp32 rounding of a boundary.
+`draw_tokens` only where the number falls within fp32 rounding of a boundary.
 
 Legend: R rows, V vocabulary, B blocks, W tokens of a block.
 """
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 WIDTH = 512
 
 
-def draw(
+def draw_on_gpu(
     logits_R_V: torch.Tensor, temperature_R: torch.Tensor, uniform_R: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens (R) and their logprobs (R, float64). Temperature 0 is the argmax, at the logprob of

@@ -14,12 +14,13 @@ import torch
 
 from schemas.errors import Refused, TransientError
 from schemas.sampling import SampleRequest, SamplingParams, Turn
+from trainer.lru_cache import LruCache
 from trainer.model.chat_template import Chat
 from trainer.model.lora_names import Tensors
 from trainer.policy import Loaded
-from trainer.sampler.batcher import Core
-from trainer.sampler.completion import TOP_P, Row, Version, row_of
-from trainer.weight_cache import Recent, Store
+from trainer.sampler.batcher import Batcher
+from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
+from trainer.weight_cache import Store
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +35,14 @@ class TorchSampler:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._core = Core()
-        self._arrivals: deque[tuple[Row, asyncio.Future[None]]] = deque()
+        self._batcher = Batcher()
+        self._arrivals: deque[tuple[Completion, asyncio.Future[None]]] = deque()
         self._pump: asyncio.Task[None] | None = None
-        self._chats: Recent[Chat] = Recent(4)
+        self._chats: LruCache[Chat] = LruCache(4)
         self._closed = False
-        self._last: Row | None = None
+        self._last: Completion | None = None
         self._ahead: asyncio.Task[None] | None = None
-        store.on_kept = self._foresee
+        store.on_kept = self._prepare_ahead
 
     async def sample(self, request: SampleRequest) -> Turn:
         """Sample one completion. Raises UserCodeError(PROMPT_TOO_LONG) when the prompt does not
@@ -54,28 +55,30 @@ class TorchSampler:
         base = f"{request.model.model_dump_json()}|{request.lora_alpha}"
         sha256 = weights.sha256 if weights else ""
         version = Version(base, sha256, loaded, trained, request.lora_alpha)
-        row = row_of(request, version, self._chat(request, loaded), context=loaded.base.context)
+        row = new_completion(
+            request, version, self._chat(request, loaded), context=loaded.base.context
+        )
         self._last = row
-        return await self._sampled(row)
+        return await self._wait_for_turn(row)
 
     async def prepare(self, request: SampleRequest) -> None:
         """Load base model and weights. Raises what `sample` raises."""
         await self._store.loaded(request.model)
         await self._store.trained(request.policy)
 
-    def _foresee(self, sha256: str, trained: dict[str, torch.Tensor]) -> None:
+    def _prepare_ahead(self, sha256: str, trained: dict[str, torch.Tensor]) -> None:
         """The learner has left a version. If it is one like those that are sampled, it will be asked for
         once it is published: it is made ready in the meantime. A guess costs time that nobody waits for,
         and what it makes is found by its key alone."""
         last = self._last
-        if self._closed or last is None or not alike(last.version.trained, trained):
+        if self._closed or last is None or not have_equal_shapes(last.version.trained, trained):
             return
         version = replace(last.version, sha256=sha256, trained=trained)
         self._ahead = asyncio.create_task(self._prepare(version, fixed=last.params.deterministic))
 
     async def _prepare(self, version: Version, *, fixed: bool) -> None:
         try:
-            await self._store.device.run(self._core.prepare, version, fixed=fixed)
+            await self._store.device.run(self._batcher.prepare, version, fixed=fixed)
         except Exception as error:  # whoever asks for this version hears of it
             logger.warning("a version could not be made ready: %r", error)
 
@@ -85,7 +88,7 @@ class TorchSampler:
         chat = self._chats.get(key)
         return chat or self._chats.put(key, Chat(base.tokenizer, base.stop_ids, date=date))
 
-    async def _sampled(self, row: Row) -> Turn:
+    async def _wait_for_turn(self, row: Completion) -> Turn:
         if self._closed:
             raise TransientError("the sampling engine has closed; another worker will sample this")
         future = asyncio.get_running_loop().create_future()
@@ -95,23 +98,23 @@ class TorchSampler:
         try:
             await future
         finally:
-            row.cancelled = row.finish is None
-        return row.turn()
+            row.is_cancelled = row.finish is None
+        return row.to_turn()
 
     async def _decode(self) -> None:
         """Feed the device thread while there is anything to sample."""
         waiting: Waiting = {}
         try:
-            while self._arrivals or self._core.busy:
-                if not self._core.busy:
-                    await self._company()
-                await self._turn(waiting)
+            while self._arrivals or self._batcher.is_busy:
+                if not self._batcher.is_busy:
+                    await self._wait_for_company()
+                await self._decode_turn(waiting)
         finally:
             waiting |= {id(row): (row, future) for row, future in self._arrivals}
             self._arrivals.clear()
             _fail(waiting, TransientError("the sampling engine has closed; sample this again"))
 
-    async def _company(self) -> None:
+    async def _wait_for_company(self) -> None:
         """Wait for those who come at the same time. The samples of a user's workflow arrive one by
         one; begun at once, each would decode in a batch of its own."""
         loop = asyncio.get_running_loop()
@@ -120,7 +123,7 @@ class TorchSampler:
             known = len(self._arrivals)
             await asyncio.sleep(APART_S)
 
-    async def _turn(self, waiting: "Waiting") -> None:
+    async def _decode_turn(self, waiting: "Waiting") -> None:
         """Hand over what has arrived, decode for a turn, and wake those whose rows are over. When
         the engine fails, so do all that wait; those who come next find it empty."""
         arrived = [self._arrivals.popleft() for _ in range(len(self._arrivals))]
@@ -128,17 +131,17 @@ class TorchSampler:
         rows = [row for row, _ in arrived]
         try:
             over = await self._store.device.run(
-                self._core.advance, rows, lambda: bool(self._arrivals)
+                self._batcher.advance, rows, lambda: bool(self._arrivals)
             )
         except torch.OutOfMemoryError as error:
-            self._core = Core()
+            self._batcher = Batcher()
             params = [row.params for row, _ in waiting.values()]
-            refused = Refused(out_of_memory(params))
+            refused = Refused(out_of_memory_advice(params))
             refused.__cause__ = error
             _fail(waiting, refused)
             return
         except Exception as error:  # whatever went wrong in there, callers must hear of it
-            self._core = Core()
+            self._batcher = Batcher()
             _fail(waiting, TransientError(f"sampling failed: {error!r}; it will be tried again"))
             return
         for row in over:
@@ -158,16 +161,16 @@ class TorchSampler:
         await asyncio.gather(self._pump, return_exceptions=True)
 
 
-def alike(one: Tensors, other: Tensors) -> bool:
+def have_equal_shapes(one: Tensors, other: Tensors) -> bool:
     """Whether these are tensors of the same names and shapes."""
     return {n: t.shape for n, t in one.items()} == {n: t.shape for n, t in other.items()}
 
 
-Waiting = dict[int, tuple[Row, asyncio.Future[None]]]
+Waiting = dict[int, tuple[Completion, asyncio.Future[None]]]
 """Rows on the device thread by their identity, and who waits for them."""
 
 
-def out_of_memory(params: Sequence[SamplingParams]) -> str:
+def out_of_memory_advice(params: Sequence[SamplingParams]) -> str:
     """Which knobs there are when rows do not fit: a row's cache grows with its prompt and answer."""
     prompt = max((p.max_prompt_tokens for p in params), default=0)
     answer = max((p.max_new_tokens for p in params), default=0)

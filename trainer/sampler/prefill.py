@@ -1,10 +1,10 @@
 # ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
-"""Prompts are read once, and shared by all samples of the same prompt.
+"""PromptCache are read once, and shared by all samples of the same prompt.
 
 Through torch several are read in one pass whose shape depends on each prompt's own length only: short
 prompts are padded to a multiple of 32 and stand in a fixed number of rows (dummies fill up), long ones
 are read alone. So a prompt's cache and first logits have the same bits whoever else is waiting;
-`independent` checks that on the machine at hand. In C (`trainer/sampler/native/calls.py`) they have them
+`independent` checks that on the machine at hand. In C (`trainer/native/decode.py`) they have them
 by construction. The last few prompts stay, so samples of a group that arrive one by one share them too.
 
 Legend: R rows, P tokens of a prompt, T its padded length, K key heads, D head size.
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from trainer.forward.decoder import Attend, Decoder
-from trainer.sampler.decode_model import Model
-from trainer.sampler.native.calls import Cache
+from trainer.native.interface import KeyValueCache
+from trainer.sampler.decode_model import DecodeModel
 
 BUDGET_BYTES = 64 << 20
 PASS_TOKENS = 256
@@ -54,7 +54,7 @@ class TorchPrompt(Prompt):
 class NativePrompt(Prompt):
     """Read in C; the rows that draw after it look at this cache."""
 
-    cache: Cache
+    cache: KeyValueCache
 
     @property
     def num_bytes(self) -> int:
@@ -71,7 +71,7 @@ def pass_shape(num_tokens: int) -> tuple[int, int]:
 
 @torch.inference_mode()
 def read_prompts(
-    model: Model, prompts: Sequence[Ids], *, shape: tuple[int, int]
+    model: DecodeModel, prompts: Sequence[Ids], *, shape: tuple[int, int]
 ) -> list[TorchPrompt]:
     """Run up to `shape[0]` prompts through the model in one pass."""
     rows, length = shape
@@ -108,7 +108,7 @@ def read_prompts(
     ]
 
 
-def independent(model: Model, shape: tuple[int, int]) -> bool:
+def has_independent_prompts(model: DecodeModel, shape: tuple[int, int]) -> bool:
     """Whether a prompt's bits depend neither on its row nor on the others in the pass."""
     rows, length = shape
     size = len(model.embedding)
@@ -128,7 +128,7 @@ def independent(model: Model, shape: tuple[int, int]) -> bool:
     )
 
 
-class Prompts:
+class PromptCache:
     """The prompts read last, by version and ids."""
 
     def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
@@ -138,27 +138,27 @@ class Prompts:
         self._trusted: dict[tuple[Decoder, tuple[int, int]], bool] = {}
 
     def get(
-        self, version: str, model: Model, prompts: Sequence[Ids], *, fixed: bool
+        self, version: str, model: DecodeModel, prompts: Sequence[Ids], *, fixed: bool
     ) -> dict[Ids, Prompt]:
         """The prompts, read now where they are not held. `fixed`: for rows of fixed shapes, whose
         bits are torch's."""
         keys = {ids: (version, fixed, ids) for ids in prompts}
         found = {ids: self._held[key] for ids, key in keys.items() if key in self._held}
         missing = [ids for ids in keys if ids not in found]
-        if not fixed and model.native is not None:
-            read = zip(missing, model.native.read(missing), strict=True)
+        if not fixed and model.native_decoder is not None:
+            read = zip(missing, model.native_decoder.read(missing), strict=True)
             found |= {ids: NativePrompt(logits_V, cache) for ids, (cache, logits_V) in read}
         else:
-            found |= self._through_torch(model, missing)
+            found |= self._read_through_torch(model, missing)
         for ids, prompt in found.items():
             self._hold(keys[ids], prompt)
         return found
 
-    def _through_torch(self, model: Model, missing: Sequence[Ids]) -> dict[Ids, Prompt]:
+    def _read_through_torch(self, model: DecodeModel, missing: Sequence[Ids]) -> dict[Ids, Prompt]:
         found: dict[Ids, Prompt] = {}
         for shape in dict.fromkeys(pass_shape(len(ids)) for ids in missing):
             alike = [ids for ids in missing if pass_shape(len(ids)) == shape]
-            rows = shape[0] if self._trust(model, shape) else 1
+            rows = shape[0] if self._is_trusted(model, shape) else 1
             for start in range(0, len(alike), rows):
                 chunk = alike[start : start + rows]
                 read_shape = shape if rows > 1 else (1, len(chunk[0]))
@@ -166,10 +166,10 @@ class Prompts:
                 found |= dict(zip(chunk, read, strict=True))
         return found
 
-    def _trust(self, model: Model, shape: tuple[int, int]) -> bool:
+    def _is_trusted(self, model: DecodeModel, shape: tuple[int, int]) -> bool:
         key = (model.decoder, shape)
         if key not in self._trusted:
-            self._trusted[key] = shape[0] == 1 or independent(model, shape)
+            self._trusted[key] = shape[0] == 1 or has_independent_prompts(model, shape)
         return self._trusted[key]
 
     def _hold(self, key: tuple[str, bool, Ids], prompt: Prompt) -> None:

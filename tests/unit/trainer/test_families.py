@@ -30,8 +30,8 @@ from trainer.forward.packing import Example, pack
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
 from trainer.policy import Loaded, Policy, checkpoint_files, export, fresh_policy
-from trainer.sampler.counter_rng import Draws, prompt_hash
-from trainer.sampler.draw_token import choose
+from trainer.sampler.counter_rng import CounterRng, prompt_hash
+from trainer.sampler.draw_token import draw_tokens
 
 CPU = torch.device("cpu")
 AGREES = 1e-5
@@ -138,14 +138,14 @@ def test_packed_rows_say_what_rows_alone_say(known: Known) -> None:
 @torch.no_grad()
 def by_the_book(model: PreTrainedModel, asked: SampleRequest, prompt: Sequence[int]) -> Turn:
     """The sampler's contract as a plain loop: the whole text through the model for each token."""
-    draws = Draws(asked.key, seed=asked.params.seed, prompt=prompt_hash(prompt), occurrence=0)
+    rng = CounterRng(asked.key, seed=asked.params.seed, prompt=prompt_hash(prompt), occurrence=0)
     ids, logprobs = list(prompt), []
     while len(logprobs) < asked.params.max_new_tokens and ids[-1] != 6:
-        tokens, chosen = choose(
+        tokens, chosen = draw_tokens(
             model(input_ids=torch.tensor([ids])).logits[:, -1],
             temperatures=[asked.params.temperature],
             top_ps=[1.0],
-            uniforms=[draws.at(len(logprobs))],
+            uniforms=[rng.uniform_at(len(logprobs))],
         )
         ids, logprobs = ids + tokens, logprobs + chosen
     return Turn(

@@ -23,7 +23,7 @@ from tests.unit.trainer.support import Shelf, job
 from trainer import grpo
 from trainer.algorithms.registry import OBJECTIVES
 from trainer.engine import Engine
-from trainer.native.compile import library
+from trainer.native.compile import load_library
 from trainer.objective.objective import by_group
 
 NUM_STEPS = 5
@@ -140,12 +140,12 @@ async def test_a_result_says_what_its_kernels_were_for_bits_depend_on_them(
         result = await engine.learner.initialize(job(run=run, **advanced))
         return result.versions["kernels"]
 
-    made = library("learn")
+    made = load_library("learn")
     if made is not None:
         assert await kernels("a") == Path(made._name).stem
     assert await kernels("b", deterministic=True) == "torch"
     assert await kernels("c", tuning="full") == "torch"
-    monkeypatch.setattr("trainer.policy.native_library", lambda *_: None)
+    monkeypatch.setattr("trainer.policy.learner_pass", lambda *_: None)
     assert await kernels("d") == "torch"
 
 

@@ -9,11 +9,12 @@ round.
 
 from schemas.errors import Refused, TransientError
 from schemas.sampling import DrawKey, SampleRequest, Turn
+from trainer.lru_cache import LruCache
 from trainer.model.chat_template import Chat
-from trainer.sampler.completion import TOP_P, Row, Version, row_of
+from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
 from trainer.sampler.vllm.client import Answer, Ask, Gone, Unknown
 from trainer.sampler.vllm.fleet import Asked, Fleet, Replica, Servers
-from trainer.weight_cache import Recent, Store
+from trainer.weight_cache import Store
 
 TRIES = 6
 """Servers that may break off, or forget the version, under one request."""
@@ -26,7 +27,7 @@ class VllmSampler:
     def __init__(self, store: Store, servers: Servers) -> None:
         self._store = store
         self.fleet = Fleet(servers, device=store.device)
-        self._chats: Recent[Chat] = Recent(4)
+        self._chats: LruCache[Chat] = LruCache(4)
         self._closed = False
 
     async def sample(self, request: SampleRequest) -> Turn:
@@ -76,12 +77,12 @@ class VllmSampler:
     async def _ask(self, request: SampleRequest, asked: Asked, replica: Replica) -> Turn:
         assert replica.card is not None  # noqa: S101 - it is serving
         context = min(asked.version.loaded.base.context, replica.card.max_model_len)
-        row = row_of(request, asked.version, asked.chat, context=context)
+        row = new_completion(request, asked.version, asked.chat, context=context)
         ask = Ask(
             prompt_ids=row.prompt_ids,
             max_new_tokens=row.max_new_tokens,
             temperature=request.params.temperature,
-            seed=row.draws.seed,
+            seed=row.rng.seed,
             top_p=request.params.top_p,
             stop=request.params.stop,
             stop_ids=sorted(row.stop_ids),
@@ -102,15 +103,15 @@ def affinity_of(key: DrawKey) -> str:
     return f"{key.purpose}/{key.step}/{key.slot}/{key.replacement}"
 
 
-def _turn(row: Row, answer: Answer, url: str) -> Turn:
+def _turn(row: Completion, answer: Answer, url: str) -> Turn:
     """The answer as a turn. Raises Gone unless it ends where a completion ends."""
     for token, logprob in zip(answer.ids, answer.logprobs, strict=True):
-        if row.over:
+        if row.is_over:
             raise Gone(f"the sampler {url} went on after the end of a completion")
-        row.take(token, logprob)
-    if not row.over:
+        row.append(token, logprob)
+    if not row.is_over:
         raise Gone(f"the sampler {url} broke off in the middle of a completion")
-    return row.turn()
+    return row.to_turn()
 
 
 def _refuse(request: SampleRequest) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import PreTrainedConfig
 
-from tests.unit.trainer.sampler.test_sampler_model import (
+from tests.unit.trainer.sampler.test_decode_model import (
     QWEN2,
     QWEN3,
     _llama,

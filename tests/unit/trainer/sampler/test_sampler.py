@@ -15,15 +15,15 @@ from schemas.sampling import ArtifactRef, Message, PolicyRef, SampleRequest, Tur
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.engine import Engine
 from trainer.model.base import build_base
-from trainer.sampler.batcher import Core
-from trainer.sampler.completion import Row, Version
+from trainer.sampler.batcher import Batcher
+from trainer.sampler.completion import Completion, Version
 from trainer.sampler.memory_limits import CPU
 
 PROMPTS = ("hi", "What is 47 + 38?", "a somewhat longer prompt, to be sure")
 
 
 def many(**params: Any) -> list[SampleRequest]:
-    """Samples of several groups, some long enough to outgrow their lane."""
+    """Samples of several groups, some long enough to outgrow their batch."""
     return [
         request(
             text,
@@ -65,9 +65,9 @@ async def test_those_who_come_one_by_one_begin_together(
 ) -> None:
     """A workflow's samples arrive one after the other. Twin: without the wait the first begins alone."""
     begun: list[int] = []
-    begin = Core._begin
+    begin = Batcher._begin
 
-    def counted(self: Core, rows: Sequence[Row], *, fixed: bool) -> list[Row]:
+    def counted(self: Batcher, rows: Sequence[Completion], *, fixed: bool) -> list[Completion]:
         begun.append(len(rows))
         return begin(self, rows, fixed=fixed)
 
@@ -77,7 +77,7 @@ async def test_those_who_come_one_by_one_begin_together(
         return await engine.sampler.sample(request(sample=i))
 
     await engine.sampler.sample(request())
-    monkeypatch.setattr(Core, "_begin", counted)
+    monkeypatch.setattr(Batcher, "_begin", counted)
     monkeypatch.setattr("trainer.sampler.engine.APART_S", 0.25)
     for most, first in ((2.0, 6), (0.0, 1)):
         monkeypatch.setattr("trainer.sampler.engine.COMPANY_S", most)
@@ -249,10 +249,10 @@ async def test_closing_fails_those_who_wait(shelf: Shelf) -> None:
 async def test_an_engine_failure_reaches_every_caller_and_passes(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Core) -> list[Row]:
+    def broken(self: Batcher) -> list[Completion]:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(Core, "_leave", broken)
+    monkeypatch.setattr(Batcher, "_leave", broken)
     with pytest.raises(TransientError, match="out of memory"):
         await together(engine, [request(sample=i, max_new_tokens=5) for i in range(3)])
     monkeypatch.undo()
@@ -262,10 +262,10 @@ async def test_an_engine_failure_reaches_every_caller_and_passes(
 async def test_rows_that_do_not_fit_into_memory_name_the_knobs(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Core) -> list[Row]:
+    def full(self: Batcher) -> list[Completion]:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(Core, "_leave", full)
+    monkeypatch.setattr(Batcher, "_leave", full)
     with pytest.raises(Refused, match=r"training\.max_response_length \(it is 5\)"):
         await together(engine, [request(sample=i, max_new_tokens=5) for i in range(3)])
     monkeypatch.undo()
@@ -302,7 +302,7 @@ async def test_rows_wait_for_memory_and_all_end(
     asked = many()
     expected = await together(engine, asked)
     few = replace(CPU, rows_bytes=3 * 8 * 2 * 64 * 16)
-    monkeypatch.setattr("trainer.sampler.batcher.limits_of", lambda device: few)
+    monkeypatch.setattr("trainer.sampler.batcher.memory_limits_of", lambda device: few)
     assert await together(engine, asked) == expected
 
 
@@ -352,20 +352,20 @@ async def test_the_learner_s_next_version_is_made_ready_before_it_is_asked_for(
     first = await engine.learner.initialize(job(seed=1))
     await engine.sampler.sample(request(policy=_held(first.state.weights_sha256)))
     made: list[tuple[str, bool]] = []
-    prepare = Core.prepare
+    prepare = Batcher.prepare
 
-    def seen(self: Core, version: Version, *, fixed: bool) -> None:
+    def seen(self: Batcher, version: Version, *, fixed: bool) -> None:
         made.append((version.sha256, fixed))
         prepare(self, version, fixed=fixed)
 
-    monkeypatch.setattr(Core, "prepare", seen)
+    monkeypatch.setattr(Batcher, "prepare", seen)
     asked = request(policy=_held(first.state.weights_sha256), deterministic=deterministic)
     await engine.sampler.sample(asked)
     second = await engine.learner.initialize(job(seed=2, run="other"))
     sha256 = second.state.weights_sha256
     expected = await _sampled_elsewhere(engine, second.state, asked)
     assert made == [(sha256, deterministic)]
-    monkeypatch.setattr("trainer.sampler.batcher.model_of", None)
+    monkeypatch.setattr("trainer.sampler.batcher.decode_model_of", None)
     assert await engine.sampler.sample(_with(asked, sha256)) == expected
     wider = await engine.learner.initialize(job(seed=3, run="wider", lora_rank=8))
     assert wider.state.weights_sha256 != sha256
@@ -382,7 +382,7 @@ async def test_a_version_that_cannot_be_made_ready_fails_those_who_ask_for_it_al
     def broken(*_: object, **__: Any) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(Core, "prepare", broken)
+    monkeypatch.setattr(Batcher, "prepare", broken)
     second = await engine.learner.initialize(job(seed=2, run="other"))
     assert engine.sampler._ahead is not None
     await engine.sampler._ahead

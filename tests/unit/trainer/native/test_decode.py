@@ -17,30 +17,30 @@ import torch
 from transformers import PreTrainedConfig
 
 from tests.kit.postgres import missing
-from tests.unit.trainer.sampler.test_sampler_model import QWEN2 as QWEN2_OF_8
-from tests.unit.trainer.sampler.test_sampler_model import QWEN3 as QWEN3_OF_8
-from tests.unit.trainer.sampler.test_sampler_model import _llama, base_of, decoder
+from tests.unit.trainer.sampler.test_decode_model import QWEN2 as QWEN2_OF_8
+from tests.unit.trainer.sampler.test_decode_model import QWEN3 as QWEN3_OF_8
+from tests.unit.trainer.sampler.test_decode_model import _llama, base_of, decoder
 from tests.unit.trainer.support import Shelf, request
 from trainer.engine import Engine
 from trainer.forward.decoder import causal_attend
 from trainer.forward.weights import trainable
 from trainer.model.lora import fresh_adapter, target_modules
-from trainer.native.compile import FLAGS, FOLDER, library
-from trainer.native.threads import together
-from trainer.sampler.decode_batch import Lane
-from trainer.sampler.decode_model import Fused, model_of
-from trainer.sampler.draw_token import choose
-from trainer.sampler.native import calls
-from trainer.sampler.native.calls import Cache, Drawing, Drawn, Native, Reading
-from trainer.sampler.native.decode_batch import BURST, NativeLane
-from trainer.sampler.prefill import Prompts
+from trainer.native import decode
+from trainer.native.compile import FLAGS, FOLDER, load_library
+from trainer.native.decode import Drawing, DrawnTokens, KeyValueCache, NativeDecoder, RowInput
+from trainer.native.threads import run_on_threads
+from trainer.sampler.decode_batch import DecodeBatch
+from trainer.sampler.decode_model import FusedModel, decode_model_of
+from trainer.sampler.draw_token import draw_tokens
+from trainer.sampler.native_batch import BURST, NativeBatch
+from trainer.sampler.prefill import PromptCache
 
 ROWS, CAPACITY = 13, 48
 
 
 @pytest.fixture(autouse=True)
 def compiler() -> None:
-    if library("decode") is None:
+    if load_library("decode") is None:
         missing("no C compiler (apt-get install gcc libc6-dev): the sampler decodes through torch")
 
 
@@ -56,14 +56,14 @@ def heads_of(size: int, config: Callable[[], PreTrainedConfig]) -> Callable[[], 
 LLAMA, QWEN2, QWEN3 = (heads_of(16, config) for config in (_llama, QWEN2_OF_8, QWEN3_OF_8))
 
 
-def fused(config: Callable[[], PreTrainedConfig]) -> Fused:
+def fused(config: Callable[[], PreTrainedConfig]) -> FusedModel:
     base = base_of(config)
     fresh = fresh_adapter(base, target_modules(base, "all-linear"), rank=4, seed=0)
     generator = torch.Generator().manual_seed(1)
     noisy = {n: t + 0.1 * torch.randn(t.shape, generator=generator) for n, t in fresh.items()}
     view = trainable(base.tensors, noisy, alpha=8.0)
-    made = model_of(decoder(base), view, num_bytes=base.num_bytes)
-    assert isinstance(made, Fused)
+    made = decode_model_of(decoder(base), view, num_bytes=base.num_bytes)
+    assert isinstance(made, FusedModel)
     return made
 
 
@@ -81,12 +81,12 @@ def threads(num: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def native_in(model: Fused) -> Native:
-    assert model.native is not None
-    return model.native
+def native_in(model: FusedModel) -> NativeDecoder:
+    assert model.native_decoder is not None
+    return model.native_decoder
 
 
-def followed(model: Fused, rows: Sequence[int], *, steps: int = 20) -> torch.Tensor:
+def followed(model: FusedModel, rows: Sequence[int], *, steps: int = 20) -> torch.Tensor:
     """The logits of given continuations, (rows, steps, V); row r continues prompt r % 4."""
     own = native_in(model)
     read = [cache for cache, _ in own.read(PROMPTS)]
@@ -96,7 +96,7 @@ def followed(model: Fused, rows: Sequence[int], *, steps: int = 20) -> torch.Ten
         readings = []
         for r, slot in zip(rows, room, strict=True):
             prompt = read[r % len(read)]
-            readings.append(Reading(TOKENS[r][step], prompt.length + step, slot, prompt))
+            readings.append(RowInput(TOKENS[r][step], prompt.length + step, slot, prompt))
         found.append(own.logits(readings))
     return torch.stack(found, dim=1)
 
@@ -139,7 +139,7 @@ def test_a_prompt_has_its_bits_wherever_a_pass_ends(
 ) -> None:
     model = fused(QWEN3)
     alone = [native_in(model).read([prompt])[0] for prompt in PROMPTS]
-    monkeypatch.setattr(calls, "PASS_ROWS", 23)
+    monkeypatch.setattr(decode, "PASS_ROWS", 23)
     with threads(num):
         together = native_in(model).read(PROMPTS)
     for (one, first), (other, second) in zip(alone, together, strict=True):
@@ -147,10 +147,10 @@ def test_a_prompt_has_its_bits_wherever_a_pass_ends(
         assert torch.equal(_kept(one), _kept(other))
 
 
-def _kept(cache: Cache) -> torch.Tensor:
+def _kept(cache: KeyValueCache) -> torch.Tensor:
     """Keys and values of the places that were written, (2, layers, K, length, D)."""
     keys, values = cache.data
-    keys = keys.unflatten(2, (-1, calls.WIDE)).flatten(3).unflatten(3, (-1, calls.WIDE))
+    keys = keys.unflatten(2, (-1, decode.WIDE)).flatten(3).unflatten(3, (-1, decode.WIDE))
     keys = keys.transpose(-1, -2).flatten(2, 3)
     return torch.stack([keys, values])[:, :, :, : cache.length]
 
@@ -165,15 +165,15 @@ def test_draws_are_those_of_choose(num: int) -> None:
     uniforms = torch.rand(12, 24, generator=generator, dtype=torch.float64).tolist()
     temperatures = [(0.0, 0.4, 1.0, 1.7)[r % 4] for r in range(24)]
 
-    def begun() -> list[Reading]:
+    def begun() -> list[RowInput]:
         room = own.cache(12, 24)
-        return [Reading(r, prompt.length, room[r], prompt, 99) for r in range(24)]
+        return [RowInput(r, prompt.length, room[r], prompt, 99) for r in range(24)]
 
     with threads(num):
         drawn = own.draw(begun(), Drawing(uniforms, temperatures, ()))
     rows = begun()
     for step in range(12):
-        tokens, logprobs = choose(
+        tokens, logprobs = draw_tokens(
             own.logits(rows), temperatures=temperatures, top_ps=[1.0] * 24, uniforms=uniforms[step]
         )
         assert [row[step] for row in drawn.tokens] == tokens
@@ -191,10 +191,10 @@ def test_a_row_ends_by_itself_and_changes_nothing_for_the_others() -> None:
     prompts[1].data.fill_(float("nan"))
     uniforms = torch.rand(8, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
-    def drawn(stop_ids: Sequence[int], lefts: Sequence[int], spoilt: int | None) -> Drawn:
+    def drawn(stop_ids: Sequence[int], lefts: Sequence[int], spoilt: int | None) -> DrawnTokens:
         room = own.cache(8, 6)
         rows = [
-            Reading(r, prompts[0].length, room[r], prompts[int(r == spoilt)], lefts[r])
+            RowInput(r, prompts[0].length, room[r], prompts[int(r == spoilt)], lefts[r])
             for r in range(6)
         ]
         return own.draw(rows, Drawing(uniforms.tolist(), [1.0] * 6, stop_ids))
@@ -236,26 +236,26 @@ def test_a_machine_with_many_cores_runs_no_more_threads_than_find_work(
 
     def counted(run: Callable[[int], None], num: int) -> None:
         seen.append(num)
-        together(run, num)
+        run_on_threads(run, num)
 
-    monkeypatch.setattr(calls, "together", counted)
+    monkeypatch.setattr(decode, "run_on_threads", counted)
     with threads(40):
         assert torch.equal(followed(model, range(ROWS), steps=2), expected)
-    assert set(seen) == {calls.MOST_THREADS}
+    assert set(seen) == {decode.MOST_THREADS}
 
 
 def test_rows_of_fixed_shapes_come_from_torch() -> None:
     """Their bits must not depend on whether there is a compiler."""
     model = fused(QWEN3)
     found, expected = (
-        Lane(each, capacity=CAPACITY, size=ROWS, fixed=True).logits(
+        DecodeBatch(each, capacity=CAPACITY, size=ROWS, fixed=True).logits(
             torch.arange(ROWS), torch.arange(ROWS)
         )
         for each in (model, replace(model, bases=None))
     )
     assert torch.equal(found, expected)
     read = [
-        Prompts().get("v", each, PROMPTS, fixed=True)[PROMPTS[2]].logits_V
+        PromptCache().get("v", each, PROMPTS, fixed=True)[PROMPTS[2]].logits_V
         for each in (model, replace(model, bases=None))
     ]
     assert torch.equal(*read)
@@ -264,7 +264,7 @@ def test_rows_of_fixed_shapes_come_from_torch() -> None:
 async def test_it_samples_what_torch_samples(
     engine: Engine, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts and answers of all lengths, rows that outgrow their lane, greedy and cut ones among
+    """Prompts and answers of all lengths, rows that outgrow their batch, greedy and cut ones among
     them."""
     asked = [
         request("x" * (5 * i), sample=i, max_new_tokens=1 + 13 * i % 150, temperature=i % 3 / 2)
@@ -273,16 +273,16 @@ async def test_it_samples_what_torch_samples(
     cut = request(sample=7, top_p=0.5, max_new_tokens=10)
     asked.append(cut.model_copy(update={"key": cut.key.model_copy(update={"purpose": "evaluate"})}))
     stepped: list[int] = []
-    step = NativeLane.step
+    step = NativeBatch.step
 
-    def seen(lane: NativeLane) -> int:
-        stepped.append(step(lane))
+    def seen(batch: NativeBatch) -> int:
+        stepped.append(step(batch))
         return stepped[-1]
 
-    monkeypatch.setattr(NativeLane, "step", seen)
+    monkeypatch.setattr(NativeBatch, "step", seen)
     found = await asyncio.gather(*(engine.sampler.sample(each) for each in asked))
     assert max(stepped) == BURST
-    monkeypatch.setattr("trainer.sampler.native.calls.library", lambda _: None)
+    monkeypatch.setattr("trainer.native.decode.load_library", lambda _: None)
     other = Engine(fetch=shelf.fetch, threads=1)
     expected = await asyncio.gather(*(other.sampler.sample(each) for each in asked))
     await other.aclose()
@@ -299,8 +299,8 @@ async def test_a_row_of_any_company_has_the_same_bits_through_the_engine(engine:
 
 
 def test_without_a_compiler_torch_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "library", lambda _: None)
-    assert fused(QWEN3).native is None
+    monkeypatch.setattr(decode, "load_library", lambda _: None)
+    assert fused(QWEN3).native_decoder is None
 
 
 def test_a_compiler_that_fails_is_told_and_torch_decodes(
@@ -312,11 +312,11 @@ def test_a_compiler_that_fails_is_told_and_torch_decodes(
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library.cache_clear()
+    load_library.cache_clear()
     try:
-        assert library("decode") is None
+        assert load_library("decode") is None
     finally:
-        library.cache_clear()
+        load_library.cache_clear()
     assert "decode runs through torch" in caplog.text
     assert "out of registers" in caplog.text, "what it said"
     assert not list((tmp_path / "headrace").iterdir())
@@ -324,26 +324,26 @@ def test_a_compiler_that_fails_is_told_and_torch_decodes(
 
 def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library.cache_clear()
-    assert library("decode") is not None
+    load_library.cache_clear()
+    assert load_library("decode") is not None
     (made,) = (tmp_path / "headrace").iterdir()
-    library.cache_clear()
+    load_library.cache_clear()
 
     def refused(*_: object, **__: Any) -> None:
         raise subprocess.SubprocessError("compiled again")
 
     monkeypatch.setattr(subprocess, "run", refused)
     try:
-        assert library("decode") is not None, made
+        assert load_library("decode") is not None, made
     finally:
-        library.cache_clear()
+        load_library.cache_clear()
 
 
 def test_sizes_that_are_no_whole_vectors_are_left_to_torch() -> None:
     base = base_of(heads_of(24, QWEN3_OF_8))
     view = trainable(base.tensors, {}, alpha=1.0)
-    model = model_of(decoder(base), view, num_bytes=base.num_bytes)
-    assert (model.narrow, model.native) == (True, None)
+    model = decode_model_of(decoder(base), view, num_bytes=base.num_bytes)
+    assert (model.is_narrow, model.native_decoder) == (True, None)
 
 
 ARM = "aarch64-linux-gnu-gcc"

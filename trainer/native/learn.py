@@ -1,16 +1,17 @@
 """The learner's pass over a narrow model with adapters, in C (`trainer/native/learn.c`).
 
-What `trainer/forward/fused_pass.py` does in hundreds of operations of torch is two calls here, one
-forward and one back: nothing to start, little that passes through memory between two operations on the
-same rows, and attention without padding. It is taken where that is, where there is a compiler, and where
-the model's sizes are whole vectors. In float64 values and gradients are those of the plain pass to
-rounding; the number of threads changes no bit.
+`trainer/forward/fused_pass.py` computes the same pass in hundreds of torch operations. Here it is two
+calls, one forward and one backward: there is nothing to start, little passes through memory between two
+operations on the same rows, and attention needs no padding. In float64, values and gradients equal those
+of the plain pass up to rounding. The number of threads changes no bit.
 
 Legend: N tokens, H hidden, D head size, O outputs, r rank.
 """
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,13 +23,14 @@ from trainer.forward.fused_weights import folded, qk_norm
 from trainer.forward.rms_norm import rms_norm
 from trainer.forward.varlen_attention import Segment
 from trainer.forward.weights import FUSED, Trainable, layer_module
-from trainer.native.compile import NARROW, library
-from trainer.native.threads import together
+from trainer.native.compile import load_library
+from trainer.native.supported_models import can_learn
+from trainer.native.threads import run_on_threads
 
-VECTOR_BYTES = 64
 PHASE_BYTES = 64
 KEPT_BYTES = 256 << 20
-"""Most memory that a pass leaves to the next: fresh pages from the kernel cost a part of a pass."""
+"""The most memory that a pass leaves to the next one. Fresh pages from the kernel would take
+a noticeable part of a pass."""
 
 
 class _Module(ctypes.Structure):
@@ -70,40 +72,38 @@ class _Pass(ctypes.Structure):
     ]
 
 
-def native_library(decoder: Decoder, view: Trainable) -> ctypes.CDLL | None:
-    """The compiled pass, where there is one for this version: frozen and narrow, of sizes that are
-    whole vectors, its tensors of one type."""
-    wide = VECTOR_BYTES // view.dtype.itemsize
-    embedding = view.base["model.embed_tokens.weight"]
-    down = view.base[layer_module(0, "mlp.down_proj.weight")]
-    sizes = (embedding.shape[1], decoder.head_dim, down.shape[1])
-    fits = (
-        view.frozen
-        and embedding.device.type == "cpu"
-        and view.dtype in (torch.float32, torch.float64)
-        and all(part.dtype == view.dtype for pair in view.pairs.values() for part in pair)
-        and sizes[0] <= NARROW
-        and all(size % wide == 0 for size in sizes)
-    )
-    if not fits:
+@dataclass(frozen=True, slots=True, eq=False)
+class LearnerPass:
+    """The compiled pass over one version."""
+
+    library: ctypes.CDLL
+    decoder: Decoder
+    view: Trainable
+
+    @property
+    def kernels(self) -> str:
+        """The library's name, which follows from its source, the compiler and the processor."""
+        return Path(self.library._name).stem
+
+    def hidden(
+        self, tokens_N: torch.Tensor, positions_N: torch.Tensor, segments: Sequence[Segment]
+    ) -> torch.Tensor:
+        """Token ids and their positions -> final hidden states (N, H), as `Decoder.hidden`. A segment
+        must come after its context, and segments of one context must follow one another."""
+        base = self.view.base
+        x_N_H = F.embedding(tokens_N, base["model.embed_tokens.weight"])
+        work = _Work(self.library, self.decoder, self.view, positions_N, segments)
+        x_N_H = _Hidden.apply(x_N_H, work, *work.trained)
+        return rms_norm(x_N_H, base["model.norm.weight"], self.decoder.eps)
+
+
+def learner_pass(decoder: Decoder, view: Trainable) -> LearnerPass | None:
+    """The learner's pass over this version; None where it runs through torch, because the model is not
+    supported or there is no compiler."""
+    if not can_learn(decoder, view):
         return None
-    return library("learn", *(("DOUBLE",) if view.dtype == torch.float64 else ()))
-
-
-def native_hidden(
-    made: ctypes.CDLL,
-    decoder: Decoder,
-    view: Trainable,
-    tokens_N: torch.Tensor,
-    positions_N: torch.Tensor,
-    segments: Sequence[Segment],
-) -> torch.Tensor:
-    """Token ids and their positions -> final hidden states (N, H), as `Decoder.hidden`. A segment
-    comes after its context, and those of one context follow one another."""
-    x_N_H = F.embedding(tokens_N, view.base["model.embed_tokens.weight"])
-    work = _Work(made, decoder, view, positions_N, segments)
-    x_N_H = _Hidden.apply(x_N_H, work, *work.trained)
-    return rms_norm(x_N_H, view.base["model.norm.weight"], decoder.eps)
+    library = load_library("learn", *(("DOUBLE",) if view.dtype == torch.float64 else ()))
+    return None if library is None else LearnerPass(library, decoder, view)
 
 
 class _Hidden(torch.autograd.Function):
@@ -125,17 +125,18 @@ class _Hidden(torch.autograd.Function):
 
 
 class _Work:
-    """One pass: what C is handed, and the memory that it works in."""
+    """One pass: the struct that C reads, and the memory that it works in."""
 
     def __init__(
         self,
-        made: ctypes.CDLL,
+        library: ctypes.CDLL,
         decoder: Decoder,
         view: Trainable,
         positions_N: torch.Tensor,
         segments: Sequence[Segment],
     ) -> None:
-        self._made, self._held = made, list[torch.Tensor]()
+        self._library = library
+        self._kept_alive: list[torch.Tensor] = []
         self._modules: list[tuple[_Module, torch.Tensor, torch.Tensor]] = []
         embedding = view.base["model.embed_tokens.weight"]
         angles = positions_N[:, None].float() * decoder.inverse_frequencies
@@ -166,23 +167,23 @@ class _Work:
             tree=self._hold(torch.tensor([*starts, len(segments)])),
             layer=layers,
         )
-        self._here = ctypes.byref(self._pass)
+        self._pointer = ctypes.byref(self._pass)
         kept, work = ctypes.c_int64(), ctypes.c_int64()
-        made.learn_sizes(self._here, ctypes.byref(kept), ctypes.byref(work))
+        library.learn_sizes(self._pointer, ctypes.byref(kept), ctypes.byref(work))
         self._memory: _Memory | None = _Memory(kept.value + work.value, view.dtype)
         self._pass.kept = self._memory.tensor.data_ptr()
         self._pass.work = self._memory.tensor[kept.value :].data_ptr()
-        made.learn_prepare(self._here)
+        library.learn_prepare(self._pointer)
 
     def forward(self, x_N_H: torch.Tensor) -> None:
-        """In its place."""
+        """Replace embeddings by hidden states, in place."""
         self._pass.x = x_N_H.data_ptr()
-        self._run(self._made.learn_forward)
+        self._run(self._library.learn_forward)
         if not self._pass.keeps:
             self._memory = None
 
     def backward(self, grad_N_H: torch.Tensor) -> list[torch.Tensor]:
-        """The gradients of A and B, module by module. Raises RuntimeError the second time."""
+        """The gradients of A and B, module by module. Raises RuntimeError when called twice."""
         if self._memory is None:
             raise RuntimeError("a pass goes back once: what it kept is gone")
         grad_N_H = grad_N_H.clone(memory_format=torch.contiguous_format)
@@ -191,17 +192,19 @@ class _Work:
         for module, a_r_H, b_O_r in self._modules:
             grads += (torch.empty_like(a_r_H), torch.empty_like(b_O_r))
             module.grad_a, module.grad_b = (grad.data_ptr() for grad in grads[-2:])
-        self._run(self._made.learn_backward)
+        self._run(self._library.learn_backward)
         self._memory = None
         return grads
 
     def _run(self, phases: Callable[[object, ctypes.c_void_p, ctypes.c_int64], object]) -> None:
-        """All phases, on this thread and on the others that come."""
-        done = torch.zeros((2 * self._pass.layers + 2) * PHASE_BYTES, dtype=torch.uint8)
-        first = ctypes.c_void_p(done.data_ptr())
-        together(
-            lambda thread: phases(self._here, first, ctypes.c_int64(thread)), self._pass.threads
-        )
+        """Run all phases on this thread, and on the helpers that come in time."""
+        table = torch.zeros((2 * self._pass.layers + 2) * PHASE_BYTES, dtype=torch.uint8)
+        first = ctypes.c_void_p(table.data_ptr())
+
+        def run(thread: int) -> None:
+            phases(self._pointer, first, ctypes.c_int64(thread))
+
+        run_on_threads(run, self._pass.threads)
 
     def _layer(self, decoder: Decoder, view: Trainable, layer: int) -> _Layer:
         fused = (self._fused(view, layer, what) for what in FUSED)
@@ -234,17 +237,17 @@ class _Work:
         )
 
     def _hold(self, tensor: torch.Tensor) -> int:
-        self._held.append(tensor.contiguous())
-        return self._held[-1].data_ptr()
+        self._kept_alive.append(tensor.contiguous())
+        return self._kept_alive[-1].data_ptr()
 
 
-def forget() -> None:
+def release_memory() -> None:
     """Give back the memory that passes left behind."""
     _Memory.left.clear()
 
 
 class _Memory:
-    """Memory of a pass, from what earlier ones left behind."""
+    """Memory of a pass, taken from what earlier passes left behind where that is enough."""
 
     left: list[torch.Tensor] = []
 

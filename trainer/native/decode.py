@@ -1,30 +1,32 @@
-"""Narrow models read and draw in C (`trainer/native/decode.c`), where there is a C compiler.
+"""The sampler's reading and drawing over a narrow model, in C (`trainer/native/decode.c`).
 
-Rows do not meet, so the work is split over the device's threads, and the number of threads changes no
-bit. Without a compiler, or for a model it does not fit, the sampler works through torch
-(`trainer/sampler/decode_model.py`), with other roundings.
+Rows are computed independently of one another. The work is split over the device's threads, and the
+number of threads changes no bit. Without a compiler, or for a model that C does not support, the sampler
+works through torch (`trainer/sampler/decode_model.py`), which rounds differently.
 """
 
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from trainer.forward.decoder import Decoder
-from trainer.forward.weights import Trainable, layer_module
-from trainer.native.compile import library
-from trainer.native.threads import together
-from trainer.sampler.native.packed_weights import LAYER, WIDE, Bases, Packed
+from trainer.forward.weights import Trainable
+from trainer.native.compile import load_library
+from trainer.native.packed_weights import LAYER, WIDE, PackedBases, PackedWeights
+from trainer.native.supported_models import can_decode
+from trainer.native.threads import run_on_threads
 
 PHASES, PHASE = (8, 6), 8
-"""Phases of a step, per layer and beside them, and the integers that each takes."""
+"""Phases of a step, per layer and for the rest, and the integers that each takes."""
 PASS_ROWS = 512
-"""Tokens of prompts that are read together: more would leave the processor's caches."""
+"""Tokens of prompts that are read together. More would not fit into the processor's caches."""
 MORE_POSITIONS = 512
 MOST_THREADS = 16
-"""A matrix of a narrow model has some sixteen panels: more threads would find nothing to do."""
+"""A matrix of a narrow model has about sixteen panels, so more threads would find nothing to do."""
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "inner", "vocabulary")
 COUNTS = ("rows", "steps", "stops", "active", "ends")
@@ -56,8 +58,8 @@ class _Batch(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cache:
-    """Keys, then values, (2, layers, K, places, D) as `decode.c` lays them out: of `length` tokens."""
+class KeyValueCache:
+    """The keys and values of `length` tokens, (2, layers, K, places, D), as `decode.c` lays them out."""
 
     data: torch.Tensor
     length: int
@@ -68,20 +70,21 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
-    """A row: the token it reads at a position, after a prompt that others may share. `own` is where it
-    writes, (2, layers, K, places, D); `left`: how many tokens it may still draw."""
+class RowInput:
+    """The next token that a row reads, and its position. The `prompt` before it may be shared with other
+    rows. `own` is the row's cache, (2, layers, K, places, D); `left` is how many tokens it may still
+    draw."""
 
     token: int
     position: int
     own: torch.Tensor
-    prompt: Cache | None = None
+    prompt: KeyValueCache | None = None
     left: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawing:
-    """How tokens are drawn and read again: a uniform number per step and row, a temperature per row."""
+    """How tokens are drawn: a uniform number per step and row, and a temperature per row."""
 
     uniforms: Sequence[Sequence[float]]
     temperatures: Sequence[float]
@@ -89,22 +92,22 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
-    """Tokens and logprobs, row by row; those of a row end with the one that ended it."""
+class DrawnTokens:
+    """Tokens and logprobs, row by row. The last token of a row is the one that ended it."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
 
 
-class Native:
+class NativeDecoder:
     """A version that `decode.c` reads."""
 
-    def __init__(self, step: ctypes.CDLL, decoder: Decoder, weights: Packed) -> None:
-        self._step, self._decoder, self._weights = step, decoder, weights
+    def __init__(self, library: ctypes.CDLL, decoder: Decoder, weights: PackedWeights) -> None:
+        self._library, self._decoder, self._weights = library, decoder, weights
         self._hidden, self._vocabulary = len(weights.norm), len(weights.embedding)
         self._inner = weights.layers[0]["down"].shape[1]
         self._rest = weights.norm.new_empty(0)
-        self._turns = weights.norm.new_empty(2, 0, decoder.head_dim)
+        self._rotations = weights.norm.new_empty(2, 0, decoder.head_dim)
         layers = [
             _Layer(**{name: tensor.data_ptr() for name, tensor in layer.items()})
             for layer in weights.layers
@@ -126,19 +129,19 @@ class Native:
         )
 
     def cache(self, places: int, *rows: int) -> torch.Tensor:
-        """Room for the keys and values of so many places, (*rows, 2, layers, K, places, D); whole
-        vectors of them."""
+        """Empty room for the keys and values of that many places, rounded up to whole vectors,
+        (*rows, 2, layers, K, places, D)."""
         decoder = self._decoder
         places = -(-places // WIDE) * WIDE
         shape = (2, decoder.num_layers, decoder.kv_heads, places, decoder.head_dim)
         return torch.empty((*rows, *shape))
 
-    def read(self, prompts: Sequence[Sequence[int]]) -> list[tuple[Cache, torch.Tensor]]:
-        """The cache of each prompt, and the logits (V) after its last token. The prompts' tokens stand
-        in a row, and are read so many at a time wherever one ends: no bit depends on it."""
-        caches = [Cache(self.cache(len(ids)), len(ids)) for ids in prompts]
+    def read(self, prompts: Sequence[Sequence[int]]) -> list[tuple[KeyValueCache, torch.Tensor]]:
+        """The cache of each prompt, and the logits (V) after its last token. The tokens of all prompts
+        are read PASS_ROWS at a time, wherever a prompt ends. No bit depends on that."""
+        caches = [KeyValueCache(self.cache(len(ids)), len(ids)) for ids in prompts]
         rows = [
-            Reading(token, position, cache.data)
+            RowInput(token, position, cache.data)
             for ids, cache in zip(prompts, caches, strict=True)
             for position, token in enumerate(ids)
         ]
@@ -150,22 +153,24 @@ class Native:
             found += list(self.logits(part, ends=ends))
         return list(zip(caches, found, strict=True))
 
-    def logits(self, rows: Sequence[Reading], *, ends: Sequence[int] | None = None) -> torch.Tensor:
-        """Read one token per row; the logits after those of `ends` (all rows), (ends, V)."""
+    def logits(
+        self, rows: Sequence[RowInput], *, ends: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """Read one token per row. Returns the logits after the rows of `ends`, (ends, V); None: all."""
         logits, _ = self._run(rows, range(len(rows)) if ends is None else ends, None)
         return logits
 
-    def draw(self, rows: Sequence[Reading], drawing: Drawing) -> Drawn:
-        """Read one token per row and draw the next, and so on for as many steps as there are uniform
-        numbers; a row stops where it draws a stop id, what is not finite, or the last it has left."""
+    def draw(self, rows: Sequence[RowInput], drawing: Drawing) -> DrawnTokens:
+        """Read one token per row and draw the next, for as many steps as there are uniform numbers. A
+        row ends when it draws a stop id, its last allowed token, or a logprob that is not finite."""
         _, drawn = self._run(rows, range(len(rows)), drawing)
         return drawn
 
     def _run(
-        self, rows: Sequence[Reading], ends: Sequence[int], drawing: Drawing | None
-    ) -> tuple[torch.Tensor, Drawn]:
+        self, rows: Sequence[RowInput], ends: Sequence[int], drawing: Drawing | None
+    ) -> tuple[torch.Tensor, DrawnTokens]:
         num, steps = len(rows), len(drawing.uniforms) if drawing else 1
-        self._turn(max(row.position for row in rows) + steps)
+        self._extend_rotations(max(row.position for row in rows) + steps)
         table = np.array([_record(row) for row in rows], dtype=np.int64)
         actives, end = np.arange(num), np.array(ends, dtype=np.int64)
         stop = np.array(drawing.stop_ids if drawing else (), dtype=np.int64)
@@ -204,12 +209,12 @@ class Native:
         )
 
         def run(thread: int) -> None:
-            self._step.decode(
+            self._library.decode(
                 ctypes.byref(self._model), ctypes.byref(batch), ctypes.c_int64(thread)
             )
 
-        together(run, threads)
-        return logits, Drawn(*(_by_row(x, tokens) for x in (tokens, logprobs)))
+        run_on_threads(run, threads)
+        return logits, DrawnTokens(*(_by_row(x, tokens) for x in (tokens, logprobs)))
 
     def _room(self, num_rows: int) -> int:
         decoder = self._decoder
@@ -219,40 +224,37 @@ class Native:
             self._rest = self._rest.new_empty(floats)
         return self._rest.data_ptr()
 
-    def _turn(self, positions: int) -> None:
-        """Have the rotary embedding of so many positions at hand."""
-        if self._turns.shape[1] < positions:
+    def _extend_rotations(self, positions: int) -> None:
+        """Make the table of the rotary embedding at least that many positions long."""
+        if self._rotations.shape[1] < positions:
             upto = -(-positions // MORE_POSITIONS) * MORE_POSITIONS
             angles = torch.arange(upto)[:, None].float() * self._decoder.inverse_frequencies
             sin = torch.stack([-angles.sin(), angles.sin()], dim=-1).flatten(-2)
             cos = angles.cos().repeat_interleave(2, dim=-1)
-            self._turns = torch.stack([cos, sin]) * self._decoder.rope_scale
-            self._model.cos, self._model.sin = (part.data_ptr() for part in self._turns)
+            self._rotations = torch.stack([cos, sin]) * self._decoder.rope_scale
+            self._model.cos, self._model.sin = (part.data_ptr() for part in self._rotations)
 
 
-def native_of(decoder: Decoder, view: Trainable, bases: Bases) -> Native | None:
-    """The version `view` for `decode.c`, where that can be compiled."""
-    step = library("decode")
-    return None if step is None else Native(step, decoder, bases.packed(decoder, view))
+def native_decoder(decoder: Decoder, view: Trainable, bases: PackedBases) -> NativeDecoder | None:
+    """The version `view` for `decode.c`; None where it is sampled through torch, because the model is
+    not supported or there is no compiler. `bases`: the packed bases of other versions."""
+    if not can_decode(decoder, view):
+        return None
+    library = load_library("decode")
+    if library is None:
+        return None
+    with torch.no_grad():
+        return NativeDecoder(library, decoder, bases.pack(decoder, view))
 
 
-def fits(decoder: Decoder, view: Trainable) -> bool:
-    """Whether `decode.c` reads models like this: its vectors are whole."""
-    embedding = view.base["model.embed_tokens.weight"]
-    inner = len(view.base[layer_module(0, "mlp.gate_proj.weight")])
-    sizes = (embedding.shape[1], decoder.head_dim, inner)
-    cpu_floats = embedding.device.type == "cpu" and embedding.dtype == torch.float32
-    return cpu_floats and all(size % WIDE == 0 for size in sizes)
-
-
-def _record(row: Reading) -> tuple[int, ...]:
-    """A row as `decode.c` has it."""
+def _record(row: RowInput) -> tuple[int, ...]:
+    """A row as `decode.c` reads it."""
     prompt, own = row.prompt, row.own
     shared = (prompt.data.data_ptr(), prompt.length, prompt.places) if prompt else (0, 0, 0)
     return (row.token, row.position, *shared, own.data_ptr(), own.shape[-2], row.left)
 
 
-def _by_row(found: np.ndarray, tokens: np.ndarray) -> list[list]:
-    """What was drawn, (steps, rows), row by row, as far as a row was drawn for."""
-    many = (tokens >= 0).sum(axis=0).tolist()
-    return [column[:num] for column, num in zip(found.T.tolist(), many, strict=True)]
+def _by_row(values: np.ndarray, tokens: np.ndarray) -> list[list[Any]]:
+    """The values drawn, (steps, rows), as one list per row that ends where the row ended."""
+    counts = (tokens >= 0).sum(axis=0).tolist()
+    return [column[:num] for column, num in zip(values.T.tolist(), counts, strict=True)]

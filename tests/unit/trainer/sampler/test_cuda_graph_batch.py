@@ -1,4 +1,4 @@
-"""The lane of a GPU, run on a CPU: buffers, padding, bursts and draws are the same, only the replay of
+"""The batch of a GPU, run on a CPU: buffers, padding, bursts and draws are the same, only the replay of
 a recorded graph is a call."""
 
 import asyncio
@@ -12,10 +12,10 @@ from schemas.sampling import PolicyRef, SampleRequest, Turn
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.engine import Engine
 from trainer.sampler import memory_limits
-from trainer.sampler.cuda_graph_batch import BURST, GraphLane, padded
-from trainer.sampler.decode_batch import Lane
-from trainer.sampler.draw_token import choose
-from trainer.sampler.draw_token_gpu import draw
+from trainer.sampler.cuda_graph_batch import BURST, CudaGraphBatch, padded_rows
+from trainer.sampler.decode_batch import DecodeBatch
+from trainer.sampler.draw_token import draw_tokens
+from trainer.sampler.draw_token_gpu import draw_on_gpu
 
 HALF = TINY.model_copy(update={"dtype": "bfloat16"})
 
@@ -24,15 +24,15 @@ HALF = TINY.model_copy(update={"dtype": "bfloat16"})
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """As on a GPU; gives the number of rows of each recorded step."""
     recorded: list[int] = []
-    plain = GraphLane._record
+    plain = CudaGraphBatch._record
 
-    def seen(lane: GraphLane, num: int):
+    def seen(batch: CudaGraphBatch, num: int):
         recorded.append(num)
-        return plain(lane, num)
+        return plain(batch, num)
 
-    monkeypatch.setattr(GraphLane, "_record", seen)
-    gpu = replace(memory_limits.CPU, most_rows=16, graphs=True)
-    monkeypatch.setattr("trainer.sampler.batcher.limits_of", lambda device: gpu)
+    monkeypatch.setattr(CudaGraphBatch, "_record", seen)
+    gpu = replace(memory_limits.CPU, most_rows=16, uses_graphs=True)
+    monkeypatch.setattr("trainer.sampler.batcher.memory_limits_of", lambda device: gpu)
     return recorded
 
 
@@ -41,7 +41,7 @@ async def together(engine: Engine, asked: list[SampleRequest]) -> list[Turn]:
 
 
 def many(**params: Any) -> list[SampleRequest]:
-    """Prompts and answers of all lengths; some outgrow their lane on the way."""
+    """Prompts and answers of all lengths; some outgrow their batch on the way."""
     return [
         request("x" * (5 * i), sample=i, max_new_tokens=1 + 9 * i % 60, **params) for i in range(20)
     ]
@@ -51,7 +51,9 @@ async def same(engine: Engine, shelf: Shelf, asked: list[SampleRequest]) -> None
     found = await together(engine, asked)
     plain = Engine(fetch=shelf.fetch, threads=1)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("trainer.sampler.batcher.limits_of", lambda device: memory_limits.CPU)
+        patched.setattr(
+            "trainer.sampler.batcher.memory_limits_of", lambda device: memory_limits.CPU
+        )
         expected = await together(plain, asked)
     await plain.aclose()
     for one, other in zip(found, expected, strict=True):
@@ -65,7 +67,7 @@ async def test_it_samples_what_the_plain_lane_samples(
 ) -> None:
     await same(engine, shelf, many(temperature=0.7))
     assert set(graphs) <= {1, 2, 4, 8, 16}
-    assert len(graphs) > len(set(graphs)), "several lanes, each with steps of its own"
+    assert len(graphs) > len(set(graphs)), "several batches, each with steps of its own"
 
 
 async def test_greedy_rows_and_rows_with_top_p_share_lanes_with_others(
@@ -115,13 +117,13 @@ async def test_a_burst_ends_with_the_cache_and_with_the_longest_answer(
     engine: Engine, graphs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bursts: list[int] = []
-    plain = GraphLane._turns
+    plain = CudaGraphBatch._turns
 
-    def seen(lane: GraphLane) -> int:
-        bursts.append(plain(lane))
+    def seen(batch: CudaGraphBatch) -> int:
+        bursts.append(plain(batch))
         return bursts[-1]
 
-    monkeypatch.setattr(GraphLane, "_turns", seen)
+    monkeypatch.setattr(CudaGraphBatch, "_turns", seen)
     turn = await engine.sampler.sample(request("x" * 12, max_new_tokens=31, seed=5))
     drawn = len(turn.completion_ids)
     assert max(bursts) == BURST
@@ -130,7 +132,7 @@ async def test_a_burst_ends_with_the_cache_and_with_the_longest_answer(
 
 
 def test_steps_are_recorded_for_powers_of_two() -> None:
-    assert [padded(n, 24) for n in (1, 2, 3, 5, 16, 17, 24)] == [1, 2, 4, 8, 16, 24, 24]
+    assert [padded_rows(n, 24) for n in (1, 2, 3, 5, 16, 17, 24)] == [1, 2, 4, 8, 16, 24, 24]
 
 
 @pytest.mark.parametrize("vocabulary", [5, 512, 1300])
@@ -139,10 +141,10 @@ def test_draws_are_those_of_choose(vocabulary: int) -> None:
     logits = 4 * torch.randn(400, vocabulary, generator=generator)
     temperatures = [0.0 if i % 9 == 0 else 0.5 + (i % 4) / 2 for i in range(400)]
     uniforms = torch.rand(400, generator=generator, dtype=torch.float64).tolist()
-    tokens, logprobs = choose(
+    tokens, logprobs = draw_tokens(
         logits, temperatures=temperatures, top_ps=[1.0] * 400, uniforms=uniforms
     )
-    found, chosen = draw(logits, torch.tensor(temperatures), torch.tensor(uniforms).double())
+    found, chosen = draw_on_gpu(logits, torch.tensor(temperatures), torch.tensor(uniforms).double())
     differ = sum(a != b for a, b in zip(found.tolist(), tokens, strict=True))
     assert differ <= 1, "only where a number falls within rounding of a boundary"
     alike = [i for i in range(400) if found[i] == tokens[i]]
@@ -157,17 +159,19 @@ def test_a_draw_never_leaves_the_mass() -> None:
     logits[2, :512] = torch.linspace(-90, 0, 512)
     for number in (0.0, 0.5, 1 - 2.0**-53):
         numbers = torch.full((3,), number, dtype=torch.float64)
-        tokens, logprobs = draw(logits, torch.ones(3), numbers)
+        tokens, logprobs = draw_on_gpu(logits, torch.ones(3), numbers)
         assert torch.isfinite(logprobs).all()
         if number == 0.5:
             assert tokens[:2].tolist() == [3, 699]
 
 
 def test_logits_that_are_not_finite_say_so() -> None:
-    _, logprobs = draw(torch.full((1, 9), float("nan")), torch.ones(1), torch.zeros(1).double())
+    _, logprobs = draw_on_gpu(
+        torch.full((1, 9), float("nan")), torch.ones(1), torch.zeros(1).double()
+    )
     assert not torch.isfinite(logprobs).any()
 
 
 def test_a_plain_lane_is_what_a_cpu_gets() -> None:
-    assert not memory_limits.limits_of(torch.device("cpu")).graphs
-    assert not issubclass(Lane, GraphLane)
+    assert not memory_limits.memory_limits_of(torch.device("cpu")).uses_graphs
+    assert not issubclass(DecodeBatch, CudaGraphBatch)

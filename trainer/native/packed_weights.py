@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from trainer.forward.decoder import Decoder
 from trainer.forward.fused_weights import folded, interleaving, layer_of
 from trainer.forward.weights import FUSED, Trainable, layer_module
-from trainer.native.compile import library
-from trainer.native.threads import together
-from trainer.weight_cache import Recent
+from trainer.lru_cache import LruCache
+from trainer.native.compile import load_library
+from trainer.native.threads import run_on_threads
 
 WIDE, LANES = 16, 32
 """Floats of a vector, and outputs of a panel, as in `vectors.h`."""
@@ -42,7 +42,7 @@ LAYER = (
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Packed:
+class PackedWeights:
     """Matrices in panels, (outputs / LANES, inputs, LANES); the gate's and the other outputs in turns
     of a vector each. `layers` have what LAYER names, biases and the norm where the model has
     them."""
@@ -61,32 +61,38 @@ class _Adapted(ctypes.Structure):
     ]
 
 
-class Bases:
+class PackedBases:
     """The bases of adapters, packed once, and room for versions: memory that was mapped for one that
     is gone costs half as much to write as new memory."""
 
     def __init__(self) -> None:
-        self._held: Recent[tuple[Decoder, Packed]] = Recent(2)
+        self._held: LruCache[tuple[Decoder, PackedWeights]] = LruCache(2)
         self._rooms: list[torch.Tensor] = []
 
-    def packed(self, decoder: Decoder, view: Trainable) -> Packed:
+    def pack(self, decoder: Decoder, view: Trainable) -> PackedWeights:
         """The version `view`. Its tensors are overwritten after it is gone: hold it, not them."""
         if not view.frozen or _rank(view) > HIGH_RANK:
-            return packed(decoder, view)
+            return pack(decoder, view)
         key = str(id(decoder))
         held = self._held.get(key)
         if held is None:
-            held = self._held.put(key, (decoder, packed(decoder, replace(view, pairs={}))))
+            held = self._held.put(key, (decoder, pack(decoder, replace(view, pairs={}))))
         _, base = held
-        adapt = library("adapt")
+        adapt = load_library("adapt")
         if not view.pairs:
             return base
-        return packed(decoder, view) if adapt is None else self._adapted(adapt, base, decoder, view)
+        return (
+            pack(decoder, view) if adapt is None else self._add_adapters(adapt, base, decoder, view)
+        )
 
-    def _adapted(
-        self, adapt: ctypes.CDLL, base: Packed, decoder: Decoder, view: Trainable
-    ) -> Packed:
-        added = {what: part for what in FUSED if (part := _added(decoder, view, what)) is not None}
+    def _add_adapters(
+        self, adapt: ctypes.CDLL, base: PackedWeights, decoder: Decoder, view: Trainable
+    ) -> PackedWeights:
+        added = {
+            what: part
+            for what in FUSED
+            if (part := _adapter_products(decoder, view, what)) is not None
+        }
         places = [(number, what) for number in range(len(base.layers)) for what in added]
         sizes = [base.layers[number][what].numel() for number, what in places]
         room = self._room(sum(sizes))
@@ -103,7 +109,7 @@ class Bases:
         def run(_: int) -> None:
             adapt.adapt(table, ctypes.c_int64(len(table)), ctypes.byref(following))
 
-        together(run, torch.get_num_threads())
+        run_on_threads(run, torch.get_num_threads())
         made = replace(base, layers=tuple(layers))
         weakref.finalize(made, self._rooms.append, room)
         return made
@@ -117,10 +123,10 @@ class Bases:
         return torch.empty(num_floats)
 
 
-def packed(decoder: Decoder, view: Trainable) -> Packed:
+def pack(decoder: Decoder, view: Trainable) -> PackedWeights:
     """The version `view`, packed from its weights."""
     embedding = view.base["model.embed_tokens.weight"]
-    return Packed(
+    return PackedWeights(
         layers=tuple(_layer(decoder, view, layer) for layer in range(decoder.num_layers)),
         embedding=embedding.contiguous(),
         norm=view.base["model.norm.weight"] * math.sqrt(embedding.shape[1]),
@@ -133,7 +139,7 @@ def _rank(view: Trainable) -> int:
     return max((len(a_r_I) for a_r_I, _ in view.pairs.values()), default=0)
 
 
-def _added(
+def _adapter_products(
     decoder: Decoder, view: Trainable, what: str
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """What the adapters of these modules add in each of the L layers, as one product: (L, I, r), and

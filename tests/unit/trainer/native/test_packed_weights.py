@@ -8,14 +8,21 @@ import torch
 from transformers import PreTrainedConfig
 
 from tests.kit.postgres import missing
-from tests.unit.trainer.sampler.native.test_native import LLAMA, QWEN2, QWEN3
-from tests.unit.trainer.sampler.test_sampler_model import base_of, decoder
+from tests.unit.trainer.native.test_decode import LLAMA, QWEN2, QWEN3
+from tests.unit.trainer.sampler.test_decode_model import base_of, decoder
 from trainer.forward.weights import FUSED, Trainable, trainable
 from trainer.model.base import Base
 from trainer.model.lora import fresh_adapter, target_modules
-from trainer.native.compile import library
-from trainer.sampler.native import packed_weights
-from trainer.sampler.native.packed_weights import HIGH_RANK, Bases, Packed, in_turns, packed, panels
+from trainer.native import packed_weights
+from trainer.native.compile import load_library
+from trainer.native.packed_weights import (
+    HIGH_RANK,
+    PackedBases,
+    PackedWeights,
+    in_turns,
+    pack,
+    panels,
+)
 
 ADAPTED = {
     "all": "all-linear",
@@ -33,7 +40,7 @@ def version(
     return trainable(base.tensors, noisy, alpha=8.0)
 
 
-def assert_same(found: Packed, expected: Packed) -> None:
+def assert_same(found: PackedWeights, expected: PackedWeights) -> None:
     for one, other in zip(found.layers, expected.layers, strict=True):
         assert one.keys() == other.keys()
         for name in one:
@@ -48,18 +55,18 @@ def test_an_adapter_is_added_to_the_packed_base(
     config: Callable[[], PreTrainedConfig], targets: str
 ) -> None:
     base = base_of(config)
-    shape, bases, view = decoder(base), Bases(), version(base, ADAPTED[targets])
+    shape, bases, view = decoder(base), PackedBases(), version(base, ADAPTED[targets])
     with torch.no_grad():
-        expected = packed(shape, view)
-        assert_same(bases.packed(shape, view), expected)
+        expected = pack(shape, view)
+        assert_same(bases.pack(shape, view), expected)
         plain = trainable(base.tensors, {}, alpha=1.0)
         changed = {
             what
-            for one, other in zip(packed(shape, plain).layers, expected.layers, strict=True)
+            for one, other in zip(pack(shape, plain).layers, expected.layers, strict=True)
             for what in FUSED
             if not torch.allclose(one[what], other[what])
         }
-        assert_same(bases.packed(shape, plain), packed(shape, plain))
+        assert_same(bases.pack(shape, plain), pack(shape, plain))
     assert changed == {"all": set(FUSED)}.get(targets, {"qkv", "gate_up"})
 
 
@@ -67,53 +74,53 @@ def test_weights_trained_in_full_are_packed_anew() -> None:
     base = base_of(QWEN3)
     full = {n: 2 * p.detach() for n, p in base.model.named_parameters()}
     view = trainable(base.tensors, full, alpha=1.0)
-    shape, bases = decoder(base), Bases()
+    shape, bases = decoder(base), PackedBases()
     with torch.no_grad():
-        bases.packed(shape, trainable(base.tensors, {}, alpha=1.0))
-        assert_same(bases.packed(shape, view), packed(shape, view))
+        bases.pack(shape, trainable(base.tensors, {}, alpha=1.0))
+        assert_same(bases.pack(shape, view), pack(shape, view))
 
 
 def test_without_a_compiler_an_adapted_version_is_packed_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packed_weights, "library", lambda _: None)
+    monkeypatch.setattr(packed_weights, "load_library", lambda _: None)
     base = base_of(QWEN3)
     view, shape = version(base, "all-linear"), decoder(base)
     with torch.no_grad():
-        assert_same(Bases().packed(shape, view), packed(shape, view))
+        assert_same(PackedBases().pack(shape, view), pack(shape, view))
 
 
 def test_an_adapter_of_a_high_rank_is_multiplied_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> Packed:
+    def refused(*_: object) -> PackedWeights:
         raise AssertionError("adapt.c was asked")
 
-    monkeypatch.setattr(Bases, "_adapted", refused)
+    monkeypatch.setattr(PackedBases, "_add_adapters", refused)
     base = base_of(QWEN3)
     low, high = (version(base, "all-linear", rank=rank) for rank in (HIGH_RANK, HIGH_RANK + 1))
-    shape, bases = decoder(base), Bases()
+    shape, bases = decoder(base), PackedBases()
     with torch.no_grad():
-        assert_same(bases.packed(shape, high), packed(shape, high))
-        if library("adapt") is not None:
+        assert_same(bases.pack(shape, high), pack(shape, high))
+        if load_library("adapt") is not None:
             with pytest.raises(AssertionError, match="was asked"):
-                bases.packed(shape, low)
+                bases.pack(shape, low)
 
 
 def test_the_room_of_a_version_that_is_gone_is_used_again() -> None:
     """And none that is still held."""
-    if library("adapt") is None:
+    if load_library("adapt") is None:
         missing("no C compiler (apt-get install gcc libc6-dev): versions are packed anew")
     base = base_of(QWEN3)
-    shape, bases = decoder(base), Bases()
+    shape, bases = decoder(base), PackedBases()
     views = [version(base, "all-linear", seed=seed) for seed in range(4)]
     with torch.no_grad():
-        held = [bases.packed(shape, view) for view in views[:3]]
+        held = [bases.pack(shape, view) for view in views[:3]]
         place = held[1].layers[0]["qkv"].data_ptr()
         del held[1]
         gc.collect()
-        held.append(bases.packed(shape, views[3]))
+        held.append(bases.pack(shape, views[3]))
         assert held[2].layers[0]["qkv"].data_ptr() == place
         for one, view in zip(held, (views[0], views[2], views[3]), strict=True):
-            assert_same(one, packed(shape, view))
+            assert_same(one, pack(shape, view))
 
 
 def test_panels_and_turns() -> None:

@@ -6,20 +6,22 @@ import pytest
 import torch
 
 from schemas.sampling import DrawKey
-from trainer.sampler.counter_rng import Draws, prompt_hash
-from trainer.sampler.draw_token import choose
+from trainer.sampler.counter_rng import CounterRng, prompt_hash
+from trainer.sampler.draw_token import draw_tokens
 
 KEY = DrawKey(purpose="train", step=3, slot=2, replacement=0, sample=1)
 
 
-def draws(key: DrawKey = KEY, *, seed: int = 7, prompt: str = "p", occurrence: int = 0) -> Draws:
-    return Draws(key, seed=seed, prompt=prompt, occurrence=occurrence)
+def draws(
+    key: DrawKey = KEY, *, seed: int = 7, prompt: str = "p", occurrence: int = 0
+) -> CounterRng:
+    return CounterRng(key, seed=seed, prompt=prompt, occurrence=occurrence)
 
 
 def test_a_draw_is_a_function_of_its_position() -> None:
-    forward = [draws().at(i) for i in range(200)]
+    forward = [draws().uniform_at(i) for i in range(200)]
     one = draws()
-    assert [one.at(i) for i in reversed(range(200))] == forward[::-1]
+    assert [one.uniform_at(i) for i in reversed(range(200))] == forward[::-1]
     assert len(set(forward)) == 200
     assert all(0 <= value < 1 for value in forward)
     assert sum(forward) / 200 == pytest.approx(0.5, abs=0.1)
@@ -34,7 +36,7 @@ PINNED = [
 
 
 def test_the_numbers_never_change_between_releases() -> None:
-    assert [draws().at(i) for i in (0, 1, 64, 1000)] == PINNED
+    assert [draws().uniform_at(i) for i in (0, 1, 64, 1000)] == PINNED
 
 
 @pytest.mark.parametrize(
@@ -55,8 +57,8 @@ def test_the_numbers_never_change_between_releases() -> None:
         ),
     ],
 )
-def test_every_part_of_the_key_counts(other: Callable[[], Draws]) -> None:
-    assert other().at(0) != draws().at(0)
+def test_every_part_of_the_key_counts(other: Callable[[], CounterRng]) -> None:
+    assert other().uniform_at(0) != draws().uniform_at(0)
 
 
 def test_prompts_are_told_apart_by_their_ids() -> None:
@@ -65,7 +67,7 @@ def test_prompts_are_told_apart_by_their_ids() -> None:
 
 
 def pick(logits: list[float], uniform: float, *, temperature: float = 1.0, top_p: float = 1.0):
-    tokens, logprobs = choose(
+    tokens, logprobs = draw_tokens(
         torch.tensor([logits]), temperatures=[temperature], top_ps=[top_p], uniforms=[uniform]
     )
     return tokens[0], logprobs[0]

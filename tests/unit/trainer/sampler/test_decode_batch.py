@@ -1,4 +1,4 @@
-"""Lanes of the sampler: their shapes, their threads, and the check before they are trusted."""
+"""Batches of the sampler: their shapes, their threads, and the check before they are trusted."""
 
 from dataclasses import replace
 
@@ -13,24 +13,24 @@ from trainer.model.base import build_base
 from trainer.model.chat_template import Chat
 from trainer.policy import Loaded
 from trainer.sampler import decode_model
-from trainer.sampler.batcher import Core
-from trainer.sampler.completion import Row, Version
-from trainer.sampler.counter_rng import Draws
-from trainer.sampler.decode_batch import Lane, capacity_for, independent, row_bytes
-from trainer.sampler.decode_model import model_of
+from trainer.sampler.batcher import Batcher
+from trainer.sampler.completion import Completion, Version
+from trainer.sampler.counter_rng import CounterRng
+from trainer.sampler.decode_batch import DecodeBatch, capacity_for, has_independent_rows, row_bytes
+from trainer.sampler.decode_model import decode_model_of
 from trainer.sampler.prefill import TorchPrompt
 
 
 @pytest.mark.parametrize(("fixed", "seen"), [(True, 64), (False, 48)])
 def test_a_lane_of_free_shape_looks_no_further_than_its_longest_row(fixed: bool, seen: int) -> None:
-    core, row = Core(), _row()
-    model = core._model(row.version)
-    lane = Lane(model, capacity=64, size=8, fixed=fixed)
-    assert lane._seen() == 64, "an empty lane is asked by the check of its shapes"
+    batcher, row = Batcher(), _row()
+    model = batcher._model(row.version)
+    batch = DecodeBatch(model, capacity=64, size=8, fixed=fixed)
+    assert batch._seen() == 64, "an empty batch is asked by the check of its shapes"
     for prompt in ((1, 2, 3), tuple(range(33))):
         zeros = torch.zeros(2, 1, len(prompt), 16)
-        lane.add(replace(row, prompt_ids=prompt), TorchPrompt(torch.zeros(8), zeros, zeros))
-    assert lane._seen() == seen
+        batch.add(replace(row, prompt_ids=prompt), TorchPrompt(torch.zeros(8), zeros, zeros))
+    assert batch._seen() == seen
 
 
 @pytest.mark.parametrize(("narrow", "expected"), [(32, 1), (31, 2)])
@@ -44,14 +44,14 @@ def test_narrow_models_decode_with_one_thread(
         seen.append(torch.get_num_threads())
         return torch.zeros(8, 32)
 
-    model = Core()._model(_row().version)
-    lane = Lane(replace(model, bases=None), capacity=32, size=8, fixed=True)
+    model = Batcher()._model(_row().version)
+    batch = DecodeBatch(replace(model, bases=None), capacity=32, size=8, fixed=True)
     monkeypatch.setattr(type(model), "hidden", heard)
-    monkeypatch.setattr(decode_model, "NARROW", narrow)
+    monkeypatch.setattr(decode_model, "is_narrow", lambda hidden: hidden <= narrow)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        lane.logits(torch.zeros(8, dtype=torch.long), torch.zeros(8, dtype=torch.long))
+        batch.logits(torch.zeros(8, dtype=torch.long), torch.zeros(8, dtype=torch.long))
         assert (seen, torch.get_num_threads()) == ([expected], 2)
     finally:
         torch.set_num_threads(before)
@@ -62,38 +62,38 @@ def test_capacity_is_a_function_of_the_length() -> None:
 
 
 def test_lanes_are_checked_before_they_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    core, row = Core(), _row()
-    monkeypatch.setattr("trainer.sampler.batcher.independent", lambda lane: False)
-    assert core._lane_for(row).size == 1
+    batcher, row = Batcher(), _row()
+    monkeypatch.setattr("trainer.sampler.batcher.has_independent_rows", lambda batch: False)
+    assert batcher._batch_for(row).size == 1
 
 
 def test_a_lane_whose_rows_depend_on_their_slot_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    core = Core()
-    model = core._model(_row().version)
-    lane = Lane(model, capacity=64, size=8, fixed=True)
-    assert independent(lane)
-    honest = Lane.logits
+    batcher = Batcher()
+    model = batcher._model(_row().version)
+    batch = DecodeBatch(model, capacity=64, size=8, fixed=True)
+    assert has_independent_rows(batch)
+    honest = DecodeBatch.logits
 
-    def slotted(self: Lane, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def slotted(self: DecodeBatch, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return honest(self, tokens, positions) * (1 + 1e-6 * torch.arange(8.0))[:, None]
 
-    monkeypatch.setattr(Lane, "logits", slotted)
-    assert not independent(lane)
+    monkeypatch.setattr(DecodeBatch, "logits", slotted)
+    assert not has_independent_rows(batch)
 
 
-def _row() -> Row:
+def _row() -> Completion:
     base = build_base(TINY, {}, device=torch.device("cpu"))
     asked = request(deterministic=True)
-    return Row(
+    return Completion(
         version=Version("tiny", "", Loaded(base, decoder_of(base), Fallback(base)), {}, 1.0),
         chat=Chat(base.tokenizer, base.stop_ids),
         stop_ids=base.stop_ids,
         params=asked.params,
         prompt_ids=(1, 2, 3),
         max_new_tokens=4,
-        draws=Draws(asked.key, seed=0, prompt="p", occurrence=0),
+        rng=CounterRng(asked.key, seed=0, prompt="p", occurrence=0),
     )
 
 
@@ -103,6 +103,8 @@ def test_a_row_counts_the_bytes_that_its_cache_takes(dtype: torch.dtype) -> None
     view = replace(trainable(version.loaded.base.tensors, {}, alpha=1.0), dtype=dtype)
     decoder = version.loaded.decoder
     assert decoder is not None
-    lane = Lane(model_of(decoder, view, num_bytes=1), capacity=64, size=4, fixed=False)
-    assert lane.row_bytes == (lane.keys.nbytes + lane.values.nbytes) // 4
-    assert row_bytes(decoder, 64, dtype) == lane.row_bytes
+    batch = DecodeBatch(
+        decode_model_of(decoder, view, num_bytes=1), capacity=64, size=4, fixed=False
+    )
+    assert batch.row_bytes == (batch.keys.nbytes + batch.values.nbytes) // 4
+    assert row_bytes(decoder, 64, dtype) == batch.row_bytes

@@ -14,7 +14,7 @@ from trainer.forward.weights import Trainable, trainable
 from trainer.model.base import Base, build_base
 from trainer.model.lora import fresh_adapter, target_modules
 from trainer.sampler import decode_model
-from trainer.sampler.decode_model import Apart, Fused, model_of
+from trainer.sampler.decode_model import FusedModel, UnfusedModel, decode_model_of
 
 QWEN3 = family("qwen3").config
 QWEN2 = family("qwen2.5").config
@@ -66,8 +66,8 @@ def test_fused_logits_are_the_learner_s(config: Callable[[], PreTrainedConfig]) 
     attend = causal_attend(torch.ones(20, 20, dtype=torch.bool).tril(), kv_heads=shape.kv_heads)
     for name, view in views(base).items():
         expected = shape.logits(view, shape.hidden(view, tokens, positions, attend))
-        fused = model_of(shape, view, num_bytes=base.num_bytes)
-        assert isinstance(fused, Fused)
+        fused = decode_model_of(shape, view, num_bytes=base.num_bytes)
+        assert isinstance(fused, FusedModel)
         found = fused.logits(fused.hidden(tokens, positions, attend))
         torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-11, msg=name)
 
@@ -76,7 +76,7 @@ def test_fusing_leaves_the_version_as_it_is() -> None:
     base = base_of(QWEN3)
     for view in views(base).values():
         before = {name: tensor.clone() for name, tensor in view.base.items()}
-        fused = model_of(decoder(base), view, num_bytes=base.num_bytes)
+        fused = decode_model_of(decoder(base), view, num_bytes=base.num_bytes)
         tokens, shape = torch.arange(4), decoder(base)
         attend = causal_attend(torch.ones(4, 4, dtype=torch.bool).tril(), kv_heads=shape.kv_heads)
         with torch.no_grad():
@@ -90,14 +90,14 @@ def test_what_cannot_be_copied_or_has_no_complex_twin_is_read_as_it_is(
     base = base_of(QWEN3)
     view, shape = views(base)["nothing"], decoder(base)
     half = replace(view, dtype=torch.bfloat16)
-    assert isinstance(model_of(shape, half, num_bytes=base.num_bytes), Apart)
+    assert isinstance(decode_model_of(shape, half, num_bytes=base.num_bytes), UnfusedModel)
     monkeypatch.setattr(decode_model, "COPY_BYTES", 1)
-    apart = model_of(shape, view, num_bytes=base.num_bytes)
-    assert isinstance(apart, Apart)
+    apart = decode_model_of(shape, view, num_bytes=base.num_bytes)
+    assert isinstance(apart, UnfusedModel)
     tokens = torch.arange(4)
     attend = causal_attend(torch.ones(4, 4, dtype=torch.bool).tril(), kv_heads=shape.kv_heads)
     monkeypatch.undo()
-    fused = model_of(shape, view, num_bytes=base.num_bytes)
+    fused = decode_model_of(shape, view, num_bytes=base.num_bytes)
     torch.testing.assert_close(
         apart.logits(apart.hidden(tokens, tokens, attend)),
         fused.logits(fused.hidden(tokens, tokens, attend)),

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 
 from tests.kit.postgres import missing
 from tests.unit.trainer.forward.test_packing import example, packed
-from tests.unit.trainer.sampler.test_sampler_model import (
+from tests.unit.trainer.sampler.test_decode_model import (
     QWEN2,
     QWEN3,
     _llama,
@@ -18,16 +18,16 @@ from tests.unit.trainer.sampler.test_sampler_model import (
     views,
 )
 from trainer.forward.decoder import Decoder
-from trainer.forward.native_pass import native_hidden, native_library
 from trainer.forward.packing import MicroBatch, packed_attend
 from trainer.forward.weights import Trainable
 from trainer.model.base import Base
-from trainer.native.compile import library
+from trainer.native.compile import load_library
+from trainer.native.learn import learner_pass
 
 
 @pytest.fixture(autouse=True)
 def compiler() -> None:
-    if library("learn") is None:
+    if load_library("learn") is None:
         missing("no C compiler (apt-get install gcc libc6-dev): the learner's pass is torch's")
 
 
@@ -50,10 +50,9 @@ def micro() -> MicroBatch:
 
 
 def found(shape: Decoder, view: Trainable, batch: MicroBatch) -> torch.Tensor:
-    made = native_library(shape, view)
-    assert made is not None
-    tokens = (batch.tokens_N, batch.positions_N)
-    return native_hidden(made, shape, view, *tokens, batch.segments)
+    native = learner_pass(shape, view)
+    assert native is not None
+    return native.hidden(batch.tokens_N, batch.positions_N, batch.segments)
 
 
 def expected(shape: Decoder, view: Trainable, batch: MicroBatch) -> torch.Tensor:
@@ -186,11 +185,11 @@ def test_the_tensors_of_a_version_are_left_as_they_are() -> None:
 def test_what_is_trained_whole_wide_odd_or_coarse_is_left_to_torch() -> None:
     base = base_of(QWEN3)
     view, shape = views(base)["all-linear"], decoder(base)
-    assert native_library(shape, view) is not None
-    assert native_library(shape, views(base)["full"]) is None, "its weights need gradients"
-    assert native_library(shape, replace(view, dtype=torch.bfloat16)) is None
-    assert native_library(replace(shape, head_dim=12), view) is None
+    assert learner_pass(shape, view) is not None
+    assert learner_pass(shape, views(base)["full"]) is None, "its weights need gradients"
+    assert learner_pass(shape, replace(view, dtype=torch.bfloat16)) is None
+    assert learner_pass(replace(shape, head_dim=12), view) is None
     single_masters = {m: (a.float(), b.float()) for m, (a, b) in view.pairs.items()}
-    assert native_library(shape, replace(view, pairs=single_masters)) is None
+    assert learner_pass(shape, replace(view, pairs=single_masters)) is None
     embedding = {"model.embed_tokens.weight": torch.zeros(2, 1024).double()}
-    assert native_library(shape, replace(view, base={**view.base, **embedding})) is None
+    assert learner_pass(shape, replace(view, base={**view.base, **embedding})) is None

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from tests.kit.postgres import missing
-from tests.unit.trainer.forward.test_native_pass import gradients, leaves, micro
-from tests.unit.trainer.sampler.test_sampler_model import QWEN3, base_of, decoder, views
-from trainer.forward.native_pass import native_hidden
-from trainer.native.compile import compiler, library
+from tests.unit.trainer.native.test_learn import gradients, leaves, micro
+from tests.unit.trainer.sampler.test_decode_model import QWEN3, base_of, decoder, views
+from trainer.native.compile import compiler, load_library
+from trainer.native.learn import LearnerPass
 
 NEEDED = ("gcc", "clang", "ccache")
 
@@ -24,10 +24,10 @@ NEEDED = ("gcc", "clang", "ccache")
 def cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CCACHE_DIR", str(tmp_path / "ccache"))
-    library.cache_clear()
+    load_library.cache_clear()
     compiler.cache_clear()
     yield
-    library.cache_clear()
+    load_library.cache_clear()
     compiler.cache_clear()
 
 
@@ -40,7 +40,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ctypes.CDLL]:
             if program in cc.split() and shutil.which(program) is None:
                 missing(f"no {program} (apt-get install {program})")
         monkeypatch.setenv("CC", cc)
-        made = library(name, *defines)
+        made = load_library(name, *defines)
         assert made is not None
         return made
 
@@ -58,10 +58,10 @@ def test_gcc_and_clang_give_the_same_numbers_and_libraries_of_other_names(
     view, shape, batch = views(base)["all-linear"], decoder(base), micro()
     trained, found, names = leaves(view), [], []
     for cc in ("gcc", "clang"):
-        library.cache_clear()
+        load_library.cache_clear()
         made = built(cc, "DOUBLE", name="learn")
-        tokens = (batch.tokens_N, batch.positions_N)
-        hidden = native_hidden(made, shape, view, *tokens, batch.segments)
+        native = LearnerPass(made, shape, view)
+        hidden = native.hidden(batch.tokens_N, batch.positions_N, batch.segments)
         found.append([hidden.detach(), *gradients(hidden, trained)])
         names.append(file_of(made).stem)
     for one, other in zip(*found, strict=True):
@@ -73,7 +73,7 @@ def test_a_compiler_behind_another_program_is_called_as_a_shell_would(
     built: Callable[..., ctypes.CDLL],
 ) -> None:
     assert file_of(built("ccache gcc")).is_file()
-    library.cache_clear()
+    load_library.cache_clear()
     assert file_of(built("gcc -pipe")).is_file()
 
 
@@ -85,14 +85,16 @@ def test_without_a_compiler_one_warning_says_what_follows(
     if not wanted:
         monkeypatch.setenv("PATH", "/nowhere")
     with caplog.at_level(logging.WARNING, logger="trainer.native.compile"):
-        assert [library(name) for name in ("adapt", "decode", "learn")] == [None] * 3
+        assert [load_library(name) for name in ("adapt", "decode", "learn")] == [None] * 3
     [said] = caplog.messages
     assert "narrow models run through torch" in said
     assert "other roundings" in said
     assert "apt-get install gcc" in said
 
 
-LOAD = "import sys; from trainer.native.compile import library; sys.exit(library('adapt') is None)"
+LOAD = """import sys
+from trainer.native.compile import load_library
+sys.exit(load_library("adapt") is None)"""
 
 
 @pytest.mark.parametrize("kept", [0, 100, 0.5, -1])

@@ -1,0 +1,46 @@
+"""Which models run in C. Each is a function of the model and never of a trial run: C rounds in another
+way than torch, so another answer would give a run other bits."""
+
+import torch
+
+from trainer.forward.decoder import Decoder
+from trainer.forward.weights import Trainable, layer_module
+
+MOST_HIDDEN = 512
+"""A model of up to this hidden size is narrow."""
+VECTOR_BYTES = 64
+
+
+def is_narrow(hidden_size: int) -> bool:
+    """Whether starting an operation of such a model costs as much as computing it."""
+    return hidden_size <= MOST_HIDDEN
+
+
+def can_learn(decoder: Decoder, view: Trainable) -> bool:
+    """Whether `learn.c` takes the learner's pass over this version: its base is frozen and narrow, of
+    sizes that are whole vectors, and all of its tensors are of one type."""
+    return (
+        view.frozen
+        and view.dtype in (torch.float32, torch.float64)
+        and all(part.dtype == view.dtype for pair in view.pairs.values() for part in pair)
+        and _has_sizes(decoder, view, dtype=view.dtype)
+    )
+
+
+def can_decode(decoder: Decoder, view: Trainable) -> bool:
+    """Whether `decode.c` samples from this version: a narrow one in float32, of sizes that are whole
+    vectors."""
+    dtype = view.base["model.embed_tokens.weight"].dtype
+    return dtype == torch.float32 and _has_sizes(decoder, view, dtype=dtype)
+
+
+def _has_sizes(decoder: Decoder, view: Trainable, *, dtype: torch.dtype) -> bool:
+    """Whether it lies on a CPU, is narrow, and its sizes are whole vectors of this type."""
+    embedding = view.base["model.embed_tokens.weight"]
+    hidden, inner = embedding.shape[1], len(view.base[layer_module(0, "mlp.gate_proj.weight")])
+    lanes = VECTOR_BYTES // dtype.itemsize
+    return (
+        embedding.device.type == "cpu"
+        and is_narrow(hidden)
+        and all(size % lanes == 0 for size in (hidden, decoder.head_dim, inner))
+    )
