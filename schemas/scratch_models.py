@@ -113,5 +113,5 @@ def scratch_shape(name: str) -> ScratchShape:
     meant = PREFIX + close[0] if close else None
     names = ", ".join(shape.model_path for shape in SHAPES)
     message = f"there is no shape {PREFIX}{bare}; use one of: {names}"
-    issue = Issue(key="experiment.model_path", message=message, did_you_mean=meant)
+    issue = Issue(key="model", message=message, did_you_mean=meant)
     raise InvalidConfig(message, issues=(issue,))

@@ -14,9 +14,8 @@ from typing import Any
 
 import httpx
 
-from schemas.errors import InvalidConfig, Issue
+from schemas.errors import InvalidConfig
 
-KEY = "experiment.model_path"
 ENDPOINT = "https://huggingface.co"
 ANSWER_S = 4.0
 """How long the hub has to answer, redirects and all."""
@@ -29,12 +28,12 @@ Config = Mapping[str, Any]
 
 
 async def hub_config(name: str) -> Config:
-    """The content of `name`'s config.json. Raises InvalidConfig with an issue for
-    `experiment.model_path`: no such model, not allowed, offline, or no answer."""
+    """The content of `name`'s config.json. Raises InvalidConfig: no such model, not allowed, offline, or
+    no answer."""
     if (cached := await asyncio.to_thread(_cached, name)) is not None:
         return cached
     if (variable := offline()) is not None:
-        raise _wrong(
+        raise InvalidConfig(
             f"the model {name} is not in this machine's cache ({_cache()}), and {variable} forbids to "
             f"ask {endpoint()}; download it first, {INSTEAD}"
         )
@@ -42,7 +41,7 @@ async def hub_config(name: str) -> Config:
         async with asyncio.timeout(ANSWER_S):
             return await _asked(endpoint(), name)
     except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        raise _wrong(
+        raise InvalidConfig(
             f"the model {name} is not in this machine's cache ({_cache()}), and {endpoint()} "
             f"{_why(error)}; check the connection, set HF_ENDPOINT, {INSTEAD}"
         ) from error
@@ -68,16 +67,18 @@ async def _asked(hub: str, name: str) -> Config:
         client.stream("GET", url, headers=headers) as answer,
     ):
         if answer.status_code in (401, 403, 404):
-            raise _wrong(_refusal(hub, name, answer, with_token=bool(token)))
+            raise InvalidConfig(_refusal(hub, name, answer, with_token=bool(token)))
         answer.raise_for_status()
         data = bytearray()
         async for chunk in answer.aiter_bytes():
             data += chunk
             if len(data) > MAX_CONFIG_BYTES:
-                raise _wrong(f"the config.json of {name} has more than {MAX_CONFIG_BYTES} bytes")
+                raise InvalidConfig(
+                    f"the config.json of {name} has more than {MAX_CONFIG_BYTES} bytes"
+                )
     config = parsed(bytes(data))
     if config is None:
-        raise _wrong(f"{url} is not a JSON object; check HF_ENDPOINT")
+        raise InvalidConfig(f"{url} is not a JSON object; check HF_ENDPOINT")
     return config
 
 
@@ -137,7 +138,3 @@ def parsed(data: bytes) -> Config | None:
     except (ValueError, RecursionError):
         return None
     return config if isinstance(config, dict) else None
-
-
-def _wrong(message: str) -> InvalidConfig:
-    return InvalidConfig(message, issues=(Issue(KEY, message),))

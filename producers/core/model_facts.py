@@ -12,14 +12,11 @@ from typing import Any
 
 from producers.core.hub import hub_config, parsed
 from producers.core.lookup import Lookup
-from schemas.config import EvalConfig, RunConfig
-from schemas.errors import Issue, NotFound
-from schemas.events import DatasetRegistered
+from schemas.errors import NotFound
 from schemas.sampling import ModelRef
 from schemas.scratch_models import CHARACTERS, scratch_shape
 
 MAX_ANCESTORS = 64
-SHOWN_CHARACTERS = 8
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
@@ -101,51 +98,3 @@ def _parameters(config: Mapping[str, Any]) -> int | None:
     layer = attention + 3 * hidden * intermediate * experts + 2 * hidden
     tables = 1 if config.get("tie_word_embeddings", True) else 2
     return tables * vocabulary * hidden + layers * layer + hidden
-
-
-def length_issues(config: RunConfig | EvalConfig, context: int | None) -> tuple[Issue, ...]:
-    """Lengths in the file that the model has no positions for. A length that the file does not name is
-    cut to what the model has."""
-    if context is None:
-        return ()
-    if isinstance(config, RunConfig) and config.advanced.algorithm == "sft":
-        longest = config.advanced.max_sequence_length
-        if "max_sequence_length" in config.advanced.model_fields_set and longest > context:
-            return (Issue("advanced.max_sequence_length", _beyond(longest, context)),)
-    section = "training" if isinstance(config, RunConfig) else "advanced"
-    values = config.training if isinstance(config, RunConfig) else config.advanced
-    prompt, answer = values.max_prompt_length, values.max_response_length
-    given = values.model_fields_set
-    issues = []
-    if "max_prompt_length" in given and prompt >= context:
-        issues.append(Issue(f"{section}.max_prompt_length", _beyond(prompt, context, room=1)))
-    if "max_response_length" in given and answer >= context:
-        issues.append(Issue(f"{section}.max_response_length", _beyond(answer, context, room=1)))
-    both = {"max_prompt_length", "max_response_length"} <= given
-    if not issues and both and prompt + answer > context:
-        together = f"{prompt} tokens of prompt and {answer} of answer are {prompt + answer}"
-        message = f"is too large: {together}; the model has {context} positions"
-        issues.append(Issue(f"{section}.max_response_length", message))
-    return tuple(issues)
-
-
-def _beyond(length: int, context: int, *, room: int = 0) -> str:
-    return f"must be at most {context - room}, got {length}: the model has {context} positions"
-
-
-def unknown_characters(facts: ModelFacts, *datasets: DatasetRegistered | None) -> tuple[str, ...]:
-    """A warning for each dataset that holds characters which a character vocabulary cannot spell."""
-    if facts.characters is None:
-        return ()
-    found = []
-    for dataset in (d for d in datasets if d is not None):
-        lacking = [c for c in dataset.characters if c not in facts.characters]
-        if lacking:
-            shown = " ".join(map(repr, lacking[:SHOWN_CHARACTERS]))
-            more = ", ..." if len(lacking) > SHOWN_CHARACTERS else ""
-            found.append(
-                f"the model's vocabulary has no symbol for {len(lacking)} characters of "
-                f"{dataset.dataset.name}, which it reads as <|unk|>: {shown}{more}; choose another "
-                "shape (`headrace models`) or a model with a tokenizer of its own"
-            )
-    return tuple(found)

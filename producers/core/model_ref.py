@@ -6,16 +6,15 @@ import re
 from pathlib import Path
 
 from producers.core.lookup import CHECKPOINT, Lookup
-from schemas.errors import InvalidConfig, Issue, NotFound
+from schemas.errors import InvalidConfig, NotFound
 from schemas.sampling import ModelRef
 from schemas.scratch_models import PREFIX, scratch_shape
 
-KEY = "experiment.model_path"
 HUB = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
 
 async def resolve_model(path: str, *, seed: int, lookup: Lookup) -> ModelRef:
-    """What `path` names. Raises InvalidConfig with an issue for `experiment.model_path`."""
+    """The model that `path` names. Raises InvalidConfig when there is none."""
     if path.startswith(PREFIX):
         return ModelRef(kind="scratch", name=scratch_shape(path).name, seed=seed)
     if CHECKPOINT.fullmatch(path):
@@ -24,7 +23,7 @@ async def resolve_model(path: str, *, seed: int, lookup: Lookup) -> ModelRef:
         return await asyncio.to_thread(_directory, path)
     if HUB.fullmatch(path):
         return ModelRef(kind="hub", name=path)
-    raise _wrong(
+    raise InvalidConfig(
         f"{path!r} is no model: use {PREFIX}NAME, run@step, run@last, run@best, an absolute "
         "directory or a hub id like Qwen/Qwen3-0.6B"
     )
@@ -34,7 +33,7 @@ async def _checkpoint(path: str, lookup: Lookup) -> ModelRef:
     try:
         checkpoint = await lookup.checkpoint(path)
     except NotFound as error:
-        raise _wrong(error.message) from error
+        raise InvalidConfig(error.message) from error
     return checkpoint.model()
 
 
@@ -42,15 +41,15 @@ def _directory(path: str) -> ModelRef:
     try:
         directory = Path(path).expanduser()
     except RuntimeError as error:
-        raise _wrong(f"{path!r} names the home of a user that the server does not have") from error
+        raise InvalidConfig(
+            f"{path!r} names the home of a user that the server does not have"
+        ) from error
     if not directory.is_absolute():
-        raise _wrong(f"{path!r} is relative; the server needs the absolute path of the directory")
+        raise InvalidConfig(
+            f"{path!r} is relative; the server needs the absolute path of the directory"
+        )
     if not directory.is_dir():
-        raise _wrong(f"there is no directory {path} on the server")
+        raise InvalidConfig(f"there is no directory {path} on the server")
     if not (directory / "config.json").is_file():
-        raise _wrong(f"{path} is not a model's directory: it has no config.json")
+        raise InvalidConfig(f"{path} is not a model's directory: it has no config.json")
     return ModelRef(kind="directory", name=str(directory))
-
-
-def _wrong(message: str) -> InvalidConfig:
-    return InvalidConfig(message, issues=(Issue(KEY, message),))

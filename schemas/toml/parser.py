@@ -1,7 +1,9 @@
-"""A TOML as data -> a config, or every mistake in it at once, each with its key and what was meant.
+"""A TOML as data becomes a config, or all of its mistakes at once, each with its key and a suggestion.
 
-The bounds stand in `schemas/config.py` and nowhere else; here their violations become sentences.
-What is valid but not built in this version is refused by name (`not_built`), never ignored.
+This module checks each key by itself: that it exists, its type, its bounds. The bounds are written in
+`schemas/config.py` and nowhere else. Here their violations become sentences. Keys that contradict each
+other are checked by `schemas/toml/config_issues.py`. Both are reached through
+`producers/core/validation/validate.py`.
 """
 
 import difflib
@@ -9,17 +11,13 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from schemas.algorithms import mode_issues, objective_issues
-from schemas.config import EvalConfig, Experiment, RunConfig
+from schemas.config import EvalConfig, RunConfig
 from schemas.errors import InvalidConfig, Issue
-from schemas.toml.environment import reserved_env
 from schemas.toml.key_hints import hint
-from schemas.toml.unread_keys import unread_issues
 
 C = TypeVar("C", RunConfig, EvalConfig)
 ErrorDetails = Mapping[str, Any]
@@ -33,20 +31,17 @@ MOST_ISSUES = 100
 LONGEST = 64
 """Characters of a key that are compared and quoted."""
 
-LONGEST_NAME, DEEPEST = 255, 31
-"""Bytes of a name, and levels of a path inside a rollout, that every disk and a commit can hold."""
-
 LORA_TARGETS = ("advanced", "lora_targets")
 """The one key that may hold either of two types; what pydantic says of each member is about no key."""
 
 
 def parse_run(data: Mapping[str, object]) -> RunConfig:
-    """A training TOML as data -> its config. Raises InvalidConfig with all issues."""
+    """A training TOML as data -> its config. Raises InvalidConfig with the issues of every key."""
     return _parse(data, RunConfig, "training")
 
 
 def parse_eval(data: Mapping[str, object]) -> EvalConfig:
-    """An evaluation TOML as data -> its config. Raises InvalidConfig with all issues."""
+    """An evaluation TOML as data -> its config. Raises InvalidConfig with the issues of every key."""
     return _parse(data, EvalConfig, "evaluation")
 
 
@@ -56,61 +51,30 @@ def refuse(what: str, issues: tuple[Issue, ...]) -> InvalidConfig:
     more = f" (and {len(issues) - 1} more)" if len(issues) > 1 else ""
     meant = f"; did you mean {first.did_you_mean}?" if first.did_you_mean else ""
     return InvalidConfig(
-        f"Invalid {what} config: {first.key} {first.message}{meant}{more}", issues=issues
+        f"invalid {what} config: {first.key}: {first.message}{meant}{more}", issues=issues
     )
 
 
-def not_built(config: RunConfig | EvalConfig) -> tuple[Issue, ...]:
-    """What is valid and not built in this version, by name."""
-    issues = [
-        Issue("secrets.required", "is not built yet: pass what is not secret in [env]")
-        for _ in config.secrets.required[:1]
-    ]
-    if isinstance(config, RunConfig):
-        issues.extend(_training_not_built(config))
-    return tuple(issues)
-
-
-def _training_not_built(config: RunConfig) -> Iterator[Issue]:
-    if config.sampling.rollout_top_p != 1.0:
-        yield Issue(
-            "sampling.rollout_top_p",
-            f"must be 1.0 in training, got {config.sampling.rollout_top_p:g}: a cut-off "
-            "distribution biases the ratio of every token",
-        )
-    if config.advanced.algorithm == "sft":
-        yield from _sft_ignores(config)
-
-
-def _sft_ignores(config: RunConfig) -> Iterator[Issue]:
-    """An SFT run without user code has nobody who could pay."""
-    if config.advanced.rewards and not config.experiment.rollout:
-        yield Issue("advanced.rewards", "has no meaning for sft without a rollout")
-
-
 def _parse(data: Mapping[str, object], model: type[C], what: str) -> C:
-    if early := tuple(islice(_not_json("", data), MOST_ISSUES)):
-        raise refuse(what, early)
+    if issues := tuple(islice(_non_json_issues("", data), MOST_ISSUES)):
+        raise refuse(what, issues)
     try:
-        config = model.model_validate_json(json.dumps(data))
+        return model.model_validate_json(json.dumps(data))
     except ValidationError as error:
         raise refuse(what, _issues(error, model)) from error
-    if late := tuple(islice(_incoherent(config), MOST_ISSUES)):
-        raise refuse(what, late)
-    return config
 
 
-def _not_json(key: str, value: object) -> Iterator[Issue]:
+def _non_json_issues(key: str, value: object) -> Iterator[Issue]:
     """TOML knows dates, inf and nan; no key of ours does."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if not _is_text(name):
                 yield Issue(key or "config", f"holds a key that is not text, {ascii(name)[:60]}")
             else:
-                yield from _not_json(f"{key}.{_bounded(name)}".lstrip("."), inner)
+                yield from _non_json_issues(f"{key}.{_bounded(name)}".lstrip("."), inner)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _not_json(f"{key}[{index}]", inner)
+            yield from _non_json_issues(f"{key}[{index}]", inner)
     elif isinstance(value, float) and not math.isfinite(value):
         yield Issue(key, f"must be a finite number, got {value}")
     elif isinstance(value, str) and not _is_text(value):
@@ -125,52 +89,6 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _incoherent(config: RunConfig | EvalConfig) -> Iterator[Issue]:
-    """What no single key shows."""
-    experiment = config.experiment
-    if experiment.branch and experiment.commit_sha:
-        yield Issue("experiment.commit_sha", "give either branch or commit_sha, not both")
-    if isinstance(config, EvalConfig) or config.advanced.algorithm != "sft":
-        yield from _without_code(experiment)
-    if isinstance(config, RunConfig):
-        yield from objective_issues(config)
-        yield from mode_issues(config.advanced)
-        yield from unread_issues(config)
-    if experiment.entrypoint is not None and (wrong := _bad_entrypoint(experiment.entrypoint)):
-        yield Issue("experiment.entrypoint", wrong)
-    yield from _bad_env(config)
-
-
-def _without_code(experiment: Experiment) -> Iterator[Issue]:
-    for name in ("rollout", "entrypoint"):
-        if not getattr(experiment, name):
-            yield Issue(f"experiment.{name}", "is missing (only sft runs without user code)")
-
-
-def _bad_entrypoint(entrypoint: str) -> str | None:
-    path = PurePosixPath(entrypoint)
-    if path.is_absolute() or ".." in path.parts or "\\" in entrypoint or "\0" in entrypoint:
-        return f"must be a path inside its rollout, got {entrypoint!r}"
-    if any(len(part.encode()) > LONGEST_NAME for part in path.parts) or len(path.parts) > DEEPEST:
-        return f"must be a path that a disk can hold, got {entrypoint[:60]!r}..."
-    if path.suffix != ".py":
-        return f"must be a Python file like 'main.py', got {entrypoint!r}"
-    return None
-
-
-def _bad_env(config: RunConfig | EvalConfig) -> Iterator[Issue]:
-    for name in config.env:
-        if why := reserved_env(name):
-            yield Issue(f"env.{name}", why)
-    seen: set[str] = set()
-    for index, name in enumerate(config.secrets.required):
-        if name in seen:
-            yield Issue(f"secrets.required[{index}]", f"names {name} twice")
-        if name in config.env:
-            yield Issue(f"secrets.required[{index}]", f"{name} stands in [env] too; keep one")
-        seen.add(name)
 
 
 def _issues(error: ValidationError, model: type[BaseModel]) -> tuple[Issue, ...]:
@@ -219,21 +137,22 @@ def _unrecognized(location: tuple[Any, ...], value: object, model: type[BaseMode
         sections = list(model.model_fields)
         close = difflib.get_close_matches(name, sections, n=1)
         if isinstance(value, dict):
-            return Issue(name, "Unrecognized section", close[0] if close else None)
+            return Issue(name, "unrecognized section", close[0] if close else None)
         elsewhere = keys.get(name) or hint(name, keys.values())
-        return Issue(name, "Unrecognized key: every key stands in a section", elsewhere)
+        message = "unrecognized key outside of a section; move it into a section"
+        return Issue(name, message, elsewhere)
     section = str(location[0])
     if name in keys and len(location) == 2:
-        return Issue(_key(location), "Unrecognized key", keys[name])
+        return Issue(_key(location), "unrecognized key", keys[name])
     if len(location) == 2 and (meant := hint(name, keys.values())):
-        return Issue(_key(location), "Unrecognized key", meant)
+        return Issue(_key(location), "unrecognized key", meant)
     likeness = {
         full: difflib.SequenceMatcher(None, name, key).ratio()
         + (OWN_SECTION if full.startswith(f"{section}.") else 0.0)
         for key, full in keys.items()
     }
     best = max(likeness, key=lambda full: likeness[full])
-    return Issue(_key(location), "Unrecognized key", best if likeness[best] >= ALIKE else None)
+    return Issue(_key(location), "unrecognized key", best if likeness[best] >= ALIKE else None)
 
 
 def _known_keys(model: type[BaseModel]) -> dict[str, str]:

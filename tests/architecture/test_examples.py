@@ -12,6 +12,7 @@ import pytest
 from headrace import discovery
 from schemas.config import EvalConfig, RunConfig
 from schemas.toml.parser import parse_run
+from tests.kit.tomls import run_issues
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "arithmetic"
@@ -38,7 +39,9 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.parametrize("text", blocks("toml"), ids=lambda text: text.splitlines()[0])
 def test_a_toml_of_the_readme_is_taken_as_it_stands(text: str) -> None:
-    config = parse_run(tomllib.loads(text))
+    data = tomllib.loads(text)
+    config = parse_run(data)
+    assert not run_issues(data)
     assert config.experiment.model_path == "Qwen/Qwen2.5-0.5B-Instruct"
 
 

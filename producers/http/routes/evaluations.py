@@ -10,7 +10,7 @@ from starlette.routing import Route
 from infra.readmodel.registry import EvaluationJson
 from producers.http.requests import body_of, cause_of, idempotency_key
 from producers.http.responses import Answer, page_answer, page_of
-from producers.http.routes.runs import asked, log_page, services, warnings_of
+from producers.http.routes.runs import log_page, request_from, services, warnings_of
 from producers.http.routes.samples import sample_page
 from schemas.errors import TransientError
 
@@ -30,7 +30,7 @@ def shown(evaluation: EvaluationJson) -> Mapping[str, object]:
 async def submit(request: Request) -> Response:
     body = await body_of(request, ("config", "workspace", "name"))
     core = services(request)
-    recorded = await core.submitter.submit_eval(asked(body), key=idempotency_key(request))
+    recorded = await core.submitter.submit_eval(request_from(body), key=idempotency_key(request))
     await core.readmodel.caught_up(recorded.cursor)
     found = await _found(request, recorded.event.run_id)
     return Answer({"eval": shown(found), "warnings": warnings_of(recorded.event)}, status_code=201)

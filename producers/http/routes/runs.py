@@ -13,7 +13,7 @@ from infra.readmodel.runs import RunJson
 from infra.readmodel.wait_reasons import WaitJson, waits_of
 from producers.core.estimates import estimate, has_gpu
 from producers.core.lookup import archived
-from producers.core.submit import Asked
+from producers.core.submit import SubmitRequest
 from producers.http.requests import Body, body_of, cause_of, idempotency_key
 from producers.http.responses import Answer, number, page_answer, page_of
 from producers.http.services import Services
@@ -39,9 +39,9 @@ def services(request: Request) -> Services:
     return found
 
 
-def asked(body: Body) -> Asked:
-    """What a body asks to run."""
-    return Asked(
+def request_from(body: Body) -> SubmitRequest:
+    """The request to submit that a body holds."""
+    return SubmitRequest(
         config=body.table("config"),
         workspace=body.optional("workspace"),
         name=body.optional("name"),
@@ -53,8 +53,8 @@ async def submit(request: Request) -> Response:
     body = await body_of(request, ("config", "workspace", "name", "from", "dry_run"))
     core = services(request).submitter
     if body.flag("dry_run"):
-        return Answer(await _dry_run(request, asked(body)))
-    recorded = await core.submit_run(asked(body), key=idempotency_key(request))
+        return Answer(await _dry_run(request, request_from(body)))
+    recorded = await core.submit_run(request_from(body), key=idempotency_key(request))
     run = recorded.event.run_id
     made = await run_json(request, run, after=recorded.cursor)
     return Answer({"run": made, "warnings": warnings_of(recorded.event)}, status_code=201)
@@ -65,12 +65,13 @@ def warnings_of(event: Event) -> tuple[str, ...]:
     return event.warnings if isinstance(event, RunRequested | EvaluationRequested) else ()
 
 
-async def _dry_run(request: Request, wanted: Asked) -> Mapping[str, object]:
+async def _dry_run(request: Request, wanted: SubmitRequest) -> Mapping[str, object]:
     resolved = await services(request).submitter.resolve_run(wanted)
-    steps = total_steps(resolved.config, resolved.dataset.num_rows)
+    valid = resolved.valid
+    steps = total_steps(resolved.config, valid.dataset.dataset.num_rows)
     figures = estimate(
         resolved.config,
-        resolved.facts.parameters,
+        valid.facts.parameters,
         steps=steps,
         gpu=await asyncio.to_thread(has_gpu),
     )
@@ -79,7 +80,7 @@ async def _dry_run(request: Request, wanted: Asked) -> Mapping[str, object]:
         "total_steps": steps,
         "estimates": figures,
         "issues": [],
-        "warnings": resolved.warnings,
+        "warnings": valid.warnings,
     }
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from schemas.algorithms import READ_BY, REINFORCED, filters_groups, replacements
 from schemas.config import Advanced
-from schemas.errors import InvalidConfig
-from schemas.toml.parser import parse_run
+from tests.kit.tomls import run_issues
 
 VALUES: dict[str, Any] = {
     "loss_aggregation": "token_mean",
@@ -49,11 +48,7 @@ def refused(samples: int = 2, **advanced: Any) -> dict[str, str]:
     }
     if advanced.get("algorithm") == "sft":
         del document["training"]
-    try:
-        parse_run(document)
-    except InvalidConfig as error:
-        return {issue.key: issue.message for issue in error.issues}
-    return {}
+    return {issue.key: issue.message for issue in run_issues(document)}
 
 
 @pytest.mark.parametrize("algorithm", [*REINFORCED, "sft"])

@@ -1,4 +1,4 @@
-"""What is known of a model before it is loaded, and the lengths that it has no positions for."""
+"""What is known of a model before it is loaded."""
 
 import json
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from producers.core.estimates import estimate
-from producers.core.model_facts import ModelFacts, facts_in, length_issues, model_facts
+from producers.core.model_facts import ModelFacts, facts_in, model_facts
 from schemas.config import RunConfig
 from schemas.sampling import ModelRef
 from schemas.scratch_models import SHAPES
-from schemas.toml.parser import parse_eval, parse_run
+from schemas.toml.parser import parse_run
 from tests.kit.hub import QWEN3_06B
 
 EXPERIMENT = {"rollout": "r", "entrypoint": "main.py", "model_path": "m", "dataset": "d"}
@@ -53,39 +53,6 @@ async def test_a_shape_knows_itself(shape: Any) -> None:
     facts = await model_facts(ModelRef(kind="scratch", name=shape.name), no_lookup)
     assert (facts.parameters, facts.context) == (shape.num_parameters, shape.context)
     assert facts.characters
-
-
-@pytest.mark.parametrize(
-    ("training", "keys"),
-    [
-        ({}, []),
-        ({"max_prompt_length": 1024}, ["training.max_prompt_length"]),
-        ({"max_prompt_length": 1023}, []),
-        ({"max_response_length": 1024}, ["training.max_response_length"]),
-        (
-            {"max_prompt_length": 2000, "max_response_length": 2000},
-            ["training.max_prompt_length", "training.max_response_length"],
-        ),
-        ({"max_prompt_length": 512, "max_response_length": 512}, []),
-        (
-            {"max_prompt_length": 512, "max_response_length": 513},
-            ["training.max_response_length"],
-        ),
-    ],
-)
-def test_lengths_beyond_the_context_are_refused(training: dict[str, int], keys: list[str]) -> None:
-    issues = length_issues(run(training=training), 1024)
-    assert [issue.key for issue in issues] == keys
-    assert all("the model has 1024 positions" in issue.message for issue in issues)
-    assert length_issues(run(training=training), None) == ()
-
-
-def test_sft_and_evaluations_have_their_own_lengths() -> None:
-    sft = run(advanced={"algorithm": "sft", "max_sequence_length": 1025})
-    assert [i.key for i in length_issues(sft, 1024)] == ["advanced.max_sequence_length"]
-    assert length_issues(run(advanced={"algorithm": "sft"}), 1024) == ()
-    evaluation = parse_eval({"experiment": EXPERIMENT, "advanced": {"max_prompt_length": 4096}})
-    assert [i.key for i in length_issues(evaluation, 1024)] == ["advanced.max_prompt_length"]
 
 
 def test_an_estimate_needs_the_number_of_parameters_only() -> None:

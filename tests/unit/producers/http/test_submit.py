@@ -171,8 +171,8 @@ async def test_names_are_invented_kept_and_refused_when_taken(ready: Application
     ("change", "key", "says", "meant"),
     [
         ({"training": {"lr": -1}}, "training.lr", "greater than 0", None),
-        ({"training": {"learn": 1}}, "training.learn", "Unrecognized", None),
-        ({"trainin": {"lr": 1}}, "trainin", "Unrecognized section", "training"),
+        ({"training": {"learn": 1}}, "training.learn", "unrecognized", None),
+        ({"trainin": {"lr": 1}}, "trainin", "unrecognized section", "training"),
         ({"experiment": {"dataset": "number"}}, "experiment.dataset", "no dataset", "numbers"),
         (
             {"experiment": {"model_path": "scratch:qwen3-tin"}},

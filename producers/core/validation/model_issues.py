@@ -1,0 +1,60 @@
+"""What a config needs of its model: positions for the lengths that it names, symbols for its data."""
+
+from collections.abc import Iterator
+
+from producers.core.model_facts import ModelFacts
+from schemas.config import EvalConfig, RunConfig
+from schemas.errors import Issue
+from schemas.events import DatasetRegistered
+
+QUOTED_CHARACTERS = 8
+
+
+def length_issues(config: RunConfig | EvalConfig, context: int | None) -> Iterator[Issue]:
+    """Lengths in the file that are longer than the model's context. A length that the file does not
+    name is cut to the context. `context` None: not known, so nothing is checked."""
+    if context is None:
+        return
+    if isinstance(config, RunConfig) and config.advanced.algorithm == "sft":
+        longest = config.advanced.max_sequence_length
+        if "max_sequence_length" in config.advanced.model_fields_set and longest > context:
+            yield Issue("advanced.max_sequence_length", _too_long(longest, context))
+            return
+    section = "training" if isinstance(config, RunConfig) else "advanced"
+    values = config.training if isinstance(config, RunConfig) else config.advanced
+    prompt, answer = values.max_prompt_length, values.max_response_length
+    named = values.model_fields_set
+    is_prompt_too_long = "max_prompt_length" in named and prompt >= context
+    is_answer_too_long = "max_response_length" in named and answer >= context
+    if is_prompt_too_long:
+        yield Issue(f"{section}.max_prompt_length", _too_long(prompt, context, room=1))
+    if is_answer_too_long:
+        yield Issue(f"{section}.max_response_length", _too_long(answer, context, room=1))
+    are_both_named = {"max_prompt_length", "max_response_length"} <= named
+    is_one_too_long = is_prompt_too_long or is_answer_too_long
+    if are_both_named and not is_one_too_long and prompt + answer > context:
+        yield Issue(
+            f"{section}.max_response_length",
+            f"must be at most {context - prompt} with a max_prompt_length of {prompt}, got {answer}: "
+            f"the model has {context} positions",
+        )
+
+
+def _too_long(length: int, context: int, *, room: int = 0) -> str:
+    return f"must be at most {context - room}, got {length}: the model has {context} positions"
+
+
+def unknown_characters(facts: ModelFacts, *datasets: DatasetRegistered | None) -> Iterator[str]:
+    """A warning for each dataset with characters that a character vocabulary does not have."""
+    if facts.characters is None:
+        return
+    for dataset in (d for d in datasets if d is not None):
+        missing = [c for c in dataset.characters if c not in facts.characters]
+        if missing:
+            quoted = " ".join(map(repr, missing[:QUOTED_CHARACTERS]))
+            more = ", ..." if len(missing) > QUOTED_CHARACTERS else ""
+            yield (
+                f"the model's vocabulary has no symbol for {len(missing)} characters of "
+                f"{dataset.dataset.name} and reads them as <|unk|>: {quoted}{more}; choose another "
+                "shape (`headrace models`) or a model with its own tokenizer"
+            )

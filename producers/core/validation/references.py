@@ -1,0 +1,113 @@
+"""What the names in a config refer to: datasets, a model, a workspace and its commits.
+
+A name that refers to nothing becomes an issue with its key, so that all of them are reported at once.
+"""
+
+import difflib
+from dataclasses import dataclass
+
+from infra.ports.event_log import EventStore
+from infra.postgres.names import Names
+from producers.core.datasets.registration import find as find_dataset
+from producers.core.lookup import Lookup
+from producers.core.model_facts import ModelFacts, model_facts
+from producers.core.model_ref import resolve_model
+from producers.core.validation.rollout_issues import SyncedCommit, synced_commits
+from producers.core.workspaces import Workspace, Workspaces
+from schemas.config import EvalConfig, RunConfig
+from schemas.errors import InvalidConfig, Issue, NotFound
+from schemas.events import DatasetRegistered
+from schemas.ids import workspace_stream
+from schemas.sampling import ModelRef
+
+UNKNOWN = ModelFacts()
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """None: the config does not name it, or it was not found and `issues` says so. `no_workspace`: the
+    workspace that the request names does not exist; it is not a key of the config."""
+
+    dataset: DatasetRegistered | None = None
+    validation: DatasetRegistered | None = None
+    model: ModelRef | None = None
+    facts: ModelFacts = UNKNOWN
+    workspace: Workspace | None = None
+    no_workspace: NotFound | None = None
+    commits: tuple[SyncedCommit, ...] = ()
+    issues: tuple[Issue, ...] = ()
+
+
+class ReferenceFinder:
+    """Finds what a config refers to. Appends nothing and raises nothing: see `References.issues`."""
+
+    def __init__(
+        self, log: EventStore, names: Names, *, lookup: Lookup, workspaces: Workspaces
+    ) -> None:
+        self._log = log
+        self._names = names
+        self._lookup = lookup
+        self._workspaces = workspaces
+
+    async def find(self, config: RunConfig | EvalConfig, workspace: str | None) -> References:
+        """Look up every name in the config, and the workspace that the request names."""
+        issues: list[Issue] = []
+        dataset = await self._dataset(config.experiment.dataset, "experiment.dataset", issues)
+        validation = None
+        if isinstance(config, RunConfig) and config.advanced.validation_dataset is not None:
+            name = config.advanced.validation_dataset
+            validation = await self._dataset(name, "advanced.validation_dataset", issues)
+        model, facts = await self._model(config, issues)
+        chosen, missing = None, None
+        commits: tuple[SyncedCommit, ...] = ()
+        if config.experiment.rollout is not None:
+            chosen, missing = await self._workspace(workspace, issues)
+        if chosen is not None:
+            commits = await self._commits(chosen)
+        return References(
+            dataset=dataset,
+            validation=validation,
+            model=model,
+            facts=facts,
+            workspace=chosen,
+            no_workspace=missing,
+            commits=commits,
+            issues=tuple(issues),
+        )
+
+    async def _dataset(self, ref: str, key: str, issues: list[Issue]) -> DatasetRegistered | None:
+        try:
+            return await find_dataset(self._log, ref)
+        except NotFound as error:
+            close = difflib.get_close_matches(ref, await self._names.all("dataset"), n=1)
+            issues.append(Issue(key, error.message, close[0] if close else None))
+            return None
+
+    async def _model(
+        self, config: RunConfig | EvalConfig, issues: list[Issue]
+    ) -> tuple[ModelRef | None, ModelFacts]:
+        path, seed = config.experiment.model_path, config.advanced.seed
+        try:
+            model = await resolve_model(path, seed=seed, lookup=self._lookup)
+            if isinstance(config, RunConfig):
+                model = model.model_copy(update={"dtype": config.advanced.precision})
+            return model, await model_facts(model, self._lookup)
+        except InvalidConfig as error:
+            suggestion = error.issues[0].did_you_mean if error.issues else None
+            issues.append(Issue("experiment.model_path", error.message, suggestion))
+            return None, ModelFacts()
+
+    async def _workspace(
+        self, ref: str | None, issues: list[Issue]
+    ) -> tuple[Workspace | None, NotFound | None]:
+        try:
+            return await self._workspaces.choose(ref), None
+        except NotFound as error:
+            return None, error
+        except InvalidConfig as error:
+            issues.extend(error.issues)
+            return None, None
+
+    async def _commits(self, workspace: Workspace) -> tuple[SyncedCommit, ...]:
+        stream = workspace_stream(workspace.id)
+        return tuple(synced_commits((await self._log.load({stream: 0}))[stream]))

@@ -1,0 +1,85 @@
+"""The one door for validation: every check of a TOML is reached through this module.
+
+Submit, `train submit --dry-run` and `eval submit` all parse the TOML and then call `require_valid`:
+
+| what is checked | where |
+|---|---|
+| sections, keys, types, bounds | `schemas/toml/parser.py`, `schemas/config.py` |
+| keys that contradict each other, unread keys, unsupported values | `schemas/toml/config_issues.py` |
+| datasets, models and workspaces exist | `producers/core/validation/references.py` |
+| the datasets have the rows and columns that the run needs | `dataset_issues.py` |
+| the lengths fit into the model's context | `model_issues.py` |
+| the commit has the rollout | `rollout_issues.py` |
+
+The parser raises the issues of single keys first, because without a config nothing else can be checked.
+`validate` collects all other issues, so one refused request shows them together.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from producers.core.model_facts import ModelFacts
+from producers.core.validation.dataset_issues import dataset_issues, validation_dataset_issues
+from producers.core.validation.model_issues import length_issues, unknown_characters
+from producers.core.validation.references import References
+from producers.core.validation.rollout_issues import rollout_issues, rollout_warnings
+from producers.core.workspaces import Workspace
+from schemas.config import EvalConfig, RunConfig
+from schemas.errors import Issue
+from schemas.events import DatasetRegistered
+from schemas.sampling import ModelRef
+from schemas.toml.config_issues import config_issues
+from schemas.toml.parser import MOST_ISSUES, refuse
+
+
+def validate(config: RunConfig | EvalConfig, references: References) -> tuple[Issue, ...]:
+    """All that is wrong with a config, or nothing. `references`: what its names refer to."""
+    return tuple(islice(_issues(config, references), MOST_ISSUES))
+
+
+@dataclass(frozen=True, slots=True)
+class Valid:
+    """What the names in a valid config refer to, and what its user should know about it."""
+
+    dataset: DatasetRegistered
+    validation: DatasetRegistered | None
+    model: ModelRef
+    facts: ModelFacts
+    workspace: Workspace | None
+    warnings: tuple[str, ...]
+
+
+def require_valid(config: RunConfig | EvalConfig, references: References) -> Valid:
+    """Raises InvalidConfig with every issue, or NotFound when only the request's workspace is wrong."""
+    if issues := validate(config, references):
+        raise refuse("training" if isinstance(config, RunConfig) else "evaluation", issues)
+    if references.no_workspace is not None:
+        raise references.no_workspace
+    if references.dataset is None or references.model is None:
+        raise AssertionError("a dataset or model was not found, and no issue says so")
+    return Valid(
+        dataset=references.dataset,
+        validation=references.validation,
+        model=references.model,
+        facts=references.facts,
+        workspace=references.workspace,
+        warnings=tuple(_warnings(config, references)),
+    )
+
+
+def _issues(config: RunConfig | EvalConfig, references: References) -> Iterator[Issue]:
+    yield from config_issues(config)
+    yield from references.issues
+    dataset, validation = references.dataset, references.validation
+    if dataset is not None:
+        yield from dataset_issues(config, dataset)
+    if isinstance(config, RunConfig) and validation is not None:
+        yield from validation_dataset_issues(config, validation)
+    yield from length_issues(config, references.facts.context)
+    yield from rollout_issues(config.experiment, references.commits)
+
+
+def _warnings(config: RunConfig | EvalConfig, references: References) -> Iterator[str]:
+    yield from unknown_characters(references.facts, references.dataset, references.validation)
+    yield from rollout_warnings(config.experiment, references.commits)

@@ -1,0 +1,109 @@
+"""Keys of `[advanced]` that contradict the algorithm or the execution mode of a run.
+
+`schemas/algorithms.py` says which algorithm reads which key. A key that the run's algorithm does not
+read is refused when the run is submitted. It is never ignored.
+"""
+
+from collections.abc import Iterator
+
+from schemas.algorithms import CLIP_HIGH, DEPTHS, GROUPED, READ_BY, REINFORCED, filters_groups
+from schemas.config import Advanced, RunConfig
+from schemas.errors import Issue
+
+
+def algorithm_issues(config: RunConfig) -> Iterator[Issue]:
+    """Keys that the algorithm does not read, and values that contradict each other."""
+    advanced = config.advanced
+    yield from _unread_issues(advanced)
+    yield from _correction_issues(advanced)
+    clip_high = advanced.clip_high or CLIP_HIGH.get(advanced.algorithm, 0.2)
+    if advanced.clip_delta is not None and advanced.clip_delta <= 1 + clip_high:
+        yield Issue(
+            "advanced.clip_delta",
+            f"must be above 1 + clip_high ({1 + clip_high:g}), got {advanced.clip_delta:g}",
+        )
+    buffer, longest = advanced.overlong_buffer, config.training.max_response_length
+    if buffer is not None and buffer > longest:
+        yield Issue(
+            "advanced.overlong_buffer",
+            f"must be at most training.max_response_length ({longest}), got {buffer}",
+        )
+    if advanced.overlong_penalty is not None and not buffer:
+        yield Issue(
+            "advanced.overlong_penalty",
+            "needs advanced.overlong_buffer, the length from which the penalty grows",
+        )
+    if advanced.max_replacements is not None and not filters_groups(advanced):
+        yield Issue("advanced.max_replacements", "needs advanced.filter_groups = true")
+    if advanced.algorithm in GROUPED and config.training.n_samples_per_prompt < 2:
+        yield Issue(
+            "training.n_samples_per_prompt",
+            f"must be at least 2 for {advanced.algorithm}, which compares the samples of a group; "
+            "use ppo or reinforce_plus_plus to learn from one sample",
+        )
+
+
+def mode_issues(advanced: Advanced) -> Iterator[Issue]:
+    """Keys that contradict the execution mode."""
+    mode, depth = advanced.execution_mode, advanced.max_steps_off_policy
+    if advanced.algorithm == "sft":
+        yield from _sampling_issues(advanced)
+        return
+    allowed = DEPTHS[mode]
+    if depth is None or depth in allowed:
+        return
+    low, high = allowed.start, allowed.stop - 1
+    must = f"must be {low}" if low == high else f"must be from {low} to {high}"
+    other = "sync" if depth == 0 else "fully_async"
+    yield Issue(
+        "advanced.max_steps_off_policy",
+        f"{must} in {mode} mode, got {depth}; for {depth}, set advanced.execution_mode to {other!r}",
+    )
+
+
+def _sampling_issues(advanced: Advanced) -> Iterator[Issue]:
+    """Keys about sampling ahead, in an sft run."""
+    changed = {
+        "execution_mode": advanced.execution_mode != "sync",
+        "max_steps_off_policy": bool(advanced.max_steps_off_policy),
+        "weight_sync_interval": advanced.weight_sync_interval != 1,
+    }
+    for key in (key for key, is_changed in changed.items() if is_changed):
+        yield Issue(
+            f"advanced.{key}", "has no meaning for sft, which samples nothing; leave it out"
+        )
+
+
+def _unread_issues(advanced: Advanced) -> Iterator[Issue]:
+    for key, readers in READ_BY.items():
+        if getattr(advanced, key) is not None and advanced.algorithm not in readers:
+            those = "the reinforcement learning algorithms"
+            known = those if readers == REINFORCED else ", ".join(readers)
+            yield Issue(
+                f"advanced.{key}",
+                f"has no meaning for {advanced.algorithm}; leave it out, or use one of: {known}",
+            )
+    if advanced.algorithm == "sft" and advanced.correction != "ratio":
+        yield Issue(
+            "advanced.correction", "has no meaning for sft, which samples nothing; leave it out"
+        )
+    if advanced.algorithm == "sft" and advanced.updates_per_step != 1:
+        yield Issue(
+            "advanced.updates_per_step",
+            f"must be 1 for sft, got {advanced.updates_per_step}; set training.total_epochs instead",
+        )
+
+
+def _correction_issues(advanced: Advanced) -> Iterator[Issue]:
+    reads = {
+        "ratio": (),
+        "decoupled": ("correction_level",),
+        "truncated": ("correction_level", "correction_high"),
+        "masked": ("correction_level", "correction_low", "correction_high"),
+    }[advanced.correction]
+    for key in ("correction_level", "correction_low", "correction_high"):
+        if getattr(advanced, key) is not None and key not in reads:
+            yield Issue(
+                f"advanced.{key}",
+                f"has no meaning with correction = {advanced.correction!r}; leave it out",
+            )

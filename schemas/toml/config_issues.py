@@ -1,0 +1,156 @@
+"""What is wrong with a config whose every key is valid by itself: keys that contradict each other, keys
+that the run would not read, features that are not built, and steps too large for an event.
+
+Nothing here needs the dataset or the model. `producers/core/validation/validate.py` runs these checks
+together with those that do.
+"""
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from schemas.config import EvalConfig, Experiment, RunConfig
+from schemas.errors import Issue
+from schemas.limits import MOST_SFT_ROWS, most_groups, most_samples
+from schemas.toml.algorithm_keys import algorithm_issues, mode_issues
+from schemas.toml.environment import reserved_env
+from schemas.toml.unread_keys import unread_issues
+
+LONGEST_NAME, DEEPEST = 255, 31
+"""Bytes of a name, and levels of a path inside a rollout, that every disk and a commit can hold."""
+
+
+def config_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
+    """Every issue that the config alone shows."""
+    yield from unsupported(config)
+    yield from _cross_key_issues(config)
+    yield from _entrypoint_issues(config.experiment)
+    yield from _environment_issues(config)
+    if isinstance(config, EvalConfig):
+        yield from _too_many_samples("evaluation.n", config)
+        return
+    yield from algorithm_issues(config)
+    yield from mode_issues(config.advanced)
+    yield from unread_issues(config)
+    yield from _validation_key_issues(config)
+    yield from _step_size_issues(config)
+
+
+def unsupported(config: RunConfig | EvalConfig) -> Iterator[Issue]:
+    """Values that are valid and that this version does not support."""
+    if config.secrets.required:
+        names = ", ".join(config.secrets.required)
+        yield Issue(
+            "secrets.required",
+            f"is not built yet, got {names}; leave it out, and pass values that are not secret in [env]",
+        )
+    if not isinstance(config, RunConfig):
+        return
+    if config.sampling.rollout_top_p != 1.0:
+        yield Issue(
+            "sampling.rollout_top_p",
+            f"must be 1.0 in training, got {config.sampling.rollout_top_p:g}: a cut-off "
+            "distribution biases the ratio of every token",
+        )
+    if (
+        config.advanced.algorithm == "sft"
+        and config.advanced.rewards
+        and not config.experiment.rollout
+    ):
+        yield Issue(
+            "advanced.rewards",
+            "has no meaning for sft without a rollout; leave it out, or set experiment.rollout",
+        )
+
+
+def _cross_key_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
+    experiment = config.experiment
+    if experiment.branch and experiment.commit_sha:
+        yield Issue(
+            "experiment.commit_sha",
+            "cannot be set together with experiment.branch; keep one, not both",
+        )
+    if isinstance(config, EvalConfig) or config.advanced.algorithm != "sft":
+        yield from _missing_user_code(experiment)
+
+
+def _missing_user_code(experiment: Experiment) -> Iterator[Issue]:
+    for name in ("rollout", "entrypoint"):
+        if not getattr(experiment, name):
+            yield Issue(f"experiment.{name}", "is missing; only sft runs without user code")
+
+
+def _entrypoint_issues(experiment: Experiment) -> Iterator[Issue]:
+    entrypoint = experiment.entrypoint
+    if entrypoint is not None and (message := _bad_entrypoint(entrypoint)):
+        yield Issue("experiment.entrypoint", message)
+
+
+def _bad_entrypoint(entrypoint: str) -> str | None:
+    path = PurePosixPath(entrypoint)
+    if path.is_absolute() or ".." in path.parts or "\\" in entrypoint or "\0" in entrypoint:
+        return f"must be a path inside its rollout, got {entrypoint!r}"
+    if any(len(part.encode()) > LONGEST_NAME for part in path.parts) or len(path.parts) > DEEPEST:
+        return (
+            f"must have names of at most {LONGEST_NAME} bytes and at most {DEEPEST} levels, "
+            f"got {entrypoint[:60]!r}..."
+        )
+    if path.suffix != ".py":
+        return f"must be a Python file like 'main.py', got {entrypoint!r}"
+    return None
+
+
+def _environment_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
+    for name in config.env:
+        if reason := reserved_env(name):
+            yield Issue(f"env.{name}", reason)
+    seen: set[str] = set()
+    for index, name in enumerate(config.secrets.required):
+        key = f"secrets.required[{index}]"
+        if name in seen:
+            yield Issue(key, f"names {name} twice; keep one")
+        if name in config.env:
+            yield Issue(key, f"names {name}, which [env] sets too; keep one")
+        seen.add(name)
+
+
+def _validation_key_issues(config: RunConfig) -> Iterator[Issue]:
+    """Keys of validation in a run without a validation dataset."""
+    advanced = config.advanced
+    if advanced.validation_dataset is not None:
+        yield from _too_many_samples("advanced.validation_samples", config)
+        return
+    changed = {
+        "checkpoints.eval_interval": config.checkpoints.eval_interval is not None,
+        "advanced.validation_samples": advanced.validation_samples != 1,
+        "advanced.validation_temperature": advanced.validation_temperature != 0,
+    }
+    for key in (key for key, is_changed in changed.items() if is_changed):
+        yield Issue(key, "needs advanced.validation_dataset, the held-out dataset to validate on")
+
+
+def _step_size_issues(config: RunConfig) -> Iterator[Issue]:
+    """A step whose groups or rows would not fit into one event."""
+    if config.advanced.algorithm == "sft":
+        rows = config.advanced.batch_size
+        if rows > MOST_SFT_ROWS:
+            yield Issue("advanced.batch_size", f"must be at most {MOST_SFT_ROWS}, got {rows}")
+        return
+    too_many = tuple(_too_many_samples("training.n_samples_per_prompt", config))
+    yield from too_many
+    samples, groups = config.training.n_samples_per_prompt, config.training.rollout_batch_size
+    if not too_many and groups > (most := most_groups(samples)):
+        yield Issue(
+            "training.rollout_batch_size",
+            f"must be at most {most} with {samples} samples per prompt, got {groups}",
+        )
+
+
+def _too_many_samples(key: str, config: RunConfig | EvalConfig) -> Iterator[Issue]:
+    """A group whose grades would not fit into one event; `key` says how many samples it has."""
+    section, _, name = key.partition(".")
+    samples: int = getattr(getattr(config, section), name)
+    rewards = config.advanced.rewards
+    most = most_samples(rewards)
+    if samples > most:
+        parts = f" with {len(rewards)} reward functions" if rewards else ""
+        yield Issue(key, f"must be at most {most}{parts}, got {samples}")

@@ -1,0 +1,201 @@
+"""The door of validation: every check of a TOML is reached through it, and it reports all issues."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from producers.core.model_facts import ModelFacts
+from producers.core.validation.references import References
+from producers.core.validation.rollout_issues import SyncedCommit
+from producers.core.validation.validate import require_valid, validate
+from schemas.config import EvalConfig, RunConfig
+from schemas.errors import InvalidConfig, NotFound
+from schemas.events import DatasetRegistered
+from schemas.specs import DatasetRef
+from schemas.toml.parser import parse_eval, parse_run
+from tests.kit.specs import MODEL, ref
+
+ROOT = Path(__file__).resolve().parents[5]
+ROOTS = ("schemas", "trainer", "infra", "consumers", "producers", "headrace")
+ROOMS = ("schemas/toml", "producers/core/validation")
+"""The folders that hold the checks."""
+
+SHA = "ab" * 20
+SECTIONS = {*RunConfig.model_fields, *EvalConfig.model_fields}
+
+
+def dataset(*columns: str, num_rows: int = 8, name: str = "sums") -> DatasetRegistered:
+    return DatasetRegistered(
+        dataset=DatasetRef(dataset=name, name=name, content=ref("rows"), num_rows=num_rows),
+        columns=columns or ("user_prompt", "ground_truth"),
+        file_name="sums.jsonl",
+        file_size=1,
+        original=ref("rows"),
+        characters="",
+    )
+
+
+def toml(**sections: Any) -> dict[str, Any]:
+    experiment = {
+        "rollout": "say",
+        "entrypoint": "main.py",
+        "model_path": "scratch:qwen3-tiny",
+        "dataset": "sums",
+        **sections.pop("experiment", {}),
+    }
+    return {"experiment": experiment, **sections}
+
+
+def references(**changes: Any) -> References:
+    return References(**{"dataset": dataset(), "model": MODEL, **changes})
+
+
+SMALL = {"rollout_batch_size": 2}
+
+
+def test_a_valid_config_has_no_issues() -> None:
+    assert validate(parse_run(toml(training=SMALL)), references()) == ()
+    assert validate(parse_eval(toml()), references()) == ()
+
+
+def test_issues_of_text_dataset_model_and_rollout_are_reported_together() -> None:
+    config = parse_run(
+        toml(
+            experiment={"commit_sha": SHA, "rollout": "sya"},
+            training={"rollout_batch_size": 9, "max_prompt_length": 4096},
+            advanced={"gae_lambda": 0.9, "validation_dataset": "held-out"},
+            sampling={"rollout_top_p": 0.5},
+            env={"LD_PRELOAD": "x"},
+        )
+    )
+    found = references(
+        validation=dataset(num_rows=6000, name="held-out"),
+        facts=ModelFacts(context=1024),
+        commits=(SyncedCommit(SHA, (), is_whole=True),),
+    )
+    assert [issue.key for issue in validate(config, found)] == [
+        "sampling.rollout_top_p",
+        "env.LD_PRELOAD",
+        "advanced.gae_lambda",
+        "training.rollout_batch_size",
+        "advanced.validation_dataset",
+        "training.max_prompt_length",
+        "experiment.rollout",
+    ]
+
+
+def test_a_workspace_that_does_not_exist_is_said_when_nothing_else_is_wrong() -> None:
+    found = references(no_workspace=NotFound("there is no workspace 'w'"))
+    with pytest.raises(NotFound):
+        require_valid(parse_run(toml(training=SMALL)), found)
+    with pytest.raises(InvalidConfig):
+        require_valid(parse_run(toml()), found)
+
+
+def sft(**sections: Any) -> dict[str, Any]:
+    bare = {"model_path": "m", "dataset": "d"}
+    return {
+        "experiment": bare,
+        **sections,
+        "advanced": {"algorithm": "sft", **sections["advanced"]},
+    }
+
+
+EXAMPLES: tuple[tuple[RunConfig | EvalConfig, References], ...] = (
+    (parse_run(toml(experiment={"branch": "main", "commit_sha": SHA})), references()),
+    (parse_run({"experiment": {"model_path": "m", "dataset": "d"}}), references()),
+    (parse_run(toml(experiment={"entrypoint": "../main.py"})), references()),
+    (parse_run(toml(training={"n_samples_per_prompt": 1000})), references()),
+    (
+        parse_run(toml(training={"max_prompt_length": 2000})),
+        references(facts=ModelFacts(context=9)),
+    ),
+    (
+        parse_run(sft(advanced={"batch_size": 60_000, "execution_mode": "fully_async"})),
+        references(),
+    ),
+    (parse_run(sft(advanced={"validation_dataset": "v"})), references(validation=dataset("text"))),
+    (
+        parse_run(toml(experiment={"commit_sha": SHA, "rollout": "sya"})),
+        references(commits=(SyncedCommit(SHA, (), is_whole=True),)),
+    ),
+    (parse_eval(toml(evaluation={"n": 1000})), references(dataset=dataset(num_rows=99_999))),
+)
+
+
+def makers_of_issues() -> Iterator[tuple[str, str]]:
+    """(file, function) for every function in the rooms that builds an Issue."""
+    for room in ROOMS:
+        for path in sorted((ROOT / room).glob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(
+                    isinstance(inner, ast.Call)
+                    and isinstance(inner.func, ast.Name)
+                    and inner.func.id == "Issue"
+                    for inner in ast.walk(node)
+                ):
+                    yield str(path.relative_to(ROOT)), node.name
+
+
+BEFORE_THE_DOOR = {"schemas/toml/parser.py", "producers/core/validation/references.py"}
+"""What makes the two arguments of `validate`: the parser makes the config, the finder what it names."""
+
+
+def test_every_check_is_reached_through_the_door() -> None:
+    reached: set[tuple[str, str]] = set()
+
+    def record(frame: FrameType, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(ROOT):
+            reached.add((str(path.relative_to(ROOT)), frame.f_code.co_name))
+
+    sys.setprofile(record)
+    try:
+        refused = [validate(config, found) for config, found in EXAMPLES]
+    finally:
+        sys.setprofile(None)
+    assert all(refused)
+    checks = {maker for maker in makers_of_issues() if maker[0] not in BEFORE_THE_DOOR}
+    assert len(checks) > 15
+    assert not checks - reached
+
+
+def test_only_the_door_and_its_rooms_know_keys_of_the_toml() -> None:
+    """An issue with a `section.key` that is built anywhere else is a check beside the door."""
+    strays = []
+    for root in ROOTS:
+        for path in (ROOT / root).rglob("*.py"):
+            name = str(path.relative_to(ROOT))
+            if name.startswith(ROOMS) or name.startswith("producers/cli/"):
+                continue
+            strays += [f"{name}:{line}" for line in toml_issues(path)]
+    assert not strays
+
+
+def toml_issues(path: Path) -> Iterator[int]:
+    """The lines where an Issue is built whose key begins with a section of a TOML."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Issue":
+            keys = [*node.args[:1], *(word.value for word in node.keywords if word.arg == "key")]
+            for constant in (inner for key in keys for inner in ast.walk(key)):
+                text = getattr(constant, "value", None)
+                if isinstance(text, str) and text.partition(".")[0] in SECTIONS and "." in text:
+                    yield node.lineno
+
+
+def test_submit_has_no_other_way_in() -> None:
+    """Runs, dry runs and evaluations are submitted by code that calls the door, once each."""
+    tree = ast.parse((ROOT / "producers/core/submit.py").read_text())
+    callers = {
+        function.name
+        for function in ast.walk(tree)
+        if isinstance(function, ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require_valid"
+    }
+    assert callers == {"resolve_run", "submit_eval"}
