@@ -80,7 +80,7 @@ def test_the_kl_is_that_of_the_policy_from_the_reference() -> None:
     batch = prepare(policy, GROUPS[:1], objective, hyperparameters)
     _, metrics = gradients(policy, batch)
     kls = []
-    for micro, _ in batch.micros(policy):
+    for micro, _ in batch.micro_batches(policy):
         now = policy.logprobs(micro, temperature=1.0)[0].detach()
         reference = policy.logprobs(micro, temperature=1.0, reference=True)[0].detach()
         kls += ((reference - now).exp() - (reference - now) - 1).tolist()
