@@ -40,7 +40,7 @@ from infra.postgres.migrate import migrate
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database, connect
 from infra.readmodel.store import ReadModel
-from infra.runtime.folded_states import SNAPSHOT_EVERY, States
+from infra.runtime.folded_states import SNAPSHOT_EVERY, StateCache
 from infra.settings.settings import Settings
 from producers.http.app import create_app
 from producers.http.services import Services
@@ -161,9 +161,9 @@ async def rebuilt(server: embedded_postgres.EmbeddedPostgres, events: int) -> No
         head = await fill(database, stream, chain([request(RUN)], story(1, events - 1)))
         await database.lazy.execute("analyze events")
         wanted = {stream: CONSUMER}
-        cold = await seconds(States(log).load(wanted))
+        cold = await seconds(StateCache(log).load(wanted))
         await fill(database, stream, story(events, SNAPSHOT_EVERY), start=head)
-        crashed = await seconds(States(log).load(wanted))
+        crashed = await seconds(StateCache(log).load(wanted))
         projected = "-"
         if events <= PROJECTED:
             rebuild = Projector(log, ReadModel(database)).rebuild()

@@ -377,7 +377,7 @@ class MemoryEffects:
                 held.worker = None
         return world.generations[worker]
 
-    async def memo(self, claimed: Claimed, memo: str) -> bool:
+    async def save_memo(self, claimed: Claimed, memo: str) -> bool:
         held = self._held(claimed)
         if held is not None:
             held.memo = memo
@@ -411,7 +411,9 @@ class MemoryEffects:
             depth[lane] = depth.get(lane, 0) + 1
         return depth
 
-    async def left(self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]) -> int:
+    async def count_unfinished(
+        self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
+    ) -> int:
         return sum(
             held.new.effect.lane in lanes
             and held.new.consumer in consumers

@@ -55,11 +55,11 @@ class LogTime:
     def __init__(self, clock: Clock) -> None:
         """Until something is told, it is what `clock` shows."""
         self._clock = clock
-        self.told(clock.now())
+        self.observe(clock.now())
 
-    def told(self, now: datetime) -> None:
+    def observe(self, now: datetime) -> None:
         """It is `now` there."""
-        self._told, self._at_s = now, self._clock.elapsed_s()
+        self._last, self._at_s = now, self._clock.elapsed_s()
 
     def now(self) -> datetime:
-        return self._told + timedelta(seconds=self._clock.elapsed_s() - self._at_s)
+        return self._last + timedelta(seconds=self._clock.elapsed_s() - self._at_s)

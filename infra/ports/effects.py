@@ -39,7 +39,7 @@ class Claimed:
     spent: bool = False
 
     @classmethod
-    def born(cls, new: NewEffect) -> "Claimed":
+    def from_new(cls, new: NewEffect) -> "Claimed":
         """The claim of an effect that was born claimed."""
         return cls(
             id=new.effect.id,
@@ -122,7 +122,7 @@ class Effects(Protocol):
         `generation` is not the worker's: a call that comes late must not give back what it holds now."""
         ...
 
-    async def memo(self, claimed: Claimed, memo: str) -> bool:
+    async def save_memo(self, claimed: Claimed, memo: str) -> bool:
         """Remember something for a successor, under the epoch. False if the claim was lost."""
         ...
 
@@ -141,7 +141,9 @@ class Effects(Protocol):
         """Effects per lane that are waiting or claimed."""
         ...
 
-    async def left(self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]) -> int:
+    async def count_unfinished(
+        self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
+    ) -> int:
         """How many effects of these lanes and consumers there are, waiting (be it for a later time) or
         claimed, but for those of runs that are paused, held or closed."""
         ...

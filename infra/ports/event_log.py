@@ -122,7 +122,7 @@ class Commit:
         return [*states.items(), *holds]
 
     @property
-    def asks(self) -> bool:
+    def may_bring_claims(self) -> bool:
         """Whether there may now be something to claim: an effect that nobody holds yet, or those of a
         run whose gate moved."""
         return bool(self.gates) or not all(new.claimed for new in self.effects)

@@ -138,7 +138,7 @@ class PostgresEffects:
         )
         return raised
 
-    async def memo(self, claimed: Claimed, memo: str) -> bool:
+    async def save_memo(self, claimed: Claimed, memo: str) -> bool:
         status = await self._pool.execute(
             "update effects set memo = $3 where id = $1 and epoch = $2",
             claimed.id,
@@ -179,7 +179,9 @@ class PostgresEffects:
         rows = await self._pool.fetch("select lane, count(*) from effects group by lane")
         return {row["lane"]: row["count"] for row in rows}
 
-    async def left(self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]) -> int:
+    async def count_unfinished(
+        self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
+    ) -> int:
         count: int = await self._pool.fetchval(
             "select count(*) from effects e where e.lane = any ($1) and e.consumer = any ($2)"
             " and not exists (select from run_gates g"

@@ -108,7 +108,9 @@ class PostgresLog:
             raise _missed(error) or error from error
         except ValueError as error:  # no text, or an argument that is none of its type
             raise CommitRefused(f"the database cannot hold it: {error}") from error
-        self._notifier.ping([News.LOG] * bool(commit.events) + [News.WORK] * commit.asks)
+        self._notifier.ping(
+            [News.LOG] * bool(commit.events) + [News.WORK] * commit.may_bring_claims
+        )
         return [written_as(new, row) for new, row in zip(commit.events, rows, strict=True)]
 
     async def append(

@@ -1,7 +1,8 @@
 """One attempt at an effect: call `perform` under a deadline and classify how it ended.
 
-What the user's code, data or request got wrong is an outcome, `Failed`; what the outside did not
-answer is tried again later; only then does it become `Failed` too. So the *run* always sees an event.
+An error in the user's code, data or request is an outcome, `Failed`. When something outside does not
+answer, the attempt is repeated later, and only after the last one is the outcome `Failed` too. So the
+*run* always sees an event.
 """
 
 import asyncio
@@ -32,17 +33,17 @@ ATTEMPTS = 5
 """Attempts at an effect whose outside does not answer, before it fails."""
 
 STORE_PAUSE_S = 3.0
-"""About how long work waits before it asks a store of blobs that was away again. It waits for ever: a
-run must not end because a disk was full over night."""
+"""About how long an effect waits before it asks an unavailable blob store again. It waits without limit,
+because a run must not end when a disk was full overnight."""
 
 DEADLINE_S = 6 * 3600.0
-"""The longest an attempt may take; user code has its own, shorter deadlines."""
+"""The longest that an attempt may take. User code has its own, shorter deadlines."""
 
 
 @dataclass(frozen=True, slots=True)
-class Performing:
-    """How an attempt ended: with an outcome, or (None) to be tried again in `retry_in_s`; or it did not
-    end at all, because the database was `away`. Not `counted`: it was no fault of the attempt."""
+class Attempt:
+    """How an attempt ended. With `outcome` None it is repeated in `retry_in_s`, or, when it met
+    `no_database`, as soon as the effect is claimed again. `counted`: it counts against ATTEMPTS."""
 
     claimed: Claimed
     outcome: Outcome | None
@@ -51,55 +52,55 @@ class Performing:
     artifacts: tuple[SmallArtifact, ...] = ()
     seconds: float = 0.0
     traceparent: str | None = None
-    away: bool = False
+    no_database: bool = False
     counted: bool = True
 
 
-async def perform_once(consumer: AnyConsumer, claimed: Claimed, ports: Ports) -> Performing:
+async def perform_once(consumer: AnyConsumer, claimed: Claimed, ports: Ports) -> Attempt:
     """Perform a claimed effect once. Never raises but CancelledError."""
     if claimed.spent:
         message = f"its worker died {claimed.crashes} times while performing it"
-        return Performing(claimed, Failed(claimed.effect, FailureCategory.CRASH, message))
+        return Attempt(claimed, Failed(claimed.effect, FailureCategory.CRASH, message))
     assert consumer.perform is not None, consumer.name  # noqa: S101 - the registry is wrong
     try:
         async with asyncio.timeout(DEADLINE_S):
             outcome = await consumer.perform(claimed.effect, ports)
     except DatabaseUnavailable as error:
-        return Performing(claimed, None, error=plain(str(error)), away=True)
+        return Attempt(claimed, None, error=plain(str(error)), no_database=True)
     except StoreAway as error:
         logger.warning("%s waits: %s", claimed.effect.type, error)
         pause_s = random.uniform(0.5, 1.5) * STORE_PAUSE_S  # noqa: S311 - jitter
-        return Performing(claimed, None, retry_in_s=pause_s, error=str(error), counted=False)
+        return Attempt(claimed, None, retry_in_s=pause_s, error=str(error), counted=False)
     except RepositoryAway as error:
         logger.warning("%s waits: %s", claimed.effect.type, error)
         pause_s = random.uniform(0.5, 1.0) * error.pause_s  # noqa: S311 - jitter
-        return Performing(claimed, None, retry_in_s=pause_s, error=str(error), counted=False)
+        return Attempt(claimed, None, retry_in_s=pause_s, error=str(error), counted=False)
     except UserCodeError as error:
-        return _failed(claimed, error.category, error.message)
+        return _failure(claimed, error.category, error.message)
     except Refused as error:
         issues = tuple(replace(issue, message=plain(issue.message)) for issue in error.issues)
         message = plain(error.message)
         failed = Failed(claimed.effect, FailureCategory.VALIDATION, message, issues=issues)
-        return Performing(claimed, failed)
+        return Attempt(claimed, failed)
     except CorruptData as error:
-        return _failed(claimed, FailureCategory.INTERNAL, str(error))
+        return _failure(claimed, FailureCategory.INTERNAL, str(error))
     except ReplayDiverged as error:
-        return _failed(claimed, FailureCategory.REPLAY_DIVERGED, str(error))
+        return _failure(claimed, FailureCategory.REPLAY_DIVERGED, str(error))
     except Exception as error:
-        return _again(claimed, error)
-    return Performing(claimed, outcome)
+        return _retry_or_fail(claimed, error)
+    return Attempt(claimed, outcome)
 
 
-def _failed(claimed: Claimed, category: FailureCategory, message: str) -> Performing:
-    return Performing(claimed, Failed(claimed.effect, category, plain(message)))
+def _failure(claimed: Claimed, category: FailureCategory, message: str) -> Attempt:
+    return Attempt(claimed, Failed(claimed.effect, category, plain(message)))
 
 
-def _again(claimed: Claimed, error: Exception) -> Performing:
-    """Not our day: try again later, or give up with the error as the outcome."""
+def _retry_or_fail(claimed: Claimed, error: Exception) -> Attempt:
+    """Retry with back-off; after the last attempt report the error as the outcome."""
     text = said(error)
     logger.warning(
         "%s attempt %d: %s", claimed.effect.type, claimed.attempts + 1, text, exc_info=error
     )
     if claimed.attempts + 1 >= ATTEMPTS:
-        return _failed(claimed, FailureCategory.INTERNAL, text)
-    return Performing(claimed, None, retry_in_s=0.2 * 4**claimed.attempts, error=text)
+        return _failure(claimed, FailureCategory.INTERNAL, text)
+    return Attempt(claimed, None, retry_in_s=0.2 * 4**claimed.attempts, error=text)

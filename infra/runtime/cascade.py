@@ -1,8 +1,9 @@
-"""Read phase and cascade: messages in, one Commit out. Writes nothing.
+"""The read phase and the cascade: deliveries in, one Commit out. Writes nothing.
 
-All deciders that this process hosts run here, in memory, until nothing new appears; what they decided
-together is written by one call. Delivered hop by hop by separate processes, the same messages end in
-the same streams (tests/properties).
+A decision may append events that other consumers of the same process read. They decide at once, in
+memory, until nothing new appears, and one call writes what all of them decided: that is the cascade.
+When each consumer is a process of its own, the bus brings the same messages one by one, and the same
+streams result (tests/properties).
 """
 
 import logging
@@ -16,63 +17,73 @@ from infra.ports.effects import Claimed, NewEffect
 from infra.ports.event_log import Commit, CommitRefused, NewEvent, Recorded, SmallArtifact
 from infra.postgres.codec import Unwritable
 from infra.runtime.consumer import AnyConsumer, Decision, Incoming, Meta
-from infra.runtime.folded_states import Folded, States, Unreadable, fold
+from infra.runtime.folded_states import FoldedState, StateCache, UnfoldableStream, fold
 from schemas.effects import Effect
 from schemas.events import Event
 from schemas.ids import ConsumerName, EventId, StreamName, WorkerId, derive_id
 
 logger = logging.getLogger(__name__)
 
-
-Apart = frozenset[tuple[ConsumerName, UUID]]
-"""Messages of a cascade that are left for the bus to bring by themselves."""
+DeliveryKey = tuple[ConsumerName, UUID]
+"""The consumer, and the id of the message: what tells deliveries apart."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """A message for one consumer: an event (`recorded`, when the bus brought it), or the outcome of
-    an effect it claimed. A dead letter that is driven again comes with `delivered`: what it leads to
-    follows from the message as it would have then, what is consumed is its delivery."""
+class Delivery:
+    """A message for one consumer: an event, or the outcome of an effect that it claimed.
+
+    `record` is the event as the log holds it, and `brought_by` the event that the bus brought; both are
+    None within a cascade. They differ for a dead letter that is driven again. What it leads to follows
+    from the message, as it would have then. What its consumer has consumed is the event that brought it.
+    """
 
     consumer: AnyConsumer
     message: Incoming
     id: UUID
     correlation: UUID
     traceparent: str | None = None
-    recorded: Recorded | None = None
-    delivered: Recorded | None = None
+    record: Recorded | None = None
+    brought_by: Recorded | None = None
     claimed: Claimed | None = None
     artifacts: tuple[SmallArtifact, ...] = ()
     seconds: float = 0.0
 
     @property
-    def delivery(self) -> EventId:
-        """What its consumer's inbox remembers."""
-        return self.delivered.id if self.delivered else EventId(self.id)
+    def key(self) -> DeliveryKey:
+        return (self.consumer.name, self.id)
+
+    @property
+    def inbox_id(self) -> EventId:
+        """The id that its consumer's inbox remembers."""
+        return self.brought_by.id if self.brought_by else EventId(self.id)
 
     @property
     def streams(self) -> tuple[StreamName, ...]:
-        """Where it is decided: an outcome comes back to the stream that asked for the effect."""
+        """The streams that it is decided for. An outcome returns to the stream that asked for its
+        effect."""
         return (self.claimed.stream,) if self.claimed else self.consumer.routes(self.message)
 
 
 class DecisionError(Exception):
-    """A decider raised, or decided something that no decider may: a bug, or poison. `read`: on which
-    versions of its streams."""
+    """A decider raised, or decided something that no decider may: a bug, or poison. `read`: the versions
+    of its streams on which it decided."""
 
     def __init__(
-        self, work: Work, message: str, *, read: Mapping[StreamName, int] | None = None
+        self, delivery: Delivery, message: str, *, read: Mapping[StreamName, int] | None = None
     ) -> None:
-        super().__init__(f"{work.consumer.name} on {type(work.message).__name__}: {message}")
-        self.work = work
+        kind = type(delivery.message).__name__
+        super().__init__(f"{delivery.consumer.name} on {kind}: {message}")
+        self.delivery = delivery
         self.read = read or {}
 
 
 class DraftRefused(Exception):
-    """The log refuses a draft, and will again. `decided`: the messages that it decides on; `read`: on
-    which versions of streams."""
+    """The log refuses a draft, and will refuse it again. `decided`: the deliveries that the draft
+    decides on; `read`: the versions of streams on which it decides."""
 
-    def __init__(self, message: str, decided: Apart, read: Mapping[StreamName, int]) -> None:
+    def __init__(
+        self, message: str, decided: frozenset[DeliveryKey], read: Mapping[StreamName, int]
+    ) -> None:
         super().__init__(message)
         self.decided = decided
         self.read = read
@@ -80,77 +91,75 @@ class DraftRefused(Exception):
 
 @dataclass(slots=True)
 class Draft:
-    """What was decided so far, with the states as they would be after it. `read` are the versions at
-    which their streams were read: the decisions hold for these alone."""
+    """What was decided so far, with the states as they would be after it. `read`: the versions at which
+    the streams were read. The decisions hold for these versions alone."""
 
-    states: dict[StreamName, Folded[Any]] = field(default_factory=dict)
+    states: dict[StreamName, FoldedState[Any]] = field(default_factory=dict)
     read: dict[StreamName, int] = field(default_factory=dict)
     owners: dict[StreamName, AnyConsumer] = field(default_factory=dict)
-    works: list[Work] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
     events: list[NewEvent] = field(default_factory=list)
     effects: list[NewEffect] = field(default_factory=list)
 
     @property
-    def empty(self) -> bool:
-        return not self.works
-
-    @property
-    def intake(self) -> frozenset[ConsumerName]:
+    def event_consumers(self) -> frozenset[ConsumerName]:
         """The consumers that consume an event in this commit."""
-        return frozenset(work.consumer.name for work in self.works if work.claimed is None)
+        return frozenset(d.consumer.name for d in self.deliveries if d.claimed is None)
 
     @property
-    def performed(self) -> frozenset[tuple[ConsumerName, str]]:
+    def effects_performed(self) -> frozenset[tuple[ConsumerName, str]]:
         """The (consumer, effect type) whose outcomes are decided in this commit."""
         return frozenset(
-            (work.consumer.name, work.claimed.effect.type) for work in self.works if work.claimed
+            (d.consumer.name, d.claimed.effect.type) for d in self.deliveries if d.claimed
         )
 
-    def read_for(self, work: Work) -> dict[StreamName, int]:
-        """The versions that a decision on this message holds for."""
-        return {stream: self.read[stream] for stream in work.streams if stream in self.read}
+    def read_for(self, delivery: Delivery) -> dict[StreamName, int]:
+        """The versions that a decision on this delivery holds for."""
+        return {stream: self.read[stream] for stream in delivery.streams if stream in self.read}
 
-    def unwritable(self, refused: Unwritable) -> DecisionError:
-        """Whose decision it is that the log does not take."""
-        cause = next(new.causation for new in self.events if new.event is refused.event)
-        author = next(work for work in self.works if work.id == cause)
-        return DecisionError(author, str(refused), read=self.read_for(author))
+    def blame_author(self, unwritable: Unwritable) -> DecisionError:
+        """The error of the delivery whose decision has the event that the log does not take."""
+        cause = next(new.causation for new in self.events if new.event is unwritable.event)
+        author = next(delivery for delivery in self.deliveries if delivery.id == cause)
+        return DecisionError(author, str(unwritable), read=self.read_for(author))
 
-    def refused(self, error: CommitRefused) -> "DraftRefused":
-        """What the log does not take, without saying whose fault it is."""
-        decided = frozenset((work.consumer.name, work.id) for work in self.works)
+    def blame_all(self, error: CommitRefused) -> DraftRefused:
+        """The error of the whole draft, when the log does not say which decision it refuses."""
+        decided = frozenset(delivery.key for delivery in self.deliveries)
         return DraftRefused(str(error), decided, self.read)
 
     def commit(self, worker: WorkerId | None) -> Commit:
-        """The draft as one write. An effect is not born claimed when its run's gate shuts in the same
+        """The draft as one write. An effect is not born claimed when its run's gate closes in the same
         write: nobody would perform it, and nobody else could claim it."""
         shut = {new.event.run_id for new in self.events if new.event.gate in ("paused", "closed")}
         self.effects = [
             replace(new, claimed=new.claimed and new.effect.run_id not in shut)
             for new in self.effects
         ]
+        all_of = self.deliveries
         return Commit(
             worker=worker,
-            consumed=tuple((w.consumer.name, w.delivery) for w in self.works if not w.claimed),
-            finished=tuple((w.claimed.id, w.claimed.epoch) for w in self.works if w.claimed),
+            consumed=tuple((d.consumer.name, d.inbox_id) for d in all_of if not d.claimed),
+            finished=tuple((d.claimed.id, d.claimed.epoch) for d in all_of if d.claimed),
             expected=self.read,
             events=tuple(self.events),
             effects=tuple(self.effects),
-            artifacts=tuple(artifact for work in self.works for artifact in work.artifacts),
-            cursors={w.delivery: w.delivered.cursor for w in self.works if w.delivered},
+            artifacts=tuple(artifact for d in all_of for artifact in d.artifacts),
+            cursors={d.inbox_id: d.brought_by.cursor for d in all_of if d.brought_by},
         )
 
 
 class Drafter:
-    """Runs the hosted deciders over messages."""
+    """Runs the deciders of this process over deliveries. `reserve` says whether an effect is born
+    claimed by this process."""
 
     def __init__(
         self,
         consumers: Sequence[AnyConsumer],
-        states: States,
+        states: StateCache,
         *,
         now: Callable[[], datetime],
-        claims: Callable[[Effect], bool],
+        reserve: Callable[[Effect], bool],
     ) -> None:
         self._readers: dict[type[Event], list[AnyConsumer]] = {}
         for consumer in consumers:
@@ -158,68 +167,77 @@ class Drafter:
                 self._readers.setdefault(event_type, []).append(consumer)
         self._states = states
         self._now = now
-        self._claims = claims
+        self._reserve = reserve
 
-    async def draft(self, works: Sequence[Work], *, without: Apart = frozenset()) -> Draft:
-        """Decide on `works` and, in waves, on all that follows here; what is in `without` is left
-        for the bus to deliver by itself. Raises DecisionError."""
+    async def draft(
+        self,
+        deliveries: Sequence[Delivery],
+        *,
+        left_to_bus: frozenset[DeliveryKey] = frozenset(),
+    ) -> Draft:
+        """Decide on `deliveries` and, in waves, on all that follows in this process, except for
+        `left_to_bus`: these come by themselves. Raises DecisionError."""
         draft = Draft()
-        seen = set(without)
-        following = list(works)
+        seen = set(left_to_bus)
+        following = list(deliveries)
         try:
-            while wave := _unseen(following, seen):
+            while wave := _take_unseen(following, seen):
+                # 2 read and fold the streams (the version of each is checked by the commit)
                 await self._load(draft, wave)
-                following = [cascaded for work in wave for cascaded in self._decide(draft, work)]
+                # 3 handle each message; 4 the cascade: the events decided are the next wave
+                following = [cascaded for each in wave for cascaded in self._decide(draft, each)]
         except DecisionError as error:
-            error.read = draft.read_for(error.work)
+            error.read = draft.read_for(error.delivery)
             raise
         return draft
 
-    async def _load(self, draft: Draft, wave: Sequence[Work]) -> None:
+    async def _load(self, draft: Draft, wave: Sequence[Delivery]) -> None:
         wanted: dict[StreamName, AnyConsumer] = {}
-        for work in wave:
-            wanted.update({s: work.consumer for s in work.streams if s not in draft.states})
+        for delivery in wave:
+            wanted.update({s: delivery.consumer for s in delivery.streams if s not in draft.states})
         try:
             loaded = await self._states.load(wanted)
-        except Unreadable as error:
-            culprit = next(work for work in wave if error.stream in work.streams)
+        except UnfoldableStream as error:
+            culprit = next(delivery for delivery in wave if error.stream in delivery.streams)
             raise DecisionError(culprit, str(error)) from error
         draft.states.update(loaded)
         draft.read.update({stream: folded.version for stream, folded in loaded.items()})
         draft.owners.update(wanted)
 
-    def _decide(self, draft: Draft, work: Work) -> list[Work]:
-        draft.works.append(work)
-        following: list[Work] = []
-        for stream in work.streams:
+    def _decide(self, draft: Draft, delivery: Delivery) -> list[Delivery]:
+        """Add what `delivery` leads to to the draft; returns the deliveries that follow from it."""
+        draft.deliveries.append(delivery)
+        following: list[Delivery] = []
+        for stream in delivery.streams:
             meta = Meta(
-                event_id=work.id,
+                event_id=delivery.id,
                 stream=stream,
-                correlation=work.correlation,
+                correlation=delivery.correlation,
                 now=self._now(),
-                seconds=work.seconds,
+                seconds=delivery.seconds,
             )
-            decision = _handle(work, draft.states[stream].state, meta)
-            events = _named(work, stream, decision, draft.states[stream].version)
-            draft.states[stream] = _folded(work, draft.states[stream], events)
+            decision = _call_handle(delivery, draft.states[stream].state, meta)
+            events = _new_events(delivery, stream, decision, draft.states[stream].version)
+            draft.states[stream] = _fold_events(delivery, draft.states[stream], events)
             draft.events += events
             draft.effects += [
                 NewEffect(
                     effect=effect,
-                    consumer=work.consumer.name,
+                    consumer=delivery.consumer.name,
                     stream=stream,
-                    correlation=work.correlation,
-                    traceparent=work.traceparent,
-                    claimed=self._claims(effect),
+                    correlation=delivery.correlation,
+                    traceparent=delivery.traceparent,
+                    claimed=self._reserve(effect),
                 )
                 for effect in decision.effects
             ]
-            following += [cascaded for new in events for cascaded in self._readers_of(new)]
+            following += [cascaded for new in events for cascaded in self._deliveries_of(new)]
         return following
 
-    def _readers_of(self, new: NewEvent) -> list[Work]:
+    def _deliveries_of(self, new: NewEvent) -> list[Delivery]:
+        """An event that was decided, for each consumer of this process that reads it."""
         return [
-            Work(
+            Delivery(
                 consumer=reader,
                 message=new.event,
                 id=new.id,
@@ -227,68 +245,74 @@ class Drafter:
                 traceparent=new.traceparent,
             )
             for reader in self._readers.get(type(new.event), ())
-            if _reaches(reader, new.event)
+            if _is_for(reader, new.event)
         ]
 
 
-def _unseen(works: Sequence[Work], seen: set[tuple[ConsumerName, UUID]]) -> list[Work]:
-    """Those that were not decided on yet, each once; from now on they are."""
+def _take_unseen(deliveries: Sequence[Delivery], seen: set[DeliveryKey]) -> list[Delivery]:
+    """The deliveries that are not in `seen`, each once; adds them to it."""
     fresh = []
-    for work in works:
-        if (work.consumer.name, work.id) not in seen:
-            seen.add((work.consumer.name, work.id))
-            fresh.append(work)
+    for delivery in deliveries:
+        if delivery.key not in seen:
+            seen.add(delivery.key)
+            fresh.append(delivery)
     return fresh
 
 
-def _reaches(reader: AnyConsumer, event: Event) -> bool:
-    """Whether a reader wants an event. One that cannot say gets it from the bus, by itself."""
+def _is_for(reader: AnyConsumer, event: Event) -> bool:
+    """Whether a reader decides on an event. A reader whose `routes` raises gets the event from the bus,
+    by itself."""
     try:
         return bool(reader.routes(event))
     except Exception:
-        logger.exception("%s cannot say whose %s is", reader.name, event.type)
+        logger.exception("%s cannot route %s", reader.name, event.type)
         return False
 
 
-def _folded(work: Work, folded: Folded[Any], events: Sequence[NewEvent]) -> Folded[Any]:
+def _fold_events(
+    delivery: Delivery, folded: FoldedState[Any], events: Sequence[NewEvent]
+) -> FoldedState[Any]:
     try:
-        return fold(work.consumer, folded, [new.event for new in events])
+        return fold(delivery.consumer, folded, [new.event for new in events])
     except Exception as error:
-        raise DecisionError(work, f"evolve: {type(error).__name__}: {error}") from error
+        raise DecisionError(delivery, f"evolve: {type(error).__name__}: {error}") from error
 
 
-def _handle(work: Work, state: object, meta: Meta) -> Decision:
+def _call_handle(delivery: Delivery, state: object, meta: Meta) -> Decision:
     try:
-        return work.consumer.handle(state, work.message, meta)
+        return delivery.consumer.handle(state, delivery.message, meta)
     except Exception as error:
-        raise DecisionError(work, f"{type(error).__name__}: {error}") from error
+        raise DecisionError(delivery, f"{type(error).__name__}: {error}") from error
 
 
-def _named(work: Work, stream: StreamName, decision: Decision, version: int) -> list[NewEvent]:
+def _new_events(
+    delivery: Delivery, stream: StreamName, decision: Decision, version: int
+) -> list[NewEvent]:
     """The decision's events with their ids, which follow from the cause and the event's name."""
+    consumer = delivery.consumer.name
     try:
         ids: Mapping[UUID, Event] = {
-            derive_id(work.id, f"{work.consumer.name}|{stream}|{event.name}"): event
+            derive_id(delivery.id, f"{consumer}|{stream}|{event.name}"): event
             for event in decision.events
         }
     except UnicodeError as error:
         raise DecisionError(
-            work, f"the name of an event or a stream is not text: {error}"
+            delivery, f"the name of an event or a stream is not text: {error}"
         ) from error
     if len(ids) != len(decision.events):
-        raise DecisionError(work, "two events of one decision have the same name")
+        raise DecisionError(delivery, "two events of one decision have the same name")
     strangers = [event.type for event in decision.events if event.stream != stream]
     if strangers:
-        raise DecisionError(work, f"{strangers} do not belong to {stream}")
+        raise DecisionError(delivery, f"{strangers} do not belong to {stream}")
     return [
         NewEvent(
             id=EventId(event_id),
             stream=stream,
             version=version + number,
             event=event,
-            causation=work.id,
-            correlation=work.correlation,
-            traceparent=work.traceparent,
+            causation=delivery.id,
+            correlation=delivery.correlation,
+            traceparent=delivery.traceparent,
         )
         for number, (event_id, event) in enumerate(ids.items(), start=1)
     ]

@@ -43,17 +43,18 @@ PAYLOAD_JSON_BYTES = 24_000
 TRACE_JSON_BYTES = 12_000
 
 
-async def dead_letter(
+async def dead_letter_message(
     log: EventStore,
     consumer: ConsumerName,
     message: Recorded,
     error: Exception,
     *,
-    delivered: Recorded | None = None,
+    brought_by: Recorded | None = None,
     pauses: bool = False,
     read: Mapping[StreamName, int] | None = None,
 ) -> None:
-    """Put `message` aside for `consumer`; `delivered` is what brought it, when that was not itself.
+    """Put `message` aside for `consumer`; `brought_by` is the event that the bus
+    brought, when it is another one.
     `read`: the versions of the streams on which it could not be decided. Doing it again changes nothing.
     Raises CommitMiss (stale) when one of those has moved: then it may be decided on."""
     data = _bytes(message)
@@ -69,13 +70,15 @@ async def dead_letter(
             "pauses": pauses,
         }
     )
-    delivered = delivered or message
-    consumed = (consumer, delivered.id)
-    cursors = {delivered.id: delivered.cursor}
-    await put_aside(log, letter, content, consumed, message.correlation, read=read, cursors=cursors)
+    brought_by = brought_by or message
+    consumed = (consumer, brought_by.id)
+    cursors = {brought_by.id: brought_by.cursor}
+    await write_letter(
+        log, letter, content, consumed, message.correlation, read=read, cursors=cursors
+    )
 
 
-async def dead_outcome(
+async def dead_letter_outcome(
     log: EventStore,
     claimed: Claimed,
     error: Exception,
@@ -83,7 +86,7 @@ async def dead_outcome(
     read: Mapping[StreamName, int] | None = None,
 ) -> None:
     """Put an effect aside whose outcome no decider can decide on; its run is held. Raises CommitMiss as
-    `dead_letter` does."""
+    `dead_letter_message` does."""
     data = claimed.effect.model_dump_json().encode()
     letter, content = letter_of(
         claimed.consumer,
@@ -103,10 +106,10 @@ async def dead_outcome(
     )
     delivery = EventId(derive_id(claimed.id, f"outcome/{claimed.epoch}"))
     consumed = (claimed.consumer, delivery)
-    await put_aside(log, letter, content, consumed, claimed.correlation, read=read)
+    await write_letter(log, letter, content, consumed, claimed.correlation, read=read)
 
 
-async def redriven(
+async def find_redriven(
     log: EventStore, consumer: ConsumerName, event: MessageRedriven
 ) -> Recorded | None:
     """The message that is to be delivered to `consumer` again; None when it is for another one, or is
@@ -128,7 +131,7 @@ def letter_of(
 ) -> tuple[MessageDeadLettered, tuple[SmallArtifact, ...]]:
     """The dead letter of some bytes, and the artifact that has them where they cannot all be shown."""
     text = data.decode(errors="backslashreplace")
-    shown = _fitting(text, PAYLOAD_JSON_BYTES)
+    shown = _truncate_json(text, PAYLOAD_JSON_BYTES)
     whole = shown.encode() == data
     sha256 = hashlib.sha256(data).hexdigest()
     letter = MessageDeadLettered.model_validate(
@@ -137,18 +140,18 @@ def letter_of(
             "message_id": message_id,
             "message_type": message_type,
             "about": about,
-            "cause": _fitting(str(error), CAUSE_CHARS),
+            "cause": _truncate_json(str(error), CAUSE_CHARS),
             "payload": shown,
             "content": None
             if whole
             else ArtifactRef(uri=ROW + sha256, sha256=sha256, size=len(data)),
-            "trace": _fitting(_trace(error), TRACE_JSON_BYTES),
+            "trace": _truncate_json(_trace(error), TRACE_JSON_BYTES),
         }
     )
     return letter, () if whole else (SmallArtifact(sha256, data),)
 
 
-async def put_aside(
+async def write_letter(
     log: EventStore,
     letter: MessageDeadLettered,
     content: tuple[SmallArtifact, ...],
@@ -250,7 +253,7 @@ def _trace(error: Exception) -> str:
     return "".join(traceback.format_exception(error))[-TRACE_JSON_BYTES:]
 
 
-def _fitting(text: str, num_bytes: int) -> str:
+def _truncate_json(text: str, num_bytes: int) -> str:
     """The beginning of a text that has at most so many bytes as JSON (a character may take six)."""
     text = text[:num_bytes].encode(errors="backslashreplace").decode()
     while len(json.dumps(text)) > num_bytes:

@@ -1,4 +1,4 @@
-"""Folded states of streams, remembered between messages.
+"""FoldedState states of streams, remembered between messages.
 
 A cached state is only ever a guess about the stream's head: `commit` checks the version, and a miss
 evicts. So a cache can make things slow, never wrong. Nor can a snapshot: it is saved every few hundred
@@ -31,15 +31,16 @@ PAGE = 5000
 
 
 @dataclass(frozen=True, slots=True)
-class Folded(Generic[S]):
-    """A stream's state after `version` events. `kept`: the version of its newest snapshot."""
+class FoldedState(Generic[S]):
+    """A stream's state after `version` events. `snapshot_version`: the version of its newest
+    snapshot."""
 
     state: S
     version: int
-    kept: int = 0
+    snapshot_version: int = 0
 
 
-class Unreadable(Exception):
+class UnfoldableStream(Exception):
     """A stream holds an event that this version cannot decode, or that its owner cannot fold: nothing
     can be decided on it."""
 
@@ -48,50 +49,52 @@ class Unreadable(Exception):
         self.stream = stream
 
 
-class States:
+class StateCache:
     """Loads, folds and remembers the streams of consumers. At most `limit` stay in memory."""
 
     def __init__(self, log: EventStore, *, limit: int = 8192) -> None:
         self._log = log
         self._limit = limit
-        self._cache: OrderedDict[StreamName, Folded[Any]] = OrderedDict()
+        self._cache: OrderedDict[StreamName, FoldedState[Any]] = OrderedDict()
 
-    async def load(self, wanted: Mapping[StreamName, AnyConsumer]) -> dict[StreamName, Folded[Any]]:
+    async def load(
+        self, wanted: Mapping[StreamName, AnyConsumer]
+    ) -> dict[StreamName, FoldedState[Any]]:
         """The states of these streams, each folded by its owner; one read for all that are new.
-        Raises Unreadable."""
+        Raises UnfoldableStream."""
         known = {stream: self._cache[stream] for stream in wanted if stream in self._cache}
         missing = [stream for stream in wanted if stream not in known]
         if not missing:
             return known
         owners = {stream: wanted[stream] for stream in missing}
-        found = {stream: await self._start(stream, owners[stream]) for stream in missing}
+        found = {stream: await self._newest_snapshot(stream, owners[stream]) for stream in missing}
         read = PAGE
         while read == PAGE:
             above = {stream: folded.version for stream, folded in found.items()}
             tails = await self._log.load(above, limit=PAGE)
             for stream, tail in tails.items():
-                found[stream] = _read(stream, owners[stream], found[stream], tail)
+                found[stream] = _fold_tail(stream, owners[stream], found[stream], tail)
             read = sum(len(tail) for tail in tails.values())
         self.remember(found)
-        await self.keep(owners)
+        await self.save_snapshots(owners)
         return {**known, **{stream: self._cache.get(stream, found[stream]) for stream in missing}}
 
-    async def keep(self, owners: Mapping[StreamName, AnyConsumer]) -> None:
+    async def save_snapshots(self, owners: Mapping[StreamName, AnyConsumer]) -> None:
         """Save snapshots of those of these streams, as remembered, that have grown by enough. One that
         cannot be saved now is saved later."""
         for stream, consumer in owners.items():
             folded = self._cache.get(stream)
             if consumer.snapshots is None or folded is None:
                 continue
-            if folded.version - folded.kept > SNAPSHOT_EVERY:
+            if folded.version - folded.snapshot_version > SNAPSHOT_EVERY:
                 try:
-                    await self._save(stream, consumer, folded)
+                    await self._save_snapshot(stream, consumer, folded)
                 except DatabaseUnavailable as error:
                     logger.info("a snapshot of %s is not saved: %s", stream, error)
                     return
-                self._cache[stream] = replace(folded, kept=folded.version)
+                self._cache[stream] = replace(folded, snapshot_version=folded.version)
 
-    def remember(self, states: Mapping[StreamName, Folded[Any]]) -> None:
+    def remember(self, states: Mapping[StreamName, FoldedState[Any]]) -> None:
         for stream, folded in states.items():
             self._cache[stream] = folded
             self._cache.move_to_end(stream)
@@ -112,8 +115,8 @@ class States:
         if cached is not None and cached.version < recorded.version:
             self.forget((recorded.stream,))
 
-    async def _start(self, stream: StreamName, consumer: AnyConsumer) -> Folded[Any]:
-        fresh = Folded(consumer.initial, 0)
+    async def _newest_snapshot(self, stream: StreamName, consumer: AnyConsumer) -> FoldedState[Any]:
+        fresh = FoldedState(consumer.initial, 0)
         if consumer.snapshots is None:
             return fresh
         snapshot = await self._log.snapshot(stream, consumer.fold_version)
@@ -123,9 +126,11 @@ class States:
             state = TypeAdapter(consumer.snapshots).validate_json(snapshot.state)
         except ValidationError:
             return fresh
-        return Folded(state, snapshot.version, snapshot.version)
+        return FoldedState(state, snapshot.version, snapshot.version)
 
-    async def _save(self, stream: StreamName, consumer: AnyConsumer, folded: Folded[Any]) -> None:
+    async def _save_snapshot(
+        self, stream: StreamName, consumer: AnyConsumer, folded: FoldedState[Any]
+    ) -> None:
         state_type: Any = consumer.snapshots
         text = TypeAdapter(state_type).dump_json(folded.state).decode()
         await self._log.save_snapshot(
@@ -133,26 +138,26 @@ class States:
         )
 
 
-def _read(
+def _fold_tail(
     stream: StreamName,
     consumer: Consumer[S, Any, Any, Any],
-    start: Folded[S],
+    start: FoldedState[S],
     tail: Sequence[Recorded],
-) -> Folded[S]:
+) -> FoldedState[S]:
     try:
         return fold(consumer, start, tail)
     except Exception as error:
-        raise Unreadable(stream, error) from error
+        raise UnfoldableStream(stream, error) from error
 
 
 def fold(
     consumer: Consumer[S, Any, Any, Any],
-    start: Folded[S],
+    start: FoldedState[S],
     events: Sequence[Recorded] | Sequence[Event],
-) -> Folded[S]:
+) -> FoldedState[S]:
     """The state after `events`, which follow `start` without a gap."""
     state = start.state
     for item in events:
         event = item.event if isinstance(item, Recorded) else item
         state = consumer.evolve(state, event)
-    return Folded(state, start.version + len(events), start.kept)
+    return FoldedState(state, start.version + len(events), start.snapshot_version)

@@ -1,17 +1,18 @@
-"""What no decider can take is kept from the others: a record that cannot be read, and a message whose
-decider raises, once it is known that it always does."""
+"""Keeps what no decider can take away from the rest: a record that cannot be read, and a message on
+which its decider always raises. Both are put aside as dead letters, and their neighbours go on."""
 
 import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from infra.ports.effects import Effects
 from infra.ports.event_log import CommitMiss, EventStore, Recorded
 from infra.postgres.codec import Unwritable, encode
 from infra.postgres.errors import DatabaseUnavailable
-from infra.runtime.cascade import Apart, DecisionError, Drafter, DraftRefused, Work
+from infra.runtime.cascade import DecisionError, Delivery, DeliveryKey, Drafter, DraftRefused
 from infra.runtime.consumer import AnyConsumer
-from infra.runtime.dead_letters import dead_letter, dead_outcome, redriven
-from infra.runtime.folded_states import States
+from infra.runtime.dead_letters import dead_letter_message, dead_letter_outcome, find_redriven
+from infra.runtime.folded_states import StateCache
 from schemas.envelope import BadEvent
 from schemas.events import MessageRedriven
 
@@ -21,125 +22,136 @@ TRIES = 3
 """How often a message whose decider raises is tried before it is a dead letter."""
 
 
-Batch = tuple[Sequence[Work], Apart]
-"""Messages to decide on together, and what of the cascade is left to the bus."""
+class DeliveryBatch(NamedTuple):
+    """Deliveries to decide on together, and what of their cascade is left to the bus."""
+
+    deliveries: Sequence[Delivery]
+    left_to_bus: frozenset[DeliveryKey] = frozenset()
 
 
-class Isolation:
-    """Takes what cannot be decided on out of a batch, so that its neighbours go on."""
+class Quarantine:
+    """Takes out of a batch what cannot be decided on, so that its neighbours go on."""
 
-    def __init__(self, log: EventStore, effects: Effects, states: States, drafter: Drafter) -> None:
+    def __init__(
+        self, log: EventStore, effects: Effects, states: StateCache, drafter: Drafter
+    ) -> None:
         self._log = log
         self._effects = effects
         self._states = states
         self._drafter = drafter
 
-    async def read(self, consumer: AnyConsumer, recorded: Recorded) -> Work | None:
-        """What a record asks of a consumer, if anything. One that cannot be decoded, or about which the
-        consumer cannot say whose it is, is a dead letter: its type is one that the consumer reads."""
+    async def read(self, consumer: AnyConsumer, recorded: Recorded) -> Delivery | None:
+        """The delivery of a record to a consumer; None when the consumer does not decide on it. A record
+        that cannot be decoded, or that the consumer cannot route, becomes a dead letter, because its
+        type is one that the consumer reads."""
         message: Recorded | None = recorded
         try:
             if isinstance(recorded.event, MessageRedriven):
-                message = await redriven(self._log, consumer.name, recorded.event)
+                message = await find_redriven(self._log, consumer.name, recorded.event)
             wanted = message is not None and consumer.routes(message.event)
         except DatabaseUnavailable:
             raise
         except Exception as error:
-            await dead_letter(
+            await dead_letter_message(
                 self._log,
                 consumer.name,
                 message or recorded,
                 error,
-                delivered=recorded,
+                brought_by=recorded,
                 pauses=not isinstance(error, BadEvent),
             )
             return None
         self._states.observe(recorded)
         if message is None or not wanted:
             return None
-        return Work(
+        return Delivery(
             consumer=consumer,
             message=message.event,
             id=message.id,
             correlation=message.correlation,
             traceparent=message.traceparent,
-            recorded=message,
-            delivered=recorded,
+            record=message,
+            brought_by=recorded,
         )
 
-    async def parted(
-        self, works: Sequence[Work], apart: Apart, refused: DraftRefused
-    ) -> Sequence[Batch]:
-        """The log refuses what was decided on `works`, and does not say whose fault it is: leave what
-        follows to the bus, then halve them, until one is left that it refuses; that one is put aside."""
-        ours = {(work.consumer.name, work.id) for work in works}
+    async def split_refused(
+        self, batch: DeliveryBatch, refused: DraftRefused
+    ) -> Sequence[DeliveryBatch]:
+        """The batches to try instead of one whose draft the log refuses without saying which decision it
+        refuses. First what follows is left to the bus. Then the batch is halved, until one delivery
+        remains that the log refuses; that one is put aside."""
+        deliveries, left_to_bus = batch
+        ours = {delivery.key for delivery in deliveries}
         if cascade := refused.decided - ours:
-            return [(works, apart | cascade)]
-        if len(works) > 1:
-            half = len(works) // 2
-            return [(works[:half], apart), (works[half:], apart)]
-        (culprit,) = works
+            return [DeliveryBatch(deliveries, left_to_bus | cascade)]
+        if len(deliveries) > 1:
+            half = len(deliveries) // 2
+            return [
+                DeliveryBatch(deliveries[:half], left_to_bus),
+                DeliveryBatch(deliveries[half:], left_to_bus),
+            ]
+        (culprit,) = deliveries
         error = DecisionError(culprit, str(refused), read=refused.read)
         logger.error("%s", error, exc_info=refused)
         try:
             await self._put_aside(error)
         except CommitMiss:
-            return [(works, apart)]
+            return [batch]
         return []
 
-    async def without(
-        self, works: Sequence[Work], error: DecisionError
-    ) -> Sequence[Sequence[Work]]:
-        """Try the culprit alone. Returns the others once it is put aside; if it turns out well (the
-        stream has moved on, or it is only its neighbours that it cannot follow) the others, and then
-        the culprit alone."""
+    async def isolate(
+        self, deliveries: Sequence[Delivery], error: DecisionError
+    ) -> Sequence[Sequence[Delivery]]:
+        """Try the culprit alone. Returns the others once it is put aside. If it succeeds alone (its
+        stream has moved on, or only its neighbours keep it from being decided), returns the others and
+        then the culprit by itself."""
         logger.exception("%s", error, exc_info=error)
-        culprit = error.work
+        culprit = error.delivery
         for _ in range(TRIES - 1):
             self._states.forget(culprit.streams)
-            failure = await self._failure(culprit)
+            failure = await self._failure_alone(culprit)
             if failure is None:
-                return _alone(culprit, works)
+                return _others_then(culprit, deliveries)
             error = failure
         try:
             await self._put_aside(error)
         except CommitMiss:
-            return _alone(culprit, works)
-        return _alone(culprit, works)[:1]
+            return _others_then(culprit, deliveries)
+        return _others_then(culprit, deliveries)[:1]
 
-    async def _failure(self, work: Work) -> DecisionError | None:
-        """Why no decision on it comes about that the log would take; None when one does. What follows
-        from it elsewhere is not its fault."""
+    async def _failure_alone(self, delivery: Delivery) -> DecisionError | None:
+        """Why no decision on it comes about that the log would take; None when one does. A failure of
+        something that follows from it elsewhere does not count."""
         try:
-            draft = await self._drafter.draft([work])
+            draft = await self._drafter.draft([delivery])
             for new in draft.events:
                 encode(new.event)
         except Unwritable as error:
-            failure = draft.unwritable(error)
+            failure = draft.blame_author(error)
         except DecisionError as error:
             failure = error
         else:
             return None
-        return failure if failure.work is work else None
+        return failure if failure.delivery is delivery else None
 
     async def _put_aside(self, error: DecisionError) -> None:
         """Raises CommitMiss when the streams on which it was decided have moved."""
-        work = error.work
-        if work.claimed is not None:
-            await dead_outcome(self._log, work.claimed, error, read=error.read)
-            await self._effects.release(work.claimed)
-        if work.recorded is not None:
-            await dead_letter(
+        delivery = error.delivery
+        if delivery.claimed is not None:
+            await dead_letter_outcome(self._log, delivery.claimed, error, read=error.read)
+            await self._effects.release(delivery.claimed)
+        if delivery.record is not None:
+            await dead_letter_message(
                 self._log,
-                work.consumer.name,
-                work.recorded,
+                delivery.consumer.name,
+                delivery.record,
                 error,
-                delivered=work.delivered,
+                brought_by=delivery.brought_by,
                 pauses=True,
                 read=error.read,
             )
 
 
-def _alone(culprit: Work, works: Sequence[Work]) -> Sequence[Sequence[Work]]:
-    """The others, and then the culprit."""
-    return [[work for work in works if work is not culprit], [culprit]]
+def _others_then(culprit: Delivery, deliveries: Sequence[Delivery]) -> Sequence[Sequence[Delivery]]:
+    """The other deliveries together, and then the culprit."""
+    return [[delivery for delivery in deliveries if delivery is not culprit], [culprit]]

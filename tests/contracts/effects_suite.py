@@ -156,8 +156,8 @@ class EffectsSuite:
         assert (taken.id, taken.epoch, taken.crashes) == (held.id, held.epoch + 1, 1)
         with pytest.raises(CommitMiss, match="fenced"):
             await bound.log.commit(Commit(worker=dead, finished=((held.id, held.epoch),)))
-        assert not await bound.effects.memo(held, "late")
-        assert await bound.effects.memo(taken, "mine")
+        assert not await bound.effects.save_memo(held, "late")
+        assert await bound.effects.save_memo(taken, "mine")
         await bound.log.commit(Commit(worker=heir, finished=((taken.id, taken.epoch),)))
 
     async def test_what_a_worker_holds_it_does_not_claim_again(self, bound: Bound) -> None:
@@ -342,14 +342,14 @@ class EffectsSuite:
 
     async def test_what_rests_or_is_over_is_not_left_to_do(self, bound: Bound) -> None:
         async def left() -> int:
-            return await bound.effects.left(lanes=[Lane.CONTROL], consumers=[SYNC])
+            return await bound.effects.count_unfinished(lanes=[Lane.CONTROL], consumers=[SYNC])
 
         who, runs = await worker(bound), [uuid4().hex for _ in range(4)]
         await bound.log.commit(Commit(effects=tuple(effect(run) for run in runs)))
         assert await left() == 4
-        assert await bound.effects.left(lanes=[Lane.TRAIN], consumers=[SYNC]) == 0
+        assert await bound.effects.count_unfinished(lanes=[Lane.TRAIN], consumers=[SYNC]) == 0
         stranger = ConsumerName("grade")
-        assert await bound.effects.left(lanes=[Lane.CONTROL], consumers=[stranger]) == 0
+        assert await bound.effects.count_unfinished(lanes=[Lane.CONTROL], consumers=[stranger]) == 0
         await gate(bound, RunPaused(run=runs[0], step=1), 1)
         await append(bound, letter(runs[1]))
         await gate(bound, RunStopped(run=runs[2], step=1), 1)

@@ -18,7 +18,7 @@ from infra.postgres.effects import PostgresEffects
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database, connect
-from infra.runtime import runtime
+from infra.runtime import claims, performer
 from infra.settings.settings import DatabaseLimits
 from schemas.effects import Lane
 from schemas.ids import WorkerId
@@ -119,7 +119,7 @@ def postgres_url(server_url: str) -> str:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 0.05)
 
 
 async def test_a_claim_that_comes_late_takes_nothing(database_url: str, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ async def test_twin_without_the_generation_it_is_held_for_good(
 async def test_the_check_finds_a_claim_however_it_came_about(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "CHECK_S", 1.0)
+    monkeypatch.setattr(claims, "CHECK_S", 1.0)
     script = Script()
     async with stalled(database_url, tmp_path, script, fenced=False):
         await performed(script, within_s=60)

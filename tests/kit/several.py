@@ -7,7 +7,6 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from consumers.registry import REGISTRY, lanes_of, load
 from infra.blobs.artifacts import ArtifactStore
@@ -19,9 +18,11 @@ from infra.ports.clock import ManualClock
 from infra.ports.event_log import Commit, Recorded
 from infra.ports.ports import Ports
 from infra.postgres.notify import Wakeup
-from infra.runtime.cascade import Work
+from infra.runtime.cascade import Delivery
+from infra.runtime.committer import Committer
 from infra.runtime.consumer import AnyConsumer
 from infra.runtime.hosting import Hosting
+from infra.runtime.quarantine import DeliveryBatch
 from infra.runtime.runtime import Runtime
 from infra.settings.settings import Settings
 from schemas.effects import Effect, Outcome
@@ -88,20 +89,20 @@ class SharedBus(MemoryBus):
         return draw.random() < OFTEN or draw.choice(hosts) == self._number
 
 
-class ForgetfulRuntime(Runtime):
-    """Loses each state that it remembers with probability `forgets`, whenever it decides. Nothing that
-    it performs takes any time."""
+def make_forgetful(committer: Committer, draw: random.Random, forgets: float) -> None:
+    """It loses each state that it remembers with probability `forgets`, whenever it decides. No effect
+    whose outcome it decides on took any time."""
+    commit, write, states = committer.commit, committer._write, committer._states
 
-    draw: random.Random
-    forgets: float
+    async def commit_untimed(deliveries: Sequence[Delivery]) -> None:
+        await commit([replace(delivery, seconds=0.0) for delivery in deliveries])
 
-    async def _settle(self, works: Sequence[Work]) -> None:
-        await super()._settle([replace(work, seconds=0.0) for work in works])
+    async def write_after_forgetting(batch: DeliveryBatch) -> None:
+        states.forget([stream for stream in states._cache if draw.random() < forgets])
+        await write(batch)
 
-    async def _write(self, *arguments: Any) -> None:
-        cached = self._states._cache
-        self._states.forget([s for s in cached if self.draw.random() < self.forgets])
-        await super()._write(*arguments)
+    committer.commit = commit_untimed  # type: ignore[method-assign]
+    committer._write = write_after_forgetting  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,7 @@ def _runtime(world: World, crowd: Crowd, draw: random.Random, number: int) -> Ru
     log = SlowLog(world, draw)
     artifacts = ArtifactStore(log, MemoryBlobs())
     consumers = tuple(_load(name) for name in crowd.hosted[number])
-    runtime = ForgetfulRuntime(
+    runtime = Runtime(
         Hosting(worker, consumers, lanes_of(consumers)),
         log=log,
         effects=MemoryEffects(world),
@@ -198,5 +199,5 @@ def _runtime(world: World, crowd: Crowd, draw: random.Random, number: int) -> Ru
         artifacts=artifacts,
         wakeup=Wakeup(),
     )
-    runtime.draw, runtime.forgets = draw, crowd.forgets
+    make_forgetful(runtime._committer, draw, crowd.forgets)
     return runtime

@@ -14,9 +14,9 @@ from consumers.registry import REGISTRY, load
 from infra.memory.event_log import MemoryLog, World
 from infra.ports.effects import Claimed
 from infra.ports.event_log import CommitMiss, Recorded
-from infra.runtime.cascade import Drafter, Work
+from infra.runtime.cascade import Delivery, Drafter
 from infra.runtime.consumer import AnyConsumer
-from infra.runtime.folded_states import States
+from infra.runtime.folded_states import StateCache
 from schemas.effects import (
     CommitFetched,
     Effect,
@@ -93,31 +93,31 @@ class Process:
     world: World
     consumers: tuple[AnyConsumer, ...]
     log: MemoryLog = field(init=False)
-    states: States = field(init=False)
+    states: StateCache = field(init=False)
     drafter: Drafter = field(init=False)
 
     def __post_init__(self) -> None:
         self.log = MemoryLog(self.world)
-        self.states = States(self.log)
+        self.states = StateCache(self.log)
         self.drafter = Drafter(
-            self.consumers, self.states, now=lambda: NOW, claims=lambda effect: False
+            self.consumers, self.states, now=lambda: NOW, reserve=lambda effect: False
         )
 
-    async def settle(self, works: Sequence[Work]) -> None:
+    async def settle(self, deliveries: Sequence[Delivery]) -> None:
         """Decide and write, as the runtime does."""
-        while works:
-            draft = await self.drafter.draft(works)
+        while deliveries:
+            draft = await self.drafter.draft(deliveries)
             try:
                 await self.log.commit(draft.commit(WORKER))
             except CommitMiss:
                 self.states.forget(draft.states)
-                keys = [(w.consumer.name, EventId(w.id)) for w in works if not w.claimed]
+                keys = [(d.consumer.name, EventId(d.id)) for d in deliveries if not d.claimed]
                 gone = await self.log.consumed(keys)
-                works = [
-                    w
-                    for w in works
-                    if (w.consumer.name, w.id) not in gone
-                    and not (w.claimed and w.claimed.id not in self.world.effects)
+                deliveries = [
+                    d
+                    for d in deliveries
+                    if (d.consumer.name, d.id) not in gone
+                    and not (d.claimed and d.claimed.id not in self.world.effects)
                 ]
                 continue
             self.states.remember(draft.states)
@@ -162,8 +162,8 @@ class Simulation:
 
     async def deliver(self, consumer: AnyConsumer, recorded: Recorded) -> None:
         self.delivered[consumer.name, recorded.id] += 1
-        work = Work(consumer, recorded.event, recorded.id, recorded.correlation)
-        await self.host(consumer.name).settle([work])
+        delivery = Delivery(consumer, recorded.event, recorded.id, recorded.correlation)
+        await self.host(consumer.name).settle([delivery])
 
     async def perform(self, number: int) -> None:
         """Claim the effect at this place and settle its outcome."""
@@ -185,7 +185,7 @@ class Simulation:
         consumer = next(c for c in process.consumers if c.name == claimed.consumer)
         outcome = outcome_of(claimed.effect)
         await process.settle(
-            [Work(consumer, outcome, claimed.id, claimed.correlation, claimed=claimed)]
+            [Delivery(consumer, outcome, claimed.id, claimed.correlation, claimed=claimed)]
         )
 
     async def run(self, choose: Callable[[int], int], *, copies: int = 0) -> None:

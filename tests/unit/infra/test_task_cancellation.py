@@ -16,7 +16,7 @@ from infra.ports.effects import Claimed
 from infra.postgres import errors
 from infra.postgres.errors import DatabaseUnavailable, reconnecting, translating_errors
 from infra.postgres.notify import Wakeup
-from infra.runtime import runtime
+from infra.runtime import claims, performer
 from infra.task_cancellation import end, go_on
 from tests.kit.hosting import Bench, Script, consumer
 
@@ -197,8 +197,8 @@ async def test_claims_that_nobody_knows_of_are_found_and_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever the reason: here somebody writes our name into a row."""
-    monkeypatch.setattr(runtime, "CHECK_S", 0.0)
-    monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.02)
+    monkeypatch.setattr(claims, "CHECK_S", 0.0)
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 0.02)
     bench = Bench(tmp_path, [consumer(Script(asks=True))])
     await _stolen(bench, lambda: len(bench.seen("r")) == 1, within_s=60)
     assert "nobody here knew of" in caplog.text
@@ -207,7 +207,7 @@ async def test_claims_that_nobody_knows_of_are_found_and_given_back(
 async def test_twin_without_the_check_such_a_claim_is_held_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.02)
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 0.02)
     bench = Bench(tmp_path, [consumer(Script(asks=True))])
     with pytest.raises(TimeoutError):
         await _stolen(bench, lambda: len(bench.seen("r")) == 1, within_s=1)
@@ -227,7 +227,7 @@ async def _stolen(bench: Bench, done: Callable[[], bool], *, within_s: float) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MemoryEffects, "claim", late)
         async with bench.running() as started:
-            started._drafter._claims = lambda effect: False
+            started._committer._drafter._reserve = lambda effect: False
             await bench.warn("r", 1)
             await bench.until(done, within_s=within_s)
 
@@ -235,8 +235,8 @@ async def _stolen(bench: Bench, done: Callable[[], bool], *, within_s: float) ->
 async def test_what_is_in_hand_and_not_ours_any_more_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "CHECK_S", 0.0)
-    monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.02)
+    monkeypatch.setattr(claims, "CHECK_S", 0.0)
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 0.02)
     bench = Bench(tmp_path, [consumer(Script(asks=True))])
     at_work, ended = asyncio.Event(), asyncio.Event()
 

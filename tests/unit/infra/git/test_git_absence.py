@@ -21,7 +21,7 @@ from infra.git.failures import meaning
 from infra.git.mirrors import GitRepositories
 from infra.git.process import GitFailed, TooLate
 from infra.ports.effects import Claimed
-from infra.runtime.attempt import Performing, perform_once
+from infra.runtime.attempt import Attempt, perform_once
 from schemas.effects import CommitFetched, Failed, FetchCommit
 from schemas.errors import NotFound, Refused, RepositoryAway, TransientError
 from schemas.ids import ConsumerName, StreamName
@@ -56,7 +56,7 @@ def commit(server: GitServer, **which: str) -> CommitSpec:
 
 async def performed(
     server: GitServer, repositories: GitRepositories, tmp_path: Path, **which: str
-) -> Performing:
+) -> Attempt:
     """One attempt at the effect that fetches."""
     effect = FetchCommit(
         workspace="w", push=UUID(int=1), commit=commit(server, **which), entrypoints=()

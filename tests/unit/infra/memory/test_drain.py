@@ -16,7 +16,7 @@ from infra.ports.event_log import Commit, EventLog
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import connect
-from infra.runtime import runtime
+from infra.runtime import attempt, performer
 from infra.runtime.runtime import Runtime
 from schemas.events import RunPaused, RunStopped, RunWarned
 from schemas.ids import ConsumerName, WorkerId
@@ -62,7 +62,7 @@ def url(request: pytest.FixtureRequest) -> str | None:
 async def world(
     url: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
-    monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 0.05)
     script = Script(asks=True)
     hosted = consumer(script, name=HOSTED)
     if url is None:
@@ -91,7 +91,7 @@ async def test_twin_with_every_row_counted_it_never_ends(
     async def every(self: object, **_: Any) -> int:
         return sum((await world.effects.depth()).values())
 
-    monkeypatch.setattr(type(world.effects), "left", every)
+    monkeypatch.setattr(type(world.effects), "count_unfinished", every)
     await world.resting()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1):
@@ -109,15 +109,15 @@ async def test_others_work_is_not_waited_for(world: World) -> None:
 async def test_what_is_tried_again_later_is_waited_for(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, times = runtime.perform_once, 0
+    original, times = performer.perform_once, 0
 
-    async def failing(*arguments: object) -> runtime.Performing:
+    async def failing(*arguments: object) -> attempt.Attempt:
         nonlocal times
         times += 1
         done = await original(*arguments)  # type: ignore[arg-type]  # as given
-        return done if times > 1 else runtime.Performing(done.claimed, None, error="not now")
+        return done if times > 1 else attempt.Attempt(done.claimed, None, error="not now")
 
-    monkeypatch.setattr(runtime, "perform_once", failing)
+    monkeypatch.setattr(performer, "perform_once", failing)
     await world.log.append([RunWarned(run="r", step=1, message="look")], cause=uuid4())
     async with asyncio.timeout(60):
         await world.runtime.run(drain=True)

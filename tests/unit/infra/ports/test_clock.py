@@ -26,7 +26,7 @@ class Shaken:
 def test_a_wall_clock_that_jumps_changes_nothing() -> None:
     clock = Shaken()
     time = LogTime(clock)
-    time.told(TRUE + timedelta(days=1))
+    time.observe(TRUE + timedelta(days=1))
     clock.grown += 5
     clock.wall += timedelta(hours=1)
     assert time.now() == TRUE + timedelta(days=1, seconds=5)
@@ -40,6 +40,6 @@ def test_what_the_log_says_counts_from_then_on() -> None:
     time = LogTime(clock)
     assert time.now() == TRUE, "nothing was told yet"
     clock.grown += 5
-    time.told(TRUE + timedelta(seconds=60))
+    time.observe(TRUE + timedelta(seconds=60))
     clock.grown += 1
     assert time.now() == TRUE + timedelta(seconds=61)

@@ -22,8 +22,8 @@ from infra.ports.event_log import Commit, Cursor, Recorded
 from infra.postgres import errors
 from infra.postgres.history import Turned, as_of
 from infra.postgres.notify import Wakeup
-from infra.runtime import runtime
-from infra.runtime.folded_states import States
+from infra.runtime import performer
+from infra.runtime.folded_states import StateCache
 from schemas.events import RunWarned
 from schemas.ids import ConsumerName
 from tests.kit.hosting import Bench, Script, consumer
@@ -72,7 +72,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconcile, "ADVANCE_S", 0.0)
     monkeypatch.setattr(reconcile, "SLOW_POLL_S", 0.01)
     monkeypatch.setattr(reconcile, "HEAD_S", 0.0)
-    monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.02)
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 0.02)
     monkeypatch.setattr(errors, "PAUSE_S", 0.0)
 
 
@@ -159,7 +159,7 @@ async def test_no_cached_state_survives(tmp_path: Path) -> None:
 async def test_twin_a_cache_that_is_kept_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(States, "clear", lambda self: None)
+    monkeypatch.setattr(StateCache, "clear", lambda self: None)
     assert await _folds_after_going_back(tmp_path) == 1
 
 

@@ -9,7 +9,7 @@ import pytest
 from infra.memory.event_log import MemoryEffects
 from infra.postgres import errors
 from infra.postgres.errors import DatabaseUnavailable
-from infra.runtime import attempt, runtime
+from infra.runtime import attempt, performer
 from schemas.errors import RepositoryAway, StoreAway
 from tests.kit.hosting import Bench, Script, consumer
 
@@ -17,7 +17,7 @@ from tests.kit.hosting import Bench, Script, consumer
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here says that the world changed: look often."""
-    monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 0.05)
     monkeypatch.setattr(errors, "PAUSE_S", 0.05)
     monkeypatch.setattr(attempt, "STORE_PAUSE_S", 0.0)
 
@@ -66,7 +66,7 @@ async def test_claims_without_an_answer_are_claimed_again(tmp_path: Path, when: 
     bench = Bench(tmp_path, [consumer(script)])
     await bench.warn("r", 1)
     async with bench.running() as started:
-        started._drafter._claims = lambda effect: False
+        started._committer._drafter._reserve = lambda effect: False
         getattr(bench.effects, when)["claim"] = 2
         await bench.until(lambda: len(bench.seen("r")) == 1)
     assert bench.world.effects == {}

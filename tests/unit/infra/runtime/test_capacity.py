@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.ports.ports import Ports
-from infra.runtime import runtime
+from infra.runtime import performer
 from infra.runtime.consumer import NOTHING, AnyConsumer, Decision, Meta
 from schemas.effects import FetchCommit
 from schemas.events import RunWarned
@@ -45,7 +45,7 @@ class Counting:
 async def test_one_decision_is_born_claimed_as_far_as_there_is_room(
     tmp_path: Path, messages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 0.05)
     counting = Counting()
     bench = Bench(tmp_path, [counting.consumer], capacity=CAPACITY)
     runs = [f"r{n}" for n in range(messages)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.memory.event_log import MemoryLog
-from infra.runtime import runtime
+from infra.runtime import performer
 from infra.runtime.consumer import NOTHING, Decision
 from infra.runtime.dead_letters import PAYLOAD_JSON_BYTES
 from infra.runtime.quarantine import TRIES
@@ -20,7 +20,7 @@ from tests.kit.hosting import Bench, Script, consumer
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here says that a run was released: look often."""
-    monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 0.05)
 
 
 def refuse(run: str) -> Callable[[object], None]:

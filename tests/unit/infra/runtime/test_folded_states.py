@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from infra.memory.event_log import MemoryLog
-from infra.runtime import folded_states, runtime
+from infra.runtime import folded_states, performer
 from infra.runtime.consumer import AnyConsumer
-from infra.runtime.folded_states import States
+from infra.runtime.folded_states import StateCache
 from schemas.ids import checkpoint_stream
 from tests.kit.hosting import Bench, Script, consumer
 
@@ -21,7 +21,7 @@ STREAM = checkpoint_stream("r")
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folded_states, "SNAPSHOT_EVERY", EVERY)
-    monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 0.05)
 
 
 def counting(script: Script) -> AnyConsumer:
@@ -33,7 +33,7 @@ async def folded_anew(bench: Bench) -> tuple[int, int]:
     """(the state, how many events were folded for it) by a process that has just started."""
     seen: list[object] = []
     anew = counting(Script(on_fold=seen.append))
-    loaded = await States(cast("Any", bench.log)).load({STREAM: anew})
+    loaded = await StateCache(cast("Any", bench.log)).load({STREAM: anew})
     return loaded[STREAM].state, len(seen)
 
 
@@ -65,7 +65,7 @@ async def test_a_snapshot_that_cannot_be_saved_is_saved_later(tmp_path: Path) ->
 async def test_who_has_no_snapshots_folds_everything(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [consumer(Script())])
     await lived(bench, 14)
-    loaded = await States(MemoryLog(bench.world)).load({STREAM: consumer(Script())})
+    loaded = await StateCache(MemoryLog(bench.world)).load({STREAM: consumer(Script())})
     assert loaded[STREAM].state == loaded[STREAM].version == 14
 
 
@@ -80,7 +80,7 @@ async def test_a_long_history_is_read_in_pages(
         await bench.warn("other", *range(1, 5))
         await bench.until(lambda: len(bench.seen("r")) == 7 and len(bench.seen("other")) == 4)
     wanted = {STREAM: counting(Script()), checkpoint_stream("other"): counting(Script())}
-    loaded = await States(MemoryLog(bench.world)).load(wanted)
+    loaded = await StateCache(MemoryLog(bench.world)).load(wanted)
     assert {stream: folded.state for stream, folded in loaded.items()} == {
         STREAM: 7,
         checkpoint_stream("other"): 4,

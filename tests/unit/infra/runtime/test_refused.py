@@ -9,7 +9,7 @@ import pytest
 
 from infra.memory.event_log import MemoryLog
 from infra.ports.event_log import Commit, CommitRefused, Recorded
-from infra.runtime import runtime
+from infra.runtime import performer
 from infra.runtime.consumer import Decision
 from schemas.events import CheckpointFailed, PolicyFailed
 from tests.kit.hosting import Bench, Fetched, Flaky, Script, consumer
@@ -20,7 +20,7 @@ POISON = "poison"
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here says that a run was released: look often."""
-    monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 0.05)
 
 
 class Picky(MemoryLog):

@@ -13,7 +13,7 @@ import pytest
 
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.pool import Database
-from infra.runtime import runtime
+from infra.runtime import performer
 from infra.runtime.consumer import AnyConsumer, Decision, Meta
 from schemas.effects import Failed
 from schemas.errors import FailureCategory, HeadraceError, Refused, UserCodeError
@@ -68,11 +68,11 @@ async def outcome(log: PostgresLog, run: str) -> CheckpointFailed:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "SLOW_POLL_S", 0.05)
+    monkeypatch.setattr(performer, "SLOW_POLL_S", 0.05)
     monkeypatch.setattr("infra.runtime.attempt.ATTEMPTS", 3)
     # pytest cannot send captured lines with half a surrogate pair to another process (the log itself is
     # JSON in ASCII).
-    for name in ("infra.runtime.attempt", "infra.runtime.runtime"):
+    for name in ("infra.runtime.attempt", "infra.runtime.performer"):
         monkeypatch.setattr(logging.getLogger(name), "disabled", True)
 
 
@@ -98,7 +98,7 @@ async def test_a_performer_that_fails_beside_the_attempt_gives_back_and_goes_on(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = 0
-    original = runtime.perform_once
+    original = performer.perform_once
 
     async def broken(*arguments: Any) -> Any:
         nonlocal times
@@ -107,7 +107,7 @@ async def test_a_performer_that_fails_beside_the_attempt_gives_back_and_goes_on(
             raise AssertionError("nobody thought \0 of this")
         return await original(*arguments)
 
-    monkeypatch.setattr(runtime, "perform_once", broken)
+    monkeypatch.setattr(performer, "perform_once", broken)
     run = uuid4().hex
     async with working(failing(lambda: Refused("no")), database, tmp_path) as (log, _):
         await log.append([RunWarned(run=run, step=1, message="look")], cause=uuid4())

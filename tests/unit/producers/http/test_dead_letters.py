@@ -6,7 +6,7 @@ import json
 from uuid import uuid4
 
 from infra.ports.event_log import Cursor, EventStore, Recorded
-from infra.runtime.dead_letters import dead_letter
+from infra.runtime.dead_letters import dead_letter_message
 from schemas.errors import Conflict
 from schemas.events import MessageDeadLettered, RunPaused, RunResumed, RunWarned
 from schemas.ids import ConsumerName
@@ -19,7 +19,9 @@ async def poisoned(app: Application, run: str = "r1", *, pauses: bool = True) ->
     log = app.services.log
     warned = RunWarned(run=run, step=1, message="x")
     [message] = await log.append([warned], cause=uuid4(), traceparent="00-ab-cd-01")
-    await dead_letter(log, ConsumerName("grade"), message, ValueError("a bug"), pauses=pauses)
+    await dead_letter_message(
+        log, ConsumerName("grade"), message, ValueError("a bug"), pauses=pauses
+    )
     letter = await last_of(log, MessageDeadLettered.type)
     assert await app.services.readmodel.caught_up(letter.cursor)
     return letter

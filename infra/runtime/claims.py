@@ -1,0 +1,211 @@
+"""The claims of this process: which effects it holds, how many more it may hold, and whether the
+database agrees.
+
+The answer to a claim can be lost, and so can that to a commit whose effects are born claimed. Then the
+database says that this worker holds an effect of which the worker does not know. Nobody else can take
+it while the worker's lease lives, so the worker has to find it by itself and release it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from infra.ports.effects import Claimed, Disowned, Effects
+from infra.postgres.errors import DatabaseUnavailable
+from infra.postgres.notify import Wakeup
+from infra.runtime.hosting import Hosting
+from infra.task_cancellation import END_S, end
+from schemas.effects import Effect
+from schemas.ids import EffectId
+
+logger = logging.getLogger(__name__)
+
+CHECK_S = 30.0
+"""How often the claims that the database shows are compared with those that this process knows of, even
+if nothing went wrong."""
+
+
+class Claims:
+    """What this worker holds. `changing` is locked by a commit and by a check, because both change what
+    this worker holds."""
+
+    def __init__(self, hosting: Hosting, effects: Effects, wakeup: Wakeup) -> None:
+        self._hosting = hosting
+        self._effects = effects
+        self._wakeup = wakeup
+        self._performing = [c.name for c in hosting.consumers if c.perform is not None]
+        self._held: dict[EffectId, Claimed] = {}
+        self._tasks: dict[EffectId, asyncio.Task[None]] = {}
+        self._in_commit: dict[EffectId, Claimed] = {}
+        self._num_reserved = 0
+        self._generation = 0
+        self._checked_at = 0.0
+        self._reconnects_seen = 0
+        self._claims_unverified = False
+        self.changing = asyncio.Lock()
+
+    # --- what is held ---------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """How many more effects this process may hold."""
+        return self._hosting.capacity - len(self._held) - self._num_reserved
+
+    @property
+    def tasks(self) -> Sequence[asyncio.Task[None]]:
+        """The tasks that perform what is held."""
+        return list(self._tasks.values())
+
+    def get(self, effect: EffectId) -> Claimed | None:
+        """The claim under which this process performs an effect."""
+        return self._held.get(effect)
+
+    def add(self, claimed: Claimed, task: asyncio.Task[None]) -> None:
+        """This process performs an effect now, in `task`."""
+        self._held[claimed.id] = claimed
+        self._tasks[claimed.id] = task
+
+    def forget(self, claimed: Claimed) -> None:
+        """Drop this claim, but not a later one of the same effect."""
+        if self._held.get(claimed.id) is claimed:
+            del self._held[claimed.id], self._tasks[claimed.id]
+
+    def begin_commit(self, finished: Iterable[Claimed]) -> None:
+        """The outcomes of these claims are being decided: no task performs them any more, but they are
+        held until the commit."""
+        self._in_commit = {claimed.id: claimed for claimed in finished}
+
+    def end_commit(self) -> None:
+        self._in_commit = {}
+
+    # --- effects that are born claimed ----------------------------------------------------------
+
+    def reserve(self, effect: Effect) -> bool:
+        """Whether an effect that is decided here is born claimed by this process. Each one takes up room
+        from now on, because what the same draft claimed before is not held yet."""
+        if not self._hosting.performs(effect) or self.room <= 0:
+            return False
+        self._num_reserved += 1
+        return True
+
+    def drop_reservations(self) -> None:
+        """The draft was committed, so its effects are held; or it was given up."""
+        self._num_reserved = 0
+
+    # --- claiming -------------------------------------------------------------------------------
+
+    async def claim(self, limit: int) -> Sequence[Claimed]:
+        """New claims, at most `limit`. None when the claims of another generation of this worker are in
+        force: then it is unknown which ones are ours."""
+        if limit <= 0:
+            return ()
+        try:
+            return await self._effects.claim(
+                self._hosting.worker,
+                lanes=self._hosting.lanes,
+                consumers=self._performing,
+                limit=limit,
+                generation=self._generation,
+            )
+        except Disowned as error:
+            logger.warning("%s", error)
+            self.distrust()
+            return ()
+
+    async def next_due_s(self) -> float | None:
+        """Seconds until there may be something to claim that is not there now, or None."""
+        return await self._effects.next_due_s(
+            self._hosting.worker, lanes=self._hosting.lanes, consumers=self._performing
+        )
+
+    async def count_unfinished(self) -> int:
+        """How many effects there are that this process could perform now or later, whoever holds
+        them."""
+        return await self._effects.count_unfinished(
+            lanes=self._hosting.lanes, consumers=self._performing
+        )
+
+    # --- whether the database agrees ------------------------------------------------------------
+
+    def distrust(self) -> None:
+        """An answer was lost, or the last write may be: the database may show other claims."""
+        self._claims_unverified = True
+
+    async def verify(self) -> None:
+        """Compare the claims in the database with those that this process knows of, after an answer was
+        lost or the database was away, and now and then for no special reason.
+
+        Claims that nobody here knows of are released, and effects whose claims are gone are ended. No
+        claim and no commit is under way meanwhile. One that is still on its way through a network
+        belongs to an old generation, and takes nothing.
+        """
+        unverified = self._claims_unverified or self._reconnects_seen != self._wakeup.absences
+        if not unverified and time.monotonic() < self._checked_at + CHECK_S:
+            return
+        async with self.changing:
+            self._claims_unverified, self._reconnects_seen = False, self._wakeup.absences
+            holding = await self._effects.holding(self._hosting.worker)
+            self._checked_at = time.monotonic()
+            lost = self._forget_lost_claims(holding.claims)
+            known = {**self._held, **self._in_commit}
+            unknown = [str(effect) for effect in holding.claims if effect not in known]
+            if unknown and not unverified:
+                logger.error("claims that nobody here knew of are released: %s", unknown)
+            if unknown or unverified:
+                await self._release_unknown_claims(holding.generation, list(known))
+        await end(lost)
+
+    def _forget_lost_claims(self, ours: Mapping[EffectId, int]) -> list[asyncio.Task[None]]:
+        """Forget the claims that are lost, because their outcomes would be refused. Returns the tasks to
+        end."""
+        lost = [held for held in self._held.values() if ours.get(held.id) != held.epoch]
+        if lost:
+            logger.warning("claims are lost: %s", [str(held.id) for held in lost])
+        tasks = [self._tasks[held.id] for held in lost]
+        for held in lost:
+            self.forget(held)
+        return tasks
+
+    async def _release_unknown_claims(self, generation: int, known: Sequence[EffectId]) -> None:
+        """Release everything but `known`, and begin a new generation."""
+        begun = await self._effects.disown(self._hosting.worker, generation=generation, keep=known)
+        if begun is None:
+            self.distrust()  # another call of ours came in between, late
+        else:
+            self._generation = begun
+
+    # --- giving up ------------------------------------------------------------------------------
+
+    async def release(self, claimed: Claimed) -> None:
+        """End the task that performs an effect, and give the effect back without counting an attempt."""
+        task = self._tasks.get(claimed.id)
+        self.forget(claimed)
+        if task is not None:
+            await end([task])
+        try:
+            await self._effects.release(claimed)
+        except DatabaseUnavailable:
+            self.distrust()
+
+    async def release_closed(self) -> None:
+        """Release the effects whose run is no longer open. An unavailable database is asked again at the
+        next call."""
+        runs = {claimed.effect.run_id for claimed in self._held.values()}
+        if not runs:
+            return
+        try:
+            gates = await self._effects.gates(sorted(runs))
+        except DatabaseUnavailable:
+            return
+        for claimed in list(self._held.values()):
+            if gates.get(claimed.effect.run_id, "open") != "open":
+                await self.release(claimed)
+
+    async def release_all(self) -> None:
+        """Release everything, within a deadline. What is not released by then is taken over when this
+        worker's lease ends."""
+        # In tasks of their own: this task may have been cancelled, and would not ask anything any more.
+        releases = [asyncio.ensure_future(self.release(held)) for held in self._held.values()]
+        if releases:
+            await asyncio.wait(releases, timeout=END_S)

@@ -1,0 +1,185 @@
+"""The only way to commit. Everything that this process decides is written here, one commit at a time:
+deliveries that become ready while a commit is under way share the next one."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from infra import failpoints, telemetry
+from infra.ports.clock import LogTime
+from infra.ports.effects import Claimed
+from infra.ports.event_log import Commit, CommitMiss, CommitRefused, EventLog
+from infra.postgres.codec import Unwritable
+from infra.postgres.errors import DatabaseUnavailable
+from infra.postgres.history import as_of
+from infra.runtime.cascade import DecisionError, Delivery, Draft, Drafter, DraftRefused
+from infra.runtime.claims import Claims
+from infra.runtime.folded_states import StateCache
+from infra.runtime.performer import Performer
+from infra.runtime.quarantine import DeliveryBatch, Quarantine
+from infra.task_cancellation import go_on
+from schemas.ids import WorkerId
+
+logger = logging.getLogger(__name__)
+
+DATABASE_PAUSE_S = 0.2
+"""The pause before an unavailable database is asked again."""
+
+Problem = DecisionError | CommitMiss | DraftRefused
+"""Why a batch was not written, and what to examine before it is tried again."""
+
+
+class Committer:
+    """Decides on deliveries and writes what was decided. `commits` counts what was written."""
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        *,
+        log: EventLog,
+        time: LogTime,
+        states: StateCache,
+        drafter: Drafter,
+        quarantine: Quarantine,
+        claims: Claims,
+        performer: Performer,
+    ) -> None:
+        self._worker = worker
+        self._log = log
+        self._time = time
+        self._states = states
+        self._drafter = drafter
+        self._quarantine = quarantine
+        self._claims = claims
+        self._performer = performer
+        self._turn = log.turns
+        self.commits = 0
+
+    async def commit(self, deliveries: Sequence[Delivery]) -> None:
+        """Decide on these deliveries and write the decisions, under a span that links to theirs, and to
+        which everything that follows links. Returns once each is written or put aside."""
+        if not deliveries:
+            return
+        names = "+".join(dict.fromkeys(delivery.consumer.name for delivery in deliveries))
+        links = [delivery.traceparent for delivery in deliveries]
+        with telemetry.span(telemetry.DECIDE.format(consumers=names), links=links) as context:
+            if context is not None:
+                deliveries = [replace(delivery, traceparent=context) for delivery in deliveries]
+            async with self._claims.changing:
+                await self._commit_all(DeliveryBatch(deliveries))
+                self._claims.drop_reservations()
+
+    async def _commit_all(self, batch: DeliveryBatch) -> None:
+        """Decide and write; after a miss read again, without limit. An unavailable database is waited
+        for. Whether it took the last write shows when that is written again."""
+        tries = 0
+        batches = [batch]
+        problem: Problem | None = None
+        while batches:
+            go_on()
+            try:
+                if problem is None:
+                    await self._write(batches[0])
+                    del batches[0]
+                    continue
+                remaining = await self._remaining_after(problem, batches[0])
+                batches[:1] = [each for each in remaining if each.deliveries]
+                problem = None
+            except (DecisionError, CommitMiss, DraftRefused) as error:
+                problem = error
+            except DatabaseUnavailable as error:
+                self._claims.distrust()
+                logger.warning("a decision waits for the database: %s", error)
+                await asyncio.sleep(DATABASE_PAUSE_S)
+            tries += 1
+            await asyncio.sleep(random.uniform(0, min(0.05, 0.001 * 2 ** min(tries, 6))))  # noqa: S311 - jitter
+
+    async def _write(self, batch: DeliveryBatch) -> None:
+        """Decide on a batch and write it. Raises DecisionError, DraftRefused, CommitMiss and
+        DatabaseUnavailable."""
+        self._claims.drop_reservations()
+        self._forget_other_history()
+        # 2-4 decided: read, fold, handle, cascade (`cascade.py`)
+        with as_of(self._turn):
+            draft = await self._drafter.draft(batch.deliveries, left_to_bus=batch.left_to_bus)
+        self._hit_failpoints(draft, "decided")
+        self._hit_failpoints(draft, "tx_before_commit")
+        # 5 commit: one call, whole or not at all
+        commit = draft.commit(self._worker)
+        try:
+            with as_of(self._turn):
+                recorded = await self._log.commit(commit)
+        except Unwritable as error:
+            raise draft.blame_author(error) from error
+        except CommitRefused as error:
+            self._states.forget(draft.states)
+            raise draft.blame_all(error) from error
+        except (CommitMiss, DatabaseUnavailable):
+            self._states.forget(draft.states)
+            raise
+        self._hit_failpoints(draft, "tx_after_commit")
+        if recorded:
+            self._time.observe(recorded[-1].time)
+        self._apply(draft, commit)
+        await self._states.save_snapshots(draft.owners)
+
+    def _forget_other_history(self) -> None:
+        """A database that was restored has another history than the one that was read."""
+        if self._turn != self._log.turns:
+            self._states.clear()
+            self._turn = self._log.turns
+            self._claims.distrust()
+
+    def _apply(self, draft: Draft, commit: Commit) -> None:
+        """What a written draft changes in this process."""
+        self.commits += 1
+        self._states.remember(draft.states)
+        for new in draft.effects:
+            if new.claimed:
+                self._performer.start(Claimed.from_new(new))
+        if commit.may_bring_claims or (commit.finished and self._performer.is_at_capacity):
+            self._performer.wake()
+
+    async def _remaining_after(
+        self, problem: Problem, batch: DeliveryBatch
+    ) -> Sequence[DeliveryBatch]:
+        """What remains to be decided of a batch after a problem, and what is left to the bus."""
+        deliveries, left_to_bus = batch
+        if isinstance(problem, CommitMiss):
+            return [DeliveryBatch(await self._unsettled(deliveries, problem), left_to_bus)]
+        if isinstance(problem, DraftRefused):
+            return await self._quarantine.split_refused(batch, problem)
+        culprit = problem.delivery
+        if culprit.id not in {delivery.id for delivery in deliveries}:
+            # It came up in the cascade: let the bus bring it, by itself.
+            return [DeliveryBatch(deliveries, left_to_bus | {culprit.key})]
+        remaining = await self._quarantine.isolate(deliveries, problem)
+        return [DeliveryBatch(each, left_to_bus) for each in remaining]
+
+    async def _unsettled(
+        self, deliveries: Sequence[Delivery], miss: CommitMiss
+    ) -> Sequence[Delivery]:
+        """The deliveries that a miss did not settle: not consumed elsewhere, and not fenced."""
+        brought = [(d.consumer.name, d.brought_by) for d in deliveries if d.brought_by]
+        unconsumed = await self._log.unconsumed(brought)
+        to_consume = {(name, recorded.id) for name, recorded in unconsumed}
+        fenced = miss.what if miss.kind == "fenced" else None
+        if fenced is not None:
+            self._claims.distrust()
+        return [
+            d
+            for d in deliveries
+            if (d.brought_by is None or (d.consumer.name, d.brought_by.id) in to_consume)
+            and not (d.claimed and str(d.claimed.id) == fenced)
+        ]
+
+    def _hit_failpoints(self, draft: Draft, step: str) -> None:
+        """The failpoints of every consumer in this commit."""
+        for name in draft.event_consumers:
+            failpoints.hit(f"{name}.intake.{step}")
+        if step == "decided":
+            return
+        for name, effect_type in draft.effects_performed:
+            failpoints.hit(f"{name}.perform.{effect_type}.{step}")

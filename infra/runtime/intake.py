@@ -1,0 +1,95 @@
+"""Takes in what is to be decided on: events from the bus, and outcomes from the performer."""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from infra import failpoints
+from infra.ports.bus import Bus
+from infra.ports.clock import LogTime
+from infra.ports.event_log import EventStore, Recorded
+from infra.runtime.attempt import Attempt
+from infra.runtime.cascade import Delivery
+from infra.runtime.claims import Claims
+from infra.runtime.committer import Committer
+from infra.runtime.hosting import Hosting
+from infra.runtime.performer import Performer
+from infra.runtime.quarantine import Quarantine
+from infra.task_cancellation import go_on
+from schemas.events import MessageRedriven
+from schemas.ids import ConsumerName
+
+
+class Intake:
+    """Two loops: each turns what arrives into deliveries, and has them committed."""
+
+    def __init__(
+        self,
+        hosting: Hosting,
+        *,
+        log: EventStore,
+        bus: Bus,
+        time: LogTime,
+        quarantine: Quarantine,
+        claims: Claims,
+        performer: Performer,
+        committer: Committer,
+    ) -> None:
+        self._consumers = {consumer.name: consumer for consumer in hosting.consumers}
+        self._log = log
+        self._bus = bus
+        self._time = time
+        self._quarantine = quarantine
+        self._claims = claims
+        self._performer = performer
+        self._committer = committer
+
+    async def take_events(self) -> None:
+        """Bus -> decisions, without end."""
+        reads = {
+            name: [*(event.type for event in consumer.reads), MessageRedriven.type]
+            for name, consumer in self._consumers.items()
+        }
+        self._time.observe(await self._log.clock_time())
+        async with aclosing(self._bus.subscribe(reads)) as batches:
+            async for batch in batches:
+                await self._take_batch(batch)
+
+    async def _take_batch(self, batch: Sequence[tuple[ConsumerName, Recorded]]) -> None:
+        # 1 received: a batch arrived
+        read = [await self._quarantine.read(self._consumers[name], r) for name, r in batch]
+        deliveries = [delivery for delivery in read if delivery is not None]
+        names = {delivery.consumer.name for delivery in deliveries}
+        for name in names:
+            failpoints.hit(f"{name}.intake.received")
+        # 2-5 decide and commit
+        await self._committer.commit(deliveries)
+        # 6 offsets: the bus may forget the batch
+        await self._bus.acknowledge(batch)
+        for name in names:
+            failpoints.hit(f"{name}.intake.offset_committed")
+
+    async def take_outcomes(self) -> None:
+        """Finished attempts -> decisions, without end."""
+        while True:
+            go_on()
+            finished = await self._performer.take_finished()
+            ours = [a for a in finished if self._claims.get(a.claimed.id) is a.claimed]
+            self._claims.begin_commit(attempt.claimed for attempt in ours)
+            for attempt in finished:
+                self._claims.forget(attempt.claimed)
+            # 3 handle the outcome, cascade, commit with the fence
+            await self._committer.commit([self._delivery_of(attempt) for attempt in ours])
+            self._claims.end_commit()
+
+    def _delivery_of(self, attempt: Attempt) -> Delivery:
+        assert attempt.outcome is not None, attempt.claimed.id  # noqa: S101 - only then it is finished
+        return Delivery(
+            consumer=self._consumers[attempt.claimed.consumer],
+            message=attempt.outcome,
+            id=attempt.claimed.id,
+            correlation=attempt.claimed.correlation,
+            traceparent=attempt.traceparent,
+            claimed=attempt.claimed,
+            artifacts=attempt.artifacts,
+            seconds=attempt.seconds,
+        )

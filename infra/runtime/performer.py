@@ -1,0 +1,162 @@
+"""Performs effects: claims them, runs each in a task of its own, and hands the outcomes on.
+
+The long work happens here, under a lease and outside of any loop that decides. How an attempt ends is
+classified in `attempt.py`; what is decided on its outcome is up to the intake and the committer.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from infra import failpoints, telemetry
+from infra.blobs.artifacts import ArtifactStore
+from infra.ports.effects import Claimed, Effects
+from infra.ports.ports import Ports
+from infra.postgres.errors import DatabaseUnavailable
+from infra.postgres.notify import Wakeup
+from infra.runtime.attempt import Attempt, perform_once
+from infra.runtime.claims import Claims
+from infra.runtime.hosting import Hosting
+from infra.task_cancellation import go_on
+from schemas.text import said
+
+logger = logging.getLogger(__name__)
+
+SLOW_POLL_S = 5.0
+"""How long the performer sleeps when nothing wakes it. A lost wake-up costs this much. No wake-up is
+sent when somebody releases an effect, or ends a lease before its time."""
+
+
+class Performer:
+    """Claims and performs the effects of this process's lanes. `is_at_capacity`: more effects may wait
+    than the process had room for when it last claimed."""
+
+    def __init__(
+        self,
+        hosting: Hosting,
+        *,
+        claims: Claims,
+        effects: Effects,
+        ports: Ports,
+        artifacts: ArtifactStore,
+        wakeup: Wakeup,
+    ) -> None:
+        self._consumers = {consumer.name: consumer for consumer in hosting.consumers}
+        self._claims = claims
+        self._effects = effects
+        self._ports = ports
+        self._artifacts = artifacts
+        self._wakeup = wakeup
+        self._finished: asyncio.Queue[Attempt] = asyncio.Queue()
+        self.is_at_capacity = False
+
+    async def run(self) -> None:
+        """Claim effects and start them, without end."""
+        self._claims.distrust()  # we start, or start again because an answer was lost
+        while True:
+            go_on()
+            await self._claims.verify()
+            if not await self._claim_and_start():
+                await self._wait_for_work()
+
+    def start(self, claimed: Claimed) -> None:
+        """Perform an effect that this process has just claimed, in a task of its own."""
+        if (held := self._claims.get(claimed.id)) is not None:
+            if held.epoch != claimed.epoch:
+                self._claims.distrust()
+            return
+        # 1 claimed: an effect of our lanes, under an epoch
+        failpoints.hit(f"{claimed.consumer}.perform.{claimed.effect.type}.claimed")
+        self._claims.add(claimed, asyncio.ensure_future(self._perform_effect(claimed)))
+
+    def wake(self) -> None:
+        """Claim now, without waiting for the next poll."""
+        self._wakeup.set()
+
+    async def take_finished(self) -> Sequence[Attempt]:
+        """The attempts that have come to an outcome; waits for the first one."""
+        finished = [await self._finished.get()]
+        # Outcomes of effects that were performed as one batch become ready in one turn of the event
+        # loop: let them all arrive, so that they share the commit.
+        await asyncio.sleep(0)
+        while not self._finished.empty():
+            finished.append(self._finished.get_nowait())
+        return finished
+
+    async def _claim_and_start(self) -> bool:
+        """Whether anything was claimed."""
+        limit = self._claims.room
+        claimed = await self._claims.claim(limit)
+        # What was born claimed meanwhile took its part of the room.
+        room = max(0, self._claims.room)
+        self.is_at_capacity = len(claimed) >= min(limit, room)
+        for each in claimed[:room]:
+            self.start(each)
+        for each in claimed[room:]:
+            await self._effects.release(each)
+        return bool(claimed)
+
+    async def _wait_for_work(self) -> None:
+        due_s = await self._claims.next_due_s()
+        wait_s = SLOW_POLL_S if due_s is None else max(0.01, min(due_s, SLOW_POLL_S))
+        await self._wakeup.wait(wait_s)
+
+    async def _perform_effect(self, claimed: Claimed) -> None:
+        """Perform an effect and hand its outcome on. If anything but the attempt itself fails, the
+        effect is released: nobody awaits this task, and nobody else may take what this worker holds."""
+        try:
+            attempt = await self._attempt(claimed)
+            go_on()
+        except Exception as error:
+            logger.exception("%s could not be performed", claimed.effect.type)
+            attempt = Attempt(
+                claimed, None, retry_in_s=SLOW_POLL_S, error=said(error), counted=False
+            )
+        if attempt.outcome is None:
+            # 4 retry later (`perform_once` gives up with the outcome Failed after the last attempt)
+            await self._retry(attempt)
+        else:
+            # 3 the intake handles the outcome, and commits it with the fence
+            await self._finished.put(attempt)
+
+    async def _attempt(self, claimed: Claimed) -> Attempt:
+        consumer = self._consumers[claimed.consumer]
+        staged = self._artifacts.stage()
+        began = time.monotonic()
+        name = telemetry.PERFORM.format(consumer=consumer.name, effect=claimed.effect.type)
+        with telemetry.span(name, links=[claimed.traceparent]) as context:
+            attempt = await perform_once(consumer, claimed, replace(self._ports, artifacts=staged))
+        attempt = replace(
+            attempt,
+            artifacts=staged.pending,
+            seconds=round(time.monotonic() - began, 4),
+            traceparent=context or claimed.traceparent,
+        )
+        # 2 effect_done: `perform` returned, or failed as data
+        failpoints.hit(f"{claimed.consumer}.perform.{claimed.effect.type}.effect_done")
+        return attempt
+
+    async def _retry(self, attempt: Attempt) -> None:
+        """Give the effect back for later. An unavailable database is not the fault of the attempt. What
+        cannot be given back now is found by the next check of the claims."""
+        try:
+            if attempt.no_database:
+                await self._effects.release(attempt.claimed)
+            else:
+                await self._effects.retry(
+                    attempt.claimed,
+                    delay_s=attempt.retry_in_s,
+                    error=attempt.error or "",
+                    counted=attempt.counted,
+                )
+        except DatabaseUnavailable:
+            self._claims.distrust()
+        except Exception:
+            logger.exception("%s could not be given back", attempt.claimed.effect.type)
+            await asyncio.sleep(SLOW_POLL_S)
+            self._claims.distrust()
+        finally:
+            self._claims.forget(attempt.claimed)
+        self._wakeup.set()
