@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from producers.core.submit import Asked
+from producers.core.submit import SubmitRequest
 from schemas.events import CheckpointSaved, RunFailed, RunRequested, StepSettled, StepSkipped
 from tests.kit.in_memory import in_memory
 from tests.kit.platform import ROWS, make_workspace, run_config
@@ -49,7 +49,9 @@ def test_three_steps_without_a_number_end_the_run_and_name_its_last_good_checkpo
         async with in_memory(tmp_path / "home") as started, asyncio.timeout(360):
             await started.workspaces.add(str(workspace), "w")
             await started.upload("numbers", rows)
-            asked = await started.submitter.submit_run(Asked(config, workspace="w"), key="k")
+            asked = await started.submitter.submit_run(
+                SubmitRequest(config, workspace="w"), key="k"
+            )
             assert isinstance(asked.event, RunRequested)
             while not started.told(RunFailed):
                 await asyncio.sleep(0.02)

@@ -26,7 +26,7 @@ from infra.sandbox.sandbox import ProcessSandbox
 from infra.settings.settings import Settings
 from producers.core.datasets import registration
 from producers.core.lookup import Lookup
-from producers.core.submit import Asked, Submitter
+from producers.core.submit import SubmitRequest, Submitter
 from producers.core.workspaces import Workspaces
 from schemas.events import CheckpointSaved, Event, RunFailed, RunFinished, RunRequested
 from schemas.ids import WorkerId
@@ -67,7 +67,9 @@ class InMemory:
 
     async def finished(self, config: dict[str, dict[str, Any]], *, workspace: str) -> str:
         """The id of a run of this, once it has ended well."""
-        requested = await self.submitter.submit_run(Asked(config, workspace=workspace), key="a-key")
+        requested = await self.submitter.submit_run(
+            SubmitRequest(config, workspace=workspace), key="a-key"
+        )
         assert isinstance(requested.event, RunRequested)
         run = requested.event.run
         while not any(e.run == run for e in self.told(RunFinished)):
