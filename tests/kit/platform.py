@@ -205,12 +205,15 @@ class Platform:
 
     def wait(self, run: str, *statuses: str, within_s: float = 120, every_s: float = 0.05) -> Any:
         """Until the run has one of these statuses (default: any final one); returns its info. To be
-        asked costs the platform CPU time: what is measured is asked now and then (`every_s`)."""
-        wanted = statuses or ("finished", "failed", "stopped", "killed", "crashed")
+        asked costs the platform CPU time: what is measured is asked now and then (`every_s`). Raises
+        AssertionError with the run's error as soon as it has ended in another status."""
+        wanted = statuses or FINAL
 
         def look() -> Any:
             info = self.info(run)
-            return info if info["run"]["status"] in wanted else None
+            status = info["run"]["status"]
+            assert status in wanted or status not in FINAL, f"{status}: {info['run']['error']}"
+            return info if status in wanted else None
 
         what = f"run {run} {'/'.join(wanted)}"
         return eventually(look, within_s=within_s, what=what, every_s=every_s)
@@ -225,6 +228,10 @@ class Platform:
             if not page["events"]:
                 return found
             after = page["next"]
+
+
+FINAL = ("finished", "failed", "stopped", "killed", "crashed")
+"""Statuses that a run keeps."""
 
 
 @contextmanager
