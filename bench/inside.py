@@ -21,7 +21,7 @@ from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime
 from infra.settings.settings import Settings
 from schemas.config import RunConfig
-from schemas.datasets import Row
+from schemas.datasets import DatasetRow
 from schemas.events import RepositoryPushed, RunRequested
 from schemas.ids import WorkerId, run_stream
 from schemas.sampling import Message, ModelRef
@@ -43,7 +43,9 @@ class Inside:
 
     async def dataset(self, prompts: Sequence[str]) -> DatasetRef:
         """Register rows without a label."""
-        rows = [Row(prompt=(Message(role="user", content=text),), label=text) for text in prompts]
+        rows = [
+            DatasetRow(prompt=(Message(role="user", content=text),), label=text) for text in prompts
+        ]
         content = await self.backend.artifacts.put(
             b"".join(row.to_line() for row in rows), run="datasets"
         )

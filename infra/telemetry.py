@@ -17,7 +17,7 @@ from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from infra.settings.settings import Settings
-from schemas.redact import redacted
+from schemas.redact import redact
 
 TRACER = "headrace"
 PARENT = "traceparent"
@@ -115,10 +115,10 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "service": self._service,
             "logger": record.name,
-            "message": redacted(record.getMessage()),
+            "message": redact(record.getMessage()),
         }
         if record.exc_info:
-            line["trace"] = redacted(self.formatException(record.exc_info))
+            line["trace"] = redact(self.formatException(record.exc_info))
         return json.dumps(line)
 
 

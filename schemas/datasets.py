@@ -5,7 +5,7 @@ from pydantic import Field
 from schemas.sampling import Message, Value
 
 
-class Row(Value):
+class DatasetRow(Value):
     """One row. `label` is the ground truth: only graders and SFT ever see it."""
 
     prompt: tuple[Message, ...]
@@ -17,6 +17,6 @@ class Row(Value):
         return self.model_dump_json().encode() + b"\n"
 
 
-def parse_rows(content: bytes) -> tuple[Row, ...]:
+def parse_rows(content: bytes) -> tuple[DatasetRow, ...]:
     """Normalised content -> rows. Raises ValueError on anything else."""
-    return tuple(Row.model_validate_json(line) for line in content.splitlines() if line)
+    return tuple(DatasetRow.model_validate_json(line) for line in content.splitlines() if line)

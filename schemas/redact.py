@@ -13,7 +13,7 @@ IN_PARAMETER = re.compile(
 """`password=...`, of a query or of a connection string."""
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """`text` without the passwords of URLs and connection strings."""
     if "@" not in text and "pass" not in text.lower():
         return text
@@ -21,7 +21,7 @@ def redacted(text: str) -> str:
     return IN_PARAMETER.sub(rf"\g<begin>{HIDDEN}", text)
 
 
-def redacted_setting(value: str) -> str:
+def redact_setting(value: str) -> str:
     """A setting's value as an error shows it. It may be malformed, so everything that could be a
     password is hidden: what is between the scheme (and a user's name) and the last @."""
     scheme, separator, rest = value.rpartition("://")
@@ -30,4 +30,4 @@ def redacted_setting(value: str) -> str:
         rest = (
             f"{login.partition(':')[0]}:{HIDDEN}@{place}" if ":" in login else f"{HIDDEN}@{place}"
         )
-    return redacted(f"{scheme}{separator}{rest}")
+    return redact(f"{scheme}{separator}{rest}")

@@ -7,7 +7,7 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """The class and the message of an error, plain. An error that cannot even be shown is its class."""
     try:
         text = str(error)

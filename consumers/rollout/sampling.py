@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from consumers.error_excerpt import excerpt
 from infra.ports.ports import Ports
 from infra.ports.services import Session
-from schemas.datasets import Row
+from schemas.datasets import DatasetRow
 from schemas.effects import GenerateGroup, GenerateSample, GroupSampled, SampleFinished
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
@@ -119,7 +119,7 @@ async def _at_hand(sampler: Sampler, request: SampleRequest) -> None:
 
 
 async def _run_workflow(
-    effect: GenerateSample, rollout: RolloutRef, row: Row, ports: Ports, session: Session
+    effect: GenerateSample, rollout: RolloutRef, row: DatasetRow, ports: Ports, session: Session
 ) -> tuple[Message, ...] | SampleFailure | None:
     """What the workflow returned (None: nothing), or how it failed."""
     spec = effect.spec

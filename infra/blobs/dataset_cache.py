@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from infra.ports.services import Artifacts
-from schemas.datasets import Row, parse_rows
+from schemas.datasets import DatasetRow, parse_rows
 from schemas.specs import DatasetRef
 
 KEPT = 4
@@ -16,9 +16,9 @@ class DatasetCache:
 
     def __init__(self, artifacts: Artifacts) -> None:
         self._artifacts = artifacts
-        self._parsed: OrderedDict[str, tuple[Row, ...]] = OrderedDict()
+        self._parsed: OrderedDict[str, tuple[DatasetRow, ...]] = OrderedDict()
 
-    async def rows(self, ref: DatasetRef) -> Sequence[Row]:
+    async def rows(self, ref: DatasetRef) -> Sequence[DatasetRow]:
         key = ref.content.sha256
         if key not in self._parsed:
             self._parsed[key] = parse_rows(await self._artifacts.get(ref.content))

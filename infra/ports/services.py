@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from schemas.datasets import Row
+from schemas.datasets import DatasetRow
 from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord, Turn
 from schemas.specs import (
     CommitSpec,
@@ -93,7 +93,7 @@ class Artifacts(Protocol):
 
 
 class Datasets(Protocol):
-    async def rows(self, ref: DatasetRef) -> Sequence[Row]:
+    async def rows(self, ref: DatasetRef) -> Sequence[DatasetRow]:
         """All rows, cached by content hash."""
         ...
 

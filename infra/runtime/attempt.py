@@ -25,7 +25,7 @@ from schemas.errors import (
     StoreAway,
     UserCodeError,
 )
-from schemas.text import plain, said
+from schemas.text import describe_error, plain
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def _failure(claimed: Claimed, category: FailureCategory, message: str) -> Attem
 
 def _retry_or_fail(claimed: Claimed, error: Exception) -> Attempt:
     """Retry with back-off; after the last attempt report the error as the outcome."""
-    text = said(error)
+    text = describe_error(error)
     logger.warning(
         "%s attempt %d: %s", claimed.effect.type, claimed.attempts + 1, text, exc_info=error
     )

@@ -20,7 +20,7 @@ from infra.runtime.attempt import Attempt, perform_once
 from infra.runtime.claims import Claims
 from infra.runtime.hosting import Hosting
 from infra.task_cancellation import go_on
-from schemas.text import said
+from schemas.text import describe_error
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Performer:
         except Exception as error:
             logger.exception("%s could not be performed", claimed.effect.type)
             attempt = Attempt(
-                claimed, None, retry_in_s=SLOW_POLL_S, error=said(error), counted=False
+                claimed, None, retry_in_s=SLOW_POLL_S, error=describe_error(error), counted=False
             )
         if attempt.outcome is None:
             # 4 retry later (`perform_once` gives up with the outcome Failed after the last attempt)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from schemas.redact import redacted_setting
+from schemas.redact import redact_setting
 
 PREFIX = "HEADRACE_KAFKA"
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -119,4 +119,4 @@ def _prefix(environ: Mapping[str, str]) -> str:
 
 
 def _bad(name: str, value: str, may: str) -> ValueError:
-    return ValueError(f"{name} holds {redacted_setting(value)!r}; it may hold {may}")
+    return ValueError(f"{name} holds {redact_setting(value)!r}; it may hold {may}")

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from infra.settings.kafka import KafkaSettings
 from infra.settings.s3 import S3Place
 from infra.settings.vllm import BadValue, VllmServer
-from schemas.redact import redacted_setting
+from schemas.redact import redact_setting
 
 
 class BadSetting(ValueError):
@@ -226,11 +226,11 @@ def _one_of(
         return value
     if value.startswith(later):
         raise BadSetting(
-            f"{name} holds {redacted_setting(value)!r}; that is not built in this version: use "
+            f"{name} holds {redact_setting(value)!r}; that is not built in this version: use "
             f"{', '.join(known)}"
         )
     raise _bad(name, value, ", ".join(known))
 
 
 def _bad(name: str, value: str, may: str) -> BadSetting:
-    return BadSetting(f"{name} holds {redacted_setting(value)!r}; it may hold {may}")
+    return BadSetting(f"{name} holds {redact_setting(value)!r}; it may hold {may}")

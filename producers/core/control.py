@@ -69,7 +69,7 @@ class Control:
         standing = await self._standing(request.run)
         if verb == "resume" and not standing.paused:
             await self._refuse_held(request.run, request.run_name)
-        if not _wanted(verb, request.run_name, standing):
+        if not _changes_anything(verb, request.run_name, standing):
             return request.run, Cursor()
         [recorded] = await self._log.append([COMMANDS[verb](request.run)], cause=cause)
         return request.run, recorded.cursor
@@ -138,7 +138,7 @@ def _fold(standing: Standing, event: Event) -> Standing:
             return standing
 
 
-def _wanted(verb: str, name: str, standing: Standing) -> bool:
+def _changes_anything(verb: str, name: str, standing: Standing) -> bool:
     """Whether the command changes anything. Raises Conflict when it is impossible."""
     if standing.ended is not None:
         raise Conflict(f"run {name} is already {standing.ended}")

@@ -13,7 +13,7 @@ from schemas.events import MessageDeadLettered, MessageRedriven
 from schemas.ids import dead_letter_stream, derive_id
 
 
-class Letters(Protocol):
+class LetterFinder(Protocol):
     """What is known of dead letters (`infra.readmodel.dead_letters.Letters`)."""
 
     async def find(self, ref: str) -> list[LetterJson]: ...
@@ -33,7 +33,7 @@ class Letter:
 class DeadLetters:
     """Finds and redrives. All raise NotFound; an id may be cut off where it is still the only one."""
 
-    def __init__(self, log: EventStore, letters: Letters, artifacts: Artifacts) -> None:
+    def __init__(self, log: EventStore, letters: LetterFinder, artifacts: Artifacts) -> None:
         self._log = log
         self._letters = letters
         self._artifacts = artifacts

@@ -30,7 +30,7 @@ Config = Mapping[str, Any]
 async def hub_config(name: str) -> Config:
     """The content of `name`'s config.json. Raises InvalidConfig: no such model, not allowed, offline, or
     no answer."""
-    if (cached := await asyncio.to_thread(_cached, name)) is not None:
+    if (cached := await asyncio.to_thread(_read_cached, name)) is not None:
         return cached
     if (variable := offline()) is not None:
         raise InvalidConfig(
@@ -39,11 +39,11 @@ async def hub_config(name: str) -> Config:
         )
     try:
         async with asyncio.timeout(ANSWER_S):
-            return await _asked(endpoint(), name)
+            return await _fetch_config(endpoint(), name)
     except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise InvalidConfig(
             f"the model {name} is not in this machine's cache ({_cache()}), and {endpoint()} "
-            f"{_why(error)}; check the connection, set HF_ENDPOINT, {INSTEAD}"
+            f"{_failure(error)}; check the connection, set HF_ENDPOINT, {INSTEAD}"
         ) from error
 
 
@@ -57,7 +57,7 @@ def offline() -> str | None:
     return next((v for v in OFFLINE if os.environ.get(v, "").upper() in TRUE), None)
 
 
-async def _asked(hub: str, name: str) -> Config:
+async def _fetch_config(hub: str, name: str) -> Config:
     """Raises InvalidConfig for what the hub refuses, httpx's errors when it cannot be asked."""
     token = os.environ.get("HF_TOKEN") or await asyncio.to_thread(_token)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -76,7 +76,7 @@ async def _asked(hub: str, name: str) -> Config:
                 raise InvalidConfig(
                     f"the config.json of {name} has more than {MAX_CONFIG_BYTES} bytes"
                 )
-    config = parsed(bytes(data))
+    config = parse_object(bytes(data))
     if config is None:
         raise InvalidConfig(f"{url} is not a JSON object; check HF_ENDPOINT")
     return config
@@ -96,7 +96,7 @@ def _refusal(hub: str, name: str, answer: httpx.Response, *, with_token: bool) -
     return f"{hub} has no model {name}, or {token}; check the spelling, {INSTEAD}"
 
 
-def _why(error: Exception) -> str:
+def _failure(error: Exception) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         return f"answered {error.response.status_code}"
     if isinstance(error, TimeoutError | httpx.TimeoutException):
@@ -121,17 +121,17 @@ def _token() -> str | None:
         return None
 
 
-def _cached(name: str) -> Config | None:
+def _read_cached(name: str) -> Config | None:
     """The config.json of the revision that was downloaded last, if one was."""
     place = _cache() / f"models--{name.replace('/', '--')}"
     try:
         revision = (place / "refs" / "main").read_text().strip()
-        return parsed((place / "snapshots" / revision / "config.json").read_bytes())
+        return parse_object((place / "snapshots" / revision / "config.json").read_bytes())
     except OSError:
         return None
 
 
-def parsed(data: bytes) -> Config | None:
+def parse_object(data: bytes) -> Config | None:
     """JSON text as an object, or None when it is not one."""
     try:
         config = json.loads(data)

@@ -79,7 +79,7 @@ class Lookup:
         found = await self.run(ref)
         types = [RunArchived.type]
         if await self._log.read(found.run, after=Cursor(), limit=1, types=types):
-            raise archived(found.run_name)
+            raise archived_error(found.run_name)
         return found
 
     async def evaluation(self, ref: str) -> EvaluationRequested:
@@ -127,7 +127,7 @@ class Lookup:
         return NotFound(f"there is no {kind} {ref!r}; {meant}{hint}")
 
 
-def archived(name: str) -> Conflict:
+def archived_error(name: str) -> Conflict:
     """The refusal of what needs the history of an archived run."""
     return Conflict(
         f"run {name} is archived: its samples, metrics and events are not in the database; "

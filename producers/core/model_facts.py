@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from producers.core.hub import hub_config, parsed
+from producers.core.hub import hub_config, parse_object
 from producers.core.lookup import Lookup
 from schemas.errors import NotFound
 from schemas.sampling import ModelRef
@@ -46,7 +46,7 @@ async def model_facts(model: ModelRef, lookup: Lookup) -> ModelFacts:
         case "directory":
             return await asyncio.to_thread(_directory_facts, Path(model.name))
         case "hub":
-            return facts_in(await hub_config(model.name))
+            return facts_of_config(await hub_config(model.name))
         case "checkpoint":
             return ModelFacts()
 
@@ -54,24 +54,24 @@ async def model_facts(model: ModelRef, lookup: Lookup) -> ModelFacts:
 def _directory_facts(directory: Path) -> ModelFacts:
     """Weights that lie there tell the size of any architecture."""
     try:
-        config = parsed((directory / "config.json").read_bytes()) or {}
+        config = parse_object((directory / "config.json").read_bytes()) or {}
         size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     except OSError:
         return ModelFacts()
-    facts = facts_in(config)
+    facts = facts_of_config(config)
     wide = config.get("dtype", config.get("torch_dtype")) in (None, "float32")
     return replace(facts, parameters=size // (4 if wide else 2)) if size else facts
 
 
-def facts_in(config: Mapping[str, Any]) -> ModelFacts:
+def facts_of_config(config: Mapping[str, Any]) -> ModelFacts:
     """The facts in a config.json; those of the text model where it holds several."""
     inner = config.get("text_config")
     merged = {**config, **inner} if isinstance(inner, dict) else dict(config)
-    context = next((n for key in CONTEXT_KEYS if (n := _whole(merged, key))), None)
+    context = next((n for key in CONTEXT_KEYS if (n := _positive_integer(merged, key))), None)
     return ModelFacts(parameters=_parameters(merged), context=context)
 
 
-def _whole(config: Mapping[str, Any], *keys: str) -> int | None:
+def _positive_integer(config: Mapping[str, Any], *keys: str) -> int | None:
     """The first of these keys that holds a whole number above 0."""
     for key in keys:
         value = config.get(key)
@@ -83,17 +83,17 @@ def _whole(config: Mapping[str, Any], *keys: str) -> int | None:
 def _parameters(config: Mapping[str, Any]) -> int | None:
     """Parameters of a decoder with grouped-query attention and a gated MLP, per expert where it has
     several; norms and biases are left out but for the two norms of a layer."""
-    hidden = _whole(config, "hidden_size", "n_embd")
-    layers = _whole(config, "num_hidden_layers", "n_layer")
-    vocabulary = _whole(config, "vocab_size")
-    heads = _whole(config, "num_attention_heads", "n_head")
+    hidden = _positive_integer(config, "hidden_size", "n_embd")
+    layers = _positive_integer(config, "num_hidden_layers", "n_layer")
+    vocabulary = _positive_integer(config, "vocab_size")
+    heads = _positive_integer(config, "num_attention_heads", "n_head")
     if not (hidden and layers and vocabulary and heads):
         return None
-    kv_heads = _whole(config, "num_key_value_heads") or heads
-    head_dim = _whole(config, "head_dim") or hidden // heads
-    experts = _whole(config, "num_experts", "num_local_experts", "n_routed_experts") or 1
+    kv_heads = _positive_integer(config, "num_key_value_heads") or heads
+    head_dim = _positive_integer(config, "head_dim") or hidden // heads
+    experts = _positive_integer(config, "num_experts", "num_local_experts", "n_routed_experts") or 1
     wide = ("moe_intermediate_size",) if experts > 1 else ()
-    intermediate = _whole(config, *wide, "intermediate_size", "n_inner") or 4 * hidden
+    intermediate = _positive_integer(config, *wide, "intermediate_size", "n_inner") or 4 * hidden
     attention = 2 * hidden * head_dim * (heads + kv_heads)
     layer = attention + 3 * hidden * intermediate * experts + 2 * hidden
     tables = 1 if config.get("tie_word_embeddings", True) else 2

@@ -63,7 +63,7 @@ class Retention:
             return found.run, Cursor()
         if await self._names.take("run", name, found.run) != found.run:
             raise Conflict(f"there is a run called {name}; choose another name")
-        recorded = await self._renamed(RunRenamed(run=found.run, run_name=name), cause)
+        recorded = await self._append_rename(RunRenamed(run=found.run, run_name=name), cause)
         await self._names.release("run", found.run_name, found.run)
         return found.run, recorded.cursor
 
@@ -73,9 +73,11 @@ class Retention:
         await self._refuse_unless_ended(found.run, found.run_name)
         what = f"run {found.run_name}"
         if runs := await self._holders.runs_from(found.run):
-            raise _held(what, "began from its checkpoints", "delete them first", runs)
+            raise _in_use_error(what, "began from its checkpoints", "delete them first", runs)
         if evaluations := await self._holders.evaluations_of(found.run):
-            raise _held(what, "measure its checkpoints", "wait for them or stop them", evaluations)
+            raise _in_use_error(
+                what, "measure its checkpoints", "wait for them or stop them", evaluations
+            )
         cause = derive_id(HEADRACE, f"delete/{found.run}")
         try:
             cursor = await self._archives.remove(RunDeleted(run=found.run), cause=cause)
@@ -151,9 +153,11 @@ class Retention:
             return upload["id"], Cursor()
         dataset, what = event.dataset.dataset, f"dataset {event.dataset.name}"
         if runs := await self._holders.runs_on(dataset):
-            raise _held(what, "learn from it or are validated on it", "delete them first", runs)
+            raise _in_use_error(
+                what, "learn from it or are validated on it", "delete them first", runs
+            )
         if evaluations := await self._holders.evaluations_on(dataset):
-            raise _held(what, "measure on it", "wait for them or stop them", evaluations)
+            raise _in_use_error(what, "measure on it", "wait for them or stop them", evaluations)
         uris = sorted({event.dataset.content.uri, event.original.uri})
         cause = derive_id(recorded.id, "delete")
         try:
@@ -176,7 +180,7 @@ class Retention:
                 logger.warning("run %s is not archived: %s", run["name"], error)
         return count
 
-    async def _renamed(self, event: RunRenamed, cause: UUID) -> Recorded:
+    async def _append_rename(self, event: RunRenamed, cause: UUID) -> Recorded:
         """Append it unless the run is archived meanwhile: an archived run's stream gets no events."""
         [identity] = edge_ids([event], cause)
         while True:
@@ -230,6 +234,6 @@ async def retaining(retention: Retention, clock: Clock, *, days: int) -> None:
         await clock.sleep(EVERY_S)
 
 
-def _held(what: str, why: str, hint: str, holders: list[str]) -> Conflict:
+def _in_use_error(what: str, why: str, hint: str, holders: list[str]) -> Conflict:
     listed = ", ".join(holders)
     return Conflict(f"{what} cannot be deleted, because these {why}: {listed}; {hint}")

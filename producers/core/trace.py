@@ -60,7 +60,7 @@ async def trace(log: EventStore, run: RunRequested, sample: str) -> tuple[Hop, .
         ) from error
     if key.owner != run.run:
         raise NotFound(f"sample {sample} is not of run {run.run_name}")
-    found = await _found(log, run, group, key)
+    found = await _find_events(log, run, group, key)
     if found[2] is None:
         raise NotFound(f"run {run.run_name} never asked for sample {sample}")
     return tuple(_hops(found))
@@ -77,10 +77,10 @@ FILES = (
     ("consumers/checkpoint.py", "the manifest was written last"),
 )
 
-Found = Sequence[Recorded | None]
+HopEvents = Sequence[Recorded | None]
 
 
-def _hops(found: Found) -> Iterator[Hop]:
+def _hops(found: HopEvents) -> Iterator[Hop]:
     previous: datetime | None = None
     for number, (recorded, (file, what)) in enumerate(zip(found, FILES, strict=True), 1):
         if recorded is None:
@@ -98,7 +98,9 @@ def _hops(found: Found) -> Iterator[Hop]:
         previous = recorded.time
 
 
-async def _found(log: EventStore, run: RunRequested, group: GroupId, key: GroupKey) -> Found:
+async def _find_events(
+    log: EventStore, run: RunRequested, group: GroupId, key: GroupKey
+) -> HopEvents:
     streams = [group_stream(group), grade_stream(group), checkpoint_stream(run.run)]
     loaded = await log.load(dict.fromkeys(streams, 0))
     generated, graded, checkpoints = (loaded[stream] for stream in streams)
@@ -108,7 +110,7 @@ async def _found(log: EventStore, run: RunRequested, group: GroupId, key: GroupK
         match recorded.event:
             case RunRequested():
                 begun = begun or recorded
-            case GroupsRequested() if _asks(recorded.event, key):
+            case GroupsRequested() if _requests_group(recorded.event, key):
                 requested = requested or recorded
             case BatchAssembled(step=key.step):
                 batch = recorded
@@ -116,14 +118,14 @@ async def _found(log: EventStore, run: RunRequested, group: GroupId, key: GroupK
                 updated = recorded
             case _:
                 pass
-    used = batch is not None and _holds(batch.event, key)
+    used = batch is not None and _contains_group(batch.event, key)
     saved = [r for r in checkpoints if isinstance(r.event, CheckpointSaved)]
     after = [
         r for r in saved if isinstance(r.event, CheckpointSaved) and r.event.spec.step >= key.step
     ]
     return (
         begun,
-        await _synced(log, run),
+        await _find_synced(log, run),
         requested,
         _first(generated, GroupGenerated),
         _first(graded, GroupGraded),
@@ -143,7 +145,7 @@ async def _events(
         after = found[-1].cursor
 
 
-async def _synced(log: EventStore, run: RunRequested) -> Recorded | None:
+async def _find_synced(log: EventStore, run: RunRequested) -> Recorded | None:
     if run.workspace is None:
         return None
     stream = run_stream(run.run)
@@ -153,13 +155,13 @@ async def _synced(log: EventStore, run: RunRequested) -> Recorded | None:
     return None
 
 
-def _asks(event: GroupsRequested, key: GroupKey) -> bool:
+def _requests_group(event: GroupsRequested, key: GroupKey) -> bool:
     return (event.purpose, event.step) == (key.purpose, key.step) and any(
         (slot.slot, slot.replacement) == (key.slot, key.replacement) for slot in event.slots
     )
 
 
-def _holds(event: Event, key: GroupKey) -> bool:
+def _contains_group(event: Event, key: GroupKey) -> bool:
     return isinstance(event, BatchAssembled) and any(
         (group.slot, group.replacement) == (key.slot, key.replacement) for group in event.groups
     )

@@ -53,13 +53,13 @@ class Verifications:
         for event in reversed(events):
             match event:
                 case VerificationCompleted():
-                    return _ended(event)
+                    return _from_completed(event)
                 case VerificationRequested(run=run):
                     return Verification(identity, run, "running")
         raise NotFound(f"there is no verification {identity!r}; `headrace train verify RUN` asks")
 
 
-def _ended(event: VerificationCompleted) -> Verification:
+def _from_completed(event: VerificationCompleted) -> Verification:
     status: Status = "differs" if event.findings else "verified"
     return Verification(
         id=event.verification,

@@ -11,7 +11,7 @@ from starlette.routing import Mount
 
 from infra.postgres.errors import UNAVAILABLE_ERRORS, DiskFull
 from producers.http.auth import Guard
-from producers.http.responses import away, problem, refused
+from producers.http.responses import problem, refusal_response, unavailable_response
 from producers.http.routes import (
     checkpoints,
     datasets,
@@ -55,19 +55,19 @@ def create_app(services: Services) -> Starlette:
         routes=[*platform.ROOT_ROUTES, Mount("/api/v1", routes=routes)],
         middleware=[Middleware(Guard, settings=services.settings), Middleware(Traced)],
         exception_handlers={
-            HTTPException: _http,
-            Refused: _refused,
-            TransientError: _transient,
-            CorruptData: _corrupt,
-            **dict.fromkeys(UNAVAILABLE_ERRORS, _away),
-            Exception: _bug,
+            HTTPException: _http_error,
+            Refused: _refused_error,
+            TransientError: _transient_error,
+            CorruptData: _corrupt_data,
+            **dict.fromkeys(UNAVAILABLE_ERRORS, _database_unavailable),
+            Exception: _internal_error,
         },
     )
     app.state.services = services
     return app
 
 
-async def _http(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     if status == 404:
         return problem(404, "NOT_FOUND", f"there is nothing at {request.url.path}")
@@ -76,28 +76,28 @@ async def _http(request: Request, error: Exception) -> Response:
     return problem(status, "HTTP", str(error))
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused_error(_: Request, error: Exception) -> Response:
     if not isinstance(error, Refused):
         raise error
-    return refused(error)
+    return refusal_response(error)
 
 
-async def _transient(_: Request, error: Exception) -> Response:
-    return away(str(error))
+async def _transient_error(_: Request, error: Exception) -> Response:
+    return unavailable_response(str(error))
 
 
-async def _away(request: Request, error: Exception) -> Response:
+async def _database_unavailable(request: Request, error: Exception) -> Response:
     logger.warning("%s %s: %s", request.method, request.url.path, error, exc_info=error)
     if isinstance(error, DiskFull):
-        return away(DiskFull.PLAIN)
-    return away("the database does not answer now; try again")
+        return unavailable_response(DiskFull.PLAIN)
+    return unavailable_response("the database does not answer now; try again")
 
 
-async def _corrupt(_: Request, error: Exception) -> Response:
+async def _corrupt_data(_: Request, error: Exception) -> Response:
     return problem(500, "CORRUPT", str(error))
 
 
-async def _bug(request: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
     """Starlette has logged the trace by raising it again to the server."""
     del error
     return problem(500, "INTERNAL", f"{request.method} {request.url.path} failed; see the log")

@@ -17,7 +17,7 @@ WHOLE_BYTES = 4 << 20
 client verifies the hash that it was told."""
 
 
-async def sent(request: Request, ref: ArtifactRef, file_name: str) -> Response:
+async def download(request: Request, ref: ArtifactRef, file_name: str) -> Response:
     """The bytes of `ref` as a download. Raises NotFound, CorruptData."""
     disposition = f"attachment; filename*=utf-8''{quote(Path(file_name).name)}"
     headers = {"Content-Disposition": disposition, "ETag": f'"{ref.sha256}"'}
@@ -26,7 +26,7 @@ async def sent(request: Request, ref: ArtifactRef, file_name: str) -> Response:
     if path is not None and ref.size > WHOLE_BYTES:
         return FileResponse(path, media_type=kind, headers=headers)
     if ref.size > WHOLE_BYTES:
-        stream = await begun(services(request).blobs.chunks(ref.uri))
+        stream = await first_chunk_checked(services(request).blobs.chunks(ref.uri))
         headers["Content-Length"] = str(ref.size)
         return StreamingResponse(stream, media_type=kind, headers=headers)
     data = await services(request).artifacts.get(ref)
@@ -37,23 +37,23 @@ async def first_lines(request: Request, ref: ArtifactRef, count: int) -> list[by
     """The first lines of a file, without reading all of it where it is large."""
     path = await services(request).blobs.file(ref.uri)
     if path is not None:
-        return await asyncio.to_thread(_head, path, count)
+        return await asyncio.to_thread(_read_head, path, count)
     found: list[bytes] = []
-    async for line in _lines(request, ref):
+    async for line in _read_lines(request, ref):
         found.append(line)
         if len(found) >= count:
             break
     return found
 
 
-async def picked_lines(request: Request, ref: ArtifactRef, numbers: set[int]) -> dict[int, bytes]:
+async def select_lines(request: Request, ref: ArtifactRef, numbers: set[int]) -> dict[int, bytes]:
     """Some lines of a file, by number from 0; nothing else of it stays in memory."""
     path = await services(request).blobs.file(ref.uri)
     if path is not None:
-        return await asyncio.to_thread(_picked, path, numbers)
+        return await asyncio.to_thread(_select_lines, path, numbers)
     found: dict[int, bytes] = {}
     number, last = 0, max(numbers, default=-1)
-    async for line in _lines(request, ref):
+    async for line in _read_lines(request, ref):
         if number in numbers:
             found[number] = line
         if number >= last:
@@ -62,20 +62,20 @@ async def picked_lines(request: Request, ref: ArtifactRef, numbers: set[int]) ->
     return found
 
 
-async def begun(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def first_chunk_checked(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The same stream, known to have a first piece: what is not there must be said before a good
     status is."""
     head = await anext(stream, b"")
 
-    async def whole() -> AsyncIterator[bytes]:
+    async def all_chunks() -> AsyncIterator[bytes]:
         yield head
         async for piece in stream:
             yield piece
 
-    return whole()
+    return all_chunks()
 
 
-async def _lines(request: Request, ref: ArtifactRef) -> AsyncIterator[bytes]:
+async def _read_lines(request: Request, ref: ArtifactRef) -> AsyncIterator[bytes]:
     """The lines of a file, without their ends; a small one is verified."""
     core = services(request)
     if ref.size <= WHOLE_BYTES:
@@ -93,12 +93,12 @@ async def _lines(request: Request, ref: ArtifactRef) -> AsyncIterator[bytes]:
         yield b"".join(begin)
 
 
-def _picked(path: Path, numbers: set[int]) -> dict[int, bytes]:
+def _select_lines(path: Path, numbers: set[int]) -> dict[int, bytes]:
     with path.open("rb") as file:
         last = islice(enumerate(file), max(numbers, default=-1) + 1)
         return {number: line for number, line in last if number in numbers}
 
 
-def _head(path: Path, count: int) -> list[bytes]:
+def _read_head(path: Path, count: int) -> list[bytes]:
     with path.open("rb") as file:
         return [line for _, line in zip(range(count), file, strict=False)]

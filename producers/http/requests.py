@@ -18,7 +18,7 @@ KEY = re.compile(r"^[\x21-\x7e]{1,200}$")
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class JsonBody:
     """A JSON object. All getters raise InvalidConfig with the key."""
 
     values: Mapping[str, object]
@@ -26,37 +26,37 @@ class Body:
     def text(self, name: str) -> str:
         value = self.optional(name)
         if value is None:
-            raise _wrong(name, "is missing")
+            raise _invalid_field(name, "is missing")
         return value
 
     def optional(self, name: str) -> str | None:
         value = self.values.get(name)
         if value is not None and (not isinstance(value, str) or not value or "\0" in value):
-            raise _wrong(name, "must be a string that is not empty")
+            raise _invalid_field(name, "must be a string that is not empty")
         return value
 
     def table(self, name: str) -> Mapping[str, object]:
         value = self.values.get(name)
         if not isinstance(value, dict):
-            raise _wrong(name, "is missing; it must be an object")
+            raise _invalid_field(name, "is missing; it must be an object")
         return value
 
     def flag(self, name: str) -> bool:
         value = self.values.get(name, False)
         if not isinstance(value, bool):
-            raise _wrong(name, "must be true or false")
+            raise _invalid_field(name, "must be true or false")
         return value
 
     def number(self, name: str, *, default: float, least: float, most: float) -> float:
         value = self.values.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _wrong(name, "must be a number")
+            raise _invalid_field(name, "must be a number")
         if not least <= value <= most:
-            raise _wrong(name, f"must be from {least:g} to {most:g}, got {value:g}")
+            raise _invalid_field(name, f"must be from {least:g} to {most:g}, got {value:g}")
         return value
 
 
-async def body_of(request: Request, fields: Sequence[str]) -> Body:
+async def body_of(request: Request, fields: Sequence[str]) -> JsonBody:
     """The JSON object of a request, with these fields at most. Raises InvalidConfig."""
     data = bytearray()
     async for chunk in request.stream():
@@ -64,7 +64,7 @@ async def body_of(request: Request, fields: Sequence[str]) -> Body:
         if len(data) > MAX_JSON_BYTES:
             raise InvalidConfig(f"the body has more than {MAX_JSON_BYTES} bytes")
     try:
-        values = json.loads(data or b"{}", parse_constant=_no_constant)
+        values = json.loads(data or b"{}", parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidConfig(f"the body is not JSON: {error}") from error
     if not isinstance(values, dict):
@@ -74,7 +74,7 @@ async def body_of(request: Request, fields: Sequence[str]) -> Body:
             close = difflib.get_close_matches(name, fields, n=1)
             issue = Issue(name, "Unrecognized field", close[0] if close else None)
             raise InvalidConfig(f"{name} is not a field of this request", issues=(issue,))
-    return Body(values)
+    return JsonBody(values)
 
 
 def idempotency_key(request: Request) -> str:
@@ -92,9 +92,9 @@ def cause_of(request: Request, what: str) -> UUID:
     return derive_id(HEADRACE, f"{what}/{idempotency_key(request)}")
 
 
-def _wrong(name: str, message: str) -> InvalidConfig:
+def _invalid_field(name: str, message: str) -> InvalidConfig:
     return InvalidConfig(f"{name} {message}", issues=(Issue(name, message),))
 
 
-def _no_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")

@@ -11,24 +11,26 @@ from starlette.responses import JSONResponse, Response
 
 from infra.readmodel.runs import Page
 from schemas.errors import InvalidConfig, Issue, Refused
-from schemas.redact import redacted
+from schemas.redact import redact
 
 RETRY_AFTER_S = 1
 MAX_LIMIT = 1000
 
 
-class Answer(JSONResponse):
+class ApiResponse(JSONResponse):
     """JSON with times, uuids and tuples as one expects."""
 
     def render(self, content: object) -> bytes:
-        return json.dumps(content, default=_encoded, ensure_ascii=False, allow_nan=False).encode()
+        return json.dumps(
+            content, default=_encode_value, ensure_ascii=False, allow_nan=False
+        ).encode()
 
 
-def page_answer(items: str, rows: Sequence[object], total: int, page: Page) -> Answer:
+def page_response(items: str, rows: Sequence[object], total: int, page: Page) -> ApiResponse:
     """A page of a list, with where the next one starts."""
     following = page.offset + len(rows)
     more = following < total
-    return Answer(
+    return ApiResponse(
         {
             items: rows,
             "total_count": total,
@@ -70,13 +72,13 @@ def problem(
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": redacted(detail),
+        "detail": redact(detail),
         "code": code,
         "issues": [
             {"key": i.key, "message": i.message, "did_you_mean": i.did_you_mean} for i in issues
         ],
     }
-    return Answer(
+    return ApiResponse(
         content,
         status_code=status,
         headers=dict(headers or {}),
@@ -84,17 +86,17 @@ def problem(
     )
 
 
-def refused(error: Refused) -> Response:
+def refusal_response(error: Refused) -> Response:
     return problem(error.status, error.code, error.message, issues=error.issues)
 
 
-def away(detail: str) -> Response:
+def unavailable_response(detail: str) -> Response:
     """503: the same request may succeed soon."""
     headers = {"Retry-After": str(RETRY_AFTER_S)}
     return problem(503, "UNAVAILABLE", detail, headers=headers)
 
 
-def _encoded(value: object) -> object:
+def _encode_value(value: object) -> object:
     if isinstance(value, datetime):
         return value.isoformat().replace("+00:00", "Z")
     if isinstance(value, UUID):

@@ -71,7 +71,7 @@ def _non_json_issues(key: str, value: object) -> Iterator[Issue]:
             if not _is_text(name):
                 yield Issue(key or "config", f"holds a key that is not text, {ascii(name)[:60]}")
             else:
-                yield from _non_json_issues(f"{key}.{_bounded(name)}".lstrip("."), inner)
+                yield from _non_json_issues(f"{key}.{_shorten(name)}".lstrip("."), inner)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _non_json_issues(f"{key}[{index}]", inner)
@@ -103,10 +103,10 @@ def _issues(error: ValidationError, model: type[BaseModel]) -> tuple[Issue, ...]
 
 
 def _issue(details: ErrorDetails, model: type[BaseModel]) -> Issue:
-    location = tuple(_bounded(part) for part in details["loc"])
+    location = tuple(_shorten(part) for part in details["loc"])
     kind = details["type"]
     if kind == "extra_forbidden":
-        return _unrecognized(location, details["input"], model)
+        return _unrecognized_issue(location, details["input"], model)
     if location[:1] == ("env",) and location[-1] == "[key]":
         return Issue(
             f"env.{location[1]}", "is no name for a variable; use A-Z, 0-9 and _, like API_HOST"
@@ -119,18 +119,18 @@ def _issue(details: ErrorDetails, model: type[BaseModel]) -> Issue:
     if len(location) == 1 and section is not None:
         return Issue(str(location[0]), f"must be a table: [{location[0]}]")
     if location[:2] == LORA_TARGETS:
-        got = _shown(details["input"])
+        got = _quote(details["input"])
         return Issue(_key(location), f"must be a string or a list of strings, got {got}")
     return Issue(_key(location), _sentence(details), _meant_value(details))
 
 
-def _bounded(part: Any) -> Any:
+def _shorten(part: Any) -> Any:
     """A part of a key, not longer than any name that is compared with ours: comparing takes time that
     grows with both, and the key is quoted."""
     return part if not isinstance(part, str) or len(part) <= LONGEST else f"{part[:LONGEST]}..."
 
 
-def _unrecognized(location: tuple[Any, ...], value: object, model: type[BaseModel]) -> Issue:
+def _unrecognized_issue(location: tuple[Any, ...], value: object, model: type[BaseModel]) -> Issue:
     keys = _known_keys(model)
     name = str(location[-1])
     if len(location) == 1:
@@ -204,7 +204,7 @@ PATTERNS = {
 
 
 def _sentence(details: ErrorDetails) -> str:
-    kind, got = details["type"], _shown(details["input"])
+    kind, got = details["type"], _quote(details["input"])
     if kind in KINDS:
         return f"{KINDS[kind]}, got {got}"
     if kind in BOUNDS:
@@ -228,6 +228,6 @@ def _meant_value(details: ErrorDetails) -> str | None:
     return close[0] if close else None
 
 
-def _shown(value: object) -> str:
+def _quote(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -33,34 +33,34 @@ ADAPTER = ("lora_rank", "lora_alpha", "lora_targets")
 
 def unread_issues(config: RunConfig) -> Iterator[Issue]:
     """One issue for each key of the file that this run would not read."""
-    given = frozenset(_given(config))
+    named = frozenset(_keys_in_file(config))
     advanced = config.advanced
     if advanced.algorithm == "sft":
-        yield from _unread_by_sft(config, given)
+        yield from _unread_by_sft(config, named)
     else:
         for key, instead in SFT_ONLY.items():
-            if f"advanced.{key}" in given:
+            if f"advanced.{key}" in named:
                 yield Issue(
                     f"advanced.{key}",
                     f"is not read by {advanced.algorithm}, only by sft; {instead}",
                 )
     for key in ADAPTER:
-        if advanced.tuning == "full" and f"advanced.{key}" in given:
+        if advanced.tuning == "full" and f"advanced.{key}" in named:
             message = "is not read with tuning = 'full', which trains all weights; leave it out"
             yield Issue(f"advanced.{key}", message)
-    if advanced.lr_schedule == "constant" and "advanced.lr_min_ratio" in given:
+    if advanced.lr_schedule == "constant" and "advanced.lr_min_ratio" in named:
         message = "is not read with lr_schedule = 'constant'; use 'linear' or 'cosine'"
         yield Issue("advanced.lr_min_ratio", message)
 
 
-def _unread_by_sft(config: RunConfig, given: frozenset[str]) -> Iterator[Issue]:
+def _unread_by_sft(config: RunConfig, named: frozenset[str]) -> Iterator[Issue]:
     for key, instead in SAMPLED_IN_TRAINING.items():
-        if key in given:
+        if key in named:
             yield Issue(key, f"is not read by sft; {instead}")
     rollout, validated = config.experiment.rollout, config.advanced.validation_dataset
     if not (rollout and validated):
         for key in SAMPLED_IN_VALIDATION:
-            if key in given:
+            if key in named:
                 message = (
                     "is not read by sft unless experiment.rollout and advanced.validation_dataset "
                     "are given; leave it out"
@@ -69,17 +69,17 @@ def _unread_by_sft(config: RunConfig, given: frozenset[str]) -> Iterator[Issue]:
     if rollout:
         return
     for key in ("advanced.validation_samples", "advanced.validation_temperature"):
-        if validated and key in given:
+        if validated and key in named:
             message = "is not read without experiment.rollout: validation measures the loss"
             yield Issue(key, message)
     for key in CODE:
-        if key in given:
+        if key in named:
             yield Issue(key, "is not read without experiment.rollout; leave it out")
     if config.env:
         yield Issue("env", "is not read without experiment.rollout: no user code runs")
 
 
-def _given(config: RunConfig) -> Iterator[str]:
+def _keys_in_file(config: RunConfig) -> Iterator[str]:
     """`section.key` of what the file holds; null is as good as left out."""
     for section in ("experiment", "training", "sampling", "advanced"):
         values: BaseModel = getattr(config, section)

@@ -18,7 +18,7 @@ from infra.ports.clock import ManualClock
 from infra.ports.ports import Ports
 from infra.ports.services import WorkflowResult
 from infra.settings.settings import Settings
-from schemas.datasets import Row
+from schemas.datasets import DatasetRow
 from schemas.errors import TransientError
 from schemas.events import Event
 from schemas.ids import HEADRACE
@@ -258,7 +258,7 @@ class Bench:
         [recorded] = await self.ports.log.append([event], cause=cause)
         return recorded.id
 
-    async def dataset(self, *rows: Row) -> DatasetRef:
+    async def dataset(self, *rows: DatasetRow) -> DatasetRef:
         """A stored dataset with these rows."""
         content = b"".join(row.to_line() for row in rows)
         artifact = await self.ports.artifacts.put(content, run="d1", blob=True)

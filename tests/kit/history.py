@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 from infra.blobs.artifacts import reference
-from schemas.datasets import Row
+from schemas.datasets import DatasetRow
 from schemas.events import (
     EvaluationCompleted,
     EvaluationRequested,
@@ -33,7 +33,10 @@ TEXTS = ("rows", "tree", "{}", *(f"{kind}{step}" for kind in "ws" for step in ra
 async def ended_run(app: Application, run: str = "r1", name: str = "first") -> None:
     """A finished run of three steps with a validation, a checkpoint and blobs of its own."""
     artifacts = app.services.artifacts
-    rows = [Row(prompt=(Message(role="user", content=f"Say {n}"),), label=str(n)) for n in range(8)]
+    rows = [
+        DatasetRow(prompt=(Message(role="user", content=f"Say {n}"),), label=str(n))
+        for n in range(8)
+    ]
     content = await artifacts.put(b"".join(row.to_line() for row in rows), run="d", blob=True)
     manifest = await artifacts.put(f"manifest of {run}".encode(), run=run, blob=True)
     weights = await artifacts.put(f"weights of {run}".encode(), run=run, blob=True)

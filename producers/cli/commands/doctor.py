@@ -21,7 +21,7 @@ from producers.cli.display.output import print_json, print_table, say
 from producers.cli.display.read_model import description
 from producers.cli.errors import Failure
 from producers.cli.machine import MACHINE_CHECKS, Check
-from schemas.redact import redacted
+from schemas.redact import redact
 
 if TYPE_CHECKING:
     from infra.settings.settings import Settings
@@ -94,7 +94,7 @@ def run_checks(settings: "Settings") -> tuple[Check, ...]:
     )
     checks = (*(check() for check in here), *(check(settings) for check in about))
     return tuple(
-        replace(check, detail=redacted(check.detail), fix=check.fix and redacted(check.fix))
+        replace(check, detail=redact(check.detail), fix=check.fix and redact(check.fix))
         for check in checks
     )
 

@@ -13,7 +13,7 @@ from producers.cli.command_tree import command
 from producers.cli.display.output import console, print_fields, print_json, print_table, say
 from producers.cli.display.read_model import description
 from producers.cli.errors import Failure
-from schemas.redact import redacted
+from schemas.redact import redact
 
 DOWN_S = 60.0
 
@@ -38,10 +38,10 @@ def up(*, detach: bool, as_json: bool) -> None:
     def ready(pid: int) -> None:
         took_s = time.monotonic() - started
         if as_json:
-            document = {"url": redacted(settings.url), "home": str(settings.home), "pid": pid}
+            document = {"url": redact(settings.url), "home": str(settings.home), "pid": pid}
             print_json({**document, "ready_s": round(took_s, 2)})
             return
-        say(f"Headrace is ready at {redacted(settings.url)} (home {settings.home}, {took_s:.1f} s)")
+        say(f"Headrace is ready at {redact(settings.url)} (home {settings.home}, {took_s:.1f} s)")
 
     if detach:
         from producers.cli.launch import await_workers, launch
@@ -101,12 +101,12 @@ def status(*, as_json: bool) -> None:
         answer = client.get("/status")
     supervisor = asdict(state) if state and state.url == client.address.url else None
     if as_json:
-        print_json({**answer, "url": redacted(client.address.url), "supervisor": supervisor})
+        print_json({**answer, "url": redact(client.address.url), "supervisor": supervisor})
         return
     print_fields(
         "Headrace",
         [
-            ("server", redacted(client.address.url)),
+            ("server", redact(client.address.url)),
             ("version", answer.get("version")),
             ("home", answer.get("home")),
             ("supervisor", f"pid {state.pid}" if supervisor and state else "not on this machine"),

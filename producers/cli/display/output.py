@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import Issue
-from schemas.redact import redacted
+from schemas.redact import redact
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +35,7 @@ def print_json(document: Mapping[str, object]) -> None:
 
 def print_failure(code: str, message: str, issues: Sequence[Issue] = (), *, as_json: bool) -> None:
     """A failure, on stderr. Whatever it quotes, a password is not shown."""
-    message = redacted(message)
+    message = redact(message)
     if as_json:
         listed = [
             {"key": i.key, "message": i.message, "did_you_mean": i.did_you_mean} for i in issues

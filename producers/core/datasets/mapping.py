@@ -23,17 +23,17 @@ def mapping_of(said: object) -> dict[str, str]:
     if said is None:
         return {}
     if not isinstance(said, dict) or not all(isinstance(name, str) for name in said.values()):
-        raise _wrong('must be an object of names, like {"question": "user_prompt"}')
+        raise _invalid_mapping('must be an object of names, like {"question": "user_prompt"}')
     targets = list(said.values())
     for target in targets:
         if target not in READ:
-            raise _wrong(
+            raise _invalid_mapping(
                 f"{target!r} is not a column that is read; map to one of: {', '.join(READ)}"
             )
         if targets.count(target) > 1:
-            raise _wrong(f"maps two columns to {target}; keep one")
+            raise _invalid_mapping(f"maps two columns to {target}; keep one")
     if not all(said):
-        raise _wrong("has a column without a name")
+        raise _invalid_mapping("has a column without a name")
     return {str(source): str(target) for source, target in said.items()}
 
 
@@ -44,7 +44,7 @@ def from_query(text: str | None) -> dict[str, str]:
     try:
         said = json.loads(text[:MAX_BYTES])
     except (ValueError, RecursionError) as error:
-        raise _wrong("is not a JSON object") from error
+        raise _invalid_mapping("is not a JSON object") from error
     return mapping_of(said)
 
 
@@ -53,14 +53,14 @@ def as_query(mapping: Columns) -> str:
     return f"?mapping={quote(json.dumps(dict(mapping)), safe='')}" if mapping else ""
 
 
-def renamed(values: Mapping[str, object], mapping: Columns) -> Mapping[str, object]:
+def rename_columns(values: Mapping[str, object], mapping: Columns) -> Mapping[str, object]:
     """A row under our names."""
     if not mapping:
         return values
     return {mapping.get(name, name): value for name, value in values.items()}
 
 
-def misfits(columns: Sequence[str], mapping: Columns) -> Iterator[str]:
+def mapping_problems(columns: Sequence[str], mapping: Columns) -> Iterator[str]:
     """What is wrong with a mapping for a file with these columns."""
     for source, target in mapping.items():
         if source not in columns:
@@ -75,5 +75,5 @@ def unread(columns: Sequence[str]) -> list[str]:
     return [name for name in columns if name not in READ or name in shadowed]
 
 
-def _wrong(message: str) -> InvalidConfig:
+def _invalid_mapping(message: str) -> InvalidConfig:
     return InvalidConfig(f"mapping {message}", issues=(Issue("mapping", message),))

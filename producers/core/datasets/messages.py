@@ -19,11 +19,11 @@ class BadMessages(ValueError):
     """What is wrong, and with which message of the row."""
 
 
-def conversation(value: object, *, labelled: bool) -> tuple[tuple[Message, ...], str | None]:
+def parse_conversation(value: object, *, labelled: bool) -> tuple[tuple[Message, ...], str | None]:
     """A cell of the column -> prompt and label. `labelled`: the label stands in a column of its own.
     Raises BadMessages."""
-    listed = _parsed(value)
-    messages = tuple(_message(i, one) for i, one in enumerate(listed))
+    listed = _parse_list(value)
+    messages = tuple(_parse_message(i, one) for i, one in enumerate(listed))
     if not messages:
         raise BadMessages("is an empty list")
     last = messages[-1]
@@ -45,7 +45,7 @@ def conversation(value: object, *, labelled: bool) -> tuple[tuple[Message, ...],
     return messages[:-1], last.content
 
 
-def _parsed(value: object) -> Sequence[object]:
+def _parse_list(value: object) -> Sequence[object]:
     """A list, or its JSON text (as in CSV)."""
     if isinstance(value, str):
         try:
@@ -57,7 +57,7 @@ def _parsed(value: object) -> Sequence[object]:
     return value
 
 
-def _message(index: int, value: object) -> Message:
+def _parse_message(index: int, value: object) -> Message:
     if not isinstance(value, dict):
         raise BadMessages(f"[{index}] must be an object with role and content")
     if unknown := sorted(set(value) - {"role", "content"}):

@@ -23,7 +23,7 @@ from uuid import UUID
 from infra.ports.event_log import EventStore, Recorded
 from infra.ports.services import Blobs
 from infra.postgres.names import Names
-from producers.core.datasets.rules import FORMATS, SHOWN_ISSUES, Report, check_file
+from producers.core.datasets.rules import FORMATS, SHOWN_ISSUES, FileReport, check_file
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import DatasetDeleted, DatasetRegistered
 from schemas.ids import HEADRACE, DatasetId, dataset_stream, derive_id, short_id
@@ -42,7 +42,7 @@ NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 class Checked:
     """A file that was read: what is wrong with it, or where its normalised form lies."""
 
-    report: Report
+    report: FileReport
     normalised: Path
 
 
@@ -72,7 +72,7 @@ def file_kind(file_name: str) -> str:
 
 
 @asynccontextmanager
-async def received(body: AsyncIterator[bytes], directory: Path) -> AsyncIterator[Path]:
+async def receive_upload(body: AsyncIterator[bytes], directory: Path) -> AsyncIterator[Path]:
     """The body in a temporary file below `directory`, gone after. Raises InvalidConfig when it is
     larger than a dataset may be."""
     await asyncio.to_thread(directory.mkdir, mode=0o700, parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ async def received(body: AsyncIterator[bytes], directory: Path) -> AsyncIterator
                 file.write(chunk)
         yield Path(name)
     finally:
-        await asyncio.to_thread(_forget, Path(name))
+        await asyncio.to_thread(_delete_upload, Path(name))
 
 
 async def check(
@@ -125,10 +125,10 @@ async def check(
             child.kill()
             await child.wait()
     if child.returncode != 0:
-        broken = Report()
+        broken = FileReport()
         broken.add("file", "could not be read within the limits on memory and time; simplify it")
         return Checked(broken, out)
-    return Checked(_report(printed), out)
+    return Checked(_parse_report(printed), out)
 
 
 async def register(
@@ -147,8 +147,8 @@ async def register(
     if checked.report.issues:
         raise refusal(file_name, checked.report)
     identity = dataset_id(name)
-    content = await _stored(checked.normalised, blobs)
-    raw = await _stored(original, blobs)
+    content = await _store(checked.normalised, blobs)
+    raw = await _store(original, blobs)
     event = DatasetRegistered(
         dataset=DatasetRef(
             dataset=identity, name=name, content=content, num_rows=checked.report.num_rows
@@ -161,7 +161,7 @@ async def register(
         characters=checked.report.characters,
     )
     await names.take("dataset", name, identity)
-    [recorded] = await log.append([event], cause=await _cause(log, name))
+    [recorded] = await log.append([event], cause=await _find_cause(log, name))
     registered = recorded.event
     if isinstance(registered, DatasetRegistered) and registered.dataset.content != content:
         raise Conflict(
@@ -171,7 +171,7 @@ async def register(
     return recorded
 
 
-async def _cause(log: EventStore, name: str) -> UUID:
+async def _find_cause(log: EventStore, name: str) -> UUID:
     """The cause of a dataset's registration: another one after each deletion under the same name."""
     stream = dataset_stream(dataset_id(name))
     for recorded in (await log.load({stream: 0}))[stream]:
@@ -196,20 +196,20 @@ async def registration(log: EventStore, ref: str) -> tuple[Recorded, DatasetRegi
     raise NotFound(f"there is no dataset {ref!r}; `headrace dataset upload FILE --name {ref}`")
 
 
-def refusal(file_name: str, report: Report) -> InvalidConfig:
+def refusal(file_name: str, report: FileReport) -> InvalidConfig:
     """The error that lists the first problems."""
     first = report.issues[0]
     message = f"{file_name} cannot be a dataset: {first.key} {first.message}"
     return InvalidConfig(message, issues=tuple(report.issues[:SHOWN_ISSUES]))
 
 
-async def _stored(path: Path, blobs: Blobs) -> ArtifactRef:
+async def _store(path: Path, blobs: Blobs) -> ArtifactRef:
     sha256, size = await asyncio.to_thread(_digest, path)
     uri = await blobs.put_file(f"datasets/{sha256}", path)
     return ArtifactRef(uri=uri, sha256=sha256, size=size)
 
 
-def _forget(path: Path) -> None:
+def _delete_upload(path: Path) -> None:
     path.unlink(missing_ok=True)
     path.with_suffix(".rows").unlink(missing_ok=True)
 
@@ -223,9 +223,9 @@ def _digest(path: Path) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def _report(printed: bytes) -> Report:
+def _parse_report(printed: bytes) -> FileReport:
     said = json.loads(printed)
-    return Report(
+    return FileReport(
         num_rows=int(said["num_rows"]),
         columns=tuple(said["columns"]),
         issues=[Issue(key, message) for key, message in said["issues"]],

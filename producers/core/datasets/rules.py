@@ -1,4 +1,4 @@
-"""The rules of a dataset file, and its normalised form: JSON Lines of `schemas.datasets.Row`.
+"""The rules of a dataset file, and its normalised form: JSON Lines of `schemas.datasets.DatasetRow`.
 
 Two modes, chosen by the columns. *Prompt*: `user_prompt` and `ground_truth` (or `label`), optionally
 `system_prompt`; or `messages`, a whole conversation (`producers/core/datasets/messages.py`); other
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NoReturn
 
-from producers.core.datasets.mapping import misfits, renamed
-from producers.core.datasets.messages import BadMessages, conversation
-from schemas.datasets import Row
+from producers.core.datasets.mapping import mapping_problems, rename_columns
+from producers.core.datasets.messages import BadMessages, parse_conversation
+from schemas.datasets import DatasetRow
 from schemas.errors import Issue
 from schemas.sampling import Message
 
@@ -46,7 +46,7 @@ class BadRow(Exception):
 
 
 @dataclass
-class Report:
+class FileReport:
     """What was found. `issues` holds the first five problems; none: the dataset is good. `characters`:
     those of prompts and labels, sorted, the first 512."""
 
@@ -70,18 +70,18 @@ def check_file(
     write: Callable[[bytes], object],
     *,
     mapping: Mapping[str, str] | None = None,
-) -> Report:
+) -> FileReport:
     """Check a file of `kind` jsonl or csv; `write` gets each good row as a normalised line. `mapping`:
     the file's name of a column -> ours."""
-    report, named = Report(), mapping or {}
+    report, named = FileReport(), mapping or {}
     rules = Rules(report, named)
     try:
         with path.open("rb") as file:
             for line, values in READERS[kind](file):
                 if report.num_rows == 0:
-                    for misfit in misfits(tuple(values), named):
+                    for misfit in mapping_problems(tuple(values), named):
                         report.add("file", misfit)
-                row = renamed(values, named)
+                row = rename_columns(values, named)
                 if report.full or (report.issues and report.num_rows == 0):
                     break
                 if not rules.accept(line, row, write):
@@ -96,7 +96,7 @@ def check_file(
 class Rules:
     """The rules that need more than one row."""
 
-    def __init__(self, report: Report, mapping: Mapping[str, str]) -> None:
+    def __init__(self, report: FileReport, mapping: Mapping[str, str]) -> None:
         self._report = report
         self._sources = {target: source for source, target in mapping.items()}
         self._characters: set[str] = set()
@@ -171,7 +171,7 @@ class Rules:
                     self._at(line, name), "is not in the first row; use one set of columns"
                 )
 
-    def _row(self, line: int, values: Values) -> Row | None:
+    def _row(self, line: int, values: Values) -> DatasetRow | None:
         metadata: dict[str, object] = {}
         if "metadata" in values:
             found = self._metadata(line, values["metadata"])
@@ -191,18 +191,20 @@ class Rules:
         label = None
         if self._label is not None:
             label = self._scalar(line, self._label, values[self._label])
-        return Row(prompt=tuple(prompt), label=label, metadata=metadata)
+        return DatasetRow(prompt=tuple(prompt), label=label, metadata=metadata)
 
-    def _conversation(self, line: int, values: Values, metadata: dict[str, object]) -> Row | None:
+    def _conversation(
+        self, line: int, values: Values, metadata: dict[str, object]
+    ) -> DatasetRow | None:
         label = None
         if self._label is not None:
             label = self._scalar(line, self._label, values[self._label])
         try:
-            prompt, said = conversation(values["messages"], labelled=self._label is not None)
+            prompt, said = parse_conversation(values["messages"], labelled=self._label is not None)
         except BadMessages as bad:
             self._report.add(self._at(line, "messages"), str(bad))
             return None
-        return Row(prompt=prompt, label=said or label, metadata=metadata)
+        return DatasetRow(prompt=prompt, label=said or label, metadata=metadata)
 
     def _text(self, line: int, name: str, values: Values, *, optional: bool) -> str | None:
         if name not in values:
@@ -212,7 +214,7 @@ class Rules:
             return None
         where = self._at(line, name)
         if not isinstance(value, str):
-            self._report.add(where, f"must be a string, got {_shown(value)}")
+            self._report.add(where, f"must be a string, got {_quote(value)}")
         elif not value.strip() and not optional:
             self._report.add(where, "is empty")
         else:
@@ -227,7 +229,7 @@ class Rules:
             return value
         if isinstance(value, bool | int | float):
             return json.dumps(value)
-        self._report.add(where, f"must be a string or a number, got {_shown(value)}")
+        self._report.add(where, f"must be a string or a number, got {_quote(value)}")
         return None
 
     def _metadata(self, line: int, value: object) -> Mapping[str, object] | None:
@@ -236,10 +238,10 @@ class Rules:
             try:
                 value = loads(value)
             except (ValueError, RecursionError):
-                self._report.add(where, f"is not a JSON object: {_shown(value)}")
+                self._report.add(where, f"is not a JSON object: {_quote(value)}")
                 return None
         if not isinstance(value, dict) or not value:
-            self._report.add(where, f"must be an object with at least one key, got {_shown(value)}")
+            self._report.add(where, f"must be an object with at least one key, got {_quote(value)}")
             return None
         before = len(self._report.issues)
         self._paths(line, "metadata", value, depth=0)
@@ -311,7 +313,7 @@ def read_jsonl(file: IO[bytes]) -> Iterator[tuple[int, Values]]:
         except ValueError as error:
             raise BadRow(f"line {number}", f"is not JSON: {error}") from error
         if not isinstance(value, dict):
-            raise BadRow(f"line {number}", f"must be a JSON object, got {_shown(value)}")
+            raise BadRow(f"line {number}", f"must be a JSON object, got {_quote(value)}")
         yield number, value
 
 
@@ -369,6 +371,6 @@ def loads(text: str) -> object:
     return value
 
 
-def _shown(value: object) -> str:
+def _quote(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

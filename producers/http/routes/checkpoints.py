@@ -15,9 +15,9 @@ from starlette.routing import Route
 
 from infra.readmodel.platform import Door
 from producers.core.lookup import Checkpoint
-from producers.http.downloads import sent
-from producers.http.requests import Body, body_of
-from producers.http.responses import Answer
+from producers.http.downloads import download
+from producers.http.requests import JsonBody, body_of
+from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services
 from schemas.errors import InvalidConfig, Issue, NotFound, TransientError
 from schemas.sampling import (
@@ -35,9 +35,9 @@ MAX_TOKENS = 8192
 
 
 async def show(request: Request) -> Response:
-    checkpoint = await _found(request)
+    checkpoint = await _find_checkpoint(request)
     files = checkpoint.files()
-    return Answer(
+    return ApiResponse(
         {
             "checkpoint": {
                 "run": checkpoint.run.run,
@@ -64,31 +64,31 @@ async def _manifest(request: Request, checkpoint: Checkpoint) -> Mapping[str, ob
 
 
 async def file(request: Request) -> Response:
-    checkpoint, name = await _found(request), request.path_params["name"]
+    checkpoint, name = await _find_checkpoint(request), request.path_params["name"]
     files = checkpoint.files()
     if name not in files:
         known = ", ".join(sorted(files))
         raise NotFound(f"{checkpoint.ref} has no file {name!r}; it has: {known}")
-    return await sent(request, files[name], name)
+    return await download(request, files[name], name)
 
 
 async def chat(request: Request) -> Response:
     """One answer of the checkpoint's policy."""
     body = await body_of(request, ("messages", "temperature", "max_tokens"))
-    checkpoint = await _found(request)
+    checkpoint = await _find_checkpoint(request)
     asked = SampleRequest(
         model=checkpoint.model(),
         policy=PolicyRef(version=0),
-        params=_params(body).model_copy(update={"date": checkpoint.run.today}),
+        params=_sampling_params(body).model_copy(update={"date": checkpoint.run.today}),
         key=DrawKey(purpose="chat", step=0, slot=0, replacement=0, sample=0),
-        messages=_messages(body),
+        messages=_chat_messages(body),
     )
     doors = await services(request).readmodel.doors.open()
     if not doors:
         raise TransientError("no device worker is running; `headrace status` shows what runs")
-    turn = await _sampled(doors[0], asked)
+    turn = await _sample_turn(doors[0], asked)
     prompt, completion = len(turn.prompt_ids), len(turn.completion_ids)
-    return Answer(
+    return ApiResponse(
         {
             "message": {"role": "assistant", "content": turn.text},
             "usage": {
@@ -101,7 +101,7 @@ async def chat(request: Request) -> Response:
     )
 
 
-async def _sampled(door: Door, asked: SampleRequest) -> Turn:
+async def _sample_turn(door: Door, asked: SampleRequest) -> Turn:
     """Ask a worker. Raises TransientError when it does not answer, InvalidConfig when it refuses."""
     try:
         async with httpx.AsyncClient(timeout=CHAT_S, trust_env=False) as client:
@@ -123,7 +123,7 @@ async def _sampled(door: Door, asked: SampleRequest) -> Turn:
     raise TransientError(f"worker {door.worker} could not sample ({answer.status_code}): {said}")
 
 
-def _params(body: Body) -> SamplingParams:
+def _sampling_params(body: JsonBody) -> SamplingParams:
     most = body.number("max_tokens", default=256, least=1, most=MAX_TOKENS)
     return SamplingParams(
         temperature=body.number("temperature", default=0.0, least=0, most=2),
@@ -131,7 +131,7 @@ def _params(body: Body) -> SamplingParams:
     )
 
 
-def _messages(body: Body) -> tuple[Message, ...]:
+def _chat_messages(body: JsonBody) -> tuple[Message, ...]:
     try:
         messages = MESSAGES.validate_python(body.values.get("messages"))
     except ValidationError as error:
@@ -143,7 +143,7 @@ def _messages(body: Body) -> tuple[Message, ...]:
     return messages
 
 
-async def _found(request: Request) -> Checkpoint:
+async def _find_checkpoint(request: Request) -> Checkpoint:
     return await services(request).lookup.checkpoint(request.path_params["ref"])
 
 

@@ -10,16 +10,16 @@ from starlette.routing import Route
 from infra.readmodel.registry import DatasetJson
 from producers.core.datasets import registration
 from producers.core.datasets.mapping import as_query, from_query, mapping_of, unread
-from producers.http.downloads import first_lines, sent
+from producers.http.downloads import download, first_lines
 from producers.http.requests import body_of
-from producers.http.responses import Answer, number, page_answer, page_of
+from producers.http.responses import ApiResponse, number, page_of, page_response
 from producers.http.routes.runs import services
-from schemas.datasets import Row
+from schemas.datasets import DatasetRow
 from schemas.errors import InvalidConfig, NotFound, TransientError
 from schemas.events import DatasetRegistered
 
 
-def shown(
+def to_json(
     dataset: DatasetJson, registered: DatasetRegistered | None = None
 ) -> Mapping[str, object]:
     """A dataset as JSON; with its event also how its columns were mapped."""
@@ -38,10 +38,10 @@ async def announce(request: Request) -> Response:
     await services(request).readmodel.uploads.announce(identity, name, file_name)
     pending = {"id": identity, "name": name, "status": "pending", "file_name": file_name}
     upload = {"path": f"/api/v1/datasets/{identity}/content{as_query(mapping)}"}
-    return Answer({"dataset": pending, "upload": upload}, status_code=201)
+    return ApiResponse({"dataset": pending, "upload": upload}, status_code=201)
 
 
-async def content(request: Request) -> Response:
+async def upload_content(request: Request) -> Response:
     """Receive, check, store, register."""
     core, ref = services(request), request.path_params["ref"]
     announced = await core.readmodel.uploads.find(ref)
@@ -49,7 +49,9 @@ async def content(request: Request) -> Response:
         raise NotFound(f"no upload {ref} is announced; POST /api/v1/datasets first")
     name, file_name = announced
     mapping = from_query(request.query_params.get("mapping"))
-    async with registration.received(request.stream(), core.settings.home / "uploads") as path:
+    async with registration.receive_upload(
+        request.stream(), core.settings.home / "uploads"
+    ) as path:
         await core.readmodel.uploads.mark(ref, "processing")
         checked = await registration.check(path, registration.file_kind(file_name), mapping=mapping)
         if checked.report.issues:
@@ -70,7 +72,7 @@ async def content(request: Request) -> Response:
     found = await core.readmodel.registry.dataset(ref)
     if found is None or not isinstance(recorded.event, DatasetRegistered):
         raise TransientError(f"dataset {name} is not in the read model yet; try again")
-    return Answer({"dataset": shown(found, recorded.event)})
+    return ApiResponse({"dataset": to_json(found, recorded.event)})
 
 
 async def validate(request: Request) -> Response:
@@ -81,13 +83,13 @@ async def validate(request: Request) -> Response:
     kind = registration.file_kind(file_name)
     mapping = from_query(request.query_params.get("mapping"))
     home = services(request).settings.home
-    async with registration.received(request.stream(), home / "uploads") as path:
+    async with registration.receive_upload(request.stream(), home / "uploads") as path:
         report = (await registration.check(path, kind, mapping=mapping)).report
     issues = [
         {"key": issue.key, "message": issue.message, "did_you_mean": issue.did_you_mean}
         for issue in report.issues
     ]
-    return Answer(
+    return ApiResponse(
         {
             "valid": not issues,
             "num_rows": report.num_rows,
@@ -98,10 +100,10 @@ async def validate(request: Request) -> Response:
     )
 
 
-async def listed(request: Request) -> Response:
+async def index(request: Request) -> Response:
     page = page_of(request)
     rows, total = await services(request).readmodel.registry.datasets(page)
-    return page_answer("datasets", [shown(row) for row in rows], total, page)
+    return page_response("datasets", [to_json(row) for row in rows], total, page)
 
 
 async def show(request: Request) -> Response:
@@ -110,33 +112,33 @@ async def show(request: Request) -> Response:
     if found is None:
         await registration.find(services(request).log, ref)
         raise TransientError(f"dataset {ref} is not in the read model yet; try again")
-    registered = await _registered(request) if found["status"] == "uploaded" else None
-    return Answer({"dataset": shown(found, registered)})
+    registered = await _find_registration(request) if found["status"] == "uploaded" else None
+    return ApiResponse({"dataset": to_json(found, registered)})
 
 
 async def preview(request: Request) -> Response:
-    registered = await _registered(request)
+    registered = await _find_registration(request)
     count = number(request, "rows", default=5, least=1, most=100)
     lines = await first_lines(request, registered.dataset.content, count)
-    rows = [Row.model_validate_json(line).model_dump(mode="json") for line in lines]
-    return Answer({"rows": rows, "columns": registered.columns})
+    rows = [DatasetRow.model_validate_json(line).model_dump(mode="json") for line in lines]
+    return ApiResponse({"rows": rows, "columns": registered.columns})
 
 
-async def download(request: Request) -> Response:
-    registered = await _registered(request)
-    return await sent(request, registered.original, registered.file_name)
+async def download_content(request: Request) -> Response:
+    registered = await _find_registration(request)
+    return await download(request, registered.original, registered.file_name)
 
 
-async def _registered(request: Request) -> DatasetRegistered:
+async def _find_registration(request: Request) -> DatasetRegistered:
     return await registration.find(services(request).log, request.path_params["ref"])
 
 
 ROUTES = [
     Route("/datasets", announce, methods=["POST"]),
-    Route("/datasets", listed),
+    Route("/datasets", index),
     Route("/datasets/validate", validate, methods=["POST"]),
     Route("/datasets/{ref}", show),
-    Route("/datasets/{ref}/content", content, methods=["PUT"]),
-    Route("/datasets/{ref}/content", download),
+    Route("/datasets/{ref}/content", upload_content, methods=["PUT"]),
+    Route("/datasets/{ref}/content", download_content),
     Route("/datasets/{ref}/preview", preview),
 ]

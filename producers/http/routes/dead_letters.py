@@ -9,14 +9,14 @@ from starlette.routing import Route
 
 from producers.core.dead_letters import Letter
 from producers.http.requests import body_of
-from producers.http.responses import Answer, page_answer, page_of
+from producers.http.responses import ApiResponse, page_of, page_response
 from producers.http.routes.runs import services
 from schemas.errors import InvalidConfig, Issue
 
 STATUSES = ("waiting", "all")
 
 
-async def listed(request: Request) -> Response:
+async def index(request: Request) -> Response:
     status = request.query_params.get("status") or "waiting"
     if status not in STATUSES:
         message = f"must be one of {', '.join(STATUSES)}, got {status!r}"
@@ -25,12 +25,12 @@ async def listed(request: Request) -> Response:
     rows, total = await services(request).readmodel.letters.page(
         page, all_of_them=status == "all", about=request.query_params.get("about") or None
     )
-    return page_answer("dead_letters", rows, total, page)
+    return page_response("dead_letters", rows, total, page)
 
 
 async def show(request: Request) -> Response:
     found = await services(request).dead_letters.show(request.path_params["ref"])
-    return Answer({"dead_letter": _shown(found)})
+    return ApiResponse({"dead_letter": _to_json(found)})
 
 
 async def redrive(request: Request) -> Response:
@@ -38,10 +38,12 @@ async def redrive(request: Request) -> Response:
     core = services(request)
     recorded = await core.dead_letters.redrive(request.path_params["ref"])
     await core.readmodel.caught_up(recorded.cursor)
-    return Answer({"dead_letter": _shown(await core.dead_letters.show(request.path_params["ref"]))})
+    return ApiResponse(
+        {"dead_letter": _to_json(await core.dead_letters.show(request.path_params["ref"]))}
+    )
 
 
-def _shown(letter: Letter) -> Mapping[str, object]:
+def _to_json(letter: Letter) -> Mapping[str, object]:
     event = letter.event
     return {
         "id": letter.id,
@@ -64,7 +66,7 @@ def _shown(letter: Letter) -> Mapping[str, object]:
 
 
 ROUTES = [
-    Route("/dead-letters", listed),
+    Route("/dead-letters", index),
     Route("/dead-letters/{ref}", show),
     Route("/dead-letters/{ref}/redrive", redrive, methods=["POST"]),
 ]

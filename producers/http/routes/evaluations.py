@@ -9,13 +9,13 @@ from starlette.routing import Route
 
 from infra.readmodel.registry import EvaluationJson
 from producers.http.requests import body_of, cause_of, idempotency_key
-from producers.http.responses import Answer, page_answer, page_of
+from producers.http.responses import ApiResponse, page_of, page_response
 from producers.http.routes.runs import log_page, request_from, services, warnings_of
 from producers.http.routes.samples import sample_page
 from schemas.errors import TransientError
 
 
-def shown(evaluation: EvaluationJson) -> Mapping[str, object]:
+def to_json(evaluation: EvaluationJson) -> Mapping[str, object]:
     """An evaluation as JSON; `completed` of `total` rows are graded."""
     values: dict[str, object] = dict(evaluation)
     del values["dataset_ref"]
@@ -32,27 +32,29 @@ async def submit(request: Request) -> Response:
     core = services(request)
     recorded = await core.submitter.submit_eval(request_from(body), key=idempotency_key(request))
     await core.readmodel.caught_up(recorded.cursor)
-    found = await _found(request, recorded.event.run_id)
-    return Answer({"eval": shown(found), "warnings": warnings_of(recorded.event)}, status_code=201)
+    found = await _find(request, recorded.event.run_id)
+    return ApiResponse(
+        {"eval": to_json(found), "warnings": warnings_of(recorded.event)}, status_code=201
+    )
 
 
-async def listed(request: Request) -> Response:
+async def index(request: Request) -> Response:
     page = page_of(request)
     rows, total = await services(request).readmodel.evaluations.page(page)
-    return page_answer("evals", [shown(row) for row in rows], total, page)
+    return page_response("evals", [to_json(row) for row in rows], total, page)
 
 
 async def show(request: Request) -> Response:
-    return Answer({"eval": shown(await _found(request, request.path_params["ref"]))})
+    return ApiResponse({"eval": to_json(await _find(request, request.path_params["ref"]))})
 
 
 async def logs(request: Request) -> Response:
-    found = await _found(request, request.path_params["ref"])
+    found = await _find(request, request.path_params["ref"])
     return await log_page(request, found["id"])
 
 
 async def samples(request: Request) -> Response:
-    found = await _found(request, request.path_params["ref"])
+    found = await _find(request, request.path_params["ref"])
     return await sample_page(request, found["id"], "evaluate", found["dataset_ref"])
 
 
@@ -64,10 +66,10 @@ async def stop(request: Request) -> Response:
         ref, cause=cause_of(request, f"control/stop-evaluation/{ref}")
     )
     await core.readmodel.caught_up(cursor)
-    return Answer({"eval": shown(await _found(request, evaluation))})
+    return ApiResponse({"eval": to_json(await _find(request, evaluation))})
 
 
-async def _found(request: Request, ref: str) -> EvaluationJson:
+async def _find(request: Request, ref: str) -> EvaluationJson:
     found = await services(request).readmodel.evaluations.get(ref)
     if found is None:
         await services(request).lookup.evaluation(ref)
@@ -77,7 +79,7 @@ async def _found(request: Request, ref: str) -> EvaluationJson:
 
 ROUTES = [
     Route("/evals", submit, methods=["POST"]),
-    Route("/evals", listed),
+    Route("/evals", index),
     Route("/evals/{ref}", show),
     Route("/evals/{ref}/logs", logs),
     Route("/evals/{ref}/samples", samples),

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from infra.ports.event_log import Cursor, Recorded
 from infra.postgres.history import as_of
-from producers.http.responses import Answer, number
+from producers.http.responses import ApiResponse, number
 from producers.http.routes.runs import services
 from schemas.envelope import CloudEvent
 from schemas.errors import InvalidConfig, Issue
@@ -48,25 +48,25 @@ def cloud_event(recorded: Recorded) -> CloudEvent:
 async def events(request: Request) -> Response:
     """JSON, or a stream when the client accepts `text/event-stream`."""
     run = (await services(request).lookup.run(request.path_params["ref"])).run
-    types = _types(request)
+    types = _parse_types(request)
     if "text/event-stream" in request.headers.get("accept", ""):
         return await _stream(request, run, types)
-    after = _cursor(request.query_params.get("after"))
+    after = _parse_cursor(request.query_params.get("after"))
     limit = number(request, "limit", default=100, least=1, most=1000)
     found = await services(request).log.read(run, after=after, limit=limit, types=types)
     following = str(found[-1].cursor if found else after)
     shown = [cloud_event(recorded).model_dump(mode="json") for recorded in found]
-    return Answer({"events": shown, "next": following})
+    return ApiResponse({"events": shown, "next": following})
 
 
 async def _stream(request: Request, run: str, types: Sequence[str] | None) -> Response:
     given = request.headers.get("last-event-id") or request.query_params.get("after")
-    after = _cursor(given)
+    after = _parse_cursor(given)
     log = services(request).log
     if not await log.reaches(after):
         after = Cursor()  # the database went back: what was read there is not so any more
     first = await log.read(run, after=after, limit=BATCH, types=types)
-    if not first and given and await _over(request, run):
+    if not first and given and await _has_ended(request, run):
         return Response(status_code=204)
     return StreamingResponse(
         _follow(request, run, first, after, types),
@@ -87,14 +87,14 @@ async def _follow(
     yield ": headrace\n\n"
     while True:
         for recorded in found:
-            yield _sent(recorded)
+            yield _format_event(recorded)
         if found:
             after, silent_s = found[-1].cursor, 0.0
         elif over:
             return
         else:
             # What came between the read above and this look is read once more before the end.
-            over = await _over(request, run)
+            over = await _has_ended(request, run)
             await asyncio.sleep(0 if over else core.slow_poll_s)
             silent_s += core.slow_poll_s
         if silent_s >= COMMENT_EVERY_S:
@@ -106,12 +106,12 @@ async def _follow(
             found = await core.log.read(run, after=after, limit=BATCH, types=types)
 
 
-def _sent(recorded: Recorded) -> str:
+def _format_event(recorded: Recorded) -> str:
     data = json.dumps(cloud_event(recorded).model_dump(mode="json"), separators=(",", ":"))
     return f"id: {recorded.cursor}\nevent: {recorded.event.type}\ndata: {data}\n\n"
 
 
-async def _over(request: Request, run: str) -> bool:
+async def _has_ended(request: Request, run: str) -> bool:
     """Whether the run has ended: its last event closed its gate."""
     closing = [kind for kind, event in EVENT_TYPES.items() if event.gate == "closed"]
     log = services(request).log
@@ -119,7 +119,7 @@ async def _over(request: Request, run: str) -> bool:
     return any(recorded.event.stream == f"run-{run}" for recorded in found)
 
 
-def _cursor(text: str | None) -> Cursor:
+def _parse_cursor(text: str | None) -> Cursor:
     if not text:
         return Cursor()
     try:
@@ -129,7 +129,7 @@ def _cursor(text: str | None) -> Cursor:
         raise InvalidConfig(message, issues=(Issue("after", message),)) from error
 
 
-def _types(request: Request) -> list[str] | None:
+def _parse_types(request: Request) -> list[str] | None:
     given = request.query_params.get("types")
     if not given:
         return None

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from infra.readmodel.wait_reasons import holder_said
 from infra.telemetry import prometheus
 from producers.http.requests import body_of
-from producers.http.responses import Answer
+from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services, waiting_for
 from schemas.scratch_models import SHAPES
 
@@ -20,19 +20,19 @@ Samples = Mapping[str, float]
 
 
 async def healthz(_: Request) -> Response:
-    return Answer({"status": "ok"})
+    return ApiResponse({"status": "ok"})
 
 
 async def readyz(request: Request) -> Response:
     """Ready once the database answers; otherwise 503, like everything else."""
     await services(request).readmodel.platform.alive()
-    return Answer({"status": "ready"})
+    return ApiResponse({"status": "ready"})
 
 
 async def status(request: Request) -> Response:
     core = services(request)
     platform = core.readmodel.platform
-    return Answer(
+    return ApiResponse(
         {
             "version": own_version(),
             "home": str(core.settings.home),
@@ -56,7 +56,7 @@ async def rebuild(request: Request) -> Response:
     readmodel = services(request).readmodel
     skipped = sum((await readmodel.skipped_events.by_type()).values())
     await readmodel.reset()
-    return Answer({"rebuilding": True, "skipped": skipped}, status_code=202)
+    return ApiResponse({"rebuilding": True, "skipped": skipped}, status_code=202)
 
 
 def _bus_kind(request: Request) -> str:
@@ -136,7 +136,7 @@ async def models(_: Request) -> Response:
         }
         for shape in SHAPES
     ]
-    return Answer({"models": [*shapes, *_cached_models()]})
+    return ApiResponse({"models": [*shapes, *_cached_models()]})
 
 
 def _cached_models() -> Iterator[Mapping[str, object]]:

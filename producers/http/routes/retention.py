@@ -9,7 +9,7 @@ from starlette.routing import Route
 from infra.blobs.garbage import collect
 from infra.ports.event_log import Cursor
 from producers.http.requests import body_of, cause_of
-from producers.http.responses import Answer, number
+from producers.http.responses import ApiResponse, number
 from producers.http.routes.runs import run_json, services
 
 LONGEST_S = 100 * 365 * 24 * 3600
@@ -21,50 +21,50 @@ async def rename(request: Request) -> Response:
     run, cursor = await services(request).retention.rename(
         ref, name, cause=cause_of(request, f"rename/{ref}")
     )
-    return Answer({"run": await run_json(request, run, after=cursor)})
+    return ApiResponse({"run": await run_json(request, run, after=cursor)})
 
 
 async def archive(request: Request) -> Response:
     await body_of(request, ())
     run, cursor = await services(request).retention.archive(request.path_params["ref"])
-    return Answer({"run": await run_json(request, run, after=cursor)})
+    return ApiResponse({"run": await run_json(request, run, after=cursor)})
 
 
 async def restore(request: Request) -> Response:
     await body_of(request, ())
     run, cursor = await services(request).retention.restore(request.path_params["ref"])
-    return Answer({"run": await run_json(request, run, after=cursor)})
+    return ApiResponse({"run": await run_json(request, run, after=cursor)})
 
 
 async def delete_run(request: Request) -> Response:
     run, cursor = await services(request).retention.delete(request.path_params["ref"])
-    return await _deleted(request, run, cursor)
+    return await _deleted_response(request, run, cursor)
 
 
 async def delete_dataset(request: Request) -> Response:
     found, cursor = await services(request).retention.delete_dataset(request.path_params["ref"])
-    return await _deleted(request, found, cursor)
+    return await _deleted_response(request, found, cursor)
 
 
-async def _deleted(request: Request, identity: str, cursor: Cursor) -> Response:
+async def _deleted_response(request: Request, identity: str, cursor: Cursor) -> Response:
     await services(request).readmodel.caught_up(cursor)
-    return Answer({"deleted": identity})
+    return ApiResponse({"deleted": identity})
 
 
-async def old(request: Request) -> Response:
+async def index_old_runs(request: Request) -> Response:
     """The runs that ended longer ago than `older_than_s` and are not archived."""
     core = services(request)
     seconds = number(request, "older_than_s", default=0, least=0, most=LONGEST_S)
     moment = core.clock.now() - timedelta(seconds=seconds)
-    return Answer({"runs": await core.readmodel.runs.ended_before(moment)})
+    return ApiResponse({"runs": await core.readmodel.runs.ended_before(moment)})
 
 
-async def collected(request: Request) -> Response:
+async def collect_garbage(request: Request) -> Response:
     """Collect what nothing names, as the server does by itself now and again."""
     await body_of(request, ())
     core = services(request)
     count = await collect(core.database, core.blobs, now=core.clock.now())
-    return Answer({"collected": count})
+    return ApiResponse({"collected": count})
 
 
 ROUTES = [
@@ -73,6 +73,6 @@ ROUTES = [
     Route("/runs/{ref}/archive", archive, methods=["POST"]),
     Route("/runs/{ref}/restore", restore, methods=["POST"]),
     Route("/datasets/{ref}", delete_dataset, methods=["DELETE"]),
-    Route("/gc", old),
-    Route("/gc", collected, methods=["POST"]),
+    Route("/gc", index_old_runs),
+    Route("/gc", collect_garbage, methods=["POST"]),
 ]

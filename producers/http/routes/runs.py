@@ -12,10 +12,10 @@ from infra.ports.event_log import Cursor
 from infra.readmodel.runs import RunJson
 from infra.readmodel.wait_reasons import WaitJson, waits_of
 from producers.core.estimates import estimate, has_gpu
-from producers.core.lookup import archived
+from producers.core.lookup import archived_error
 from producers.core.submit import SubmitRequest
-from producers.http.requests import Body, body_of, cause_of, idempotency_key
-from producers.http.responses import Answer, number, page_answer, page_of
+from producers.http.requests import JsonBody, body_of, cause_of, idempotency_key
+from producers.http.responses import ApiResponse, number, page_of, page_response
 from producers.http.services import Services
 from schemas.errors import InvalidConfig, Issue, TransientError
 from schemas.events import EvaluationRequested, Event, RunRequested
@@ -39,7 +39,7 @@ def services(request: Request) -> Services:
     return found
 
 
-def request_from(body: Body) -> SubmitRequest:
+def request_from(body: JsonBody) -> SubmitRequest:
     """The request to submit that a body holds."""
     return SubmitRequest(
         config=body.table("config"),
@@ -53,11 +53,11 @@ async def submit(request: Request) -> Response:
     body = await body_of(request, ("config", "workspace", "name", "from", "dry_run"))
     core = services(request).submitter
     if body.flag("dry_run"):
-        return Answer(await _dry_run(request, request_from(body)))
+        return ApiResponse(await _dry_run(request, request_from(body)))
     recorded = await core.submit_run(request_from(body), key=idempotency_key(request))
     run = recorded.event.run_id
     made = await run_json(request, run, after=recorded.cursor)
-    return Answer({"run": made, "warnings": warnings_of(recorded.event)}, status_code=201)
+    return ApiResponse({"run": made, "warnings": warnings_of(recorded.event)}, status_code=201)
 
 
 def warnings_of(event: Event) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ async def run_json(
     return {"id": requested.run, "name": requested.run_name, "status": "pending", "phase": "init"}
 
 
-async def known_run(request: Request) -> tuple[RunJson, str]:
+async def find_run(request: Request) -> tuple[RunJson, str]:
     """The run of the path, and its config as JSON text. Raises NotFound; TransientError while the read
     model does not know it yet."""
     ref = request.path_params["ref"]
@@ -109,18 +109,18 @@ async def known_run(request: Request) -> tuple[RunJson, str]:
     return found
 
 
-async def whole_run(request: Request) -> tuple[RunJson, str]:
-    """`known_run`, for what needs its history. Raises Conflict when that is archived."""
-    run, config = await known_run(request)
+async def find_run_with_history(request: Request) -> tuple[RunJson, str]:
+    """`find_run`, for what needs its history. Raises Conflict when that is archived."""
+    run, config = await find_run(request)
     if run["archived_at"] is not None:
-        raise archived(run["name"])
+        raise archived_error(run["name"])
     return run, config
 
 
 async def show(request: Request) -> Response:
-    run, config = await known_run(request)
+    run, config = await find_run(request)
     runs = services(request).readmodel.runs
-    return Answer(
+    return ApiResponse(
         {
             "run": {**run, "config": json.loads(config)},
             "waiting_for": await waiting_for(request, run["id"], status=run["status"]),
@@ -146,7 +146,7 @@ async def waiting_for(
     return waits_of(facts)
 
 
-async def listed(request: Request) -> Response:
+async def index(request: Request) -> Response:
     status = request.query_params.get("status")
     if status and status not in STATUSES:
         message = f"must be one of {', '.join(STATUSES)}, got {status!r}"
@@ -156,12 +156,12 @@ async def listed(request: Request) -> Response:
         page,
         status=status or None,
         search=request.query_params.get("search") or None,
-        archived=_flag(request, "archived"),
+        archived=_parse_flag(request, "archived"),
     )
-    return page_answer("runs", runs, total, page)
+    return page_response("runs", runs, total, page)
 
 
-def _flag(request: Request, name: str) -> bool:
+def _parse_flag(request: Request, name: str) -> bool:
     text = request.query_params.get(name) or "false"
     if text not in ("true", "false"):
         message = f"must be true or false, got {text[:20]!r}"
@@ -170,17 +170,19 @@ def _flag(request: Request, name: str) -> bool:
 
 
 async def metrics(request: Request) -> Response:
-    run, _ = await whole_run(request)
-    return Answer({"metrics": await services(request).readmodel.runs.metrics(run["id"])})
+    run, _ = await find_run_with_history(request)
+    return ApiResponse({"metrics": await services(request).readmodel.runs.metrics(run["id"])})
 
 
 async def checkpoints(request: Request) -> Response:
-    run, _ = await known_run(request)
-    return Answer({"checkpoints": await services(request).readmodel.runs.checkpoints(run["id"])})
+    run, _ = await find_run(request)
+    return ApiResponse(
+        {"checkpoints": await services(request).readmodel.runs.checkpoints(run["id"])}
+    )
 
 
 async def logs(request: Request) -> Response:
-    run, _ = await whole_run(request)
+    run, _ = await find_run_with_history(request)
     return await log_page(request, run["id"])
 
 
@@ -198,7 +200,7 @@ async def log_page(request: Request, owner: str) -> Response:
         )
     except ValueError as error:
         raise InvalidConfig("cursor is not one that this API gave out") from error
-    return Answer({"logs": lines, "next_cursor": following})
+    return ApiResponse({"logs": lines, "next_cursor": following})
 
 
 async def command(request: Request) -> Response:
@@ -208,12 +210,12 @@ async def command(request: Request) -> Response:
     run, cursor = await services(request).control.run(
         verb, ref, cause=cause_of(request, f"control/{verb}/{ref}")
     )
-    return Answer({"run": await run_json(request, run, after=cursor)})
+    return ApiResponse({"run": await run_json(request, run, after=cursor)})
 
 
 ROUTES = [
     Route("/runs", submit, methods=["POST"]),
-    Route("/runs", listed),
+    Route("/runs", index),
     Route("/runs/{ref}", show),
     Route("/runs/{ref}/metrics", metrics),
     Route("/runs/{ref}/checkpoints", checkpoints),

@@ -8,10 +8,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from infra.readmodel.runs import GroupRow
-from producers.http.downloads import picked_lines
-from producers.http.responses import Answer, number, page_answer, page_of
-from producers.http.routes.runs import services, whole_run
-from schemas.datasets import Row
+from producers.http.downloads import select_lines
+from producers.http.responses import ApiResponse, number, page_of, page_response
+from producers.http.routes.runs import find_run_with_history, services
+from schemas.datasets import DatasetRow
 from schemas.errors import NotFound
 from schemas.ids import GroupId, sample_id
 from schemas.sampling import ArtifactRef, Grade, SampleBatch, SampleRecord
@@ -21,21 +21,23 @@ GRADES = TypeAdapter(tuple[Grade, ...])
 MAX_STEP = 2**31 - 1
 
 
-async def of_run(request: Request) -> Response:
+async def index(request: Request) -> Response:
     """The training samples of a run, of one step or of all."""
-    run, _ = await whole_run(request)
+    run, _ = await find_run_with_history(request)
     dataset = await services(request).readmodel.runs.dataset_ref(run["id"])
     return await sample_page(request, run["id"], "train", dataset)
 
 
-async def sample_page(request: Request, owner: str, purpose: str, dataset: str | None) -> Answer:
+async def sample_page(
+    request: Request, owner: str, purpose: str, dataset: str | None
+) -> ApiResponse:
     """A page of samples; `limit` and `offset` count samples."""
     page = page_of(request)
     step = number(request, "step", default=-1, least=0, most=MAX_STEP)
     groups, total = await services(request).readmodel.runs.groups(
         owner, purpose, page, step=None if step < 0 else step
     )
-    rows = await _rows(request, dataset, groups)
+    rows = await _read_rows(request, dataset, groups)
     shown: list[Mapping[str, object]] = []
     for group in groups:
         ref = ArtifactRef.model_validate_json(group.artifact)
@@ -43,31 +45,31 @@ async def sample_page(request: Request, owner: str, purpose: str, dataset: str |
         for position, sample in enumerate(_samples(group, batch, rows), group.first):
             if page.offset <= position < page.offset + page.limit:
                 shown.append(sample)
-    return page_answer("samples", shown, total, page)
+    return page_response("samples", shown, total, page)
 
 
-async def _rows(
+async def _read_rows(
     request: Request, dataset: str | None, groups: Sequence[GroupRow]
-) -> Mapping[int, Row]:
+) -> Mapping[int, DatasetRow]:
     if dataset is None:
         raise NotFound("its dataset is unknown")
     content = DatasetRef.model_validate_json(dataset).content
     wanted = {group.dataset_row for group in groups}
-    lines = await picked_lines(request, content, wanted) if wanted else {}
-    return {number: Row.model_validate_json(line) for number, line in lines.items()}
+    lines = await select_lines(request, content, wanted) if wanted else {}
+    return {number: DatasetRow.model_validate_json(line) for number, line in lines.items()}
 
 
 def _samples(
-    group: GroupRow, batch: SampleBatch, rows: Mapping[int, Row]
+    group: GroupRow, batch: SampleBatch, rows: Mapping[int, DatasetRow]
 ) -> Iterator[Mapping[str, object]]:
     grades = {grade.index: grade for grade in GRADES.validate_json(group.grades)}
-    row = rows.get(group.dataset_row, Row(prompt=()))
+    row = rows.get(group.dataset_row, DatasetRow(prompt=()))
     for record in batch.samples:
         yield _sample(group, record, row, grades.get(record.index))
 
 
 def _sample(
-    group: GroupRow, record: SampleRecord, row: Row, grade: Grade | None
+    group: GroupRow, record: SampleRecord, row: DatasetRow, grade: Grade | None
 ) -> Mapping[str, object]:
     failure = record.failure or (grade.failure if grade else None)
     return {
@@ -90,4 +92,4 @@ def _sample(
     }
 
 
-ROUTES = [Route("/runs/{ref}/samples", of_run)]
+ROUTES = [Route("/runs/{ref}/samples", index)]

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from producers.core.trace import trace
-from producers.http.responses import Answer
+from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services
 from schemas.errors import InvalidConfig, Issue
 
@@ -18,7 +18,7 @@ async def hops(request: Request) -> Response:
         raise InvalidConfig("name the sample: ?sample=ID", issues=(Issue("sample", "is missing"),))
     run = await services(request).lookup.whole_run(request.path_params["ref"])
     found = await trace(services(request).log, run, sample)
-    return Answer({"sample": sample, "hops": [asdict(hop) for hop in found]})
+    return ApiResponse({"sample": sample, "hops": [asdict(hop) for hop in found]})
 
 
 ROUTES = [Route("/runs/{ref}/trace", hops)]

@@ -9,11 +9,11 @@ from starlette.routing import Route
 
 from producers.core.verification import Verification
 from producers.http.requests import body_of, cause_of
-from producers.http.responses import Answer
+from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services
 
 
-def shown(found: Verification) -> Mapping[str, object]:
+def to_json(found: Verification) -> Mapping[str, object]:
     """A verification as JSON."""
     findings = [finding.model_dump() for finding in found.findings]
     return {**asdict(found), "findings": findings}
@@ -25,12 +25,12 @@ async def verify(request: Request) -> Response:
     asked = await services(request).verifications.request(
         ref, cause=cause_of(request, f"verify/{ref}")
     )
-    return Answer({"verification": shown(asked)}, status_code=202)
+    return ApiResponse({"verification": to_json(asked)}, status_code=202)
 
 
 async def show(request: Request) -> Response:
     found = await services(request).verifications.find(request.path_params["id"])
-    return Answer({"verification": shown(found)})
+    return ApiResponse({"verification": to_json(found)})
 
 
 ROUTES = [

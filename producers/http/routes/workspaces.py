@@ -9,12 +9,12 @@ from starlette.routing import Route
 
 from infra.readmodel.registry import WorkspaceJson
 from producers.http.requests import body_of
-from producers.http.responses import Answer, page_answer, page_of
+from producers.http.responses import ApiResponse, page_of, page_response
 from producers.http.routes.runs import services
 from schemas.errors import TransientError
 
 
-def shown(workspace: WorkspaceJson) -> Mapping[str, object]:
+def to_json(workspace: WorkspaceJson) -> Mapping[str, object]:
     """A workspace as JSON; `rollouts` are those of the commit that was looked into last."""
     return {**workspace, "rollouts": json.loads(workspace["rollouts"])}
 
@@ -24,29 +24,31 @@ async def add(request: Request) -> Response:
     core = services(request)
     recorded = await core.workspaces.add(body.text("url"), body.optional("name"))
     await core.readmodel.caught_up(recorded.cursor)
-    return Answer({"workspace": await _shown(request, recorded.event.run_id)}, status_code=201)
+    return ApiResponse(
+        {"workspace": await _find_json(request, recorded.event.run_id)}, status_code=201
+    )
 
 
-async def listed(request: Request) -> Response:
+async def index(request: Request) -> Response:
     page = page_of(request)
     rows, total = await services(request).readmodel.registry.workspaces(page)
-    return page_answer("workspaces", [shown(row) for row in rows], total, page)
+    return page_response("workspaces", [to_json(row) for row in rows], total, page)
 
 
 async def show(request: Request) -> Response:
-    return Answer({"workspace": await _shown(request, request.path_params["ref"])})
+    return ApiResponse({"workspace": await _find_json(request, request.path_params["ref"])})
 
 
-async def _shown(request: Request, ref: str) -> Mapping[str, object]:
+async def _find_json(request: Request, ref: str) -> Mapping[str, object]:
     found = await services(request).readmodel.registry.workspace(ref)
     if found is None:
         await services(request).workspaces.find(ref)
         raise TransientError(f"workspace {ref} is not in the read model yet; try again")
-    return shown(found)
+    return to_json(found)
 
 
 ROUTES = [
     Route("/workspaces", add, methods=["POST"]),
-    Route("/workspaces", listed),
+    Route("/workspaces", index),
     Route("/workspaces/{ref}", show),
 ]

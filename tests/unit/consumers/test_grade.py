@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from consumers.grade import CONSUMER, NO_SAMPLES, perform
-from schemas.datasets import Row
+from schemas.datasets import DatasetRow
 from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
 from schemas.events import GroupGenerated, GroupGraded
@@ -56,7 +56,7 @@ def test_a_grading_that_is_given_up_leaves_every_reward_out(
     given(CONSUMER, GRADED).when(failed, stream=STREAM).then_nothing()
 
 
-ROW = Row(prompt=(Message(role="user", content="Say 3"),), label="3")
+ROW = DatasetRow(prompt=(Message(role="user", content="Say 3"),), label="3")
 LOST = SampleFailure(category=FailureCategory.TIMEOUT, message="took longer than 450 s")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schemas.redact import redacted, redacted_setting
+from schemas.redact import redact, redact_setting
 
 
 @pytest.mark.parametrize(
@@ -16,13 +16,13 @@ from schemas.redact import redacted, redacted_setting
     ],
 )
 def test_passwords_are_hidden(text: str, shown: str) -> None:
-    assert shown in redacted(text)
-    assert "hunter2" not in redacted(text)
+    assert shown in redact(text)
+    assert "hunter2" not in redact(text)
 
 
 @pytest.mark.parametrize("text", ["http://h:8420/runs/r@3", "mail a@b.org", "git@h:o/r", "plain"])
 def test_what_holds_no_password_is_left_alone(text: str) -> None:
-    assert redacted(text) == text
+    assert redact(text) == text
 
 
 @pytest.mark.parametrize(
@@ -37,5 +37,5 @@ def test_what_holds_no_password_is_left_alone(text: str) -> None:
     ],
 )
 def test_a_malformed_setting_hides_whatever_could_be_a_login(value: str) -> None:
-    assert "hunter2" not in redacted_setting(value)
-    assert redacted_setting(value).endswith(value.rpartition("@")[2])
+    assert "hunter2" not in redact_setting(value)
+    assert redact_setting(value).endswith(value.rpartition("@")[2])

@@ -11,7 +11,7 @@ import pytest
 from consumers.learn.consumer import CONSUMER, perform
 from consumers.learn.replay import job_of
 from infra.runtime.consumer import Incoming, Meta
-from schemas.datasets import Row
+from schemas.datasets import DatasetRow
 from schemas.effects import Effect, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import CorruptData, NotFound, Refused, ReplayDiverged, TransientError
 from schemas.events import BatchAssembled, Event, PolicyInitialized, PolicyUpdated, RunStarted
@@ -249,11 +249,11 @@ async def test_time_is_measured(tmp_path: Path) -> None:
     assert outcome.metrics == {"train/loss": 0.5, "time/learn_s": 0.0, "time/publish_s": 0.0}
 
 
-def row(text: str, label: str | None) -> Row:
-    return Row(prompt=(ChatMessage(role="user", content=text),), label=label)
+def row(text: str, label: str | None) -> DatasetRow:
+    return DatasetRow(prompt=(ChatMessage(role="user", content=text),), label=label)
 
 
-async def sft(directory: Path, *rows: Row) -> Run:
+async def sft(directory: Path, *rows: DatasetRow) -> Run:
     run = Run(directory)
     dataset = await run.bench.dataset(*rows)
     run.spec = train_spec(dataset=dataset, advanced={"algorithm": "sft", "state_interval": 4})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from consumers.rollout.consumer import CONSUMER, perform
 from infra.ports.services import WorkflowResult
-from schemas.datasets import Row
+from schemas.datasets import DatasetRow
 from schemas.effects import (
     Failed,
     GenerateGroup,
@@ -167,7 +167,7 @@ def test_any_order_and_any_number_of_outcomes_ends_in_the_same_group(order: list
 
 
 PROMPT = (Message(role="user", content="Say 3"),)
-ROW = Row(prompt=PROMPT, label="the secret label", metadata={"level": 2})
+ROW = DatasetRow(prompt=PROMPT, label="the secret label", metadata={"level": 2})
 
 
 async def batch_of(world: Bench, artifact: ArtifactRef) -> SampleBatch:

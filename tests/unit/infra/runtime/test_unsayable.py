@@ -19,7 +19,7 @@ from schemas.effects import Failed
 from schemas.errors import FailureCategory, HeadraceError, Refused, UserCodeError
 from schemas.events import CheckpointFailed, RunWarned
 from schemas.ids import checkpoint_stream
-from schemas.text import plain, said
+from schemas.text import describe_error, plain
 from tests.kit.hosting import Fetched, Script, consumer
 from tests.kit.on_postgres import working
 
@@ -91,7 +91,7 @@ async def test_an_error_of_any_text_ends_as_an_outcome(
         await log.append([RunWarned(run=run, step=1, message="look")], cause=uuid4())
         told = await outcome(log, run)
     assert told.step == (1 if issubclass(kind, HeadraceError) else 3)
-    assert told.message.removeprefix("ValueError: ") in (plain(text), said(Unsayable()))
+    assert told.message.removeprefix("ValueError: ") in (plain(text), describe_error(Unsayable()))
 
 
 async def test_a_performer_that_fails_beside_the_attempt_gives_back_and_goes_on(
@@ -120,7 +120,7 @@ async def test_what_cannot_even_be_given_back_is_found_again(
 ) -> None:
     """Twin of cleaning the text: Postgres refuses it, and still the effect is not lost."""
     monkeypatch.setattr("infra.postgres.effects.plain", lambda text: text)
-    monkeypatch.setattr("infra.runtime.attempt.said", str)
+    monkeypatch.setattr("infra.runtime.attempt.describe_error", str)
     times = 0
 
     def error() -> Exception:

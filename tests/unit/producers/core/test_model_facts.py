@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from producers.core.estimates import estimate
-from producers.core.model_facts import ModelFacts, facts_in, model_facts
+from producers.core.model_facts import ModelFacts, facts_of_config, model_facts
 from schemas.config import RunConfig
 from schemas.sampling import ModelRef
 from schemas.scratch_models import SHAPES
@@ -22,24 +22,24 @@ def run(**sections: Any) -> RunConfig:
 
 
 def test_the_size_follows_from_a_config_json() -> None:
-    facts = facts_in(QWEN3_06B)
+    facts = facts_of_config(QWEN3_06B)
     assert facts == ModelFacts(parameters=596_049_920 - 28 * 2 * 128, context=40_960)
-    untied = facts_in({**QWEN3_06B, "tie_word_embeddings": False})
+    untied = facts_of_config({**QWEN3_06B, "tie_word_embeddings": False})
     assert untied.parameters is not None
     assert facts.parameters is not None
     assert untied.parameters - facts.parameters == 151_936 * 1024
-    experts = facts_in({**QWEN3_06B, "num_experts": 8, "moe_intermediate_size": 768})
+    experts = facts_of_config({**QWEN3_06B, "num_experts": 8, "moe_intermediate_size": 768})
     assert experts.parameters is not None
     assert experts.parameters > facts.parameters
-    assert facts_in({"text_config": QWEN3_06B}).context == 40_960
-    assert facts_in({"hidden_size": "wide"}) == ModelFacts()
+    assert facts_of_config({"text_config": QWEN3_06B}).context == 40_960
+    assert facts_of_config({"hidden_size": "wide"}) == ModelFacts()
 
 
 async def test_a_directory_is_described_by_its_config_and_its_weights(tmp_path: Path) -> None:
     ref = ModelRef(kind="directory", name=str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({**QWEN3_06B, "dtype": "bfloat16"}))
     no_lookup: Any = None
-    assert (await model_facts(ref, no_lookup)).parameters == facts_in(QWEN3_06B).parameters
+    assert (await model_facts(ref, no_lookup)).parameters == facts_of_config(QWEN3_06B).parameters
     (tmp_path / "model.safetensors").write_bytes(bytes(2000))
     facts = await model_facts(ref, no_lookup)
     assert (facts.parameters, facts.context) == (1000, 40_960)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from infra.blobs.artifacts import reference
-from schemas.datasets import Row
+from schemas.datasets import DatasetRow
 from schemas.events import RunFinished, RunPaused, RunStarted
 from schemas.ids import GroupKey, Purpose, sample_id
 from schemas.sampling import Message
@@ -24,7 +24,10 @@ STEPS = 3
 async def told(app: Application) -> Application:
     """With a run `first` (id r1) of three steps that has finished, its artifacts in place."""
     artifacts = app.services.artifacts
-    rows = [Row(prompt=(Message(role="user", content=f"Say {n}"),), label=str(n)) for n in range(8)]
+    rows = [
+        DatasetRow(prompt=(Message(role="user", content=f"Say {n}"),), label=str(n))
+        for n in range(8)
+    ]
     content = await artifacts.put(b"".join(row.to_line() for row in rows), run="d", blob=True)
     manifest = await artifacts.put(b'{"step": 3}', run="r1", blob=True)
     for event in whole_run("r1", "first", steps=STEPS):

@@ -8,14 +8,14 @@ import httpx
 import pytest
 
 from producers.core.datasets.mapping import as_query, from_query, mapping_of, unread
-from producers.core.datasets.rules import MAX_ROW_BYTES, Report, check_file
-from schemas.datasets import Row, parse_rows
+from producers.core.datasets.rules import MAX_ROW_BYTES, FileReport, check_file
+from schemas.datasets import DatasetRow, parse_rows
 from schemas.errors import InvalidConfig
 
 
 def check(
     tmp_path: Path, content: str | bytes, kind: str = "jsonl", **mapping: str
-) -> tuple[Report, list[Row]]:
+) -> tuple[FileReport, list[DatasetRow]]:
     path = tmp_path / f"file.{kind}"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     written: list[bytes] = []
