@@ -31,7 +31,7 @@ from trainer.forward.decoder import decoder_of
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
 from trainer.native.interface import release_memory
-from trainer.policy import Loaded, Policy, fresh_policy
+from trainer.policy import LoadedModel, Policy, fresh_policy
 
 PROMPT, SAMPLES = 48, 8
 
@@ -106,7 +106,7 @@ def policy_of(model: ModelRef) -> tuple[Policy, RunConfig]:
         }
     )
     base = build_base(model, {}, device=torch.device("cpu"))
-    loaded = Loaded(base, decoder_of(base), Fallback(base))
+    loaded = LoadedModel(base, decoder_of(base), Fallback(base))
     policy = fresh_policy(loaded, LearnerJob("memory", config, model, 1))
     for tensor in policy.tensors.values():
         tensor.requires_grad_().grad = torch.zeros_like(tensor)

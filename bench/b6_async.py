@@ -18,7 +18,7 @@ from typing import Any
 
 from schemas.toml.parser import parse_run
 from tests.kit.platform import ROWS, Platform, final_adapter, make_workspace, platform
-from trainer.schedule import Pace, pace
+from trainer.schedule import Pace, pace_of
 
 MAIN = '''
 import asyncio
@@ -129,7 +129,7 @@ def measured(running: Platform, mode: str, given: argparse.Namespace) -> Measure
     return Measured(
         steps_s=given.steps / seconds,
         lags=[m["train/lag"] for m in metrics],
-        pace=pace(parse_run(said)),
+        pace=pace_of(parse_run(said)),
         learned=sum(m["time/learn_s"] for m in metrics),
         waited=sum(m["time/wait_s"] for m in metrics),
         ahead=_ahead(events),

@@ -29,7 +29,7 @@ from trainer.model.base import Base
 from trainer.model.char_tokenizer import character_tokenizer
 from trainer.model.chat_template import Chat
 from trainer.model.lora import fresh_adapter, target_modules
-from trainer.policy import Loaded, Policy
+from trainer.policy import LoadedModel, Policy
 from trainer.sampler import batcher
 from trainer.sampler.batcher import Batcher
 from trainer.sampler.completion import Completion, Version
@@ -122,11 +122,11 @@ def base_of(config: PreTrainedConfig, device: torch.device) -> Base:
     return Base(model, tokenizer, dict(model.state_dict()), frozenset(), None)
 
 
-def loaded_of(base: Base) -> Loaded:
+def loaded_of(base: Base) -> LoadedModel:
     decoder = decoder_of(base)
     if decoder is None:
         raise SystemExit(f"the lean decoder does not run {base.model.config.model_type}")
-    return Loaded(base, decoder, Fallback(base))
+    return LoadedModel(base, decoder, Fallback(base))
 
 
 def flops_per_token(model: PreTrainedModel, row_tokens: int) -> float:
@@ -205,7 +205,7 @@ def mfu(flops_per_s: float, device: torch.device) -> str:
     return f"{flops_per_s / known[0]:.1%}" if known else "-"
 
 
-def sampled(loaded: Loaded, scale: Scale, seed: int) -> int:
+def sampled(loaded: LoadedModel, scale: Scale, seed: int) -> int:
     """Sample a batch through the engine's batcher. Returns the number of tokens that were drawn."""
     base = loaded.base
     chat, edition = Chat(base.tokenizer, base.stop_ids), Version("bench", "", loaded, {}, 1.0)
@@ -240,7 +240,7 @@ BATCHERS: dict[int, Batcher] = {}
 
 
 @torch.inference_mode()
-def generated(loaded: Loaded, scale: Scale) -> int:
+def generated(loaded: LoadedModel, scale: Scale) -> int:
     """The same by Transformers' generate."""
     model, device = loaded.base.model, loaded.base.model.device
     prompts = torch.tensor(

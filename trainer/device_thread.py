@@ -61,7 +61,7 @@ class Device:
 
 
 @contextmanager
-def threads(most: int) -> Iterator[None]:
+def limit_threads(most: int) -> Iterator[None]:
     """At most so many threads for the operations within, on the calling thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(before, most))

@@ -11,7 +11,7 @@ from trainer.learner import TorchLearner
 from trainer.sampler.engine import TorchSampler
 from trainer.sampler.vllm.engine import VllmSampler
 from trainer.sampler.vllm.fleet import Servers
-from trainer.weight_cache import Fetch, Read, Store
+from trainer.weight_cache import Fetch, Read, WeightCache
 
 
 class Engine:
@@ -29,9 +29,9 @@ class Engine:
         gpu_share: float | None = None,
     ) -> None:
         self._device = Device(threads=threads, gpu_share=gpu_share)
-        store = Store(self._device, fetch, read)
-        self.sampler = VllmSampler(store, vllm) if vllm else TorchSampler(store)
-        self.learner = TorchLearner(store)
+        cache = WeightCache(self._device, fetch, read)
+        self.sampler = VllmSampler(cache, vllm) if vllm else TorchSampler(cache)
+        self.learner = TorchLearner(cache)
 
     @property
     def versions(self) -> dict[str, str]:

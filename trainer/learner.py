@@ -1,12 +1,16 @@
 """The learner: (version, batch) -> version, deterministic by construction.
 
-Nothing enters a step but the loaded tensors, the batch, the run's config and the step number: no
-clock, no random draw, one thread count, deterministic kernels. A version is its weights' and its
-optimizer state's bytes; loading them and stepping equals never having stopped, bit for bit.
+This module loads versions, hands a batch to the step of the run's algorithm (`trainer/grpo.py`, or
+`trainer/algorithms/sft.py`) and exports the version that comes out. The algorithm is in those files.
 
-One call at a time per run. A run's version is taken out of the table while it is stepped and put
-back when the step is whole, so after a failure or a cancelled caller `holds` says no, and the
-version is loaded again from its bytes.
+A step depends on the loaded tensors, the batch, the run's config and the step number, and on nothing
+else: no clock, no random draw, one thread count, deterministic kernels. A version is the bytes of its
+weights and of its optimizer state. Loading them and stepping gives the same bits as never having
+stopped.
+
+A run makes one call at a time. While a version is stepped it is not in the table of loaded versions,
+and it returns there when the step is complete. So after a failed step or a cancelled call `holds`
+returns False, and the version is loaded again from its bytes.
 """
 
 import hashlib
@@ -31,8 +35,16 @@ from trainer.algorithms.registry import OBJECTIVES, hyperparameters_of
 from trainer.model.base import Base
 from trainer.model.chat_template import Chat
 from trainer.optimizer import Optimizers, step_size_at
-from trainer.policy import Loaded, Policy, check_fit, checkpoint_files, export, fresh_policy, parse
-from trainer.weight_cache import Store
+from trainer.policy import (
+    LoadedModel,
+    Policy,
+    check_fit,
+    checkpoint_files,
+    export,
+    fresh_policy,
+    parse,
+)
+from trainer.weight_cache import WeightCache
 
 DEFAULT_MICRO_BATCH_TOKENS = 4096
 CRITIC = "critic."
@@ -57,16 +69,16 @@ class LoadedVersion:
 class TorchLearner:
     """Takes optimizer steps on the device's thread (`schemas.learner.Learner`)."""
 
-    def __init__(self, store: Store, *, max_runs: int = 2) -> None:
-        self._store = store
+    def __init__(self, cache: WeightCache, *, max_runs: int = 2) -> None:
+        self._cache = cache
         self._loaded: dict[str, LoadedVersion] = {}
         self._max_runs = max_runs
 
     async def initialize(self, job: LearnerJob) -> StepResult:
         """Build version 0. Raises Refused when the model cannot be loaded."""
-        loaded = await self._store.loaded(job.model)
-        result = await self._run(job, partial(_fresh_session, loaded, job))
-        assert result is not None  # noqa: S101 - its work returns one
+        loaded = await self._cache.load_model(job.model)
+        result = await self._run_on_device(job, partial(_build_version_zero, loaded, job))
+        assert result is not None  # noqa: S101 - only loading a version has none
         return result
 
     def holds(self, job: LearnerJob, step: int, weights_sha256: str, state_sha256: str) -> bool:
@@ -80,18 +92,20 @@ class TorchLearner:
 
     async def load(self, job: LearnerJob, state: LearnerState) -> None:
         """Load a version. Raises CorruptData when its tensors do not fit the model."""
-        loaded = await self._store.loaded(job.model)
-        await self._run(job, partial(_restored_session, loaded, job, state))
+        loaded = await self._cache.load_model(job.model)
+        await self._run_on_device(job, partial(_load_version, loaded, job, state))
 
     async def evaluate(
         self, job: LearnerJob, step: int, conversations: Sequence[Conversation]
     ) -> dict[str, float]:
         """The held-out loss of the loaded version `step`. Raises TransientError when that version is
-        not loaded, Refused for a conversation that cannot be learned."""
+        not loaded, and Refused for a conversation that cannot be learned."""
         version = self._loaded.get(job.run)
         if version is None or version.step != step:
-            raise TransientError(f"version {step} of {job.run} is not loaded; it will be again")
-        return await self._store.device.run(_evaluate, version.policy, job, conversations)
+            raise TransientError(
+                f"version {step} of {job.run} is not loaded; load it, then evaluate"
+            )
+        return await self._cache.device.run(_evaluate, version.policy, job, conversations)
 
     async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
         """One optimizer step from the loaded version `batch.step - 1`. Raises TransientError when
@@ -103,26 +117,29 @@ class TorchLearner:
             )
         del self._loaded[job.run]
         work = partial(_step, version, job, batch, export_state=export_state)
-        result = await self._run(job, work)
-        assert result is not None  # noqa: S101 - its work returns one
+        result = await self._run_on_device(job, work)
+        assert result is not None  # noqa: S101 - only loading a version has none
         return result
 
-    async def _run(self, job: LearnerJob, work: "Callable[[], Work]") -> StepResult | None:
+    async def _run_on_device(
+        self, job: LearnerJob, work: "Callable[[], VersionAndResult]"
+    ) -> StepResult | None:
         try:
-            version, result, kept = await self._store.device.run(work)
+            version, result, copies = await self._cache.device.run(work)
         except torch.OutOfMemoryError as error:
             raise Refused(out_of_memory(job)) from error
         self._loaded[job.run] = version
         while len(self._loaded) > self._max_runs:
             del self._loaded[next(iter(self._loaded))]
-        self._store.keep(version.weights_sha256, kept)
+        self._cache.keep(version.weights_sha256, copies)
         if result is not None:
-            result.versions.update(self._store.device.versions)
+            result.versions.update(self._cache.device.versions)
         return result
 
 
 def out_of_memory(job: LearnerJob) -> str:
-    """Which knobs there are when a step does not fit: its peak grows with a micro-batch's tokens."""
+    """The error message for a step that does not fit into memory: which settings to lower. The peak
+    grows with the tokens of a micro-batch."""
     advanced = job.config.advanced
     tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
     longest = (
@@ -130,18 +147,18 @@ def out_of_memory(job: LearnerJob) -> str:
         if advanced.algorithm == "sft"
         else f"training.max_response_length ({job.config.training.max_response_length})"
     )
-    full = "" if advanced.tuning == "lora" else "; advanced.tuning = 'lora' keeps far less"
+    full = "" if advanced.tuning == "lora" else ". advanced.tuning = 'lora' needs far less memory"
     return (
         f"the learner's device ran out of memory: lower advanced.micro_batch_tokens (it is {tokens}), "
-        f"then {longest}: a longer sample is a pass of its own{full}"
+        f"then {longest}, because a sample is never split between passes{full}"
     )
 
 
-Work = tuple[LoadedVersion, StepResult | None, dict[str, torch.Tensor]]
-"""The version to go on from, the answer, and a copy of the trained tensors for samplers."""
+VersionAndResult = tuple[LoadedVersion, StepResult | None, dict[str, torch.Tensor]]
+"""The version to continue from, the result, and a copy of the trained tensors for samplers."""
 
 
-def _fresh_session(loaded: Loaded, job: LearnerJob) -> Work:
+def _build_version_zero(loaded: LoadedModel, job: LearnerJob) -> VersionAndResult:
     policy = fresh_policy(loaded, job)
     version = LoadedVersion(policy, Optimizers.fresh(policy, job))
     state = _export(version, export_state=True)
@@ -156,39 +173,43 @@ def _fresh_session(loaded: Loaded, job: LearnerJob) -> Work:
     return version, result, _copy(policy.tensors)
 
 
-def _restored_session(loaded: Loaded, job: LearnerJob, state: LearnerState) -> Work:
+def _load_version(loaded: LoadedModel, job: LearnerJob, state: LearnerState) -> VersionAndResult:
     fresh = fresh_policy(loaded, job)
     device = loaded.base.model.device
     tensors = parse(state.weights, device=device)
     check_fit(tensors, fresh.tensors)
     if state.state is None:
-        raise CorruptData(f"version {state.step} of {job.run} has no optimizer state to go on from")
-    held = parse(state.state, device=device)
-    critics = {n.removeprefix(CRITIC): t for n, t in held.items() if n.startswith(CRITIC)}
+        raise CorruptData(
+            f"version {state.step} of {job.run} has no optimizer state, which training needs to continue"
+        )
+    saved = parse(state.state, device=device)
+    critic = {n.removeprefix(CRITIC): t for n, t in saved.items() if n.startswith(CRITIC)}
     policy = replace(fresh, tensors=tensors)
     version = LoadedVersion(policy, Optimizers.fresh(policy, job))
-    version.optimizers.policy.load({n: t for n, t in held.items() if not n.startswith(CRITIC)})
-    _restore_critic(version, critics)
+    version.optimizers.policy.load({n: t for n, t in saved.items() if not n.startswith(CRITIC)})
+    _load_critic(version, critic)
     if version.step != state.step:
         raise CorruptData(f"the optimizer state is of step {version.step}, not {state.step}")
     version.weights_sha256, version.state_sha256 = state.weights_sha256, state.state_sha256
     return version, None, _copy(tensors)
 
 
-def _restore_critic(version: LoadedVersion, held: dict[str, torch.Tensor]) -> None:
+def _load_critic(version: LoadedVersion, saved: dict[str, torch.Tensor]) -> None:
     critic, optimizer = version.policy.critic, version.optimizers.critic
     if critic is None or optimizer is None:
-        check_fit(held, {})
+        check_fit(saved, {})
         return
-    values = {name: tensor for name, tensor in held.items() if name in critic.tensors}
+    values = {name: tensor for name, tensor in saved.items() if name in critic.tensors}
     check_fit(values, critic.tensors, what="critic's weights")
     with torch.no_grad():
         for name, tensor in critic.tensors.items():
             tensor.copy_(values[name])
-    optimizer.load({name: tensor for name, tensor in held.items() if name not in values})
+    optimizer.load({name: tensor for name, tensor in saved.items() if name not in values})
 
 
-def _step(version: LoadedVersion, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> Work:
+def _step(
+    version: LoadedVersion, job: LearnerJob, batch: StepBatch, *, export_state: bool
+) -> VersionAndResult:
     """One step of the run's algorithm: `sft.step`, or `grpo.step` for all that learn from rewards."""
     policy, advanced = version.policy, job.config.advanced
     tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
@@ -224,7 +245,7 @@ def _step(version: LoadedVersion, job: LearnerJob, batch: StepBatch, *, export_s
 
 
 def _bit_versions(policy: Policy, job: LearnerJob) -> dict[str, str]:
-    """What the bits of a step depend on, beside the device's own."""
+    """What the bits of a step depend on, in addition to the versions of the device."""
     return {"kernels": policy.kernels, "rules": str(job.rules)}
 
 
@@ -249,7 +270,7 @@ def _evaluate(
 
 def _export(version: LoadedVersion, *, export_state: bool) -> LearnerState:
     weights = export(version.policy.tensors)
-    state = export(_state(version))
+    state = export(_optimizer_state(version))
     version.weights_sha256 = hashlib.sha256(weights).hexdigest()
     version.state_sha256 = hashlib.sha256(state).hexdigest()
     return LearnerState(
@@ -261,8 +282,8 @@ def _export(version: LoadedVersion, *, export_state: bool) -> LearnerState:
     )
 
 
-def _state(version: LoadedVersion) -> dict[str, torch.Tensor]:
-    """Everything that resume needs beside the weights."""
+def _optimizer_state(version: LoadedVersion) -> dict[str, torch.Tensor]:
+    """Everything that resume needs in addition to the weights."""
     state = version.optimizers.policy.state()
     critic, optimizer = version.policy.critic, version.optimizers.critic
     if critic is not None and optimizer is not None:

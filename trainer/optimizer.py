@@ -68,7 +68,7 @@ def step_size_at(step: int, job: LearnerJob) -> StepSize:
     )
 
 
-def decays(name: str, tensor: torch.Tensor) -> bool:
+def has_weight_decay(name: str, tensor: torch.Tensor) -> bool:
     """Whether weight decay takes this tensor: a matrix of a linear layer, an embedding, an adapter, or
     the critic's one row; no norm's weight and no bias."""
     *_, module, leaf = ("", *name.split("."))
@@ -164,7 +164,7 @@ def _groups(tensors: Mapping[str, torch.Tensor], job: LearnerJob) -> list[dict[s
     decay = job.config.advanced.weight_decay
     groups: dict[float, list[torch.Tensor]] = {}
     for name in sorted(tensors):
-        taken = decay if job.rules < 2 or decays(name, tensors[name]) else 0.0
+        taken = decay if job.rules < 2 or has_weight_decay(name, tensors[name]) else 0.0
         groups.setdefault(taken, []).append(tensors[name].requires_grad_())
     return [{"params": params, "weight_decay": taken} for taken, params in groups.items()]
 

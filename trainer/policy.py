@@ -40,7 +40,7 @@ MODEL_NAME = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loaded:
+class LoadedModel:
     """A base model, ready to run: lean where the family allows, else through Transformers."""
 
     base: Base
@@ -52,7 +52,7 @@ class Loaded:
 class Policy:
     """`tensors` are leaves that require gradients while a learner owns them."""
 
-    loaded: Loaded
+    loaded: LoadedModel
     tensors: dict[str, torch.Tensor]
     alpha: float
     critic: Critic | None = None
@@ -89,19 +89,21 @@ class Policy:
             padding = self.forward.trains_padding
             fallback = self.loaded.fallback
             return fallback.outputs(trained, micro, alpha=self.alpha, trains_padding=padding)
-        hidden_M_H, head_V_H = self._hidden(decoder, micro, reference=reference)
+        hidden_M_H, head_V_H = self._hidden_states(decoder, micro, reference=reference)
         return hidden_M_H, logits_of(hidden_M_H, head_V_H)
 
-    def _hidden(
+    def _hidden_states(
         self, decoder: Decoder, micro: MicroBatch, *, reference: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The hidden states (M, H), and the head (vocabulary, H) that reads them."""
         trained: Tensors = {} if reference else self.tensors
         weights = trainable(self.loaded.base.tensors, trained, alpha=self.alpha)
-        hidden_N_H = self._all_hidden(decoder, weights, micro)
+        hidden_N_H = self._all_hidden_states(decoder, weights, micro)
         return hidden_N_H.index_select(0, micro.predictor_M), decoder.head(weights)
 
-    def _all_hidden(self, decoder: Decoder, weights: Trainable, micro: MicroBatch) -> torch.Tensor:
+    def _all_hidden_states(
+        self, decoder: Decoder, weights: Trainable, micro: MicroBatch
+    ) -> torch.Tensor:
         """The hidden states (N, H)."""
         tokens = (micro.tokens_N, micro.positions_N)
         if (native := self._native_pass(decoder, weights)) is not None:
@@ -129,7 +131,7 @@ class Policy:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability (M) of each action at `temperature`, and the entropy (M, no gradient) of
         the distribution it was drawn from."""
-        return self._actions(micro, temperature=temperature, reference=reference)[:2]
+        return self._score_actions(micro, temperature=temperature, reference=reference)[:2]
 
     def logprobs_and_values(
         self, micro: MicroBatch, *, temperature: float
@@ -138,12 +140,12 @@ class Policy:
         critic."""
         if self.critic is None:
             raise ValueError("this policy has no critic")
-        logprob_M, entropy_M, hidden_M_H = self._actions(
+        logprob_M, entropy_M, hidden_M_H = self._score_actions(
             micro, temperature=temperature, reference=False
         )
         return logprob_M, entropy_M, self.critic.values(hidden_M_H)
 
-    def _actions(
+    def _score_actions(
         self, micro: MicroBatch, *, temperature: float, reference: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log-probability, entropy, and the hidden state they are of. Only Transformers' own pass
@@ -151,40 +153,42 @@ class Policy:
         decoder = self.loaded.decoder
         if decoder is None:
             hidden_M_H, logits_M_V = self.outputs(micro, reference=reference)
-            return *_chosen(logits_M_V / temperature, micro.target_M), hidden_M_H
-        hidden_M_H, head_V_H = self._hidden(decoder, micro, reference=reference)
+            return *_target_logprobs(logits_M_V / temperature, micro.target_M), hidden_M_H
+        hidden_M_H, head_V_H = self._hidden_states(decoder, micro, reference=reference)
         chosen = chosen_logprobs(hidden_M_H, head_V_H, micro.target_M, temperature=temperature)
         return *chosen, hidden_M_H
 
 
-def _chosen(logits_M_V: torch.Tensor, target_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _target_logprobs(
+    logits_M_V: torch.Tensor, target_M: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     all_M_V = F.log_softmax(logits_M_V, dim=-1)
     with torch.no_grad():
         entropy_M = -(all_M_V.exp() * all_M_V).sum(dim=-1)
     return all_M_V.gather(-1, target_M[:, None])[:, 0], entropy_M
 
 
-def fresh_policy(loaded: Loaded, job: LearnerJob) -> Policy:
+def fresh_policy(loaded: LoadedModel, job: LearnerJob) -> Policy:
     """Version 0: a fresh adapter from the seed, or a copy of all base weights; and for PPO a critic
     that says 0."""
     advanced = job.config.advanced
     forward = forward_of(loaded, advanced, rules=job.rules)
     critic = fresh_critic(loaded.base) if advanced.algorithm == "ppo" else None
     if advanced.tuning == "full":
-        tensors = {n: _master(p) for n, p in loaded.base.model.named_parameters()}
+        tensors = {n: _trainable_copy(p) for n, p in loaded.base.model.named_parameters()}
         return Policy(loaded, tensors, advanced.lora_alpha, critic, forward)
     modules = target_modules(loaded.base, advanced.lora_targets)
     tensors = fresh_adapter(loaded.base, modules, rank=advanced.lora_rank, seed=advanced.seed)
     return Policy(loaded, tensors, advanced.lora_alpha, critic, forward)
 
 
-def _master(parameter: torch.Tensor) -> torch.Tensor:
+def _trainable_copy(parameter: torch.Tensor) -> torch.Tensor:
     """A copy to train: fp32 at least, since a small step is lost on a 16-bit number."""
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     return parameter.detach().to(dtype, copy=True)
 
 
-def forward_of(loaded: Loaded, advanced: Advanced, *, rules: int = RULES) -> Forward:
+def forward_of(loaded: LoadedModel, advanced: Advanced, *, rules: int = RULES) -> Forward:
     """How this run's passes are run. Raises Refused when its model knows no such way."""
     if loaded.decoder is None and advanced.recompute:
         raise Refused(
@@ -238,9 +242,9 @@ def checkpoint_files(policy: Policy, job: LearnerJob) -> tuple[dict[str, bytes],
     and PEFT, and the name of the weights there. With LoRA, a base that has no name elsewhere lies
     whole under base/."""
     base = policy.loaded.base
-    tokenizer = _saved(base.tokenizer.save_pretrained)
+    tokenizer = _saved_files(base.tokenizer.save_pretrained)
     if job.config.advanced.tuning == "full":
-        configs = _saved(base.model.config.save_pretrained)
+        configs = _saved_files(base.model.config.save_pretrained)
         return {**tokenizer, **configs, **_generation_config(base)}, MODEL_NAME
     advanced = job.config.advanced
     modules = target_modules(base, advanced.lora_targets)
@@ -249,7 +253,7 @@ def checkpoint_files(policy: Policy, job: LearnerJob) -> tuple[dict[str, bytes],
     if base.public_name is None:
         whole = {
             **tokenizer,
-            **_saved(base.model.config.save_pretrained),
+            **_saved_files(base.model.config.save_pretrained),
             **_generation_config(base),
             MODEL_NAME: export(dict(base.model.named_parameters())),
         }
@@ -259,10 +263,10 @@ def checkpoint_files(policy: Policy, job: LearnerJob) -> tuple[dict[str, bytes],
 
 def _generation_config(base: Base) -> Mapping[str, bytes]:
     generation = base.model.generation_config
-    return {} if generation is None else _saved(generation.save_pretrained)
+    return {} if generation is None else _saved_files(generation.save_pretrained)
 
 
-def _saved(save_pretrained: Callable[[str], object]) -> dict[str, bytes]:
+def _saved_files(save_pretrained: Callable[[str], object]) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory(prefix="headrace-files-") as folder:
         save_pretrained(folder)
         paths = sorted(p for p in Path(folder).rglob("*") if p.is_file())

@@ -32,12 +32,12 @@ class Pace:
         """The most versions that may lie between a group's policy and the one that it trains."""
         return self.depth + self.interval - 1
 
-    def pinned(self, step: int) -> int:
+    def pinned_version(self, step: int) -> int:
         """The policy version that the groups of `step` (from 1) sample with."""
         return max(0, step - 1 - self.depth) // self.interval * self.interval
 
 
-def pace(config: RunConfig) -> Pace:
+def pace_of(config: RunConfig) -> Pace:
     """The pace of a run's execution mode."""
     default = {"sync": 0, "one_step_off_async": 1, "fully_async": FULLY_ASYNC_DEPTH}
     depth = config.advanced.max_steps_off_policy
@@ -45,15 +45,15 @@ def pace(config: RunConfig) -> Pace:
     return Pace(default[mode] if depth is None else depth, config.advanced.weight_sync_interval)
 
 
-def due(pace: Pace, *, settled: int, requested: int, total: int) -> tuple[int, ...]:
+def steps_due(pace: Pace, *, settled: int, requested: int, total: int) -> tuple[int, ...]:
     """The steps whose groups can be requested: no more than depth + 1 are open, and so the version that
     each pins exists. `settled` is the newest version, `requested` the last step asked for."""
     return tuple(range(requested + 1, min(total, settled + 1 + pace.depth) + 1))
 
 
-def pinnable(pace: Pace, version: int, *, requested: int) -> bool:
+def may_be_pinned(pace: Pace, version: int, *, requested: int) -> bool:
     """Whether groups that are not asked for yet may still pin this version."""
-    return version % pace.interval == 0 and version >= pace.pinned(requested + 1)
+    return version % pace.interval == 0 and version >= pace.pinned_version(requested + 1)
 
 
 def slots(seed: int, *, step: int, batch: int, num_rows: int) -> tuple[Slot, ...]:
@@ -66,7 +66,7 @@ def replacement(seed: int, *, step: int, slot: int, number: int, batch: int, num
     """What stands in a slot once `number` groups were taken out of it: a function of the seed and
     the place, never of who was taken out first. Each number has an order of rows of its own."""
     epoch, index = divmod((step - 1) * batch + slot, num_rows)
-    row = shuffled(index, num_rows, key=f"{seed}/{epoch}/replacement/{number}")
+    row = shuffled_index(index, num_rows, key=f"{seed}/{epoch}/replacement/{number}")
     return Slot(slot=slot, replacement=number, row=row)
 
 
@@ -75,10 +75,10 @@ def step_rows(seed: int, *, step: int, batch: int, num_rows: int) -> Iterator[in
     may reach from one epoch into the next."""
     for position in range((step - 1) * batch, step * batch):
         epoch, index = divmod(position, num_rows)
-        yield shuffled(index, num_rows, key=f"{seed}/{epoch}")
+        yield shuffled_index(index, num_rows, key=f"{seed}/{epoch}")
 
 
-def shuffled(index: int, size: int, *, key: str) -> int:
+def shuffled_index(index: int, size: int, *, key: str) -> int:
     """Where a keyed permutation of range(size) sends `index`: a Feistel network over the next power
     of four, walked until it lands inside (Black and Rogaway 2002, "cycle walking")."""
     half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)

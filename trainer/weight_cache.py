@@ -18,7 +18,7 @@ from trainer.forward.transformers_pass import Fallback
 from trainer.lru_cache import LruCache
 from trainer.model.base import build_base
 from trainer.model.safetensors_view import lead
-from trainer.policy import Loaded, parse
+from trainer.policy import LoadedModel, parse
 
 Fetch = Callable[[ArtifactRef], Awaitable[bytes] | bytes]
 """Verified bytes of an artifact."""
@@ -31,19 +31,19 @@ OnKept = Callable[[str, dict[str, torch.Tensor]], None]
 """Hears of a version that the learner has left."""
 
 
-class Store:
+class WeightCache:
     """Bases and versions, loaded when first asked for, once however many ask."""
 
     def __init__(self, device: Device, fetch: Fetch, read: Read | None = None) -> None:
         self.device = device
         self._fetch = fetch
         self._read = read
-        self._loaded: LruCache[Loaded] = LruCache(3)
+        self._loaded: LruCache[LoadedModel] = LruCache(3)
         self._trained: LruCache[dict[str, torch.Tensor]] = LruCache(6)
         self._locks: dict[str, asyncio.Lock] = {}
         self.on_kept: OnKept | None = None
 
-    async def loaded(self, ref: ModelRef) -> Loaded:
+    async def load_model(self, ref: ModelRef) -> LoadedModel:
         """The base model of `ref`. Raises Refused when it cannot be loaded."""
         key = ref.model_dump_json()
         async with self._locks.setdefault(key, asyncio.Lock()):
@@ -53,7 +53,7 @@ class Store:
             files = {name: await self._bytes(file) for name, file in ref.files.items()}
             return self._loaded.put(key, await self.device.run(self._load, ref, files))
 
-    async def trained(self, policy: PolicyRef) -> dict[str, torch.Tensor]:
+    async def load_tensors(self, policy: PolicyRef) -> dict[str, torch.Tensor]:
         """The trained tensors of a version, on the device; empty when nothing was trained."""
         if policy.weights is None:
             return {}
@@ -76,9 +76,9 @@ class Store:
         if self.on_kept is not None:
             self.on_kept(sha256, tensors)
 
-    def _load(self, ref: ModelRef, files: dict[str, bytes]) -> Loaded:
+    def _load(self, ref: ModelRef, files: dict[str, bytes]) -> LoadedModel:
         base = build_base(ref, files, device=self.device.torch)
-        return Loaded(base, decoder_of(base), Fallback(base))
+        return LoadedModel(base, decoder_of(base), Fallback(base))
 
     async def _bytes(self, ref: ArtifactRef) -> bytes:
         answer = self._fetch(ref)

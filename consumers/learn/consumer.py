@@ -120,7 +120,7 @@ def _returned(state: PolicyState, step: int) -> tuple[StateRef, ...]:
         return ()
     pinned = state.base.step
     if not _is_sft(state.spec):
-        pinned = schedule.pace(state.spec.config).pinned(step + 1)
+        pinned = schedule.pace_of(state.spec.config).pinned_version(step + 1)
     at_hand = [version.step for version in (*state.lent, state.base) if version.step <= pinned]
     oldest = max(at_hand, default=0)
     recovery = state.loose[-LOOSE_KEPT:]

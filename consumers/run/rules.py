@@ -234,11 +234,11 @@ def _groups_due(state: RunState) -> Iterator[RunEvent]:
     if started is None or started.template is None:
         return
     config, plan, pace = started.spec.config, started.plan, state.pace
-    steps = schedule.due(
+    steps = schedule.steps_due(
         pace, settled=state.settled, requested=state.requested, total=plan.total_steps
     )
     for step in steps:
-        version = pace.pinned(step)
+        version = pace.pinned_version(step)
         policy = PolicyRef(version=version, weights=state.weights[version])
         yield GroupsRequested(
             owner=started.run,

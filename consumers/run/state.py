@@ -145,7 +145,7 @@ class RunState:
     @property
     def pace(self) -> schedule.Pace:
         """How far sampling runs ahead; as in sync mode before the run has started."""
-        return schedule.pace(self.started.spec.config) if self.started else schedule.Pace(0)
+        return schedule.pace_of(self.started.spec.config) if self.started else schedule.Pace(0)
 
     @property
     def at_boundary(self) -> bool:
@@ -231,7 +231,9 @@ def _forgetting(state: RunState) -> RunState:
     """Without the weights that no later group samples with."""
     pace, requested = state.pace, state.requested
     kept = {
-        v: w for v, w in state.weights.items() if schedule.pinnable(pace, v, requested=requested)
+        v: w
+        for v, w in state.weights.items()
+        if schedule.may_be_pinned(pace, v, requested=requested)
     }
     return replace(state, weights=kept)
 

@@ -53,7 +53,7 @@ async def test_a_server_is_given_the_ids_of_a_dated_prompt(
     world: World, fakes: tuple[FakeVllm, FakeVllm]
 ) -> None:
     """What day it is for the server does not matter: it renders nothing."""
-    loaded = await world.sampler._store.loaded(world.model)
+    loaded = await world.sampler._cache.load_model(world.model)
     tokenizer = loaded.base.tokenizer
     tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}"
     for day, says in (("2026-11-22", "22 Nov 2026"), ("2031-01-02", "02 Jan 2031")):

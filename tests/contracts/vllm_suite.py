@@ -50,7 +50,7 @@ class World:
 
     async def policy(self, version: int, *, rank: int = 4) -> PolicyRef:
         """An adapter that moves the policy far."""
-        loaded = await self.sampler._store.loaded(self.model)
+        loaded = await self.sampler._cache.load_model(self.model)
         modules = target_modules(loaded.base, "all-linear")
         tensors = fresh_adapter(loaded.base, modules, rank=rank, seed=version)
         draws = torch.Generator().manual_seed(version)
@@ -62,7 +62,7 @@ class World:
 
     async def learner(self, asked: SampleRequest, turn: Turn) -> list[float]:
         """What the learner says of the tokens of a turn."""
-        loaded = await self.sampler._store.loaded(asked.model)
+        loaded = await self.sampler._cache.load_model(asked.model)
         weights = asked.policy.weights
         policy = Policy(loaded, self.trained[weights.sha256] if weights else {}, asked.lora_alpha)
         (sequence,) = sequences_of((turn,))

@@ -12,7 +12,7 @@ from schemas.events import BatchAssembled, GroupGraded, GroupsRequested, PolicyU
 from schemas.toml.parser import parse_run
 from tests.kit.in_memory import in_memory
 from tests.kit.platform import ROWS, make_workspace, run_config
-from trainer.schedule import pace
+from trainer.schedule import pace_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
 
@@ -107,10 +107,10 @@ def test_the_bits_do_not_depend_on_who_is_quick(
 def test_each_step_trains_the_version_it_should_within_the_bound(
     calm: Mapping[str, Ended], mode: str
 ) -> None:
-    bound, run = pace(parse_run(config(mode))), calm[mode]
+    bound, run = pace_of(parse_run(config(mode))), calm[mode]
     steps = range(1, STEPS + 1)
-    assert run.pinned == {step: bound.pinned(step) for step in steps}
-    assert run.lags == [step - 1 - bound.pinned(step) for step in steps]
+    assert run.pinned == {step: bound.pinned_version(step) for step in steps}
+    assert run.lags == [step - 1 - bound.pinned_version(step) for step in steps]
     assert max(run.lags) <= bound.most_lag
     assert run.ahead == (0 if mode == "sync" else STEPS - 1)
 

@@ -52,7 +52,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="the reference is computed with the adapter on",
         seen="unslothai/unsloth#2736",
-        code="trainer.policy:Policy._hidden",
+        code="trainer.policy:Policy._hidden_states",
         old="{} if reference else self.tensors",
         new="self.tensors",
         test=f"{UNIT}/test_grpo.py::test_the_reference_is_the_base_without_what_was_trained",
@@ -69,15 +69,15 @@ KNOWN_BUGS = (
         bug="the correction weighs the current policy instead of the one before the update",
         seen="THUDM/slime#179",
         code="trainer.objective.correction:apply_off_policy_correction",
-        old="importance(proximal_M - behaviour_M",
-        new="importance(actions.logprob_M - behaviour_M",
+        old="proximal_M - behaviour_M",
+        new="actions.logprob_M - behaviour_M",
         test=f"{UNIT}/algorithms/test_registry.py::test_the_gradient_is_the_slope",
         given={"variant": "decoupled"},
     ),
     KnownBug(
         bug="masked importance sampling forgets its lower bound",
         seen="huggingface/trl#5413",
-        code="trainer.objective.correction:importance",
+        code="trainer.objective.correction:importance_weights",
         old="(weight_M < low) | (weight_M > high)",
         new="weight_M > high",
         test=f"{HERE}::test_a_window_has_two_sides",
@@ -85,7 +85,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="a sequence's correction is a sum where a mean was meant",
         seen="NVIDIA-NeMo/RL#2269",
-        code="trainer.objective.correction:level",
+        code="trainer.objective.correction:weights_at_level",
         old="rows.mean(log_weight_M)",
         new="rows.sum(log_weight_M)",
         test=f"{UNIT}/test_traps.py::"

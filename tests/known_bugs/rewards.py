@@ -71,7 +71,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="the overlong penalty begins at the limit instead of a buffer before it",
         seen="NovaSky-AI/SkyRL#755",
-        code="trainer.objective.overlong:penalty",
+        code="trainer.objective.overlong:length_penalty",
         old="length - (longest - buffer)",
         new="length - longest",
         test=f"{UNIT}/objective/test_overlong.py::test_it_grows_within_the_buffer_and_no_further",
@@ -88,7 +88,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="GAE takes the value of what stands behind the last action",
         seen="alibaba/ROLL#447",
-        code="trainer.objective.returns:following",
+        code="trainer.objective.returns:next_values",
         old="next_E.masked_fill(is_last(sample_E), 0.0)",
         new="next_E",
         test=f"{HERE}::test_after_the_last_action_comes_nothing",
@@ -104,7 +104,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="an earlier action does not see the reward of a later turn",
         seen="verl-project/verl#6376",
-        code="trainer.objective.returns:discounted",
+        code="trainer.objective.returns:discounted_sums",
         old="table_S_T[:, t] += factor",
         new="table_S_T[:, t] += 0 * factor",
         test=f"{HERE}::test_every_action_sees_the_reward_at_the_end",

@@ -22,7 +22,7 @@ from trainer.engine import Engine
 from trainer.forward.packing import Example, pack
 from trainer.model.base import _stop_ids, build_base
 from trainer.model.chat_template import Chat
-from trainer.objective.correction import importance
+from trainer.objective.correction import importance_weights
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import Actions
 from trainer.objective.returns import reward_at_last_action
@@ -89,7 +89,7 @@ def test_the_kl_is_that_of_the_policy_from_the_reference() -> None:
 
 def test_a_window_has_two_sides() -> None:
     hyperparameters = Hyperparameters(correction="masked", correction_low=0.5, correction_high=2.0)
-    weights, touched = importance(
+    weights, touched = importance_weights(
         floats(0.4, 0.6, 1.9, 2.1).log(), Rows(torch.arange(4), 4), hyperparameters
     )
     assert weights.tolist() == pytest.approx([0, 0.6, 1.9, 0])
@@ -173,9 +173,9 @@ async def test_the_sampler_answers_with_the_version_it_was_asked_for(
         await engine.sampler.sample(request(policy=p, sample=3, max_new_tokens=12))
         for p in policies
     ]
-    loaded = await engine.sampler._store.loaded(TINY)
+    loaded = await engine.sampler._cache.load_model(TINY)
     for policy, turn in zip(policies, turns, strict=True):
-        tensors = await engine.sampler._store.trained(policy)
+        tensors = await engine.sampler._cache.load_tensors(policy)
         found = learner_logprobs(loaded, tensors, turn)
         assert turn.logprobs == pytest.approx(found, abs=1e-6)
     assert len({turn.logprobs for turn in turns}) == 3

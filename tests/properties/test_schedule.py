@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.specs import config
-from trainer.schedule import Pace, due, pace, pinnable, replacement, shuffled, slots, step_rows
+from trainer.schedule import (
+    Pace,
+    may_be_pinned,
+    pace_of,
+    replacement,
+    shuffled_index,
+    slots,
+    step_rows,
+    steps_due,
+)
 
 PACES = st.builds(Pace, depth=st.integers(0, 6), interval=st.integers(1, 5))
 
@@ -15,20 +24,20 @@ PACES = st.builds(Pace, depth=st.integers(0, 6), interval=st.integers(1, 5))
 def test_a_trained_token_is_never_older_than_depth_plus_interval_less_one(
     pace: Pace, step: int
 ) -> None:
-    lag = (step - 1) - pace.pinned(step)
+    lag = (step - 1) - pace.pinned_version(step)
     assert 0 <= lag <= pace.most_lag == pace.depth + pace.interval - 1
-    assert pace.pinned(step) % pace.interval == 0
-    assert pace.pinned(step) <= pace.pinned(step + 1)
+    assert pace.pinned_version(step) % pace.interval == 0
+    assert pace.pinned_version(step) <= pace.pinned_version(step + 1)
 
 
 @given(PACES)
 def test_the_bound_is_reached(pace: Pace) -> None:
-    assert max(step - 1 - pace.pinned(step) for step in range(1, 60)) == pace.most_lag
+    assert max(step - 1 - pace.pinned_version(step) for step in range(1, 60)) == pace.most_lag
 
 
 def test_modes_are_depths() -> None:
     def of(**advanced: Any) -> Pace:
-        return pace(config(advanced=advanced))
+        return pace_of(config(advanced=advanced))
 
     assert of() == Pace(0)
     assert of(execution_mode="one_step_off_async") == Pace(1)
@@ -42,22 +51,22 @@ def test_every_step_is_asked_for_once_in_order_and_few_are_open(pace: Pace, tota
     settled, requested, asked = 0, 0, []
     kept = {0}
     while settled < total:
-        for step in due(pace, settled=settled, requested=requested, total=total):
-            assert pace.pinned(step) <= settled, "its version exists"
-            assert pace.pinned(step) in kept, "and was not forgotten"
+        for step in steps_due(pace, settled=settled, requested=requested, total=total):
+            assert pace.pinned_version(step) <= settled, "its version exists"
+            assert pace.pinned_version(step) in kept, "and was not forgotten"
             asked.append(step)
             requested = step
         assert requested > settled, "there is always something to do"
         assert requested - settled <= pace.depth + 1
         settled += 1
-        kept = {v for v in kept | {settled} if pinnable(pace, v, requested=requested)}
+        kept = {v for v in kept | {settled} if may_be_pinned(pace, v, requested=requested)}
         assert len(kept) <= pace.depth // pace.interval + 2
     assert asked == list(range(1, total + 1))
 
 
 @given(st.integers(1, 300), st.text(max_size=4))
 def test_the_shuffle_is_a_permutation(size: int, key: str) -> None:
-    assert sorted(shuffled(n, size, key=key) for n in range(size)) == list(range(size))
+    assert sorted(shuffled_index(n, size, key=key) for n in range(size)) == list(range(size))
 
 
 @given(st.integers(0, 10), st.integers(1, 50), st.integers(1, 60))

@@ -23,7 +23,7 @@ import torch
 from trainer.grpo import loss
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import BatchBeforeUpdate, Estimate, Objective, whiten
-from trainer.objective.returns import discounted, following, reward_at_last_action
+from trainer.objective.returns import discounted_sums, next_values, reward_at_last_action
 
 
 def gae(
@@ -35,8 +35,8 @@ def gae(
     gae_lambda: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and returns (E), neither of them whitened."""
-    delta_E = reward_E + gamma * following(value_E, sample_E) - value_E
-    advantage_E = discounted(delta_E, sample_E, factor=gamma * gae_lambda)
+    delta_E = reward_E + gamma * next_values(value_E, sample_E) - value_E
+    advantage_E = discounted_sums(delta_E, sample_E, factor=gamma * gae_lambda)
     return advantage_E, advantage_E + value_E
 
 

@@ -25,7 +25,7 @@ from trainer.algorithms.dr_grpo import advantages
 from trainer.grpo import loss
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import BatchBeforeUpdate, Estimate, Objective, by_group, whiten
-from trainer.objective.returns import discounted, reward_at_last_action
+from trainer.objective.returns import discounted_sums, reward_at_last_action
 
 
 def estimate(before: BatchBeforeUpdate, hyperparameters: Hyperparameters) -> Estimate:
@@ -36,7 +36,7 @@ def estimate(before: BatchBeforeUpdate, hyperparameters: Hyperparameters) -> Est
     reward_E = reward_at_last_action(before.reward_S, before.sample_E)
     if before.penalty_E is not None:
         reward_E = reward_E - before.penalty_E
-    return_E = discounted(reward_E, before.sample_E, factor=hyperparameters.gamma)
+    return_E = discounted_sums(reward_E, before.sample_E, factor=hyperparameters.gamma)
     return Estimate(whiten(return_E, before.known_E))
 
 

@@ -26,7 +26,7 @@ from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.kl import MAX_LOG_RATIO
 from trainer.objective.metrics import Means
 from trainer.objective.objective import Actions
-from trainer.objective.sequence_mask import keep
+from trainer.objective.sequence_mask import keep_mask
 from trainer.objective.sequences import Rows
 
 
@@ -41,7 +41,7 @@ def apply_off_policy_correction(
     """The surrogate loss with the off-policy sequence mask (`trainer/objective/sequence_mask.py`) and
     the weight from mu to pi_prox, if the run uses them. Unchanged otherwise."""
     if hyperparameters.off_policy_threshold is not None:
-        keep_M = keep(
+        keep_M = keep_mask(
             behaviour_M,
             actions.logprob_M,
             actions.advantage_M,
@@ -51,18 +51,20 @@ def apply_off_policy_correction(
         means.add("train/off_policy_ratio", ~keep_M)
         loss_M = loss_M * keep_M
     if hyperparameters.correction != "ratio":
-        weight_M, touched_M = importance(proximal_M - behaviour_M, actions.rows, hyperparameters)
+        weight_M, touched_M = importance_weights(
+            proximal_M - behaviour_M, actions.rows, hyperparameters
+        )
         means.add("train/importance_weight", weight_M)
         means.add("train/corrected_ratio", touched_M)
         loss_M = loss_M * weight_M
     return loss_M
 
 
-def importance(
+def importance_weights(
     log_weight_M: torch.Tensor, rows: Rows, hyperparameters: Hyperparameters
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The weight w of each action, from log pi_prox - log mu, and which were bounded or zeroed."""
-    raw_M = level(log_weight_M.detach(), rows, hyperparameters.correction_level)
+    raw_M = weights_at_level(log_weight_M.detach(), rows, hyperparameters.correction_level)
     weight_M = raw_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     low, high = hyperparameters.correction_low, hyperparameters.correction_high
     if hyperparameters.correction == "truncated":
@@ -73,7 +75,9 @@ def importance(
     return weight_M, torch.zeros_like(weight_M, dtype=torch.bool)
 
 
-def level(log_weight_M: torch.Tensor, rows: Rows, which: CorrectionLevel) -> torch.Tensor:
+def weights_at_level(
+    log_weight_M: torch.Tensor, rows: Rows, which: CorrectionLevel
+) -> torch.Tensor:
     """Log-weights (M) at token, sequence or geometric level."""
     if which == "sequence":
         return rows.sum(log_weight_M)

@@ -16,7 +16,7 @@ from trainer.forward.packing import Example
 from trainer.objective.hyperparameters import Hyperparameters
 
 
-def penalty(length: int, *, longest: int, buffer: int) -> float:
+def length_penalty(length: int, *, longest: int, buffer: int) -> float:
     """Between 0 and -1."""
     over = length - (longest - buffer)
     return -min(1.0, max(0, over) / buffer)
@@ -44,6 +44,6 @@ def with_length_penalty(
     return [
         None
         if reward is None
-        else reward + hyperparameters.overlong_penalty * penalty(length, **limits)
+        else reward + hyperparameters.overlong_penalty * length_penalty(length, **limits)
         for reward, length in zip(rewards, lengths, strict=True)
     ]

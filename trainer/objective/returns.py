@@ -25,14 +25,16 @@ def reward_at_last_action(reward_S: Sequence[float | None], sample_E: torch.Tens
     return value_S[sample_E] * is_last(sample_E)
 
 
-def following(value_E: torch.Tensor, sample_E: torch.Tensor) -> torch.Tensor:
+def next_values(value_E: torch.Tensor, sample_E: torch.Tensor) -> torch.Tensor:
     """(E): the value at the sample's next action, 0 after its last."""
     next_E = torch.zeros_like(value_E)
     next_E[:-1] = value_E[1:]
     return next_E.masked_fill(is_last(sample_E), 0.0)
 
 
-def discounted(value_E: torch.Tensor, sample_E: torch.Tensor, *, factor: float) -> torch.Tensor:
+def discounted_sums(
+    value_E: torch.Tensor, sample_E: torch.Tensor, *, factor: float
+) -> torch.Tensor:
     """(E): sum_k factor^k value_{t+k} over the rest of the sample."""
     if not len(value_E):
         return value_E

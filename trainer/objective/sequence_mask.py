@@ -13,7 +13,7 @@ import torch
 from trainer.objective.sequences import Rows
 
 
-def keep(
+def keep_mask(
     behaviour_M: torch.Tensor,
     logprob_M: torch.Tensor,
     advantage_M: torch.Tensor,

@@ -9,7 +9,7 @@ from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import SampleRequest, SamplingParams, Turn
 from trainer.model.chat_template import Chat
 from trainer.model.lora_names import Tensors
-from trainer.policy import Loaded
+from trainer.policy import LoadedModel
 from trainer.sampler.counter_rng import CounterRng, prompt_hash
 from trainer.sampler.stop_strings import StopStrings
 
@@ -26,7 +26,7 @@ class Version:
 
     base: str
     sha256: str
-    loaded: Loaded
+    loaded: LoadedModel
     trained: Tensors
     alpha: float
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from trainer.device_thread import threads
+from trainer.device_thread import limit_threads
 from trainer.forward.decoder import Attend, Decoder
 from trainer.sampler.completion import Completion, draw_parameters
 from trainer.sampler.decode_model import DecodeModel
@@ -144,7 +144,7 @@ class DecodeBatch:
             return self.model.logits(self.model.hidden(tokens_R, positions_R, attend))
 
     def _threads(self) -> AbstractContextManager[None]:
-        return threads(1 if self.model.is_narrow else torch.get_num_threads())
+        return limit_threads(1 if self.model.is_narrow else torch.get_num_threads())
 
     def _seen(self) -> int:
         """How many places a step looks at: all of them where shapes are fixed, else as many as the

@@ -17,10 +17,10 @@ from schemas.sampling import SampleRequest, SamplingParams, Turn
 from trainer.lru_cache import LruCache
 from trainer.model.chat_template import Chat
 from trainer.model.lora_names import Tensors
-from trainer.policy import Loaded
+from trainer.policy import LoadedModel
 from trainer.sampler.batcher import Batcher
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
-from trainer.weight_cache import Store
+from trainer.weight_cache import WeightCache
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +33,8 @@ COMPANY_S = 0.02
 class TorchSampler:
     """Samples on the device's thread."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, cache: WeightCache) -> None:
+        self._cache = cache
         self._batcher = Batcher()
         self._arrivals: deque[tuple[Completion, asyncio.Future[None]]] = deque()
         self._pump: asyncio.Task[None] | None = None
@@ -42,15 +42,15 @@ class TorchSampler:
         self._closed = False
         self._last: Completion | None = None
         self._ahead: asyncio.Task[None] | None = None
-        store.on_kept = self._prepare_ahead
+        cache.on_kept = self._prepare_ahead
 
     async def sample(self, request: SampleRequest) -> Turn:
         """Sample one completion. Raises UserCodeError(PROMPT_TOO_LONG) when the prompt does not
         fit, Refused for what training must not do, TransientError when the engine has closed."""
         if request.params.top_p < 1 and request.key.purpose == "train":
             raise Refused(TOP_P)
-        loaded = await self._store.loaded(request.model)
-        trained = await self._store.trained(request.policy)
+        loaded = await self._cache.load_model(request.model)
+        trained = await self._cache.load_tensors(request.policy)
         weights = request.policy.weights
         base = f"{request.model.model_dump_json()}|{request.lora_alpha}"
         sha256 = weights.sha256 if weights else ""
@@ -63,8 +63,8 @@ class TorchSampler:
 
     async def prepare(self, request: SampleRequest) -> None:
         """Load base model and weights. Raises what `sample` raises."""
-        await self._store.loaded(request.model)
-        await self._store.trained(request.policy)
+        await self._cache.load_model(request.model)
+        await self._cache.load_tensors(request.policy)
 
     def _prepare_ahead(self, sha256: str, trained: dict[str, torch.Tensor]) -> None:
         """The learner has left a version. If it is one like those that are sampled, it will be asked for
@@ -78,11 +78,11 @@ class TorchSampler:
 
     async def _prepare(self, version: Version, *, fixed: bool) -> None:
         try:
-            await self._store.device.run(self._batcher.prepare, version, fixed=fixed)
+            await self._cache.device.run(self._batcher.prepare, version, fixed=fixed)
         except Exception as error:  # whoever asks for this version hears of it
             logger.warning("a version could not be made ready: %r", error)
 
-    def _chat(self, request: SampleRequest, loaded: Loaded) -> Chat:
+    def _chat(self, request: SampleRequest, loaded: LoadedModel) -> Chat:
         date, base = request.params.date, loaded.base
         key = f"{request.model.model_dump_json()}|{date}"
         chat = self._chats.get(key)
@@ -130,7 +130,7 @@ class TorchSampler:
         waiting |= {id(row): (row, future) for row, future in arrived}
         rows = [row for row, _ in arrived]
         try:
-            over = await self._store.device.run(
+            over = await self._cache.device.run(
                 self._batcher.advance, rows, lambda: bool(self._arrivals)
             )
         except torch.OutOfMemoryError as error:

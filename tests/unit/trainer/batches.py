@@ -14,7 +14,7 @@ from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import Base, build_base
 from trainer.model.value_head import Critic, fresh_critic
 from trainer.objective.hyperparameters import Hyperparameters
-from trainer.policy import Loaded, Policy, fresh_policy
+from trainer.policy import LoadedModel, Policy, fresh_policy
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 def policy64() -> Policy:
     """The tiny model with an adapter and a critic that do something, in float64, gradients on."""
     base = build_base(TINY, {}, device=CPU)
-    single = Loaded(base, decoder_of(base), Fallback(base))
+    single = LoadedModel(base, decoder_of(base), Fallback(base))
     fresh = fresh_policy(single, job())
     base.model.double()
     double = Base(
@@ -38,7 +38,7 @@ def policy64() -> Policy:
 
     tensors = moved(fresh.tensors)
     critic = Critic(moved(fresh_critic(double).tensors))
-    loaded = Loaded(double, single.decoder, Fallback(double))
+    loaded = LoadedModel(double, single.decoder, Fallback(double))
     return Policy(loaded, tensors, fresh.alpha, critic)
 
 

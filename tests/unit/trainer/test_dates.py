@@ -47,7 +47,7 @@ async def said(
     travel(year)
     engine = Engine(fetch=Shelf().fetch, threads=1)
     try:
-        loaded = await engine.learner._store.loaded(TINY)
+        loaded = await engine.learner._cache.load_model(TINY)
         loaded.base.tokenizer.chat_template = DATED
         turn = await engine.sampler.sample(asked)
         await engine.learner.initialize(sft)

@@ -29,7 +29,7 @@ from trainer.forward.decoder import decoder_of
 from trainer.forward.packing import Example, pack
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
-from trainer.policy import Loaded, Policy, checkpoint_files, export, fresh_policy
+from trainer.policy import LoadedModel, Policy, checkpoint_files, export, fresh_policy
 from trainer.sampler.counter_rng import CounterRng, prompt_hash
 from trainer.sampler.draw_token import draw_tokens
 
@@ -57,7 +57,7 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def adapted(known: Known) -> Policy:
     """A policy whose adapter changes what the model says."""
     base = build_base(known.ref, {}, device=CPU)
-    fresh = fresh_policy(Loaded(base, decoder_of(base), Fallback(base)), job(known.ref))
+    fresh = fresh_policy(LoadedModel(base, decoder_of(base), Fallback(base)), job(known.ref))
     generator = torch.Generator().manual_seed(1)
     tensors = {
         name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
@@ -188,7 +188,7 @@ async def test_a_grpo_step_moves_every_adapter(known: Known, engine: Engine, she
         for i, turn in enumerate(turns)
     )
     group = GradedGroup(0, samples, (1.0, 0.0, 0.5, 0.0))
-    held = await engine.sampler._store.loaded(known.ref)
+    held = await engine.sampler._cache.load_model(known.ref)
     before = {name: tensor.clone() for name, tensor in held.base.tensors.items()}
     step = await engine.learner.step(asked, StepBatch(1, groups=(group,)), export_state=True)
     assert step.metrics["train/sampler_mismatch"] <= AGREES

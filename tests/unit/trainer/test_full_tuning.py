@@ -14,7 +14,7 @@ from tests.unit.trainer.support import TINY, job
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
 from trainer.objective.hyperparameters import Hyperparameters
-from trainer.policy import Loaded, Policy, fresh_policy
+from trainer.policy import LoadedModel, Policy, fresh_policy
 
 EMBEDDING = "model.embed_tokens.weight"
 PAD = build_base(TINY, {}, device=CPU).tokenizer.pad_token_id
@@ -33,7 +33,7 @@ def groups() -> tuple[GradedGroup, ...]:
 def trained(*, lean: bool, rules: int = 2) -> dict[str, torch.Tensor]:
     """The gradients of a step on all weights, in float64."""
     base = policy64().loaded
-    loaded = Loaded(base.base, base.decoder if lean else None, Fallback(base.base))
+    loaded = LoadedModel(base.base, base.decoder if lean else None, Fallback(base.base))
     policy: Policy = fresh_policy(loaded, replace(job(tuning="full"), rules=rules))
     for tensor in policy.tensors.values():
         tensor.requires_grad_()

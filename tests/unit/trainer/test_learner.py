@@ -313,7 +313,7 @@ async def test_an_unknown_lora_target_is_refused(engine: Engine) -> None:
 async def test_versions_that_the_sampler_holds_do_not_change_under_it(engine: Engine) -> None:
     asked, batches = CASES["full sft"]
     zero = (await engine.learner.initialize(asked)).state
-    kept = engine.sampler._store._trained.get(zero.weights_sha256)
+    kept = engine.sampler._cache._trained.get(zero.weights_sha256)
     assert kept is not None
     before = {name: tensor.clone() for name, tensor in kept.items()}
     await engine.learner.step(asked, batches(1), export_state=False)

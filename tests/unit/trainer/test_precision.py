@@ -16,7 +16,7 @@ from trainer.forward.rms_norm import rms_norm
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
 from trainer.objective.hyperparameters import Hyperparameters
-from trainer.policy import Loaded, Policy, fresh_policy, parse
+from trainer.policy import LoadedModel, Policy, fresh_policy, parse
 
 HALF = TINY.model_copy(update={"dtype": "bfloat16"})
 TALK = tuple(Conversation(i, (("user", f"{i}?"), ("assistant", f"{i * 7 % 10}"))) for i in range(4))
@@ -34,9 +34,9 @@ async def steps(
     return results
 
 
-def loaded(*, lean: bool = True) -> Loaded:
+def loaded(*, lean: bool = True) -> LoadedModel:
     base = build_base(HALF, {}, device=CPU)
-    return Loaded(base, decoder_of(base) if lean else None, Fallback(base))
+    return LoadedModel(base, decoder_of(base) if lean else None, Fallback(base))
 
 
 def test_weights_are_held_in_half_and_rotary_frequencies_are_not() -> None:
@@ -111,7 +111,7 @@ def test_gradients_are_those_of_whole_weights_but_for_rounding(lean: bool) -> No
         tensor.copy_(base.tensors[name].float())
     decoder = decoder_of(whole_base)
     whole = Policy(
-        Loaded(whole_base, decoder, Fallback(whole_base)),
+        LoadedModel(whole_base, decoder, Fallback(whole_base)),
         {n: t.clone() for n, t in half.tensors.items()},
         half.alpha,
     )
@@ -159,13 +159,13 @@ async def test_the_sampler_serves_what_the_learner_trained(
     """Added to bfloat16 weights a small adapter would be lost; so it is not added."""
     asked = job(HALF, algorithm="sft")
     if not lean:
-        engine.sampler._store._loaded.put(HALF.model_dump_json(), loaded(lean=False))
+        engine.sampler._cache._loaded.put(HALF.model_dump_json(), loaded(lean=False))
     await engine.learner.initialize(asked)
     taken = await steps(engine, asked, 1, 24)
     policy = shelf.policy(taken[-1][0].state)
     turn = await engine.sampler.sample(request(model=HALF, policy=policy, max_new_tokens=20))
-    held = await engine.sampler._store.loaded(HALF)
-    trained = Policy(held, await engine.sampler._store.trained(policy), 8.0)
+    held = await engine.sampler._cache.load_model(HALF)
+    trained = Policy(held, await engine.sampler._cache.load_tensors(policy), 8.0)
     sampled = torch.tensor(turn.logprobs)
     assert (sampled - logprobs(trained, turn)).abs().max() < 0.05
     assert (sampled - logprobs(trained, turn, reference=True)).abs().max() > 0.2

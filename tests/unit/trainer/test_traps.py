@@ -23,11 +23,11 @@ from trainer.forward.decoder import decoder_of
 from trainer.forward.packing import Example, pack
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
-from trainer.objective.correction import importance
+from trainer.objective.correction import importance_weights
 from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.kl import divergence
 from trainer.objective.sequences import Rows
-from trainer.policy import Loaded, fresh_policy
+from trainer.policy import LoadedModel, fresh_policy
 
 
 def graded(
@@ -154,7 +154,7 @@ def test_a_window_on_sequences_empties_as_answers_grow_and_the_figure_shows_it()
         for level in ("token", "sequence", "geometric"):
             hyperparameters = Hyperparameters(correction="masked", correction_level=level)
             masked[length, level] = float(
-                importance(noise, rows, hyperparameters)[1].double().mean()
+                importance_weights(noise, rows, hyperparameters)[1].double().mean()
             )
     assert masked[8, "token"] == masked[4096, "token"] == masked[4096, "geometric"] == 0.0
     assert masked[8, "sequence"] == 0.0
@@ -176,7 +176,7 @@ def test_a_tied_embedding_is_trained_from_both_its_ends() -> None:
     """Trap 15. Full tuning against the gradient of Transformers' own model, whose head and embedding
     are one tensor."""
     base = build_base(TINY, {}, device=CPU)
-    loaded = Loaded(base, decoder_of(base), Fallback(base))
+    loaded = LoadedModel(base, decoder_of(base), Fallback(base))
     policy = fresh_policy(loaded, job(tuning="full"))
     for tensor in policy.tensors.values():
         tensor.requires_grad_()
@@ -211,7 +211,7 @@ def test_a_value_is_read_from_the_state_that_predicts_the_action(model: ModelRef
     """Trap 18, for the critic: lean and through Transformers the head sees the same state, and no
     action's value knows the action."""
     base = build_base(model, {}, device=CPU)
-    policy = fresh_policy(Loaded(base, decoder_of(base), Fallback(base)), job(algorithm="ppo"))
+    policy = fresh_policy(LoadedModel(base, decoder_of(base), Fallback(base)), job(algorithm="ppo"))
     plain = replace(policy, loaded=replace(policy.loaded, decoder=None))
     rows = [
         Example(i, Row(tokens=(5, 9, 17, last), loss_mask=(0, 0, 1, 1), logprobs=(0.0,) * 4))

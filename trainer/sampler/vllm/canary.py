@@ -20,7 +20,7 @@ from schemas.sampling import Message, Turn, sequences_of
 from trainer.forward.packing import Example, pack
 from trainer.model.chat_template import Chat
 from trainer.model.lora_names import Tensors
-from trainer.policy import Loaded, Policy
+from trainer.policy import LoadedModel, Policy
 from trainer.sampler.vllm.client import Answer, Ask
 
 PROMPT = (Message(role="user", content="What is 47 + 38? Say how you know, and count to 10."),)
@@ -59,7 +59,7 @@ def probe(chat: Chat) -> Ask:
 
 @torch.no_grad()
 def learner_logprobs(
-    loaded: Loaded, trained: Tensors, alpha: float, asked: Ask, answer: Answer
+    loaded: LoadedModel, trained: Tensors, alpha: float, asked: Ask, answer: Answer
 ) -> list[float]:
     """What the learner says of the tokens that the server chose. On the device's thread."""
     turn = Turn(

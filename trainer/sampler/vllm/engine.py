@@ -14,7 +14,7 @@ from trainer.model.chat_template import Chat
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
 from trainer.sampler.vllm.client import Answer, Ask, Gone, Unknown
 from trainer.sampler.vllm.fleet import Asked, Fleet, Replica, Servers
-from trainer.weight_cache import Store
+from trainer.weight_cache import WeightCache
 
 TRIES = 6
 """Servers that may break off, or forget the version, under one request."""
@@ -24,9 +24,9 @@ class VllmSampler:
     """Samples on vLLM servers. Base models and versions are looked up in `store`: the tokenizer is
     needed, and the canary compares with the learner's own forward pass."""
 
-    def __init__(self, store: Store, servers: Servers) -> None:
-        self._store = store
-        self.fleet = Fleet(servers, device=store.device)
+    def __init__(self, cache: WeightCache, servers: Servers) -> None:
+        self._cache = cache
+        self.fleet = Fleet(servers, device=cache.device)
         self._chats: LruCache[Chat] = LruCache(4)
         self._closed = False
 
@@ -47,8 +47,8 @@ class VllmSampler:
         """What the servers are asked for. Raises TransientError when this engine has closed."""
         if self._closed:
             raise TransientError("the sampling engine has closed; another worker will sample this")
-        loaded = await self._store.loaded(request.model)
-        trained = await self._store.trained(request.policy)
+        loaded = await self._cache.load_model(request.model)
+        trained = await self._cache.load_tensors(request.policy)
         key, weights = request.model.model_dump_json(), request.policy.weights
         dated = f"{key}|{request.params.date}"
         chat = self._chats.get(dated) or self._chats.put(

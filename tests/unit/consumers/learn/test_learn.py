@@ -271,7 +271,9 @@ def test_what_groups_may_still_pin_and_checkpoints_name_is_never_collected(
         weights = updated(step).state.model_copy(update={} if whole else {"state": None})
         events.append(updated(step, pinned=step in pinned).model_copy(update={"state": weights}))
         made = [0, *(event.step for event in events)]
-        wanted = {max(v for v in made if v <= pace.pinned(s)) for s in range(step + 1, last)}
+        wanted = {
+            max(v for v in made if v <= pace.pinned_version(s)) for s in range(step + 1, last)
+        }
         wanted |= {v for v in made if v in pinned or v + 1 in skipped}
         assert not gone & {ref(f"w{version}").uri for version in wanted}
     kept = len(events) - len({uri for uri in gone if uri in {ref(f"w{v}").uri for v in taken}})

@@ -173,7 +173,7 @@ def _trained_once(story: Story, pace: Pace, steps: int) -> None:
     skipped = [event.step for event in story.told if isinstance(event, StepSkipped)]
     assert sorted([*(batch.step for batch in batches), *skipped]) == list(range(1, steps + 1))
     for (step, _, _), policy in asked.items():
-        assert policy == pace.pinned(step)
+        assert policy == pace.pinned_version(step)
         assert 0 <= step - 1 - policy <= pace.most_lag
     for batch in batches:
         assert batch.metrics["train/lag"] <= pace.most_lag

@@ -16,7 +16,7 @@ from trainer.forward.packing import pack
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
 from trainer.model.chat_template import Chat
-from trainer.policy import Loaded, Policy
+from trainer.policy import LoadedModel, Policy
 
 TALK = (
     Conversation(0, (("user", "1?"), ("assistant", "one"), ("user", "2?"), ("assistant", "two"))),
@@ -47,7 +47,7 @@ def taken(
 
 def without_decoder(policy: Policy) -> Policy:
     """The same policy through Transformers' own forward pass."""
-    loaded = Loaded(policy.loaded.base, None, Fallback(policy.loaded.base))
+    loaded = LoadedModel(policy.loaded.base, None, Fallback(policy.loaded.base))
     return replace(policy, loaded=loaded)
 
 
@@ -55,7 +55,7 @@ def single(policy: Policy) -> Policy:
     """The same policy in fp32."""
     base = build_base(TINY, {}, device=torch.device("cpu"))
     tensors = {n: t.detach().float().requires_grad_() for n, t in policy.tensors.items()}
-    loaded = Loaded(base, policy.loaded.decoder, Fallback(base))
+    loaded = LoadedModel(base, policy.loaded.decoder, Fallback(base))
     return Policy(loaded, tensors, policy.alpha)
 
 

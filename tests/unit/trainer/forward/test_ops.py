@@ -17,7 +17,7 @@ from trainer.forward.transformers_pass import Fallback
 from trainer.forward.varlen_attention import Segment, spans_of
 from trainer.model.base import build_base
 from trainer.objective.hyperparameters import Hyperparameters
-from trainer.policy import Loaded, Policy, fresh_policy
+from trainer.policy import LoadedModel, Policy, fresh_policy
 
 Gradients = dict[str, torch.Tensor]
 EXAMPLES = tuple(
@@ -42,7 +42,7 @@ def difference(one: Gradients, other: Gradients) -> float:
 
 def tiny(**advanced: Any) -> Policy:
     base = build_base(TINY, {}, device=CPU)
-    policy = fresh_policy(Loaded(base, decoder_of(base), Fallback(base)), job(**advanced))
+    policy = fresh_policy(LoadedModel(base, decoder_of(base), Fallback(base)), job(**advanced))
     for tensor in policy.tensors.values():
         tensor.requires_grad_()
     return policy
@@ -85,7 +85,7 @@ def test_recomputing_takes_less_memory() -> None:
     base = build_base(TINY, {}, device=CPU)
     model = Qwen3ForCausalLM(config).eval().requires_grad_(requires_grad=False)
     base = replace(base, model=model, tensors=dict(model.state_dict()))
-    loaded = Loaded(base, decoder_of(base), Fallback(base))
+    loaded = LoadedModel(base, decoder_of(base), Fallback(base))
     (micro,) = pack(EXAMPLES * 4, micro_batch_tokens=1 << 20, share=True)
     peaks = []
     for recompute in (False, True):
@@ -147,4 +147,4 @@ def test_spans_follow_one_another() -> None:
 def test_recomputing_is_refused_where_transformers_runs_the_model() -> None:
     base = build_base(TINY, {}, device=CPU)
     with pytest.raises(Refused, match=r"advanced.recompute .* lower advanced.micro_batch_tokens"):
-        fresh_policy(Loaded(base, None, Fallback(base)), job(recompute=True))
+        fresh_policy(LoadedModel(base, None, Fallback(base)), job(recompute=True))

@@ -13,7 +13,7 @@ from tests.unit.trainer.batches import policy64
 from trainer.algorithms import dapo, dr_grpo
 from trainer.forward.packing import Example
 from trainer.objective.hyperparameters import Hyperparameters
-from trainer.objective.overlong import longest_completion, penalty, with_length_penalty
+from trainer.objective.overlong import length_penalty, longest_completion, with_length_penalty
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from trainer.objective.overlong import longest_completion, penalty, with_length_
     [(0, 0.0), (6, 0.0), (7, -0.25), (8, -0.5), (9, -0.75), (10, -1.0), (11, -1.0), (99, -1.0)],
 )
 def test_it_grows_within_the_buffer_and_no_further(length: int, expected: float) -> None:
-    assert penalty(length, longest=10, buffer=4) == expected
+    assert length_penalty(length, longest=10, buffer=4) == expected
 
 
 def row(*mask: int) -> Row:

@@ -88,7 +88,7 @@ async def test_versions_follow_one_another_in_the_same_buffers(
     policies = [shelf.policy(first.state)]
     for seed in (2, 3):
         other = await engine.learner.initialize(job(seed=seed, run=f"r{seed}"))
-        held = await engine.sampler._store.trained(shelf.policy(other.state))
+        held = await engine.sampler._cache.load_tensors(shelf.policy(other.state))
         for name, tensor in held.items():
             if "lora_B" in name:
                 generator = torch.Generator().manual_seed(seed)

@@ -11,7 +11,7 @@ from trainer.forward.transformers_pass import Fallback
 from trainer.forward.weights import trainable
 from trainer.model.base import build_base
 from trainer.model.chat_template import Chat
-from trainer.policy import Loaded
+from trainer.policy import LoadedModel
 from trainer.sampler import decode_model
 from trainer.sampler.batcher import Batcher
 from trainer.sampler.completion import Completion, Version
@@ -87,7 +87,7 @@ def _row() -> Completion:
     base = build_base(TINY, {}, device=torch.device("cpu"))
     asked = request(deterministic=True)
     return Completion(
-        version=Version("tiny", "", Loaded(base, decoder_of(base), Fallback(base)), {}, 1.0),
+        version=Version("tiny", "", LoadedModel(base, decoder_of(base), Fallback(base)), {}, 1.0),
         chat=Chat(base.tokenizer, base.stop_ids),
         stop_ids=base.stop_ids,
         params=asked.params,

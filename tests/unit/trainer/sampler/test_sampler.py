@@ -274,7 +274,7 @@ async def test_rows_that_do_not_fit_into_memory_name_the_knobs(
 
 async def test_logits_that_are_not_finite_fail_the_sample(engine: Engine, shelf: Shelf) -> None:
     first = await engine.learner.initialize(job(seed=1))
-    version = await engine.sampler._store.trained(shelf.policy(first.state))
+    version = await engine.sampler._cache.load_tensors(shelf.policy(first.state))
     for tensor in version.values():
         tensor.fill_(float("nan"))
     with pytest.raises(UserCodeError, match="not finite"):
@@ -309,14 +309,14 @@ async def test_rows_wait_for_memory_and_all_end(
 async def test_other_architectures_are_sampled_through_transformers(
     engine: Engine, shelf: Shelf
 ) -> None:
-    loaded = await engine.sampler._store.loaded(TINY)
+    loaded = await engine.sampler._cache.load_model(TINY)
     first = await engine.learner.initialize(job(seed=1))
-    engine.sampler._store._loaded.put(TINY.model_dump_json(), replace(loaded, decoder=None))
+    engine.sampler._cache._loaded.put(TINY.model_dump_json(), replace(loaded, decoder=None))
     slow = [
         await engine.sampler.sample(request(policy=p, max_new_tokens=20, deterministic=True))
         for p in (PolicyRef(version=0), shelf.policy(first.state))
     ]
-    engine.sampler._store._loaded.put(TINY.model_dump_json(), loaded)
+    engine.sampler._cache._loaded.put(TINY.model_dump_json(), loaded)
     fast = await engine.sampler.sample(request(max_new_tokens=20, deterministic=True))
     for turn in slow:
         assert turn.completion_ids == fast.completion_ids
