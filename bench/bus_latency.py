@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from consumers.process.worker import hosted
+from consumers.process.worker import open_runtime
 from infra.adapters import open_backend
 from infra.local import embedded_postgres
 from infra.postgres.event_log import PostgresLog
@@ -89,7 +89,10 @@ async def listen(out: Path) -> None:
     """Host the consumer until SIGTERM; then write what was measured."""
     settings = Settings.load(os.environ)
     hosting = Hosting(WorkerId("bench"), (CONSUMER,), ())
-    async with open_backend(settings) as backend, hosted(hosting, backend, settings) as runtime:
+    async with (
+        open_backend(settings) as backend,
+        open_runtime(hosting, backend, settings) as runtime,
+    ):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, runtime.stop)
         await runtime.run()
     await asyncio.to_thread(out.write_text, json.dumps(HANDLED))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from consumers.process.worker import hosted, leased
+from consumers.process.worker import hold_lease, open_runtime
 from consumers.registry import REGISTRY, lanes_of, load
 from infra.adapters import Backend, open_backend
 from infra.local import data_directory, embedded_postgres
@@ -101,8 +101,8 @@ async def inside(files: Mapping[str, str], *, stack: bool = False) -> AsyncItera
         workspace = make_workspace(root / "workspace", files)
         async with (
             open_backend(settings) as backend,
-            hosted(hosting, backend, settings) as runtime,
-            leased(hosting, backend, runtime),
+            open_runtime(hosting, backend, settings) as runtime,
+            hold_lease(hosting, backend, runtime),
         ):
             tasks = [asyncio.ensure_future(runtime.run())]
             if settings.kafka is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Never, assert_never, get_args
 
 from consumers.run.settle import settle
-from consumers.run.start import unusable
+from consumers.run.start import entry_point_problem
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.events import (
     EvaluationCompleted,
@@ -120,11 +120,11 @@ def handle(state: EvalState, message: EvalMessage, meta: Meta) -> Decision:
         case EvaluationRequested():
             return _begin(state, message)
         case WorkspaceSynced():
-            return _synced(state, message)
+            return _start_with_workspace(state, message)
         case WorkspaceRejected():
             return _end(state, "failed", message.message)
         case GroupGraded():
-            return _graded(state, message)
+            return _settle_group(state, message)
         case EvaluationStopRequested():
             return _end(state, "stopped", "stopped by a user")
 
@@ -135,7 +135,7 @@ def _begin(state: EvalState, request: EvaluationRequested) -> Decision:
     return _start(state, request, request.template.rollout)
 
 
-def _synced(state: EvalState, synced: WorkspaceSynced) -> Decision:
+def _start_with_workspace(state: EvalState, synced: WorkspaceSynced) -> Decision:
     request = state.request
     if state.started is not None or request is None or request.config is None:
         return NOTHING
@@ -144,7 +144,9 @@ def _synced(state: EvalState, synced: WorkspaceSynced) -> Decision:
         rollout=config.experiment.rollout or "", path=config.experiment.entrypoint or ""
     )
     found = next((r for r in synced.rollouts if r.entrypoint == entrypoint), None)
-    problem = unusable(found, entrypoint, [reward.name for reward in config.advanced.rewards])
+    problem = entry_point_problem(
+        found, entrypoint, [reward.name for reward in config.advanced.rewards]
+    )
     if found is None or problem is not None:
         return _end(state, "failed", problem or "no entry point")
     rollout = RolloutRef(
@@ -171,10 +173,10 @@ def _start(state: EvalState, request: EvaluationRequested, rollout: RolloutRef |
         run=request.run,
         step=request.step,
     )
-    return Decision(events=(started, *_ask(evolve(state, started))))
+    return Decision(events=(started, *_request_chunk(evolve(state, started))))
 
 
-def _ask(state: EvalState) -> tuple[GroupsRequested, ...]:
+def _request_chunk(state: EvalState) -> tuple[GroupsRequested, ...]:
     """The next chunk of rows, in as many requests as it takes."""
     started = state.started
     if started is None or state.asked >= len(started.rows):
@@ -193,7 +195,7 @@ def _ask(state: EvalState) -> tuple[GroupsRequested, ...]:
     )
 
 
-def _graded(state: EvalState, message: GroupGraded) -> Decision:
+def _settle_group(state: EvalState, message: GroupGraded) -> Decision:
     started, key = state.started, message.spec.group_key
     if started is None or key.slot in state.rewards:
         return NOTHING
@@ -203,7 +205,7 @@ def _graded(state: EvalState, message: GroupGraded) -> Decision:
     state = evolve(state, settled)
     if len(state.rewards) == len(started.rows):
         return Decision(events=(settled, *_result(state).events))
-    more = _ask(state) if len(state.rewards) == state.asked else ()
+    more = _request_chunk(state) if len(state.rewards) == state.asked else ()
     return Decision(events=(settled, *more))
 
 

@@ -58,7 +58,7 @@ def handle(state: GradeState, message: GradeMessage, meta: Meta) -> Decision:
             effect = GradeGroup(spec=spec, parts=parts, entries=entries, generate_s=message.seconds)
             return Decision(effects=(effect,))
         case GroupScored(effect=effect):
-            return _graded(effect, message.group_artifact, message.grades, meta)
+            return _decide_grades(effect, message.group_artifact, message.grades, meta)
         case Failed(effect=GradeGroup() as effect):
             failure = SampleFailure(
                 category=message.category,
@@ -66,12 +66,12 @@ def handle(state: GradeState, message: GradeMessage, meta: Meta) -> Decision:
             )
             grades = (Grade(index=e.index, reward=None, failure=failure) for e in effect.entries)
             artifact = effect.parts[0] if effect.parts else NO_SAMPLES
-            return _graded(effect, artifact, tuple(grades), meta)
+            return _decide_grades(effect, artifact, tuple(grades), meta)
         case _:
             return NOTHING
 
 
-def _graded(
+def _decide_grades(
     effect: GradeGroup, artifact: ArtifactRef, grades: tuple[Grade, ...], meta: Meta
 ) -> Decision:
     graded = GroupGraded(
@@ -93,29 +93,31 @@ def routes(message: GradeMessage) -> tuple[StreamName, ...]:
 async def perform(effect: GradeGroup, ports: Ports) -> GroupScored:
     """Read the samples, grade those that did not fail, put them together in one artifact. Raises
     TransientError when the sandbox is gone, CorruptData when a part cannot be read."""
-    batches = [_parsed(await ports.artifacts.get(part), part) for part in effect.parts]
+    batches = [_parse_batch(await ports.artifacts.get(part), part) for part in effect.parts]
     found = {record.index: record for batch in batches for record in batch.samples}
-    records = tuple(found.get(entry.index) or _missing(entry) for entry in effect.entries)
+    records = tuple(found.get(entry.index) or _missing_record(entry) for entry in effect.entries)
     if len(batches) == 1 and batches[0].samples == records:
         artifact = effect.parts[0]
     else:
         whole = SampleBatch(group=effect.spec.group, samples=records)
         data = whole.model_dump_json().encode()
         artifact = await ports.artifacts.put(data, run=effect.spec.owner)
-    given = await _given(effect.spec, [r for r in records if r.failure is None], ports)
-    by_index = {grade.index: grade for grade in given}
-    grades = (_checked(record, by_index.get(record.index), len(records)) for record in records)
+    user_grades = await _call_grader(effect.spec, [r for r in records if r.failure is None], ports)
+    by_index = {grade.index: grade for grade in user_grades}
+    grades = (
+        _validate_grade(record, by_index.get(record.index), len(records)) for record in records
+    )
     return GroupScored(effect=effect, group_artifact=artifact, grades=tuple(grades))
 
 
-def _parsed(data: bytes, ref: ArtifactRef) -> SampleBatch:
+def _parse_batch(data: bytes, ref: ArtifactRef) -> SampleBatch:
     try:
         return SampleBatch.model_validate_json(data)
     except ValidationError as error:
         raise CorruptData(f"{ref.uri} does not hold samples: {error}") from error
 
 
-def _missing(entry: SampleEntry) -> SampleRecord:
+def _missing_record(entry: SampleEntry) -> SampleRecord:
     """A sample that is in no part: it failed, as its entry says."""
     failure = SampleFailure(
         category=FailureCategory(entry.failure or FailureCategory.INTERNAL),
@@ -124,7 +126,7 @@ def _missing(entry: SampleEntry) -> SampleRecord:
     return SampleRecord(index=entry.index, failure=failure)
 
 
-async def _given(
+async def _call_grader(
     spec: GroupSpec, samples: Sequence[SampleRecord], ports: Ports
 ) -> tuple[Grade, ...]:
     """What the user's grader says. A grader that fails as a whole fails each grade."""
@@ -145,7 +147,7 @@ async def _given(
         return tuple(Grade(index=s.index, reward=None, failure=failure) for s in samples)
 
 
-def _checked(record: SampleRecord, grade: Grade | None, num_samples: int) -> Grade:
+def _validate_grade(record: SampleRecord, grade: Grade | None, num_samples: int) -> Grade:
     """The sample's grade as the log takes it: a finite reward, or None and why."""
     if grade is None:
         failure = record.failure or SampleFailure(
@@ -153,7 +155,7 @@ def _checked(record: SampleRecord, grade: Grade | None, num_samples: int) -> Gra
         )
         grade = Grade(index=record.index, reward=None, failure=failure)
     reward, failed = grade.reward, grade.failure
-    if reward is not None and not _finite(reward):
+    if reward is not None and not _is_usable(reward):
         failed = SampleFailure(
             category=FailureCategory.VALIDATION,
             message=f"the reward must be a finite number of at most {LARGEST:g}, not {reward!r}",
@@ -164,7 +166,7 @@ def _checked(record: SampleRecord, grade: Grade | None, num_samples: int) -> Gra
     return Grade(
         index=record.index,
         reward=float(reward) if reward is not None and failed is None else None,
-        parts={name: float(part) for name, part in grade.parts.items() if _finite(part)},
+        parts={name: float(part) for name, part in grade.parts.items() if _is_usable(part)},
         failure=failed,
     )
 
@@ -173,7 +175,7 @@ LARGEST = 1e30
 """A larger reward is a mistake of its grader, and no learner could take its square."""
 
 
-def _finite(value: object) -> bool:
+def _is_usable(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and abs(value) <= LARGEST
 
 

@@ -25,11 +25,13 @@ def blame(error: BaseException, entry: Path) -> str:
     what = f"{kind}: {text}{import_hint(error)}" if text else kind
     if not frames:
         return what[:LONGEST]
-    first, *callers = [f"{shown(Path(f.filename), entry)}:{f.lineno} in {f.name}" for f in frames]
-    said = f"{first}: {what}"[:LONGEST]
+    first, *callers = [
+        f"{workspace_path(Path(f.filename), entry)}:{f.lineno} in {f.name}" for f in frames
+    ]
+    text_with_place = f"{first}: {what}"[:LONGEST]
     if callers:
-        said += f" (called from {', '.join(callers[:MOST_CALLERS])})"
-    return said[:LONGEST]
+        text_with_place += f" (called from {', '.join(callers[:MOST_CALLERS])})"
+    return text_with_place[:LONGEST]
 
 
 def import_hint(error: BaseException) -> str:
@@ -53,7 +55,7 @@ def own_frames(error: BaseException, entry: Path) -> list[traceback.FrameSummary
     return [f for f in reversed(frames) if Path(f.filename).is_relative_to(root)]
 
 
-def shown(file: Path, entry: Path) -> str:
+def workspace_path(file: Path, entry: Path) -> str:
     """The path as the workspace names it: rollouts/<rollout>/<file>."""
     root = tree_of(entry)
     return str(file.relative_to(root)) if file.is_relative_to(root) else file.name

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.blame import import_hint, own_frames, shown
+from headrace.blame import import_hint, own_frames, workspace_path
 from headrace.grading import Grader
 from headrace.rewards import is_reward
 from headrace.workflow import AgentWorkflow
@@ -29,11 +29,11 @@ def load(path: Path) -> types.ModuleType:
         source = path.read_text()
         exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102 - this is what we are for
     except SyntaxError as error:
-        where = shown(Path(error.filename or str(path)), path)
+        where = workspace_path(Path(error.filename or str(path)), path)
         raise Unusable(f"{where}:{error.lineno}: SyntaxError: {error.msg}") from error
     except BaseException as error:
-        said = f"{_place(error, path)}: {type(error).__name__}: {error}{import_hint(error)}"
-        raise Unusable(said) from error
+        message = f"{_place(error, path)}: {type(error).__name__}: {error}{import_hint(error)}"
+        raise Unusable(message) from error
     return module
 
 
@@ -63,17 +63,16 @@ def _only(module: types.ModuleType, base: type, method: str) -> type | None:
     # our sense: it leaves the method to its subclass.
     classes = [c for c in classes if getattr(c, method) is not getattr(base, method)] or classes
     path = Path(module.__file__ or "?")
+    file = workspace_path(path, path)
     if len(classes) > 1:
         named = ", ".join(f"{c.__name__} (line {_line(c)})" for c in classes)
-        raise Unusable(
-            f"{shown(path, path)}: there are two {base.__name__}s: {named}; keep one in this file"
-        )
+        raise Unusable(f"{file}: there are two {base.__name__}s: {named}; keep one in this file")
     if not classes:
         return None
     function = getattr(classes[0], method)
     if not inspect.iscoroutinefunction(function):
         raise Unusable(
-            f"{shown(path, path)}:{_line(function)}: {classes[0].__name__}.{method} must be async: "
+            f"{file}:{_line(function)}: {classes[0].__name__}.{method} must be async: "
             f"write `async def {method}(self, ctx)`"
         )
     return classes[0]
@@ -91,5 +90,5 @@ def _place(error: BaseException, path: Path) -> str:
     linecache.checkcache()
     own = own_frames(error, path)
     if not own:
-        return f"{shown(path, path)}:1"
-    return f"{shown(Path(own[0].filename), path)}:{own[0].lineno}"
+        return f"{workspace_path(path, path)}:1"
+    return f"{workspace_path(Path(own[0].filename), path)}:{own[0].lineno}"

@@ -189,8 +189,10 @@ def grader_call(module: types.ModuleType, entry: Path) -> Callable[[Json], Await
         samples = {str(sample["name"]): Sample(**sample) for sample in message["samples"]}
         weights: list[Json] = message["rewards"]
         if weights:
-            given = [await weighed(s, message, functions, entry) for s in samples.values()]
-            return {"grades": given}
+            rewards = [
+                await weighted_reward(s, message, functions, entry) for s in samples.values()
+            ]
+            return {"grades": rewards}
         if grader is None:
             raise discovery.Unusable("there is no Grader")
         context = GraderContext(
@@ -199,12 +201,14 @@ def grader_call(module: types.ModuleType, entry: Path) -> Callable[[Json], Await
             samples=samples,
         )
         await grader().grade(context)
-        return {"grades": [paid(s, context.rewards.get(s.name), {}) for s in samples.values()]}
+        return {
+            "grades": [grader_reward(s, context.rewards.get(s.name), {}) for s in samples.values()]
+        }
 
     return call
 
 
-async def weighed(
+async def weighted_reward(
     sample: Sample, message: Json, functions: dict[str, Callable[..., object]], entry: Path
 ) -> Json:
     """The weighted sum of the reward functions for one sample. A function that raises, or returns
@@ -216,21 +220,21 @@ async def weighed(
             value = functions[name](sample.text, message["label"], extra_info=message["metadata"])
             parts[name] = await value if asyncio.iscoroutine(value) else value
         except Exception as error:
-            return {**unpaid(sample, blame(error, entry)), "raised": True}
+            return {**without_reward(sample, blame(error, entry)), "raised": True}
     problems = [p for name, value in parts.items() if (p := problem(value, f"@reward {name}"))]
     if problems:
-        return unpaid(sample, problems[0])
+        return without_reward(sample, problems[0])
     numbers = {name: float(value) for name, value in parts.items()}
     total = math.fsum(float(str(w["weight"])) * numbers[str(w["name"])] for w in message["rewards"])
     return {"index": sample.index, "reward": total, "parts": numbers, "error": None}
 
 
-def unpaid(sample: Sample, why: str) -> Json:
+def without_reward(sample: Sample, why: str) -> Json:
     """A sample without a reward, and the reason."""
     return {"index": sample.index, "reward": None, "parts": {}, "error": why}
 
 
-def paid(sample: Sample, value: Any, parts: dict[str, float]) -> Json:
+def grader_reward(sample: Sample, value: Any, parts: dict[str, float]) -> Json:
     """One sample's reward as the grader set it."""
     wrong = problem(value, "the grader")
     reward = None if wrong else float(value)
@@ -251,7 +255,7 @@ def problem(value: object, who: str) -> str | None:
     return None if finite else f"{who} returned {str(value)[:80]}; a reward is a finite number"
 
 
-def look(entrypoint: Path) -> Json:
+def discover(entrypoint: Path) -> Json:
     """The discover role: what the entry point holds."""
     try:
         module = discovery.load(entrypoint)
@@ -274,7 +278,7 @@ def main() -> None:
     path = Path(entrypoint)
     sys.path.insert(0, str(path.parent))
     if role == "discover":
-        channel.send(look(path))
+        channel.send(discover(path))
         os._exit(0)
     try:
         asyncio.run(serve(role, int(incoming), channel, path))

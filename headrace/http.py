@@ -33,23 +33,23 @@ async def post_json(url: str, body: object, *, key: str) -> dict[str, object]:
     while free:
         kept = free.pop()
         try:
-            return await _asked(kept, request, free)
+            return await _post(kept, request, free)
         except _Idled:
             pass
-    return await _asked(await asyncio.open_connection(host, port), request, free)
+    return await _post(await asyncio.open_connection(host, port), request, free)
 
 
 async def _idle() -> Idle:
     """Those of the running loop."""
     loop = asyncio.get_running_loop()
     if loop not in _kept:
-        keeper = _keeping(loop)
+        keeper = _close_with_loop(loop)
         _kept[loop] = (keeper, {})
         await anext(keeper)
     return _kept[loop][1]
 
 
-async def _keeping(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
+async def _close_with_loop(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
     """Waits in its `yield` for as long as the loop lives: a loop that ends closes its generators."""
     try:
         yield
@@ -60,7 +60,7 @@ async def _keeping(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
                 writer.close()
 
 
-async def _asked(
+async def _post(
     connection: Connection, request: bytes, free: list[Connection]
 ) -> dict[str, object]:
     """Ask over this connection, and keep it for the next request if it is good for one."""

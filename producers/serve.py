@@ -12,7 +12,7 @@ import sys
 
 from starlette.applications import Starlette
 
-from consumers.process.worker import hosted, leased, worker_id
+from consumers.process.worker import hold_lease, open_runtime, worker_id
 from consumers.project.consumer import Projector
 from consumers.registry import REGISTRY, lanes_of, load
 from infra import failpoints, telemetry
@@ -41,7 +41,10 @@ async def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT. Returns an exit code."""
     consumers = (load("sync"),)
     hosting = Hosting(worker=worker_id(), consumers=consumers, lanes=lanes_of(consumers))
-    async with open_backend(settings) as backend, hosted(hosting, backend, settings) as runtime:
+    async with (
+        open_backend(settings) as backend,
+        open_runtime(hosting, backend, settings) as runtime,
+    ):
         readmodel = ReadModel(backend.database)
         projector = Projector(backend.log, readmodel, wakeups=backend.notifier)
         services = Services(
@@ -68,7 +71,7 @@ async def serve(settings: Settings) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.stop)
-        async with leased(hosting, backend, runtime):
+        async with hold_lease(hosting, backend, runtime):
             jobs = [server.serve(), projector.run(), runtime.run()]
             jobs.append(collecting(backend.database, backend.blobs, backend.clock))
             if settings.retention_days is not None:

@@ -48,7 +48,7 @@ def job_of(spec: TrainSpec) -> LearnerJob:
     )
 
 
-async def hold(
+async def ensure_loaded(
     learner: Learner, ports: Ports, spec: TrainSpec, base: StateRef, *, taken: int
 ) -> None:
     """Make the learner hold version `taken`, whose bits `base` names. Raises ReplayDiverged,
@@ -60,23 +60,23 @@ async def hold(
     job = job_of(spec)
     if learner.holds(job, taken, base.weights_sha256, base.state_sha256):
         return
-    versions = await _versions(ports, spec.run)
+    versions = await _read_versions(ports, spec.run)
     if len(versions) <= taken or versions[taken].state != base:
         raise TransientError(f"the log does not show version {taken} of {spec.run} yet")
     start = max(n for n in range(taken + 1) if versions[n].state.durable)
     replayed = [v for v in versions[start + 1 : taken + 1] if isinstance(v, PolicyUpdated)]
-    assembled = await _assembled(ports, spec.run, replayed)
+    assembled = await _read_batches(ports, spec.run, replayed)
     batches = [
-        await step_batch(ports, spec, number=number, groups=batch.groups, rows=batch.rows)
+        await build_step_batch(ports, spec, number=number, groups=batch.groups, rows=batch.rows)
         for number, batch in enumerate(assembled, start=start + 1)
     ]
-    await learner.load(job, await _stored(ports, versions[start].state, start))
+    await learner.load(job, await _load_state(ports, versions[start].state, start))
     for batch, updated in zip(batches, replayed, strict=True):
         result = await learner.step(job, batch, export_state=False)
         _compare(result.state, updated)
 
 
-async def _versions(ports: Ports, run: str) -> list[Version]:
+async def _read_versions(ports: Ports, run: str) -> list[Version]:
     """The versions of a run; position n of the list is the learner's version n."""
     stream = policy_stream(run)
     history = (await ports.log.load({stream: 0})).get(stream, ())
@@ -84,7 +84,7 @@ async def _versions(ports: Ports, run: str) -> list[Version]:
     return [event for event in events if isinstance(event, PolicyInitialized | PolicyUpdated)]
 
 
-async def _stored(ports: Ports, state: StateRef, number: int) -> LearnerState:
+async def _load_state(ports: Ports, state: StateRef, number: int) -> LearnerState:
     if state.weights is None or state.state is None:
         raise CorruptData(f"version {state.step} was not stored whole")
     return LearnerState(
@@ -96,7 +96,7 @@ async def _stored(ports: Ports, state: StateRef, number: int) -> LearnerState:
     )
 
 
-async def _assembled(
+async def _read_batches(
     ports: Ports, run: str, wanted: Sequence[PolicyUpdated]
 ) -> list[BatchAssembled]:
     """The batches of these steps, from the log."""
@@ -130,7 +130,7 @@ def _compare(made: LearnerState, updated: PolicyUpdated) -> None:
             )
 
 
-async def step_batch(
+async def build_step_batch(
     ports: Ports,
     spec: TrainSpec,
     *,
@@ -141,12 +141,12 @@ async def step_batch(
     """The batch of the learner's step `number`: groups in slot order, conversations in row order.
     Raises CorruptData when an artifact does not hold samples, Refused for a row without label."""
     ordered = sorted(groups, key=lambda group: group.slot)
-    graded = await asyncio.gather(*(_graded(ports, group) for group in ordered))
-    talk = await conversations(ports, spec.dataset, rows) if rows else ()
+    graded = await asyncio.gather(*(_read_group(ports, group) for group in ordered))
+    talk = await read_conversations(ports, spec.dataset, rows) if rows else ()
     return StepBatch(step=number, groups=tuple(graded), conversations=talk)
 
 
-async def _graded(ports: Ports, group: BatchGroup) -> GradedGroup:
+async def _read_group(ports: Ports, group: BatchGroup) -> GradedGroup:
     data = await ports.artifacts.get(group.artifact)
     try:
         batch = SampleBatch.model_validate_json(data)
@@ -155,7 +155,7 @@ async def _graded(ports: Ports, group: BatchGroup) -> GradedGroup:
     return GradedGroup(slot=group.slot, samples=batch.samples, rewards=group.rewards)
 
 
-async def conversations(
+async def read_conversations(
     ports: Ports, dataset: DatasetRef, rows: Sequence[int]
 ) -> tuple[Conversation, ...]:
     """Dataset rows as demonstrations: the prompt, answered with the label. Raises Refused for a row

@@ -10,8 +10,8 @@ from schemas.sampling import ArtifactRef
 from schemas.specs import StateRef
 
 
-async def stored(
-    made: LearnerState, ports: Ports, run: str, *, step: int, weights: bool
+async def store_version(
+    version: LearnerState, ports: Ports, run: str, *, step: int, weights: bool
 ) -> StateRef:
     """Make a version durable, as far as something needs its bytes; the hashes are always kept."""
 
@@ -21,13 +21,13 @@ async def stored(
         return await ports.artifacts.put(data, run=run, blob=True, sha256=sha256)
 
     weights_ref, state_ref = await asyncio.gather(
-        put(made.weights if weights else None, made.weights_sha256),
-        put(made.state, made.state_sha256),
+        put(version.weights if weights else None, version.weights_sha256),
+        put(version.state, version.state_sha256),
     )
     return StateRef(
         step=step,
-        weights_sha256=made.weights_sha256,
-        state_sha256=made.state_sha256,
+        weights_sha256=version.weights_sha256,
+        state_sha256=version.state_sha256,
         weights=weights_ref,
         state=state_ref,
     )

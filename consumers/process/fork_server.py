@@ -31,30 +31,30 @@ def serve() -> int:
         importlib.import_module(module)
     gc_freeze.freeze()
     supervisor = os.getppid()
-    asked = _forked()
-    return 0 if asked is None else _work(asked, supervisor)
+    order = _serve_forks()
+    return 0 if order is None else _work(order, supervisor)
 
 
-def _forked() -> Mapping[str, Any] | None:
+def _serve_forks() -> Mapping[str, Any] | None:
     """In a worker, out of the loop and with the channel closed: what was asked for. In the server: None,
     once the supervisor has hung up."""
     with socket.socket(fileno=os.dup(0)) as channel, channel.makefile("rb") as lines:
         channel.sendall(b"\n")
         for line in lines:
             try:
-                pid = _orphan()
+                pid = _fork_orphan()
             except OSError as error:
                 sys.stderr.write(f"cannot fork: {error}\n")
                 channel.sendall(b"null\n")
                 continue
             if pid is None:
-                asked: Mapping[str, Any] = json.loads(line)
-                return asked
+                order: Mapping[str, Any] = json.loads(line)
+                return order
             channel.sendall(f"{pid}\n".encode())
     return None
 
 
-def _orphan() -> int | None:
+def _fork_orphan() -> int | None:
     """Fork a process that the kernel gives to the nearest subreaper. Its pid; None in itself."""
     reading, writing = os.pipe()
     middle = os.fork()
@@ -68,29 +68,29 @@ def _orphan() -> int | None:
         os._exit(0)
     os.close(writing)
     os.waitpid(middle, 0)
-    said = os.read(reading, 32)
+    answer = os.read(reading, 32)
     os.close(reading)
-    if not said:
+    if not answer:
         raise OSError("the process between ended early")
-    return int(said)
+    return int(answer)
 
 
-def _work(asked: Mapping[str, Any], supervisor: int) -> int:
+def _work(order: Mapping[str, Any], supervisor: int) -> int:
     """Become the worker: as if it had been started with these arguments and this environment."""
-    _adopted(supervisor)
+    _await_adoption(supervisor)
     os.setsid()
     os.environ.clear()
-    os.environ.update(asked["environment"])
-    with Path(os.devnull).open("rb") as nothing, Path(asked["log"]).open("ab") as log:
+    os.environ.update(order["environment"])
+    with Path(os.devnull).open("rb") as nothing, Path(order["log"]).open("ab") as log:
         os.dup2(nothing.fileno(), 0)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    names = [name for name in asked["arguments"] if not name.startswith("-")]
+    names = [name for name in order["arguments"] if not name.startswith("-")]
     ctypes.CDLL(None).prctl(PR_SET_NAME, f"headrace {'+'.join(names)}"[:15].encode())
-    return main(asked["arguments"])
+    return main(order["arguments"])
 
 
-def _adopted(supervisor: int) -> None:
+def _await_adoption(supervisor: int) -> None:
     """Wait until the supervisor is our parent, and die with it."""
     between = os.getppid()
     while between not in (supervisor, 1) and os.getppid() == between:

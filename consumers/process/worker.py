@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 def worker_id() -> WorkerId:
     """The name under which this process holds claims: given by the supervisor, or made up."""
-    given = os.environ.get("HEADRACE_WORKER_ID")
-    return WorkerId(given or f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}")
+    supervisor_name = os.environ.get("HEADRACE_WORKER_ID")
+    return WorkerId(supervisor_name or f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}")
 
 
 async def work(consumers: Sequence[AnyConsumer], *, lanes: Sequence[Lane], drain: bool) -> int:
@@ -47,10 +47,13 @@ async def work(consumers: Sequence[AnyConsumer], *, lanes: Sequence[Lane], drain
     telemetry.setup(settings, service="+".join(consumer.name for consumer in consumers))
     failpoints.arm(settings.failpoint or "", settings.home)
     hosting = Hosting(worker=worker_id(), consumers=tuple(consumers), lanes=tuple(lanes))
-    async with open_backend(settings) as backend, hosted(hosting, backend, settings) as runtime:
+    async with (
+        open_backend(settings) as backend,
+        open_runtime(hosting, backend, settings) as runtime,
+    ):
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, runtime.stop)
-        async with leased(hosting, backend, runtime) as keeper:
+        async with hold_lease(hosting, backend, runtime) as keeper:
             logger.info("worker %s hosts %s", hosting.worker, [c.name for c in consumers])
             await runtime.run(drain=drain)
             await asyncio.to_thread(telemetry.close)
@@ -75,16 +78,16 @@ async def relay(consumers: Sequence[str]) -> int:
 
 
 @asynccontextmanager
-async def leased(
+async def hold_lease(
     hosting: Hosting, backend: Backend, runtime: Runtime
 ) -> AsyncIterator[LeaseKeeper]:
     """Hold this worker's lease while inside; each heartbeat brings the gates, losing it stops us."""
     loop = asyncio.get_running_loop()
 
     def beat() -> None:
-        asyncio.run_coroutine_threadsafe(_applied(runtime), loop)
+        asyncio.run_coroutine_threadsafe(_apply_gates(runtime), loop)
 
-    def lost() -> None:
+    def stop_working() -> None:
         loop.call_soon_threadsafe(runtime.stop)
 
     keeper = LeaseKeeper(
@@ -92,7 +95,7 @@ async def leased(
         hosting.worker,
         lanes=hosting.lanes,
         on_beat=beat,
-        on_lost=lost,
+        on_lost=stop_working,
         on_overdue=leave,
     )
     await keeper.start()
@@ -102,7 +105,7 @@ async def leased(
         await keeper.stop()
 
 
-async def _applied(runtime: Runtime) -> None:
+async def _apply_gates(runtime: Runtime) -> None:
     """Nobody awaits it: what goes wrong is said here, and the next heartbeat tries again."""
     try:
         await runtime.apply_gates()
@@ -111,10 +114,12 @@ async def _applied(runtime: Runtime) -> None:
 
 
 @asynccontextmanager
-async def hosted(hosting: Hosting, backend: Backend, settings: Settings) -> AsyncIterator[Runtime]:
+async def open_runtime(
+    hosting: Hosting, backend: Backend, settings: Settings
+) -> AsyncIterator[Runtime]:
     """A runtime with what its lanes need."""
     async with AsyncExitStack() as stack:
-        ports = await _ports(stack, hosting, backend, settings)
+        ports = await _open_ports(stack, hosting, backend, settings)
         gc_freeze.freeze()
         runtime = Runtime(
             hosting,
@@ -128,7 +133,7 @@ async def hosted(hosting: Hosting, backend: Backend, settings: Settings) -> Asyn
         yield runtime
 
 
-async def _ports(
+async def _open_ports(
     stack: AsyncExitStack, hosting: Hosting, backend: Backend, settings: Settings
 ) -> Ports:
     lanes = set(hosting.lanes)

@@ -116,10 +116,10 @@ class Projector:
         """Tail until cancelled. A lost wake-up costs one slow poll; so does a database that does
         not answer, for the cursor says where to go on."""
         while True:
-            if await self._tried() == 0:
-                await self._rest()
+            if await self._try_step() == 0:
+                await self._await_news()
 
-    async def _rest(self) -> None:
+    async def _await_news(self) -> None:
         """Wait for a wake-up in a task of its own: `asyncio.wait_for` of Python 3.11 can swallow a
         cancellation that comes together with what it waits for, and we would go on for ever."""
         waiting = asyncio.ensure_future(self._wakeup.wait(SLOW_POLL_S))
@@ -128,7 +128,7 @@ class Projector:
         finally:
             waiting.cancel()
 
-    async def _tried(self) -> int:
+    async def _try_step(self) -> int:
         try:
             return await self.step()
         except UNAVAILABLE_ERRORS as error:
@@ -287,7 +287,7 @@ def run_requested(event: RunRequested, at: datetime) -> tuple[Write, ...]:
 
 @rows.register
 def run_rejected(event: RunRejected, at: datetime) -> tuple[Write, ...]:
-    return (_ended(event.run, at, "failed", "error", event.message),)
+    return (_end_of_run(event.run, at, "failed", "error", event.message),)
 
 
 @rows.register
@@ -337,7 +337,7 @@ def step_settled(event: StepSettled, at: datetime) -> tuple[Write, ...]:
         current_step=event.step,
         reward=reward if reward is not None and math.isfinite(reward) else None,
     )
-    return (change, *_points(event.run, event.step, event.metrics, at))
+    return (change, *_metric_points(event.run, event.step, event.metrics, at))
 
 
 @rows.register
@@ -345,7 +345,7 @@ def evaluation_settled(event: EvaluationSettled, at: datetime) -> tuple[Write, .
     metrics = dict(event.metrics)
     if event.reward is not None:
         metrics.setdefault(VALIDATION, event.reward)
-    return (ChangeRun(event.run, at), *_points(event.run, event.step, metrics, at))
+    return (ChangeRun(event.run, at), *_metric_points(event.run, event.step, metrics, at))
 
 
 @rows.register
@@ -379,18 +379,18 @@ def run_resumed(event: RunResumed, at: datetime) -> tuple[Write, ...]:
 
 @rows.register
 def run_stopped(event: RunStopped, at: datetime) -> tuple[Write, ...]:
-    return (_ended(event.run, at, "stopped", "complete"),)
+    return (_end_of_run(event.run, at, "stopped", "complete"),)
 
 
 @rows.register
 def run_failed(event: RunFailed, at: datetime) -> tuple[Write, ...]:
     status = "crashed" if event.kind == "crash" else "failed"
-    return (_ended(event.run, at, status, "error", event.message),)
+    return (_end_of_run(event.run, at, status, "error", event.message),)
 
 
 @rows.register
 def run_finished(event: RunFinished, at: datetime) -> tuple[Write, ...]:
-    return (_ended(event.run, at, "finished", "complete"),)
+    return (_end_of_run(event.run, at, "finished", "complete"),)
 
 
 @rows.register
@@ -472,11 +472,15 @@ def evaluation_completed(event: EvaluationCompleted, at: datetime) -> tuple[Writ
     return (change,)
 
 
-def _ended(run: str, at: datetime, status: str, phase: str, error: str | None = None) -> ChangeRun:
+def _end_of_run(
+    run: str, at: datetime, status: str, phase: str, error: str | None = None
+) -> ChangeRun:
     return ChangeRun(run, at, status=status, phase=phase, error=error, completed_at=at)
 
 
-def _points(run: str, step: int, metrics: dict[str, float], at: datetime) -> tuple[PutMetric, ...]:
+def _metric_points(
+    run: str, step: int, metrics: dict[str, float], at: datetime
+) -> tuple[PutMetric, ...]:
     """JSON knows no NaN: a metric that is not finite has no point."""
     return tuple(
         PutMetric(run, key, step, value, at)

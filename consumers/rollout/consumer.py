@@ -56,14 +56,14 @@ def evolve(state: GroupState, event: GroupEvent) -> GroupState:
     match event:
         case SampleGenerated():
             finished = Finished(event.entry, event.artifact, event.seconds)
-            return replace(state, samples=_with(state, finished))
+            return replace(state, samples=_add_sample(state, finished))
         case GroupGenerated():
             return GroupState(done=True)
         case _:
             assert_never(event)
 
 
-def _with(state: GroupState, sample: Finished) -> tuple[Finished, ...]:
+def _add_sample(state: GroupState, sample: Finished) -> tuple[Finished, ...]:
     return tuple(sorted((*state.samples, sample), key=lambda each: each.entry.index))
 
 
@@ -71,7 +71,7 @@ def handle(state: GroupState, message: GroupMessage, meta: Meta) -> Decision:
     """Ask for what the group lacks; record each sample, and the group with its last one."""
     match message:
         case GroupsRequested() if not state.done:
-            return Decision(effects=_effects(state, _spec(message, meta.stream)))
+            return Decision(effects=_requested_effects(state, _group_spec(message, meta.stream)))
         case GroupSampled(effect=GenerateGroup(spec=spec)) if not state.done:
             generated = GroupGenerated(
                 spec=spec,
@@ -83,16 +83,16 @@ def handle(state: GroupState, message: GroupMessage, meta: Meta) -> Decision:
         case SampleFinished(effect=GenerateSample(spec=spec)):
             return _record(state, spec, Finished(message.entry, message.artifact, meta.seconds))
         case Failed(effect=GenerateSample(spec=spec, index=index)):
-            return _record(state, spec, Finished(_failed(message, index), None))
+            return _record(state, spec, Finished(_failed_entry(message, index), None))
         case Failed(effect=GenerateGroup(spec=spec)) if not state.done:
             num = spec.template.num_samples
-            entries = tuple(_failed(message, index, num_samples=num) for index in range(num))
+            entries = tuple(_failed_entry(message, index, num_samples=num) for index in range(num))
             return Decision(events=(GroupGenerated(spec=spec, entries=entries, parts=()),))
         case _:
             return NOTHING
 
 
-def _spec(message: GroupsRequested, stream: StreamName) -> GroupSpec:
+def _group_spec(message: GroupsRequested, stream: StreamName) -> GroupSpec:
     """The one group of the request that `stream` is about."""
     group = stream.partition("-")[2]
     key = GroupKey.parse(group)
@@ -101,7 +101,7 @@ def _spec(message: GroupsRequested, stream: StreamName) -> GroupSpec:
     return GroupSpec(group=group, row=row, template=message.template)
 
 
-def _effects(state: GroupState, spec: GroupSpec) -> tuple[Effect, ...]:
+def _requested_effects(state: GroupState, spec: GroupSpec) -> tuple[Effect, ...]:
     rollout = spec.template.rollout
     if rollout is None or rollout.workflow is None:
         return (GenerateGroup(spec=spec),)
@@ -116,26 +116,26 @@ def _record(state: GroupState, spec: GroupSpec, sample: Finished) -> Decision:
     generated = SampleGenerated(
         spec=spec, entry=sample.entry, artifact=sample.artifact, seconds=sample.seconds
     )
-    samples = _with(state, sample)
+    samples = _add_sample(state, sample)
     num_samples = spec.template.num_samples
     if len(samples) < num_samples:
         return Decision(events=(generated,))
     group = GroupGenerated(
         spec=spec,
-        entries=alarm_once(_shortened(each.entry, num_samples) for each in samples),
+        entries=alarm_once(_shorten(each.entry, num_samples) for each in samples),
         parts=tuple(each.artifact for each in samples if each.artifact is not None),
         seconds=max(each.seconds for each in samples),
     )
     return Decision(events=(generated, group))
 
 
-def _shortened(entry: SampleEntry, num_samples: int) -> SampleEntry:
+def _shorten(entry: SampleEntry, num_samples: int) -> SampleEntry:
     if entry.message is None:
         return entry
     return entry.model_copy(update={"message": excerpt(entry.message, num_samples=num_samples)})
 
 
-def _failed(message: Failed, index: int, *, num_samples: int = 1) -> SampleEntry:
+def _failed_entry(message: Failed, index: int, *, num_samples: int = 1) -> SampleEntry:
     text = excerpt(message.message, num_samples=num_samples)
     return SampleEntry(index=index, failure=str(message.category), message=text)
 

@@ -44,13 +44,13 @@ async def generate_group(effect: GenerateGroup, ports: Ports) -> GroupSampled:
     row = (await ports.datasets.rows(spec.template.dataset))[spec.row]
     requests = [_request(spec, i, row.prompt) for i in range(spec.template.num_samples)]
     turns = await asyncio.gather(
-        *(_single_turn(sampler, request) for request in requests), return_exceptions=True
+        *(_sample_turn(sampler, request) for request in requests), return_exceptions=True
     )
     records = []
     for index, turn in enumerate(turns):
         if isinstance(turn, BaseException):
             raise turn
-        records.append(_record(index, row.prompt, turn))
+        records.append(_single_turn_record(index, row.prompt, turn))
     batch = SampleBatch(group=spec.group, samples=tuple(records))
     artifact = await ports.artifacts.put(batch.model_dump_json().encode(), run=spec.owner)
     entries = alarm_once(entry_of(record, num_samples=len(records)) for record in records)
@@ -70,14 +70,16 @@ def _request(spec: GroupSpec, index: int, prompt: tuple[Message, ...]) -> Sample
     )
 
 
-async def _single_turn(sampler: Sampler, request: SampleRequest) -> Turn | SampleFailure:
+async def _sample_turn(sampler: Sampler, request: SampleRequest) -> Turn | SampleFailure:
     try:
         return await sampler.sample(request)
     except UserCodeError as error:
         return SampleFailure(category=error.category, message=error.message)
 
 
-def _record(index: int, prompt: tuple[Message, ...], turn: Turn | SampleFailure) -> SampleRecord:
+def _single_turn_record(
+    index: int, prompt: tuple[Message, ...], turn: Turn | SampleFailure
+) -> SampleRecord:
     if isinstance(turn, SampleFailure):
         return SampleRecord(index=index, messages=prompt, failure=turn)
     reply = Message(role="assistant", content=turn.text)
@@ -90,7 +92,7 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
     rollout = effect.spec.template.rollout
     assert rollout is not None, effect.spec.group  # noqa: S101 - without one it is GenerateGroup
     row = (await ports.datasets.rows(effect.spec.template.dataset))[effect.spec.row]
-    await _at_hand(ports.require("sampler"), _request(effect.spec, effect.index, row.prompt))
+    await _await_sampler(ports.require("sampler"), _request(effect.spec, effect.index, row.prompt))
     session = ports.require("gateway").open(
         effect.spec, effect.index, deadline_s=rollout.workflow_timeout_s
     )
@@ -111,7 +113,7 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
     return SampleFinished(effect=effect, artifact=artifact, entry=entry_of(record))
 
 
-async def _at_hand(sampler: Sampler, request: SampleRequest) -> None:
+async def _await_sampler(sampler: Sampler, request: SampleRequest) -> None:
     """A workflow's time is its own: it does not begin before its policy can be sampled from. What is
     refused, its first request is told."""
     with contextlib.suppress(Refused, CorruptData):

@@ -12,7 +12,7 @@ state alone (`consumers/run/rules.py`) is decided once."""
 from collections.abc import Mapping
 from typing import Never, get_args
 
-from consumers.run.health import is_unhealthy, unhealthy_step
+from consumers.run.health import is_unhealthy, unhealthy_step_message
 from consumers.run.rules import follow
 from consumers.run.settle import settle
 from consumers.run.start import start
@@ -103,27 +103,25 @@ def record(state: RunState, message: RunMessage, meta: Meta) -> tuple[RunEvent, 
         case RunRequested() | WorkspaceSynced() | WorkspaceRejected():
             return start(state, message)
         case PolicyInitialized():
-            return _policy_initialized(state, message, meta)
+            return _settle_start(state, message, meta)
         case PolicyFailed():
             run = message.run
-            return (RunFailed(run=run, kind=message.kind, message=_at(message)),)
+            return (RunFailed(run=run, kind=message.kind, message=_failure_text(message)),)
         case GroupGraded():
-            return _group_graded(state, message)
+            return _settle_group(state, message)
         case PolicyUpdated():
-            return _policy_updated(state, message, meta)
+            return _settle_step(state, message, meta)
         case CheckpointSaved():
-            return _checkpoint_saved(state, message)
+            return _settle_checkpoint(state, message)
         case CheckpointFailed():
-            return (_checkpoint_failed(state, message),)
+            return (_fail_checkpoint(state, message),)
         case EvaluationCompleted():
-            return _evaluation_completed(state, message)
+            return _settle_evaluation(state, message)
         case RunPauseRequested() | RunResumeRequested() | RunStopRequested():
             return ()
 
 
-def _policy_initialized(
-    state: RunState, message: PolicyInitialized, meta: Meta
-) -> tuple[RunEvent, ...]:
+def _settle_start(state: RunState, message: PolicyInitialized, meta: Meta) -> tuple[RunEvent, ...]:
     if state.settled >= 0:
         return ()
     return (
@@ -140,7 +138,7 @@ def _policy_initialized(
     )
 
 
-def _group_graded(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]:
+def _settle_group(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]:
     key = message.spec.group_key
     step = state.open.get(key.step)
     if step is None or state.started is None or key.slot in step.settled:
@@ -149,10 +147,10 @@ def _group_graded(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]
         return ()
     group = settle(message, filters=filters_groups(state.started.spec.config.advanced))
     settled = GroupsSettled(owner=key.owner, purpose=key.purpose, step=key.step, groups=(group,))
-    return (settled, *_alarm(state, message))
+    return (settled, *_warn_of_alarm(state, message))
 
 
-def _alarm(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]:
+def _warn_of_alarm(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]:
     """What the engine said is wrong with it, unless this run has said so already."""
     spec = message.spec
     alarms = (entry.alarm for entry in message.entries if entry.alarm)
@@ -163,18 +161,18 @@ def _alarm(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]:
     return (RunWarned(run=spec.owner, step=step, message=new, about="sampler"),)
 
 
-def _policy_updated(state: RunState, message: PolicyUpdated, meta: Meta) -> tuple[RunEvent, ...]:
+def _settle_step(state: RunState, message: PolicyUpdated, meta: Meta) -> tuple[RunEvent, ...]:
     if state.training != message.step:
         return ()
     at = meta.now.timestamp()
     metrics = {**state.batch_metrics, **message.metrics}
     return (
-        *_unhealthy(message),
+        *_skip_unhealthy(message),
         StepSettled(
             run=message.run,
             step=message.step,
             state=message.state,
-            metrics={**metrics, **_wait(state, metrics, at)},
+            metrics={**metrics, **_waiting_time(state, metrics, at)},
             batch=message.batch,
             plan=message.plan,
             versions=message.versions,
@@ -183,16 +181,16 @@ def _policy_updated(state: RunState, message: PolicyUpdated, meta: Meta) -> tupl
     )
 
 
-def _unhealthy(message: PolicyUpdated) -> tuple[RunEvent, ...]:
+def _skip_unhealthy(message: PolicyUpdated) -> tuple[RunEvent, ...]:
     """A step that was taken and changed nothing, because its numbers were not finite."""
     if not is_unhealthy(message.metrics):
         return ()
-    reason = unhealthy_step(message.step)
+    reason = unhealthy_step_message(message.step)
     skipped = StepSkipped(run=message.run, step=message.step, reason=reason, batch=message.batch)
     return (skipped,)
 
 
-def _wait(state: RunState, metrics: Mapping[str, float], at: float) -> dict[str, float]:
+def _waiting_time(state: RunState, metrics: Mapping[str, float], at: float) -> dict[str, float]:
     """What of the time since the last step none of the parts of this one accounts for. Where sampling
     runs ahead, only what the learner did lies in between."""
     if state.settled_at is None:
@@ -202,7 +200,7 @@ def _wait(state: RunState, metrics: Mapping[str, float], at: float) -> dict[str,
     return {"time/wait_s": round(max(0.0, at - state.settled_at - parts), 4)}
 
 
-def _checkpoint_saved(state: RunState, message: CheckpointSaved) -> tuple[RunEvent, ...]:
+def _settle_checkpoint(state: RunState, message: CheckpointSaved) -> tuple[RunEvent, ...]:
     if state.checkpointing != message.spec.step:
         return ()
     return (
@@ -214,13 +212,13 @@ def _checkpoint_saved(state: RunState, message: CheckpointSaved) -> tuple[RunEve
     )
 
 
-def _checkpoint_failed(state: RunState, message: CheckpointFailed) -> RunFailed:
+def _fail_checkpoint(state: RunState, message: CheckpointFailed) -> RunFailed:
     good = f"{message.run}@{state.checkpointed}" if state.checkpointed else "none"
     text = f"the checkpoint of step {message.step} failed: {message.message}; last good one: {good}"
     return RunFailed(run=message.run, kind="error", message=text)
 
 
-def _evaluation_completed(state: RunState, message: EvaluationCompleted) -> tuple[RunEvent, ...]:
+def _settle_evaluation(state: RunState, message: EvaluationCompleted) -> tuple[RunEvent, ...]:
     step = message.step or 0
     if step not in state.evaluating or state.request is None:
         return ()
@@ -232,7 +230,7 @@ def _evaluation_completed(state: RunState, message: EvaluationCompleted) -> tupl
     return (settled, RunWarned(run=run, step=step, message=text))
 
 
-def _at(message: PolicyFailed) -> str:
+def _failure_text(message: PolicyFailed) -> str:
     what = f"step {message.step}" if message.step else "the start of the learner"
     return f"{what} failed: {message.message}"
 

@@ -28,7 +28,7 @@ def is_flat(metrics: Mapping[str, float], advanced: Advanced) -> bool:
     return metrics.get("rollout/reward_std") == 0.0
 
 
-def unhealthy_step(step: int) -> str:
+def unhealthy_step_message(step: int) -> str:
     """Why a step is skipped that was trained and changed nothing."""
     return (
         f"the loss or the gradients of step {step} are not finite; the weights stay as they were, and "
@@ -36,7 +36,7 @@ def unhealthy_step(step: int) -> str:
     )
 
 
-def diverged(step: int, *, run: str, checkpoint: int | None) -> str:
+def divergence_message(step: int, *, run: str, checkpoint: int | None) -> str:
     """Why a run ends after too many such steps."""
     first = step - MOST_UNHEALTHY + 1
     good = f"{run}@{checkpoint}" if checkpoint else "none"
@@ -56,7 +56,7 @@ def flat_warning(step: int, *, num_steps: int) -> str:
     )
 
 
-def all_failed(step: int, reason: str) -> str:
+def all_failed_message(step: int, reason: str) -> str:
     """Why a run ends with a step in which no sample has a reward."""
     return (
         f"every sample of step {step} failed; the first error: {reason}. Nothing can be trained on such "
@@ -64,7 +64,7 @@ def all_failed(step: int, reason: str) -> str:
     )
 
 
-def all_lost(num_steps: int, first_error: str) -> str:
+def all_lost_message(num_steps: int, first_error: str) -> str:
     """Why a run ends whose steps had some rewards, but too few in each group to train on."""
     return (
         f"nothing was trained in {num_steps} steps in a row, because errors left each of their groups "
@@ -73,7 +73,7 @@ def all_lost(num_steps: int, first_error: str) -> str:
     )
 
 
-def never_trained(first_error: str) -> str:
+def never_trained_message(first_error: str) -> str:
     """Why a run fails that has taken all its steps and trained in none of them."""
     return (
         "no step of this run was trained, so its weights are those that it began with; the first error, "

@@ -10,13 +10,13 @@ from consumers.run.health import (
     FLAT_STEPS,
     MOST_LOST,
     MOST_UNHEALTHY,
-    all_failed,
-    all_lost,
-    diverged,
+    all_failed_message,
+    all_lost_message,
+    divergence_message,
     flat_warning,
-    never_trained,
+    never_trained_message,
 )
-from consumers.run.settle import FLAT, lost, metrics
+from consumers.run.settle import FLAT, is_lost, metrics
 from consumers.run.state import Due, OpenStep, RunEvent, RunState, evolve
 from schemas.algorithms import replacements
 from schemas.events import (
@@ -35,7 +35,7 @@ from schemas.events import (
 )
 from schemas.ids import Purpose
 from schemas.sampling import PolicyRef
-from schemas.specs import CheckpointSpec
+from schemas.specs import CheckpointSpec, Slot
 from trainer import schedule
 
 Rule = Callable[[RunState], tuple[RunEvent, ...]]
@@ -56,13 +56,13 @@ def follow(state: RunState) -> tuple[RunEvent, ...]:
 
 def give_up(state: RunState) -> tuple[RunEvent, ...]:
     """When step after step leaves the weights as they were."""
-    run = _run(state)
+    run = _run_id(state)
     if state.lost >= MOST_LOST and state.first_error is not None:
-        text = all_lost(state.lost, state.first_error)
+        text = all_lost_message(state.lost, state.first_error)
         return (RunFailed(run=run, kind="error", message=text),)
     if state.unhealthy < MOST_UNHEALTHY:
         return ()
-    text = diverged(state.settled, run=run, checkpoint=state.checkpointed)
+    text = divergence_message(state.settled, run=run, checkpoint=state.checkpointed)
     return (RunFailed(run=run, kind="error", message=text),)
 
 
@@ -71,19 +71,19 @@ def warn(state: RunState) -> tuple[RunEvent, ...]:
     if state.flat != FLAT_STEPS or state.warned >= state.settled:
         return ()
     text = flat_warning(state.settled, num_steps=FLAT_STEPS)
-    return (RunWarned(run=_run(state), step=state.settled, message=text),)
+    return (RunWarned(run=_run_id(state), step=state.settled, message=text),)
 
 
 def checkpoint(state: RunState) -> tuple[RunEvent, ...]:
     """One checkpoint at a time, oldest first: each names its parent's manifest."""
     if state.checkpointing is not None or not state.checkpoints_due or state.started is None:
         return ()
-    return (_checkpoint_of(state, state.checkpoints_due[0]),)
+    return (_request_checkpoint(state, state.checkpoints_due[0]),)
 
 
 def stop(state: RunState) -> tuple[RunEvent, ...]:
     """At a step boundary, with a final checkpoint of the last durable version."""
-    run = _run(state)
+    run = _run_id(state)
     if not state.stop_wanted or state.checkpointing is not None:
         return ()
     if state.settled < 0:
@@ -93,7 +93,7 @@ def stop(state: RunState) -> tuple[RunEvent, ...]:
     if state.settled in (0, state.checkpointed):
         return (RunStopped(run=run, step=state.settled),)
     if state.last.state.durable:
-        return (_checkpoint_of(state, state.last),)
+        return (_request_checkpoint(state, state.last),)
     return ()
 
 
@@ -103,7 +103,7 @@ def validate(state: RunState) -> tuple[RunEvent, ...]:
     if started is None or started.validation is None or state.state is None:
         return ()
     step = state.settled
-    if step <= state.evaluated or not _validated(state, step):
+    if step <= state.evaluated or not _is_validated(state, step):
         return ()
     if state.stop_wanted and step != state.total:
         return ()
@@ -129,7 +129,7 @@ VALIDATION_GROUPS = 64
 
 def pause(state: RunState) -> tuple[RunEvent, ...]:
     """Rest at a step boundary; go on from exactly there."""
-    run = _run(state)
+    run = _run_id(state)
     if state.paused and (state.resume_wanted or state.stop_wanted):
         return (RunResumed(run=run, step=max(0, state.settled)),)
     if state.pause_wanted and state.at_boundary and not state.stop_wanted:
@@ -145,38 +145,42 @@ def finish(state: RunState) -> tuple[RunEvent, ...]:
     if not over or open_ends or state.paused:
         return ()
     if not state.trained and state.first_error is not None:
-        text = never_trained(state.first_error)
-        return (RunFailed(run=_run(state), kind="error", message=text),)
+        text = never_trained_message(state.first_error)
+        return (RunFailed(run=_run_id(state), kind="error", message=text),)
     reward = state.last.reward if state.last else None
-    return (RunFinished(run=_run(state), step=state.settled, reward=reward),)
+    return (RunFinished(run=_run_id(state), step=state.settled, reward=reward),)
 
 
-def assemble(state: RunState) -> tuple[RunEvent, ...]:
+def assemble_batch(state: RunState) -> tuple[RunEvent, ...]:
     """The batch of the next step, once all its groups are settled."""
     step = state.settled + 1
     opened = state.open.get(step)
-    if opened is None or not opened.complete or state.training is not None or _rests(state):
+    if opened is None or not opened.complete or state.training is not None or _is_resting(state):
         return ()
     groups = [opened.settled[slot] for slot in sorted(opened.settled)]
     kept = tuple(group.group for group in groups if group.dropped is None)
     figures = metrics((*groups, *opened.replaced), newest=state.settled)
-    run = _run(state)
+    run = _run_id(state)
     if kept:
         return (
             BatchAssembled(
-                run=run, step=step, groups=kept, metrics=figures, durable=_durable(state, step)
+                run=run,
+                step=step,
+                groups=kept,
+                metrics=figures,
+                durable=_must_be_durable(state, step),
             ),
         )
-    return _nothing_kept(state, step, opened, figures)
+    return _skip_step(state, step, opened, figures)
 
 
-def request(state: RunState) -> tuple[RunEvent, ...]:
+def request_groups(state: RunState) -> tuple[RunEvent, ...]:
     """The groups of every step that is due now (RL), or the rows of the next batch (SFT)."""
     if state.started is None or state.settled < 0 or not _may_go_on(state):
         return ()
     if state.started.spec.config.advanced.algorithm == "sft":
-        return _next_rows(state)
-    return tuple(_groups_due(state))
+        return _assemble_rows(state)
+    return tuple(_due_groups(state))
 
 
 def resample(state: RunState) -> tuple[RunEvent, ...]:
@@ -185,8 +189,19 @@ def resample(state: RunState) -> tuple[RunEvent, ...]:
     if state.started is None or state.stop_wanted or state.paused:
         return ()
     most = replacements(state.started.spec.config.advanced)
-    found = (_again(state, number, most) for number in sorted(state.open))
-    return next((events for events in found if events), ())
+    for step in sorted(state.open):
+        slots = _replacement_slots(state, step, most=most)
+        template = state.open[step].template
+        if slots and template is not None:
+            request = GroupsRequested(
+                owner=state.started.run,
+                purpose=Purpose.TRAIN,
+                step=step,
+                slots=slots,
+                template=template,
+            )
+            return (request,)
+    return ()
 
 
 RULES: tuple[Rule, ...] = (
@@ -198,19 +213,19 @@ RULES: tuple[Rule, ...] = (
     pause,
     finish,
     resample,
-    assemble,
-    request,
+    assemble_batch,
+    request_groups,
 )
 
 
 def _may_go_on(state: RunState) -> bool:
     """Whether another step may begin: not paused, and a stop only needs a durable version."""
-    if _rests(state) or state.settled >= state.total:
+    if _is_resting(state) or state.settled >= state.total:
         return False
     return not state.stop_wanted or (state.at_boundary and state.settled + 1 not in state.open)
 
 
-def _rests(state: RunState) -> bool:
+def _is_resting(state: RunState) -> bool:
     """Whether no further step is to be taken, although its groups may be there already: the run is
     paused, or about to stop with the version that it has."""
     if state.paused or not state.stop_wanted or not state.at_boundary:
@@ -218,18 +233,20 @@ def _rests(state: RunState) -> bool:
     return state.settled == 0 or state.state is None or state.state.durable
 
 
-def _next_rows(state: RunState) -> tuple[RunEvent, ...]:
+def _assemble_rows(state: RunState) -> tuple[RunEvent, ...]:
     if not state.at_boundary or state.started is None:
         return ()
     plan, step = state.started.plan, state.settled + 1
     seed = state.started.spec.config.advanced.seed
     rows = schedule.step_rows(seed, step=step, batch=plan.batch_size, num_rows=plan.num_rows)
     return (
-        BatchAssembled(run=_run(state), step=step, rows=tuple(rows), durable=_durable(state, step)),
+        BatchAssembled(
+            run=_run_id(state), step=step, rows=tuple(rows), durable=_must_be_durable(state, step)
+        ),
     )
 
 
-def _groups_due(state: RunState) -> Iterator[RunEvent]:
+def _due_groups(state: RunState) -> Iterator[RunEvent]:
     started = state.started
     if started is None or started.template is None:
         return
@@ -251,55 +268,50 @@ def _groups_due(state: RunState) -> Iterator[RunEvent]:
         )
 
 
-def _again(state: RunState, number: int, most: int) -> tuple[RunEvent, ...]:
-    started, opened = state.started, state.open[number]
-    if started is None or opened.template is None:
+def _replacement_slots(state: RunState, step: int, *, most: int) -> tuple[Slot, ...]:
+    """The slots of `step` whose group was filtered and was replaced fewer than `most` times, each with
+    the row that takes its place."""
+    started = state.started
+    if started is None:
         return ()
-    slots = tuple(
+    return tuple(
         schedule.replacement(
             started.spec.config.advanced.seed,
-            step=number,
+            step=step,
             slot=slot,
             number=group.group.replacement + 1,
             batch=started.plan.batch_size,
             num_rows=started.plan.num_rows,
         )
-        for slot, group in sorted(opened.settled.items())
+        for slot, group in sorted(state.open[step].settled.items())
         if group.dropped == FLAT and group.group.replacement < most
     )
-    if not slots:
-        return ()
-    purpose = Purpose.TRAIN
-    request = GroupsRequested(
-        owner=started.run, purpose=purpose, step=number, slots=slots, template=opened.template
-    )
-    return (request,)
 
 
-def _durable(state: RunState, step: int) -> bool:
+def _must_be_durable(state: RunState, step: int) -> bool:
     """Whether the version of `step` must be stored whole: something will want its bits."""
-    if state.started is None or state.stop_wanted or _validated(state, step):
+    if state.started is None or state.stop_wanted or _is_validated(state, step):
         return True
     every = state.started.spec.config.checkpoints.checkpoint_save_freq
     return step % every == 0 or step == state.total
 
 
-def _validated(state: RunState, step: int) -> bool:
+def _is_validated(state: RunState, step: int) -> bool:
     if state.started is None or state.started.validation is None:
         return False
     every = state.started.spec.config.checkpoints.eval_interval
     return step in (0, state.total) or (every is not None and step % every == 0)
 
 
-def _nothing_kept(
+def _skip_step(
     state: RunState, step: int, opened: OpenStep, figures: dict[str, float]
 ) -> tuple[RunEvent, ...]:
-    run = _run(state)
+    run = _run_id(state)
     in_order = [opened.settled[slot] for slot in sorted(opened.settled)]
-    reasons = [group.dropped for group in in_order if lost(group)]
+    reasons = [group.dropped for group in in_order if is_lost(group)]
     reason = reasons[0] if reasons and reasons[0] else FLAT
     if figures["rollout/failed_ratio"] == 1.0:
-        return (RunFailed(run=run, kind="error", message=all_failed(step, reason)),)
+        return (RunFailed(run=run, kind="error", message=all_failed_message(step, reason)),)
     if state.state is None or state.last is None:
         return ()
     settled = StepSettled(
@@ -315,7 +327,7 @@ def _nothing_kept(
     return (StepSkipped(run=run, step=step, reason=reason), settled)
 
 
-def _checkpoint_of(state: RunState, due: Due) -> CheckpointRequested:
+def _request_checkpoint(state: RunState, due: Due) -> CheckpointRequested:
     started = state.started
     assert started is not None  # noqa: S101 - a version exists, so the run has started
     config = started.spec.config
@@ -339,5 +351,5 @@ def _checkpoint_of(state: RunState, due: Due) -> CheckpointRequested:
     )
 
 
-def _run(state: RunState) -> str:
+def _run_id(state: RunState) -> str:
     return state.request.run if state.request else ""

@@ -42,19 +42,19 @@ def settle(graded: GroupGraded, *, filters: bool = False) -> SettledGroup:
         version=graded.spec.template.policy.version,
         entries=graded.entries,
         dropped=dropped,
-        ungraded=_ungraded(graded),
+        ungraded=_count_ungraded(graded),
         parts=_mean_parts(graded.grades),
         generate_s=graded.generate_s,
         grade_s=graded.grade_s,
     )
 
 
-def lost(group: SettledGroup) -> bool:
+def is_lost(group: SettledGroup) -> bool:
     """Whether a group was dropped because of errors, not because its rewards are all equal."""
     return group.dropped not in (None, FLAT)
 
 
-def _ungraded(graded: GroupGraded) -> dict[str, int]:
+def _count_ungraded(graded: GroupGraded) -> dict[str, int]:
     """Samples that did not fail but have no reward, by the category of the reason."""
     failed = {entry.index for entry in graded.entries if entry.failure is not None}
     without = [g for g in graded.grades if g.index not in failed and _reward(g) is None]
@@ -88,7 +88,7 @@ def metrics(groups: Sequence[SettledGroup], *, newest: int) -> dict[str, float]:
         "rollout/num_samples": float(len(entries)),
         "rollout/failed_ratio": failed.total() / max(1, len(entries)),
         "rollout/dropped_groups": float(sum(group.dropped is not None for group in groups)),
-        "rollout/zero_variance_ratio": _mean([_flat(group) for group in groups]),
+        "rollout/zero_variance_ratio": _mean([_is_flat(group) for group in groups]),
         "rollout/response_lengths": _mean([float(e.completion_tokens) for e in done]),
         "rollout/total_lengths": _mean(
             [float(e.prompt_tokens + e.completion_tokens) for e in done]
@@ -109,7 +109,7 @@ def metrics(groups: Sequence[SettledGroup], *, newest: int) -> dict[str, float]:
     return figures
 
 
-def _flat(group: SettledGroup) -> float:
+def _is_flat(group: SettledGroup) -> float:
     return float(len({reward for reward in group.group.rewards if reward is not None}) <= 1)
 
 

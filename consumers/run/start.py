@@ -36,20 +36,24 @@ def start(
         return ()
     match message:
         case RunRequested():
-            return () if request.workspace else (_started(request, None),)
+            return () if request.workspace else (_run_started(request, None),)
         case WorkspaceRejected():
             return (RunRejected(run=request.run, message=message.message),)
         case WorkspaceSynced():
-            return (_synced(request, message),)
+            return (_start_with_workspace(request, message),)
 
 
-def _synced(request: RunRequested, synced: WorkspaceSynced) -> RunStarted | RunRejected:
+def _start_with_workspace(
+    request: RunRequested, synced: WorkspaceSynced
+) -> RunStarted | RunRejected:
     config = request.config
     entrypoint = Entrypoint(
         rollout=config.experiment.rollout or "", path=config.experiment.entrypoint or ""
     )
     found = next((r for r in synced.rollouts if r.entrypoint == entrypoint), None)
-    problem = unusable(found, entrypoint, [reward.name for reward in config.advanced.rewards])
+    problem = entry_point_problem(
+        found, entrypoint, [reward.name for reward in config.advanced.rewards]
+    )
     if found is None or problem is not None:
         return RunRejected(run=request.run, message=problem or "no entry point")
     rollout = RolloutRef(
@@ -63,10 +67,10 @@ def _synced(request: RunRequested, synced: WorkspaceSynced) -> RunStarted | RunR
         workflow_timeout_s=config.training.agent_workflow_timeout_s,
         grader_timeout_s=config.training.grader_timeout_s,
     )
-    return _started(request, rollout)
+    return _run_started(request, rollout)
 
 
-def unusable(
+def entry_point_problem(
     found: DiscoveredRollout | None, entrypoint: Entrypoint, rewards: list[str]
 ) -> str | None:
     """Why an entry point cannot be run with these reward functions, or None."""
@@ -84,7 +88,7 @@ def unusable(
     return None
 
 
-def _started(request: RunRequested, rollout: RolloutRef | None) -> RunStarted:
+def _run_started(request: RunRequested, rollout: RolloutRef | None) -> RunStarted:
     config = request.config
     steps = total_steps(config, request.dataset.num_rows)
     return RunStarted(

@@ -5,7 +5,7 @@ from typing import assert_never
 from uuid import UUID
 
 from consumers.run.health import is_flat, is_unhealthy
-from consumers.run.settle import lost
+from consumers.run.settle import is_lost
 from schemas.events import (
     BatchAssembled,
     CheckpointRequested,
@@ -100,7 +100,7 @@ class RunState:
     """`settled` is the last settled step (-1: version 0 does not exist yet), `requested` the last step
     whose groups were asked for, `training` the step whose batch is with the learner. `weights` are
     those of the versions that later groups may still sample with. `evaluated` is the last step whose
-    validation was asked for. `unhealthy`, `flat` and `lost` count steps in a row
+    validation was asked for. `unhealthy`, `flat` and `is_lost` count steps in a row
     (`consumers/run/health.py`); `first_error` is why the first lost step could not be trained, `trained`
     whether any step was; `warned` is the last step that a warning named, `alarms` what was said about
     the sampler."""
@@ -164,11 +164,11 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
         case RunStarted():
             return replace(state, started=event)
         case GroupsRequested():
-            opened = {**state.open, event.step: _opened(state.open.get(event.step), event)}
+            opened = {**state.open, event.step: _open_step(state.open.get(event.step), event)}
             requested = max(state.requested, event.step)
-            return _forgetting(replace(state, requested=requested, open=opened))
+            return _forget_weights(replace(state, requested=requested, open=opened))
         case GroupsSettled():
-            return _groups_settled(state, event)
+            return _settle_groups(state, event)
         case BatchAssembled():
             left = {step: group for step, group in state.open.items() if step != event.step}
             return replace(
@@ -181,9 +181,9 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
                 batch_metrics=event.metrics,
             )
         case StepSkipped():
-            return _skipped(state, event)
+            return _skip_step(state, event)
         case StepSettled():
-            return _step_settled(state, event)
+            return _settle_step(state, event)
         case CheckpointRequested():
             due = tuple(d for d in state.checkpoints_due if d.step != event.spec.step)
             return replace(state, checkpoints_due=due, checkpointing=event.spec.step)
@@ -227,7 +227,7 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
             assert_never(event)
 
 
-def _forgetting(state: RunState) -> RunState:
+def _forget_weights(state: RunState) -> RunState:
     """Without the weights that no later group samples with."""
     pace, requested = state.pace, state.requested
     kept = {
@@ -238,7 +238,7 @@ def _forgetting(state: RunState) -> RunState:
     return replace(state, weights=kept)
 
 
-def _opened(step: OpenStep | None, event: GroupsRequested) -> OpenStep:
+def _open_step(step: OpenStep | None, event: GroupsRequested) -> OpenStep:
     """A step whose groups are asked for, or asked for again in some of its slots."""
     if step is None:
         return OpenStep(len(event.slots), template=event.template)
@@ -251,7 +251,7 @@ def _opened(step: OpenStep | None, event: GroupsRequested) -> OpenStep:
     )
 
 
-def _groups_settled(state: RunState, event: GroupsSettled) -> RunState:
+def _settle_groups(state: RunState, event: GroupsSettled) -> RunState:
     step = state.open.get(event.step)
     if step is None:
         return state
@@ -259,19 +259,19 @@ def _groups_settled(state: RunState, event: GroupsSettled) -> RunState:
     return replace(state, open={**state.open, event.step: replace(step, settled=settled)})
 
 
-def _skipped(state: RunState, event: StepSkipped) -> RunState:
+def _skip_step(state: RunState, event: StepSkipped) -> RunState:
     """A step without a batch. Where none of its groups could be used because of errors, it is lost."""
     opened = state.open.get(event.step)
     left = {step: group for step, group in state.open.items() if step != event.step}
     if opened is None:
         return state  # it was trained, and changed nothing
-    if not all(lost(group) for group in opened.settled.values()):
+    if not all(is_lost(group) for group in opened.settled.values()):
         return replace(state, open=left, lost=0)
     first = state.first_error or f"step {event.step}: {event.reason}"
     return replace(state, open=left, lost=state.lost + 1, first_error=first)
 
 
-def _step_settled(state: RunState, event: StepSettled) -> RunState:
+def _settle_step(state: RunState, event: StepSettled) -> RunState:
     due = Due(
         step=event.step,
         state=event.state,
@@ -292,13 +292,13 @@ def _step_settled(state: RunState, event: StepSettled) -> RunState:
         weights_name=event.weights_name or state.weights_name,
         weights={**state.weights, event.step: event.state.weights},
     )
-    new = _forgetting(_counted(new, event))
+    new = _forget_weights(_count_health(new, event))
     if _on_cadence(new) and event.state.durable:
         return replace(new, checkpoints_due=(*new.checkpoints_due, due))
     return new
 
 
-def _counted(state: RunState, event: StepSettled) -> RunState:
+def _count_health(state: RunState, event: StepSettled) -> RunState:
     """How many steps in a row changed nothing, and had nothing to learn from. A step that trained
     nothing says nothing about the learner's health."""
     if state.started is None:

@@ -117,10 +117,10 @@ async def perform(effect: FetchCommit, ports: Ports) -> CommitFetched:
     repositories = ports.require("repositories")
     sha = await repositories.fetch(effect.workspace, effect.commit)
     tree = await repositories.snapshot(effect.workspace, sha)
-    entrypoints = effect.entrypoints or await snapshot_of.entrypoints(tree)
-    sha256 = await snapshot_of.digest(tree)
+    entrypoints = effect.entrypoints or await snapshot_of.find_entrypoints(tree)
+    sha256 = await snapshot_of.hash_snapshot(tree)
     snapshot = await ports.artifacts.put(tree, run=effect.workspace, blob=True, sha256=sha256)
-    refused = await snapshot_of.refused(tree, entrypoints)
+    refused = await snapshot_of.find_refused(tree, entrypoints)
     usable = tuple(entry for entry in entrypoints if entry.rollout not in refused)
     found = await ports.require("user").discover(tree, usable) if usable else ()
     rollouts = (

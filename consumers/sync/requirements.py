@@ -18,7 +18,7 @@ CAN_IMPORT = (
 PROVIDED = ("headrace", "python")
 
 
-def unmet(tree: tarfile.TarFile, rollout: str) -> str | None:
+def unmet_requirements(tree: tarfile.TarFile, rollout: str) -> str | None:
     """Why the rollout cannot run on what is provided, with the file to edit; None if it can."""
     path = f"rollouts/{rollout}/pyproject.toml"
     try:
@@ -32,17 +32,17 @@ def unmet(tree: tarfile.TarFile, rollout: str) -> str | None:
         document = tomllib.loads(source.read().decode() if source else "")
     except (ValueError, RecursionError) as error:
         return f"{path} is not valid TOML: {error}; correct it"
-    asked = [name for name in _asked(document) if _name(name) not in PROVIDED]
-    if not asked:
+    missing = [name for name in _declared_dependencies(document) if _name(name) not in PROVIDED]
+    if not missing:
         return None
-    listed = ", ".join(asked[:5]) + (" ..." if len(asked) > 5 else "")
+    listed = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
     return (
         f"{path} asks for {listed}, and dependencies are not installed yet: {CAN_IMPORT}. Remove them "
         f"from {path} and from the code"
     )
 
 
-def _asked(document: Mapping[str, object]) -> Iterator[str]:
+def _declared_dependencies(document: Mapping[str, object]) -> Iterator[str]:
     """The dependencies of a project, as it writes them."""
     project = _table(document, "project")
     listed = project.get("dependencies")

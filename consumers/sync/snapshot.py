@@ -9,7 +9,7 @@ import io
 import tarfile
 from collections.abc import Sequence
 
-from consumers.sync.requirements import unmet
+from consumers.sync.requirements import unmet_requirements
 from schemas.errors import Refused
 from schemas.specs import Entrypoint
 
@@ -17,22 +17,22 @@ MAX_ENTRYPOINTS = 64
 """Entry points of one commit; what is found in them must fit into one event."""
 
 
-async def entrypoints(tree: bytes) -> tuple[Entrypoint, ...]:
-    """`entrypoints_in`, in a thread."""
-    return await asyncio.to_thread(entrypoints_in, tree)
+async def find_entrypoints(tree: bytes) -> tuple[Entrypoint, ...]:
+    """`find_entrypoints_in`, in a thread."""
+    return await asyncio.to_thread(find_entrypoints_in, tree)
 
 
-async def digest(tree: bytes) -> str:
+async def hash_snapshot(tree: bytes) -> str:
     """The SHA-256 of a snapshot, which may have 200 MiB."""
     return await asyncio.to_thread(lambda: hashlib.sha256(tree).hexdigest())
 
 
-async def refused(tree: bytes, wanted: Sequence[Entrypoint]) -> dict[str, str]:
-    """`refused_in`, in a thread."""
-    return await asyncio.to_thread(refused_in, tree, wanted)
+async def find_refused(tree: bytes, wanted: Sequence[Entrypoint]) -> dict[str, str]:
+    """`find_refused_in`, in a thread."""
+    return await asyncio.to_thread(find_refused_in, tree, wanted)
 
 
-def entrypoints_in(tree: bytes) -> tuple[Entrypoint, ...]:
+def find_entrypoints_in(tree: bytes) -> tuple[Entrypoint, ...]:
     """Every `rollouts/<name>/main.py` of a snapshot, by name. Raises Refused when they are many."""
     with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
         paths = [member.name.split("/") for member in tar if member.isfile()]
@@ -45,8 +45,8 @@ def entrypoints_in(tree: bytes) -> tuple[Entrypoint, ...]:
     return tuple(Entrypoint(rollout=name) for name in names)
 
 
-def refused_in(tree: bytes, entrypoints: Sequence[Entrypoint]) -> dict[str, str]:
+def find_refused_in(tree: bytes, entrypoints: Sequence[Entrypoint]) -> dict[str, str]:
     """Rollout -> why its dependencies cannot be met."""
     with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
-        reasons = {entry.rollout: unmet(tar, entry.rollout) for entry in entrypoints}
+        reasons = {entry.rollout: unmet_requirements(tar, entry.rollout) for entry in entrypoints}
     return {rollout: reason for rollout, reason in reasons.items() if reason is not None}

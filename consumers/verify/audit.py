@@ -16,7 +16,7 @@ from typing import Literal
 from uuid import UUID
 
 from consumers.checkpoint import manifest_json
-from consumers.learn.replay import job_of, step_batch
+from consumers.learn.replay import build_step_batch, job_of
 from consumers.run.settle import settle
 from infra.ports.event_log import Cursor, Recorded
 from infra.ports.ports import Ports
@@ -45,7 +45,7 @@ Version = PolicyInitialized | PolicyUpdated
 
 
 @dataclass
-class Report:
+class AuditReport:
     """What was compared, and what disagreed. `adapter_sha256`: of the last version, built again."""
 
     findings: list[Finding] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Report:
 
 
 @dataclass
-class Told:
+class LogContents:
     """What the log says, as far as the audit needs it again."""
 
     versions: list[Version] = field(default_factory=list)
@@ -82,28 +82,30 @@ class Told:
     """Artifacts by uri: whether they are what was recorded."""
 
 
-async def audit(learner: Learner, ports: Ports, run: str, *, alias: str) -> Report:
+async def audit(learner: Learner, ports: Ports, run: str, *, alias: str) -> AuditReport:
     """Audit a run. The learner builds its versions under the name `alias`: the run itself may be
     training there. Raises TransientError, Refused."""
-    report, told = Report(), Told()
+    report, log = AuditReport(), LogContents()
     cursor = Cursor()
     while page := await ports.log.read(run, after=cursor, limit=PAGE):
         for recorded in page:
-            await _note(recorded, told, report, ports)
+            await _check_event(recorded, log, report, ports)
         cursor = page[-1].cursor
-    await _rebuild(learner, ports, told, report, alias=alias)
-    for saved in told.saved:
-        await _manifest(saved, told, report, ports)
+    await _rebuild_versions(learner, ports, log, report, alias=alias)
+    for saved in log.saved:
+        await _check_manifest(saved, log, report, ports)
     return report
 
 
-async def _note(recorded: Recorded, told: Told, report: Report, ports: Ports) -> None:
+async def _check_event(
+    recorded: Recorded, log: LogContents, report: AuditReport, ports: Ports
+) -> None:
     """One event of the log: in its place, decodable, and its artifacts sound."""
     name = f"{recorded.stream}/{recorded.version}"
-    head = told.heads.get(recorded.stream, 0)
+    head = log.heads.get(recorded.stream, 0)
     if recorded.version != head + 1:
         report.add("event", name, f"follows version {head} of its stream: events are missing")
-    told.heads[recorded.stream] = recorded.version
+    log.heads[recorded.stream] = recorded.version
     try:
         event = recorded.event
     except HeadraceError as error:
@@ -111,84 +113,86 @@ async def _note(recorded: Recorded, told: Told, report: Report, ports: Ports) ->
         return
     match event:
         case PolicyInitialized() | PolicyUpdated():
-            told.versions.append(event)
+            log.versions.append(event)
         case BatchAssembled():
-            told.batches[UUID(str(recorded.id))] = event
-            _batch(event, name, told, report)
+            log.batches[UUID(str(recorded.id))] = event
+            _check_batch(event, name, log, report)
         case GroupGraded():
             key = event.spec.group_key
-            told.graded[key.step, key.slot, key.replacement] = settle(event).group
+            log.graded[key.step, key.slot, key.replacement] = settle(event).group
         case CheckpointSaved():
-            told.saved.append(event)
+            log.saved.append(event)
         case RunArchived() | RunDeleted():
             raise Refused(f"run {event.run} was archived or deleted; its history is not in the log")
-    await _artifacts(event, name, told, report, ports)
+    await _check_artifacts(event, name, log, report, ports)
 
 
-async def _artifacts(event: Event, name: str, told: Told, report: Report, ports: Ports) -> None:
+async def _check_artifacts(
+    event: Event, name: str, log: LogContents, report: AuditReport, ports: Ports
+) -> None:
     spare = collectable(event)
     for ref in references(event):
-        if ref.uri in told.seen:
+        if ref.uri in log.seen:
             continue
         try:
             await ports.artifacts.get(ref, cached=False)
         except NotFound as error:
             if ref.uri not in spare:
-                told.seen[ref.uri] = False
+                log.seen[ref.uri] = False
                 report.add("artifact", ref.uri, f"{error} ({name} names it)")
             continue
         except CorruptData as error:
-            told.seen[ref.uri] = False
+            log.seen[ref.uri] = False
             report.add("artifact", ref.uri, f"{error} ({name} names it)")
             continue
-        told.seen[ref.uri] = True
+        log.seen[ref.uri] = True
         report.artifacts += 1
 
 
-def _batch(event: BatchAssembled, name: str, told: Told, report: Report) -> None:
+def _check_batch(event: BatchAssembled, name: str, log: LogContents, report: AuditReport) -> None:
     """Each group of a batch is the one that was graded, with its rewards."""
     for group in event.groups:
-        graded = told.graded.get((event.step, group.slot, group.replacement))
+        graded = log.graded.get((event.step, group.slot, group.replacement))
         if graded != group:
             what = "was never graded" if graded is None else "was graded otherwise"
             report.add("event", name, f"group {group.slot} of step {event.step} {what}")
 
 
-async def _rebuild(
-    learner: Learner, ports: Ports, told: Told, report: Report, *, alias: str
+async def _rebuild_versions(
+    learner: Learner, ports: Ports, log: LogContents, report: AuditReport, *, alias: str
 ) -> None:
     """All versions, from the first; ends at the first that differs, for none after it can agree."""
-    if not told.versions:
+    if not log.versions:
         return
-    first, *updates = told.versions
+    first, *updates = log.versions
     if not isinstance(first, PolicyInitialized):
         report.add("event", f"policy-{first.run}/1", "the run's version 0 is not in the log")
         return
     job = replace(job_of(first.spec), run=alias)
     result = await learner.initialize(job)
-    if not await _same(result, first, told, report, ports):
+    if not await _matches_log(result, first, log, report, ports):
         return
     for number, update in enumerate(updates, start=1):
         if not isinstance(update, PolicyUpdated):
             report.add("event", f"policy-{first.run}", "version 0 stands in the log twice")
             return
-        batch = told.batches.get(update.batch)
+        batch = log.batches.get(update.batch)
         if batch is None:
             report.add("event", str(update.batch), f"the batch of step {update.step} is missing")
             return
-        if any(told.seen.get(group.artifact.uri) is False for group in batch.groups):
+        if any(log.seen.get(group.artifact.uri) is False for group in batch.groups):
             return
-        assembled = await step_batch(
+        assembled = await build_step_batch(
             ports, first.spec, number=number, groups=batch.groups, rows=batch.rows
         )
         result = await learner.step(job, assembled, export_state=update.state.durable)
-        if not await _same(result, update, told, report, ports):
+        if not await _matches_log(result, update, log, report, ports):
             return
         report.steps += 1
 
 
-async def _same(
-    result: StepResult, version: Version, told: Told, report: Report, ports: Ports
+async def _matches_log(
+    result: StepResult, version: Version, log: LogContents, report: AuditReport, ports: Ports
 ) -> bool:
     """Whether a version, built again, has the hashes of the log; its stored bytes are compared too."""
     made, recorded = result.state, version.state
@@ -205,18 +209,18 @@ async def _same(
             report.add("event", name, f"{what} rebuilt are {ours[:16]}, not {theirs[:16]}{machine}")
             return False
     report.adapter_sha256 = made.weights_sha256
-    for ref, stored in _stored(made, recorded):
-        if told.seen.get(ref.uri) is False:
-            await _where(ref, stored, report, ports)
+    for ref, stored in _stored_bytes(made, recorded):
+        if log.seen.get(ref.uri) is False:
+            await _locate_damage(ref, stored, report, ports)
     return True
 
 
-def _stored(made: LearnerState, recorded: StateRef) -> Sequence[tuple[ArtifactRef, bytes]]:
+def _stored_bytes(made: LearnerState, recorded: StateRef) -> Sequence[tuple[ArtifactRef, bytes]]:
     pairs = ((recorded.weights, made.weights), (recorded.state, made.state))
     return [(ref, ours) for ref, ours in pairs if ref is not None and ours is not None]
 
 
-async def _where(ref: ArtifactRef, ours: bytes, report: Report, ports: Ports) -> None:
+async def _locate_damage(ref: ArtifactRef, ours: bytes, report: AuditReport, ports: Ports) -> None:
     """The bytes of a broken blob that differ from what they should be: we have just built them."""
     try:
         theirs = await ports.blobs.get(ref.uri)
@@ -230,14 +234,16 @@ async def _where(ref: ArtifactRef, ours: bytes, report: Report, ports: Ports) ->
             )
 
 
-async def _manifest(saved: CheckpointSaved, told: Told, report: Report, ports: Ports) -> None:
+async def _check_manifest(
+    saved: CheckpointSaved, log: LogContents, report: AuditReport, ports: Ports
+) -> None:
     """A manifest says what its step made, and every byte of it follows from the log."""
     spec, uri = saved.spec, saved.manifest.uri
-    versions = {version.state.step: version.state for version in told.versions}
+    versions = {version.state.step: version.state for version in log.versions}
     version = versions.get(spec.state.step)
     if version is None or version.weights_sha256 != spec.state.weights_sha256:
         report.add("event", uri, f"the checkpoint of step {spec.step} is of a version unknown here")
-    parents = [s.manifest.sha256 for s in told.saved if s.spec.step < spec.step]
+    parents = [s.manifest.sha256 for s in log.saved if s.spec.step < spec.step]
     if spec.parent != (parents[-1] if parents else None):
         report.add("event", uri, f"the checkpoint of step {spec.step} has another parent")
     try:

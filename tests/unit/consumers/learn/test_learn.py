@@ -7,7 +7,9 @@ from uuid import UUID
 import pytest
 from pydantic import TypeAdapter
 
-from consumers.learn.consumer import CONSUMER, LOOSE_KEPT, SMALL_STATE_BYTES, PolicyState, evolve
+from consumers.learn.consumer import CONSUMER, SMALL_STATE_BYTES, evolve
+from consumers.learn.retention import RECOVERY_KEPT
+from consumers.learn.state import PolicyState
 from schemas.effects import Failed, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import FailureCategory
 from schemas.events import (
@@ -277,7 +279,7 @@ def test_what_groups_may_still_pin_and_checkpoints_name_is_never_collected(
         wanted |= {v for v in made if v in pinned or v + 1 in skipped}
         assert not gone & {ref(f"w{version}").uri for version in wanted}
     kept = len(events) - len({uri for uri in gone if uri in {ref(f"w{v}").uri for v in taken}})
-    assert kept <= len(pinned) + depth + interval + 2 * LOOSE_KEPT + len(skipped)
+    assert kept <= len(pinned) + depth + interval + 2 * RECOVERY_KEPT + len(skipped)
 
 
 def test_in_sft_nobody_needs_the_weights_of_a_loose_version() -> None:
@@ -289,6 +291,6 @@ def test_the_state_survives_a_snapshot_and_stays_small() -> None:
     state = evolve(PolicyState(), initialized())
     for step in range(1, 50):
         state = evolve(state, updated(step))
-    assert len(state.loose) == len(state.lent) == 3
+    assert len(state.recovery_versions) == len(state.sampler_versions) == 3
     adapter = TypeAdapter(PolicyState)
     assert adapter.validate_json(adapter.dump_json(state)) == state

@@ -169,8 +169,8 @@ def test_skipped_steps_are_settled_ones() -> None:
 def test_twin_without_the_count_of_ungraded_samples_a_run_finishes_untrained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run_batch, "_ungraded", lambda graded: {})
-    monkeypatch.setattr(run_state, "lost", lambda group: False)
+    monkeypatch.setattr(run_batch, "_count_ungraded", lambda graded: {})
+    monkeypatch.setattr(run_state, "is_lost", lambda group: False)
     story = Told(steps=2)
     story.grade(NONE, NONE)
     assert only(story.grade(NONE, NONE), RunFinished)

@@ -15,8 +15,8 @@ from consumers.sync.consumer import (
     evolve,
     perform,
 )
-from consumers.sync.requirements import CAN_IMPORT, MOST_BYTES, unmet
-from consumers.sync.snapshot import MAX_ENTRYPOINTS, entrypoints_in
+from consumers.sync.requirements import CAN_IMPORT, MOST_BYTES, unmet_requirements
+from consumers.sync.snapshot import MAX_ENTRYPOINTS, find_entrypoints_in
 from headrace import blame
 from schemas.effects import CommitFetched, Failed, FetchCommit
 from schemas.errors import FailureCategory, Refused
@@ -142,14 +142,14 @@ def tree(*names: str, **texts: str) -> bytes:
 
 def test_entry_points_are_the_main_files_of_rollouts() -> None:
     names = ("rollouts/b/main.py", "rollouts/a/main.py", "rollouts/a/other.py", "main.py")
-    found = entrypoints_in(tree(*names, "rollouts/a/deep/main.py", "data/x/main.py"))
+    found = find_entrypoints_in(tree(*names, "rollouts/a/deep/main.py", "data/x/main.py"))
     assert found == (Entrypoint(rollout="a"), Entrypoint(rollout="b"))
 
 
 def test_a_commit_with_too_many_rollouts_is_refused() -> None:
     names = [f"rollouts/r{number}/main.py" for number in range(MAX_ENTRYPOINTS + 1)]
     with pytest.raises(Refused, match="name the entry point"):
-        entrypoints_in(tree(*names))
+        find_entrypoints_in(tree(*names))
 
 
 async def test_performing_stores_the_snapshot_and_looks_into_every_rollout(tmp_path: Path) -> None:
@@ -206,8 +206,8 @@ async def test_a_rollout_with_dependencies_is_refused_by_name_and_its_neighbours
 )
 def test_what_a_pyproject_may_ask_for(text: str, says: str | None) -> None:
     with tarfile.open(fileobj=io.BytesIO(tree(x=text))) as tar:
-        found = unmet(tar, "x")
-        assert unmet(tar, "absent") is None
+        found = unmet_requirements(tar, "x")
+        assert unmet_requirements(tar, "absent") is None
     assert (found is None) if says is None else (found is not None and says in found)
 
 

@@ -1,0 +1,28 @@
+"""The state of a policy stream: the newest version, and which earlier versions are still stored."""
+
+from dataclasses import dataclass
+
+from schemas.specs import StateRef, TrainSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """The newest version (`base`), how many steps led to it (`taken`), and what may be discarded.
+
+    Of versions that no checkpoint or validation needs, oldest first: `recovery_versions` are stored
+    whole for recovery, `sampler_versions` have their weights stored, for samplers or recovery.
+    `failed`: the learner gave up.
+    """
+
+    spec: TrainSpec | None = None
+    base: StateRef | None = None
+    taken: int = 0
+    interval: int = 1
+    recovery_versions: tuple[StateRef, ...] = ()
+    sampler_versions: tuple[StateRef, ...] = ()
+    failed: bool = False
+
+
+def is_sft(spec: TrainSpec) -> bool:
+    """Whether the run learns from demonstrations, so that nothing is sampled with its versions."""
+    return spec.config.advanced.algorithm == "sft"
