@@ -15,8 +15,8 @@ was `base`."""
 
 
 def fetch_file(client: Client, ref: str, file: Document, directory: Path) -> None:
-    """Save one file of a checkpoint. Raises Failure when it has not the hash it was promised with;
-    then nothing of it stays."""
+    """Save one file of a checkpoint. Raises Failure when its hash is not the one in the manifest; the
+    file is deleted then."""
     name = str(file["name"])
     target = directory / safe_name(name)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -25,25 +25,26 @@ def fetch_file(client: Client, ref: str, file: Document, directory: Path) -> Non
         target.unlink()
         raise Failure(
             "CORRUPT",
-            f"{name} has sha256 {sha256}, the manifest says {file['sha256']}; try again, and if "
-            "it stays so the stored file is damaged: take another checkpoint",
+            f"{name} has sha256 {sha256}, but the manifest says {file['sha256']}; try again, and use "
+            "another checkpoint if this repeats, because the stored file is damaged",
         )
 
 
 def safe_name(name: str) -> PurePosixPath:
-    """A file name from a server, as a path below a directory. Raises Failure when it leads out."""
+    """A file name from a server as a relative path. Raises Failure when it would leave the directory."""
     path = PurePosixPath(name)
     if path.is_absolute() or not path.parts or ".." in path.parts or "\\" in name or "\0" in name:
         raise Failure(
-            "CORRUPT", f"the checkpoint names a file {name!r}, which is no place to write"
+            "CORRUPT",
+            f"the checkpoint has an unsafe file name {name!r}; do not use this checkpoint",
         )
     return path
 
 
 def name_local_base(directory: Path) -> Path | None:
-    """Let the adapter in `directory` name the base model that lies in its folder base/ by an absolute
-    path, so that PEFT finds it from any working directory. Returns that path; None when the base has a
-    public name, or when there is no adapter."""
+    """Write the absolute path of the folder base/ into the adapter's config, so that PEFT finds the base
+    model from any working directory. Returns that path, or None when the base has a public name or there
+    is no adapter."""
     config, base = directory / ADAPTER_CONFIG, (directory / "base").resolve()
     if not config.is_file() or not base.is_dir():
         return None

@@ -1,8 +1,8 @@
-"""The HTTP client of the command line: it knows the server's address, its token, and how it fails.
+"""The HTTP client of the command line: the server's address, its token, retries and failures.
 
-Connection errors are retried. A write always carries an Idempotency-Key, and its retries carry the
-same one, so a lost answer never makes a second run. A server that cannot be reached, or that
-refuses, becomes a Failure with the server's own code and issues.
+Connection errors are retried. A write always carries an Idempotency-Key, and its retries carry the same
+key, so a lost response never makes a second run. When the server cannot be reached, or refuses a
+request, the client raises a Failure with the server's own code and issues.
 """
 
 import hashlib
@@ -28,21 +28,21 @@ BACKOFF_S = (0.1, 0.3, 0.6, 1.0)
 """Pauses between the attempts of one request."""
 
 SLOW_S = 3600.0
-"""How long the server may take to move or remove a whole run."""
+"""How long the server may take to archive, restore or delete a whole run."""
 
 Parameters = Mapping[str, str | int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where the server is and what opens it."""
+    """The URL of the server, and the token that it accepts."""
 
     url: str
     token: str | None
 
     @classmethod
     def from_environment(cls) -> "ServerAddress":
-        """As the settings say: HEADRACE_URL, and HEADRACE_TOKEN or the local token file."""
+        """The address from the settings: HEADRACE_URL, and HEADRACE_TOKEN or the local token file."""
         settings = Settings.load(os.environ)
         return cls(settings.url, settings.read_token())
 
@@ -81,8 +81,8 @@ class Client:
 
     def get(self, path: str, parameters: Parameters | None = None) -> Document:
         """GET a JSON object. Raises Failure."""
-        given = {k: v for k, v in (parameters or {}).items() if v is not None}
-        return self._answer(self._send("GET", path, params=given))
+        query = {k: v for k, v in (parameters or {}).items() if v is not None}
+        return self._answer(self._send("GET", path, params=query))
 
     def post(
         self, path: str, body: object = None, *, key: str | None = None, **parameters: str
@@ -91,13 +91,13 @@ class Client:
         headers = {"Idempotency-Key": key or uuid4().hex}
         content: Document = {} if body is None else {"json": body}
         with request_span("POST", path) as context:
-            sent = self._send(
+            response = self._send(
                 "POST", path, headers={**headers, **context}, params=parameters, **content
             )
-        return self._answer(sent)
+        return self._answer(response)
 
     def post_slow(self, path: str) -> Document:
-        """POST what may take its time: a whole run is moved. Raises Failure."""
+        """POST a request that may take long, such as archiving a run. Raises Failure."""
         headers = {"Idempotency-Key": uuid4().hex}
         timeout = httpx.Timeout(SLOW_S, connect=5)
         return self._answer(self._send("POST", path, headers=headers, timeout=timeout))
@@ -114,12 +114,12 @@ class Client:
         )
 
     def put(self, path: str, stream: BinaryIO) -> Document:
-        """PUT a stream: it is never held in memory whole. Raises Failure."""
+        """PUT a stream without reading all of it into memory. Raises Failure."""
         return self._answer(self._send("PUT", path, content=stream, timeout=600))
 
     def download(self, path: str, target: Path) -> str:
-        """GET bytes into a file, which appears only once it is whole; returns their sha256. Raises
-        Failure."""
+        """GET bytes into a file and return their sha256. The file appears only when it is complete.
+        Raises Failure."""
         digest = hashlib.sha256()
         scratch = target.with_name(f".{target.name}.part")
         try:
@@ -136,7 +136,7 @@ class Client:
     def stream(
         self, path: str, *, headers: Mapping[str, str] | None = None, read_s: float = 60
     ) -> Iterator[httpx.Response]:
-        """An answer to be read as it comes. Raises Failure, and httpx's errors while it is read."""
+        """A response that is read as it arrives. Raises Failure, and httpx's errors while it is read."""
         timeout = httpx.Timeout(read_s, connect=5)
         with self._http.stream("GET", _url(path), headers=headers, timeout=timeout) as answer:
             if answer.is_error:
@@ -155,11 +155,11 @@ class Client:
         return Failure(
             "UNREACHABLE",
             f"no Headrace server answers at {self.address.url}; start one with "
-            "`headrace up --detach`, or name another in HEADRACE_URL",
+            "`headrace up --detach`, or set HEADRACE_URL to another",
         )
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Send, and again after a connection error or a 503. Raises Failure when it stays so."""
+        """Send, and retry after a connection error or a 503. Raises Failure when no attempt connects."""
         last: httpx.Response | None = None
         for pause in (*BACKOFF_S, None):
             last = self._try(method, path, options)
@@ -185,16 +185,16 @@ class Client:
         if document is None:
             raise Failure(
                 "BAD_ANSWER",
-                f"{self.address.url} answered with something that is not Headrace's JSON; "
-                "look at HEADRACE_URL",
+                f"the response of {self.address.url} is not Headrace's JSON; check that HEADRACE_URL is "
+                "the address of a Headrace server",
             )
         return document
 
 
 @contextmanager
 def request_span(method: str, path: str) -> Iterator[Mapping[str, str]]:
-    """The headers that hang a request under a span of this command; none unless OpenTelemetry's
-    variables ask for it, for its import takes longer than most commands."""
+    """Headers that make a request part of a trace span of this command. There are none unless
+    OpenTelemetry's variables enable it, because its import takes longer than most commands."""
     if not Settings.load(os.environ).telemetry:
         yield {}
         return
@@ -207,12 +207,12 @@ def request_span(method: str, path: str) -> Iterator[Mapping[str, str]]:
 
 
 def path_segment(text: str) -> str:
-    """A user's string as one segment of a path."""
+    """Quote a user's string as one segment of a URL path."""
     return quote(text, safe="@.")
 
 
 def failure_from(answer: httpx.Response) -> Failure:
-    """A problem document as a Failure."""
+    """The Failure that a problem document describes."""
     problem = _document(answer) or {}
     message = str(problem.get("detail") or problem.get("title") or f"HTTP {answer.status_code}")
     if answer.status_code == 401:

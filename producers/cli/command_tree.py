@@ -1,8 +1,8 @@
-"""The command tree's building blocks: groups that import a command only when it is used, and the
+"""The building blocks of the command tree: groups that import a command only when it is used, and the
 `command` decorator, which gives every command its `--json`.
 
-`headrace --help` must cost next to nothing, so the help of a group is written where the group is
-defined, and nothing but click is imported to print it.
+`headrace --help` must be fast, so the help of a group is written where the group is defined, and only
+click is imported to print it.
 """
 
 import functools
@@ -16,6 +16,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+
+LIMIT = click.option("--limit", default=50, show_default=True, help="Show at most this many.")
+OFFSET = click.option("--offset", default=0, show_default=True, help="Skip this many first.")
 
 
 class LazyGroup(click.Group):
@@ -36,7 +39,7 @@ class LazyGroup(click.Group):
         return list(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now; None when there is none of this name."""
+        """Import and return the command; None when no command has this name."""
         if cmd_name not in self._lazy:
             return None
         module, _, attribute = self._lazy[cmd_name][0].partition(":")
@@ -46,7 +49,8 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, which would only suggest what is imported. Raises NoSuchCommand."""
+        """Like click's, but suggest names of commands that are not imported too. Raises
+        NoSuchCommand."""
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:
@@ -55,20 +59,20 @@ class LazyGroup(click.Group):
             ) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, without importing one."""
+        """Write the list of commands without importing any of them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self._lazy.items()])
 
 
 class Group(click.Group):
-    """A group of one module: its commands in the order in which they are written."""
+    """A group defined in one module: it lists its commands in the order of the source."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
 
 def group(name: str, help: str) -> Group:
-    """A command group that prints its help when it is called without a command."""
+    """Make a command group that prints its help when it is called without a command."""
     return Group(name, help=help, context_settings=HELP_OPTIONS)
 
 
@@ -86,7 +90,7 @@ def command(
             body
         )
         made.params.append(
-            click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, for programs.")
+            click.Option(["--json", "as_json"], is_flag=True, help="Print JSON for programs.")
         )
         if parent is not None:
             parent.add_command(made)

@@ -1,5 +1,5 @@
-"""Reading a run or evaluation TOML on the client: only its syntax. What it means, and whether it may
-be, the server says, in one place for everyone."""
+"""Reading the TOML file of a run or evaluation on the client. Only its syntax is checked here; the
+server validates its content, in one place for all clients."""
 
 import tomllib
 from datetime import date, time
@@ -10,7 +10,7 @@ from producers.cli.errors import Failure
 from schemas.errors import Issue
 
 MAX_BYTES = 256 << 10
-"""The largest file that is parsed: parsing takes longer than linear in what a file can hold."""
+"""The size of the largest file that is parsed, because parsing takes more than linear time."""
 
 
 def read_config(path: Path) -> Document:
@@ -18,7 +18,7 @@ def read_config(path: Path) -> Document:
     try:
         if path.stat().st_size > MAX_BYTES:
             message = (
-                f"{path} has more than {MAX_BYTES >> 10} KiB; a config is short: name its data"
+                f"{path} is larger than {MAX_BYTES >> 10} KiB; keep data in a dataset and name that"
             )
             raise Failure("VALIDATION", message, issues=(Issue(str(path), message),))
         text = path.read_text(encoding="utf-8")
@@ -26,7 +26,7 @@ def read_config(path: Path) -> Document:
     except FileNotFoundError as error:
         raise Failure(
             "NOT_FOUND",
-            f"there is no config file {path}; configs/training/*.toml is where they live",
+            f"the config file {path} does not exist; configs are usually in configs/training/*.toml",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         issue = Issue(str(path), str(error))
@@ -38,7 +38,7 @@ def read_config(path: Path) -> Document:
 
 
 def _reject_dates(value: object, path: Path, key: str) -> None:
-    """Raises Failure where TOML holds what JSON cannot (dates)."""
+    """Raises Failure for dates, which TOML has and JSON does not."""
     if isinstance(value, dict):
         for name, inner in value.items():
             _reject_dates(inner, path, f"{key}.{name}" if key else name)
@@ -46,11 +46,15 @@ def _reject_dates(value: object, path: Path, key: str) -> None:
         for inner in value:
             _reject_dates(inner, path, key)
     elif isinstance(value, date | time):
-        issue = Issue(key, f'write it in quotes, as "{value}"')
-        raise Failure("VALIDATION", f"{path}: {key} holds {value}, a date", issues=(issue,))
+        issue = Issue(key, f'put it in quotes: "{value}"')
+        raise Failure(
+            "VALIDATION",
+            f"{path}: {key} = {value} is a date, which is not supported",
+            issues=(issue,),
+        )
 
 
 def needs_workspace(config: Document) -> bool:
-    """Whether the config names a rollout, whose code stands in a repository."""
+    """Whether the config names a rollout, whose code is in a repository."""
     experiment = config.get("experiment")
     return isinstance(experiment, dict) and bool(experiment.get("rollout"))

@@ -1,4 +1,4 @@
-"""The database of this machine's settings, for commands that work on it directly."""
+"""The database that this machine's settings name, for commands that work on it directly."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def existing_database(settings: "Settings") -> Iterator[str]:
-    """The URL of the database, which runs already or is started for as long as the block lasts. Raises
-    Failure when there is none."""
+    """The URL of an existing database. If it is not running, it is started for as long as the block
+    lasts. Raises Failure when there is no database."""
     from infra.local import embedded_postgres as embedded
     from infra.local import home
 
@@ -24,8 +24,8 @@ def existing_database(settings: "Settings") -> Iterator[str]:
     if place is None:
         raise Failure(
             "NOT_FOUND",
-            f"there is no database of {settings.home}; name another HEADRACE_HOME, or a server in "
-            "HEADRACE_DATABASE_URL",
+            f"{settings.home} has no database; set HEADRACE_HOME to another home, or "
+            "HEADRACE_DATABASE_URL to a server",
         )
     if home.owner(settings.home) is not None:
         yield place.url
@@ -40,8 +40,8 @@ def existing_database(settings: "Settings") -> Iterator[str]:
 
 @contextmanager
 def new_database(settings: "Settings") -> Iterator[str]:
-    """The URL of a database that may be filled: the one that is named, or a new one of the home. Raises
-    Conflict while something runs there."""
+    """The URL of a database to fill: the one that HEADRACE_DATABASE_URL names, or a new one of the home.
+    Raises Conflict while a server is running there."""
     from infra.local import embedded_postgres as embedded
     from infra.local import home
 

@@ -1,12 +1,12 @@
-"""What a command may fail with. Every failure has a stable code, a message that says what to do
-next, and issues that name keys; how it is printed is decided in one place (`producers/cli/main.py`).
+"""The exceptions of the commands. Every failure has a stable code, a message that says what to do next,
+and issues that name keys. `producers/cli/main.py` alone decides how a failure is printed.
 """
 
 from schemas.errors import Issue, Refused
 
 
 class Failure(Refused):
-    """A command cannot do what was asked, under a code of its own (often the server's)."""
+    """A command failed. It carries its own code, which is often the server's."""
 
     def __init__(self, code: str, message: str, *, issues: tuple[Issue, ...] = ()) -> None:
         super().__init__(message, issues=issues)
@@ -14,10 +14,10 @@ class Failure(Refused):
 
 
 class Interrupted(Exception):
-    """SIGINT came while a command watched something that goes on without it. `come_back` is the
-    command to watch it again; None when there is nothing to come back to."""
+    """SIGINT arrived while a command watched something that continues without it. `resume_command`
+    watches it again; None when there is nothing left to watch."""
 
-    def __init__(self, message: str, come_back: str | None = None) -> None:
+    def __init__(self, message: str, resume_command: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.come_back = come_back
+        self.resume_command = resume_command

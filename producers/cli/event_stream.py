@@ -1,7 +1,7 @@
-"""Following a run: its events as they happen, through lost connections and restarts of the server.
+"""Following the events of a run as they happen, across lost connections and restarts of the server.
 
-The server sends server-sent events; the id of each is a cursor, so that a new connection goes on
-exactly where the last one broke.
+The server sends server-sent events. The id of each is a cursor, so a new connection continues exactly
+where the last one broke.
 """
 
 import json
@@ -15,17 +15,18 @@ from producers.cli.display.output import Document
 from producers.cli.errors import Failure
 
 ENDS = ("rl.run.finished", "rl.run.failed", "rl.run.stopped", "rl.run.rejected")
-"""The events after which a run has no others."""
+"""The events that end a run."""
 
-AWAY_S = 30.0
-"""How long the server may be away (a restart) before we say so."""
+UNREACHABLE_S = 30.0
+"""How long the server may be unreachable, for example during a restart, before following fails."""
 PAUSE_S = 0.2
 
 
 def follow_events(
     client: Client, run: str, *, after: str | None = None, types: Sequence[str] = ()
 ) -> Iterator[Document]:
-    """The run's events (CloudEvents as JSON objects) until its last one. Raises Failure."""
+    """The events of the run (CloudEvents as JSON objects), until the one that ends it. Raises
+    Failure."""
     path = f"/runs/{path_segment(run)}/events"
     if types:
         path += "?types=" + ",".join(types)
@@ -38,11 +39,11 @@ def follow_events(
                 if event.get("type") in ENDS:
                     return
         except httpx.TransportError as error:
-            if time.monotonic() - since > AWAY_S:
+            if time.monotonic() - since > UNREACHABLE_S:
                 raise client.unreachable() from error
         except Failure as failure:
             if failure.code not in ("UNAVAILABLE", "UNREACHABLE") or (
-                time.monotonic() - since > AWAY_S
+                time.monotonic() - since > UNREACHABLE_S
             ):
                 raise
         time.sleep(PAUSE_S)
@@ -59,7 +60,7 @@ def _connection(
 
 
 def parse_events(lines: Iterable[str]) -> Iterator[tuple[str | None, Document]]:
-    """Server-sent events -> (id, data as JSON)."""
+    """Parse the lines of server-sent events into pairs of id and JSON data."""
     identity: str | None = None
     data: list[str] = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""Starting a supervisor (`headrace up`) in the background, and waiting until it is ready."""
+"""Starting a supervisor (`headrace up`) in the background and waiting until it is ready."""
 
 import json
 import os
@@ -17,18 +17,21 @@ from producers.cli.errors import Failure
 
 READY_S = 300.0
 WORKERS_S = 180.0
-"""A worker's first start imports torch, on some machines from a cold disk."""
+"""The first start of a worker imports torch, on some machines from a slow disk."""
 POLL_S = 0.1
 LEASELESS = ("vllm",)
-"""Supervised processes that perform no effects, so that they hold no lease."""
+"""Supervised processes that perform no effects and therefore hold no lease."""
 
 
 def launch(home: Path, environ: Mapping[str, str], *, tied: bool) -> subprocess.Popen[bytes]:
-    """A supervisor of `home` that is ready. `tied`: it stops when this process ends, however that
-    happens; otherwise it goes on. Raises Failure with what it said when it does not start."""
+    """Start a supervisor of `home` and return it when it is ready. A `tied` one stops when this process
+    ends, however that happens; otherwise it continues. Raises Failure with its output when it does not
+    start."""
     prepare(home)
     log = home / "logs" / "supervisor.log"
-    log.write_bytes(b"")  # its former words; what follows is appended, so that it can be shortened
+    log.write_bytes(
+        b""
+    )  # drop the old log; new lines are appended, so that the file can be truncated
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "producers.cli.main", "up", "--json"],
@@ -48,12 +51,15 @@ def launch(home: Path, environ: Mapping[str, str], *, tied: bool) -> subprocess.
             raise _startup_failure(tail(log))
         time.sleep(0.05)
     process.terminate()
-    raise Failure("FAILED", f"the server did not become ready; look into {home / 'logs'}")
+    raise Failure(
+        "FAILED", f"the server is not ready after {READY_S:.0f} s; read the logs in {home / 'logs'}"
+    )
 
 
 def await_workers(home: Path, *, within_s: float = WORKERS_S) -> None:
-    """Return once every process of the home's supervisor that performs work holds a live lease. Raises
-    Failure that names those that do not after `within_s` seconds, or that the supervisor has ended."""
+    """Wait until every process of the home's supervisor that performs work holds a live lease. Raises
+    Failure with the names of those that do not after `within_s` seconds, or when the supervisor has
+    ended."""
     deadline = time.monotonic() + within_s
     missing: list[ChildState] = []
     with Client() as client:
@@ -71,23 +77,26 @@ def await_workers(home: Path, *, within_s: float = WORKERS_S) -> None:
     logs = ", ".join(child.log for child in missing) or str(home / "logs")
     raise Failure(
         "FAILED",
-        f"the server answers, but after {within_s:.0f} s these processes are not registered: {names}. "
-        f"Look into {logs}; the supervisor keeps trying, and `headrace down` stops it",
+        f"the server answers, but these processes did not register within {within_s:.0f} s: {names}; "
+        f"read {logs}. The supervisor keeps trying; stop it with `headrace down`",
     )
 
 
 def _leased_workers(client: Client) -> set[str]:
-    """The ids of workers with a live lease; none while the server does not answer."""
+    """The ids of the workers with a live lease; none while the server does not answer."""
     try:
         return {str(worker.get("id")) for worker in client.get("/status").get("workers") or ()}
     except Failure:
         return set()
 
 
-def _startup_failure(said: str) -> Failure:
-    """The failure that a supervisor printed as JSON, as our own."""
-    last = said.splitlines()[-1] if said else ""
+def _startup_failure(output: str) -> Failure:
+    """The failure that a supervisor printed as JSON, or its plain output, as a Failure."""
+    last = output.splitlines()[-1] if output else ""
     if not last.startswith('{"schema_version"'):
-        return Failure("FAILED", said or "the supervisor ended without a word")
+        return Failure(
+            "FAILED",
+            output or "the supervisor ended without output; start it with `headrace up` to see why",
+        )
     error = json.loads(last)["error"]
     return Failure(str(error["code"]), str(error["message"]))

@@ -1,6 +1,8 @@
-"""What `headrace doctor` finds of the machine itself: its GPU, its memory, the way to the model hub.
+"""The checks of `headrace doctor` that concern the machine: its GPU, its memory, access to the model
+hub.
 
-A machine without a GPU trains on its CPU; one that cannot reach the hub trains the models it has.
+A machine without a GPU trains on its CPU. A machine that cannot reach the hub can train the models that
+it already has.
 """
 
 import asyncio
@@ -16,15 +18,15 @@ from producers.cli.display.units import format_size
 GPU_S = 10.0
 HUB_S = 3.0
 NEEDED_MEMORY = 1 << 30
-"""A worker with torch and the smallest model, beside server and database."""
+"""Enough for a worker with torch and the smallest model, next to server and database."""
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that must be there. `ok` None: it cannot be known now, or is not needed; `fix` says how
-    to get it."""
+    """One thing to check. `ok` is None when the answer is not known or not needed; `fix` says how to
+    repair it."""
 
     name: str
     ok: bool | None
@@ -33,11 +35,13 @@ class Check:
 
 
 def check_gpu() -> Check:
-    """The GPUs that the driver knows. A device without an answer from its driver is a fault."""
+    """The GPUs that the driver lists. A device whose driver does not answer is a fault."""
     name, device = "GPU", Path("/dev/nvidia0").exists()
     program = shutil.which("nvidia-smi")
     if program is None:
-        none = "a device is there, but not nvidia-smi" if device else "none: models run on the CPU"
+        none = (
+            "a device exists, but nvidia-smi does not" if device else "none: models run on the CPU"
+        )
         return Check(name, None, none)
     query = ("--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader")
     try:
@@ -52,18 +56,18 @@ def check_gpu() -> Check:
             "repair or reload the driver, then run nvidia-smi; without a GPU models run on the CPU"
         )
         return Check(name, False if device else None, f"nvidia-smi says: {said}", fix)
-    shown = []
+    gpus = []
     for line in done.stdout.splitlines():
         model, total, free, driver = (part.strip() for part in line.split(","))
-        shown.append(f"{model}, {free} of {total} free, driver {driver}")
-    return Check(name, ok=True, detail="; ".join(shown))
+        gpus.append(f"{model}, {free} of {total} free, driver {driver}")
+    return Check(name, ok=True, detail="; ".join(gpus))
 
 
 def check_memory() -> Check:
-    """What is available to this process, by the kernel and by the limit of its container."""
+    """The memory available to this process, according to the kernel and the limit of its container."""
     available, limit = _available_bytes(), _container_headroom_bytes()
     if available is None:
-        return Check("memory", None, "not known on this system")
+        return Check("memory", None, "unknown on this system")
     free = min(available, limit) if limit is not None else available
     fix = "stop other programs, or give the container more memory"
     cores = f"{len(os.sched_getaffinity(0))} cores"
@@ -81,7 +85,7 @@ def _available_bytes() -> int | None:
 
 
 def _container_headroom_bytes() -> int | None:
-    """What is left of the container's limit, if it has one."""
+    """What remains of the container's memory limit, if it has one."""
     try:
         limit = (CGROUP / "memory.max").read_text().strip()
         used = int((CGROUP / "memory.current").read_text())
@@ -91,12 +95,12 @@ def _container_headroom_bytes() -> int | None:
 
 
 def check_hub() -> Check:
-    """Whether the hub answers. A machine that cannot reach it trains what it has."""
+    """Whether the model hub answers. Without it, only models that are already here can be trained."""
     from producers.core.hub import endpoint, offline
 
     name = "model hub"
     if (variable := offline()) is not None:
-        return Check(name, None, f"not asked: {variable} is set; hub ids come from the cache")
+        return Check(name, None, f"not checked: {variable} is set, so hub ids come from the cache")
     import httpx
 
     async def head_status() -> int:
@@ -107,7 +111,7 @@ def check_hub() -> Check:
         status = asyncio.run(head_status())
     except (TimeoutError, OSError, httpx.HTTPError, httpx.InvalidURL) as error:
         why = str(error) or f"no answer within {HUB_S:g} s"
-        only = "hub ids work only from the cache (HF_ENDPOINT names another hub)"
+        only = "hub ids work only from the cache; set HF_ENDPOINT to use another hub"
         return Check(name, None, f"{endpoint()} cannot be reached ({why}): {only}")
     return Check(name, ok=True, detail=f"{endpoint()} answers ({status})")
 

@@ -1,7 +1,8 @@
-"""`headrace`: the command line. It speaks HTTP to a server, and starts one (`headrace up`).
+"""`headrace`, the command line. It talks to a server over HTTP, and can start one (`headrace up`).
 
-This module holds the tree of commands and the one place where failures become output and an exit
-code: 0 done, 1 refused or failed, 2 usage, 130 interrupted. Only click is imported at start.
+This module holds the tree of commands. It is also the only place that turns failures into output and an
+exit code: 0 for success, 1 for a refusal or a failure, 2 for wrong usage, 130 for an interruption. Only
+click is imported at start.
 """
 
 import sys
@@ -20,20 +21,20 @@ CLI = "producers.cli.commands."
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": (
         "producers.cli.demo.command:demo",
-        "The whole story on this machine: teach a model, then improve it.",
+        "Train a small model on this machine from start to finish.",
     ),
     "up": (CLI + "server:up", "Start the server, its workers and its database."),
-    "down": (CLI + "server:down", "Stop them, in order."),
-    "status": (CLI + "server:status", "What runs, and what waits."),
-    "doctor": (CLI + "doctor:doctor", "What is missing on this machine, and how to get it."),
-    "worker": (CLI + "server:worker", "Run the named consumers only."),
+    "down": (CLI + "server:down", "Stop the server, its workers and its database."),
+    "status": (CLI + "server:status", "Show processes, workers, runs and waiting work."),
+    "doctor": (CLI + "doctor:doctor", "Check this machine and say how to fix what is missing."),
+    "worker": (CLI + "server:worker", "Run selected consumers in this process."),
     "workspace": (
         CLI + "workspace:workspace",
         "Repositories with rollouts: add, list, info, init.",
     ),
     "dataset": (
         CLI + "dataset:dataset",
-        "Datasets: upload, list, info, preview, download, validate.",
+        "Datasets: upload, list, preview, download and more.",
     ),
     "train": (
         CLI + "retention:train",
@@ -43,17 +44,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
         CLI + "evaluation:evaluation",
         "Evaluations: submit, list, info, logs, stop, download.",
     ),
-    "events": (CLI + "events:events", "The event log of a run."),
+    "events": (CLI + "events:events", "Show the event log of a run."),
     "checkpoint": (
         CLI + "checkpoint:checkpoint",
         "Checkpoints: list, info, download, merge, chat.",
     ),
     "dlq": (CLI + "dlq:dlq", "Dead letters: list, show, redrive."),
-    "backup": (CLI + "backup:backup", "Copy database and blobs, consistent with each other."),
-    "restore": (CLI + "backup:restore", "Bring a backup into an empty place."),
-    "rebuild": (CLI + "rebuild:rebuild", "Build the read model again from the event log."),
-    "gc": (CLI + "retention:gc", "Archive runs that ended long ago, collect what nothing names."),
-    "models": (CLI + "models:models", "The base models known here, and the scratch: shapes."),
+    "backup": (CLI + "backup:backup", "Copy the database and its blobs as of one moment."),
+    "restore": (CLI + "backup:restore", "Restore a backup into an empty installation."),
+    "rebuild": (CLI + "rebuild:rebuild", "Rebuild the read model from the event log."),
+    "gc": (CLI + "retention:gc", "Archive old runs and delete data that is no longer used."),
+    "models": (CLI + "models:models", "List base models and scratch: models to train from."),
 }
 
 
@@ -75,15 +76,15 @@ VERSION = click.Option(
     is_eager=True,
     expose_value=False,
     callback=_print_version,
-    help="Print the version.",
+    help="Print the version and exit.",
 )
 
 cli = LazyGroup(
     "headrace",
     commands=COMMANDS,
     options=(VERSION,),
-    help="""Post-train language models with reinforcement learning: a commit and a TOML become a
-    better model.
+    help="""Post-train language models with reinforcement learning. A git commit and a TOML file
+    become a trained model.
 
     \b
     Example:
@@ -95,11 +96,11 @@ cli = LazyGroup(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
     try:
-        done = cli.main(args=arguments, prog_name="headrace", standalone_mode=False)
+        result = cli.main(args=arguments, prog_name="headrace", standalone_mode=False)
     except click.UsageError as error:
         return _print_usage_error(error, as_json=as_json)
     except Refused as error:
@@ -117,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print_failure("FAILED", _describe_os_error(error), as_json=as_json)
         return 1
-    return done if isinstance(done, int) else 0
+    return result if isinstance(result, int) else 0
 
 
 def _print_usage_error(error: click.UsageError, *, as_json: bool) -> int:
@@ -135,13 +136,13 @@ def _describe_os_error(error: OSError) -> str:
 
 
 def _print_interruption(error: BaseException, *, as_json: bool) -> int:
-    told = error if isinstance(error, Interrupted) else Interrupted("interrupted")
-    message = told.message
-    if told.come_back:
-        message += f"; come back with: {told.come_back}"
+    interruption = error if isinstance(error, Interrupted) else Interrupted("interrupted")
+    message = interruption.message
+    if interruption.resume_command:
+        message += f"; resume with: {interruption.resume_command}"
     if as_json:
         print_failure("INTERRUPTED", message, as_json=True)
-    else:  # what was asked for: no error
+    else:  # the user asked for it, so this is not an error
         sys.stderr.write(f"{printable(message)}\n")
     return 130
 

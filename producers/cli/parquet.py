@@ -1,7 +1,7 @@
-"""Parquet on its way to the server: made JSON Lines here, on the machine of whoever has the file.
+"""Converting Parquet to JSON Lines on the user's machine, before the upload.
 
-The server reads text alone: a reader of Parquet believes the counts in its file, which a hostile one
-forges. The user's own file is the user's risk. Needs pyarrow, which the extra `parquet` brings.
+The server reads only text, because a reader of Parquet trusts the counts in the file, and a hostile file
+can forge them. Reading one's own file is one's own risk. It needs pyarrow, from the extra `parquet`.
 """
 
 import importlib.util
@@ -23,19 +23,19 @@ COLUMNS = (
     "messages",
     "metadata",
 )
-"""The columns that a dataset is made of; the others of a file (pictures, say) stay where they are."""
+"""The columns that a dataset uses. The other columns of a file, such as pictures, are not converted."""
 
 
 @contextmanager
 def as_text(file: Path) -> Iterator[Path]:
-    """The file as the server reads it: itself, or for Parquet a JSON Lines file of the same name that
-    goes when the block ends. Raises Failure when it cannot be read."""
+    """The file in a form that the server reads: the file itself, or for Parquet a JSON Lines file of the
+    same name that is deleted when the block ends. Raises Failure when the file cannot be read."""
     if file.suffix.lower() != SUFFIX:
         yield file
         return
     if importlib.util.find_spec("pyarrow") is None:
         how = "pip install 'headrace[parquet]', or convert it to JSON Lines"
-        raise Failure("MISSING", f"reading {file} needs pyarrow: {how}")
+        raise Failure("MISSING", f"{file} is a Parquet file, and pyarrow is not installed: {how}")
     with tempfile.TemporaryDirectory(prefix="headrace-parquet-") as directory:
         text = Path(directory) / f"{file.stem}.jsonl"
         _convert(file, text)
@@ -54,4 +54,4 @@ def _convert(file: Path, text: Path) -> None:
                 for row in batch.to_pylist():
                     out.write(json.dumps(row, default=str) + "\n")
     except (ArrowException, OSError) as error:
-        raise Failure("VALIDATION", f"{file} cannot be read as Parquet: {error}") from error
+        raise Failure("VALIDATION", f"{file} is not a readable Parquet file: {error}") from error

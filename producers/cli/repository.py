@@ -1,8 +1,9 @@
-"""The git repository around a config file, and the workspace on the server that stands for it.
+"""The git repository that contains a config file, and its workspace on the server.
 
-`train submit` and `eval submit` need no workspace argument: the repository that holds the TOML is
-looked up among the server's workspaces, by its path or its origin, and registered when it is new.
-What runs is a *commit*: changes that were not committed are not part of it, and that is said.
+`train submit` and `eval submit` need no workspace argument. They look up the repository that contains
+the TOML among the server's workspaces, by its path or its origin, and register it when it is new. The
+code that runs is that of a *commit*: uncommitted changes are not part of it, and the user is warned
+about them.
 """
 
 import difflib
@@ -19,7 +20,7 @@ from schemas.errors import Issue
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A working tree: its root, its origin's URL, and paths with uncommitted changes."""
+    """A working tree: its root, the URL of its origin, and the paths with uncommitted changes."""
 
     root: Path
     origin: str | None
@@ -27,26 +28,27 @@ class Repository:
 
 
 def repository_around(path: Path) -> Repository:
-    """The repository that holds `path`. Raises Failure when there is none, or no commit in it."""
+    """The repository that contains `path`. Raises Failure when there is none, or when it has no
+    commit."""
     folder = path.resolve().parent
     top = _git(folder, "rev-parse", "--show-toplevel")
     if top is None:
         raise Failure(
             "NOT_A_REPOSITORY",
-            f"{folder} is not in a git repository; rollouts run from a commit: make one with "
-            "`git init`, or scaffold a workspace with `headrace workspace init DIR`",
+            f"{folder} is not in a git repository, and rollouts run from a commit; make one with "
+            "`git init`, or create a workspace with `headrace workspace init DIR`",
         )
     root = Path(top)
     if _git(root, "rev-parse", "--verify", "HEAD") is None:
-        raise Failure("NO_COMMIT", f"{root} has no commit yet; commit the rollout first")
+        raise Failure("NO_COMMIT", f"the repository {root} has no commit; commit the rollout first")
     changed = (_git(root, "status", "--porcelain", "--", "rollouts") or "").splitlines()
     origin = _git(root, "remote", "get-url", "origin")
     return Repository(root, origin, tuple(line[3:] for line in changed))
 
 
 def check_rollout(repository: Repository, config: Document) -> None:
-    """Look for the rollout that a config names in the commit that will run. Raises Failure when the
-    repository has that commit and the commit does not have the rollout."""
+    """Check that the commit that will run contains the rollout of the config. Raises Failure when the
+    repository has the commit but the commit lacks the rollout."""
     experiment: Document = config.get("experiment") or {}
     name, path = experiment.get("rollout"), experiment.get("entrypoint") or "main.py"
     commit = experiment.get("commit_sha") or experiment.get("branch") or "HEAD"
@@ -60,23 +62,23 @@ def check_rollout(repository: Repository, config: Document) -> None:
     if (root / place).is_file():
         message = f"names {place}, which is not committed; commit it first"
     else:
-        message = (
-            f"names {place}, which {commit} does not have; it has: {', '.join(known) or 'none'}"
-        )
+        names = ", ".join(known) or "none"
+        message = f"names {place}, which is not in commit {commit}; its rollouts: {names}"
     close = difflib.get_close_matches(name, [one for one in known if one != name], n=1)
     issue = Issue("experiment.rollout", message, close[0] if close else None)
     raise Failure("VALIDATION", f"experiment.rollout {message}", issues=(issue,))
 
 
 def is_local_server(client: Client) -> bool:
-    """Whether the server is on this machine, where it reads a repository by its path."""
+    """Whether the server is on this machine, so that it can read a repository by its path."""
     return urlsplit(client.address.url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
 def ensure_workspace(client: Client, repository: Repository) -> str:
-    """The id of the server's workspace for this repository; registers it when there is none.
+    """The id of the server's workspace for this repository, which is registered when it is new.
 
-    A server on this machine reads the repository by its path; another one can only reach its origin.
+    A server on this machine reads the repository by its path. Any other server can only reach its
+    origin. Raises Failure when the repository has no origin then.
     """
     addresses = {str(repository.root), repository.origin}
     for known in client.pages("/workspaces", "workspaces"):
@@ -86,15 +88,15 @@ def ensure_workspace(client: Client, repository: Repository) -> str:
     if url is None:
         raise Failure(
             "NO_ORIGIN",
-            f"the server at {client.address.url} cannot read {repository.root}; push it somewhere "
-            "and set its remote `origin`, or name a workspace with --workspace",
+            f"the server at {client.address.url} cannot read {repository.root}, which has no remote "
+            "`origin`; push it and set `origin`, or name a workspace with --workspace",
         )
     made: Document = client.post("/workspaces", {"url": url})["workspace"]
     return str(made["id"])
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Git's answer, or None when it has none."""
+    """The output of git, or None when the command fails."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False

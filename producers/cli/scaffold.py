@@ -1,6 +1,6 @@
-"""A new workspace: a copy of the example that ships with Headrace, as a git repository with data.
+"""Making a new workspace: a copy of the example that ships with Headrace, as a git repository with data.
 
-In a wheel the example lies beside this package; in a source checkout it is examples/arithmetic.
+In a wheel the example is inside this package; in a source checkout it is examples/arithmetic.
 """
 
 import shutil
@@ -12,22 +12,25 @@ import producers
 from producers.cli.errors import Failure
 
 IDENTITY = ("-c", "user.name=headrace", "-c", "user.email=headrace@localhost")
-"""Who commits where git knows nobody."""
+"""The author of commits when git has no user configured."""
 
 
 def example_directory() -> Path:
-    """The example's directory. Raises Failure when this installation carries none."""
+    """The directory of the example. Raises Failure when this installation has none."""
     root = Path(producers.__file__).parent
     for place in (root / "scaffold" / "arithmetic", root.parent / "examples" / "arithmetic"):
         if (place / "rollouts").is_dir():
             return place
-    raise Failure("NOT_FOUND", "this installation carries no example; install Headrace again")
+    raise Failure(
+        "NOT_FOUND", "this installation does not contain the example; install Headrace again"
+    )
 
 
 def scaffold(directory: Path, *, seed: int) -> str:
-    """Make `directory` a workspace; returns its first commit. Raises Failure when it is in use."""
+    """Make a workspace in `directory` and return its first commit. Raises Failure when the directory is
+    not empty."""
     if directory.exists() and any(directory.iterdir()):
-        raise Failure("CONFLICT", f"{directory} is not empty; name a new directory")
+        raise Failure("CONFLICT", f"{directory} is not empty; name a new or empty directory")
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc", "*.jsonl", ".venv")
     shutil.copytree(example_directory(), directory, ignore=ignored, dirs_exist_ok=True)
     make_data(directory, seed=seed)
@@ -36,7 +39,7 @@ def scaffold(directory: Path, *, seed: int) -> str:
 
 
 def make_data(directory: Path, *, seed: int) -> None:
-    """Run the example's own data maker. Raises Failure when it fails."""
+    """Run the script of the example that generates its data. Raises Failure when it fails."""
     maker = directory / "data" / "make.py"
     done = subprocess.run(
         [sys.executable, "-I", str(maker), "--seed", str(seed), "--out", str(maker.parent)],
@@ -49,11 +52,11 @@ def make_data(directory: Path, *, seed: int) -> None:
 
 
 def commit(directory: Path, message: str) -> str:
-    """Commit everything; returns the full hash."""
-    known = _git(directory, "config", "user.email", quiet=True)
+    """Commit everything and return the full hash."""
+    email = _git(directory, "config", "user.email", quiet=True)
     _git(directory, "add", "--all")
-    who = () if known else IDENTITY
-    _git(directory, *who, "commit", "--quiet", "--no-gpg-sign", "-m", message)
+    identity = () if email else IDENTITY
+    _git(directory, *identity, "commit", "--quiet", "--no-gpg-sign", "-m", message)
     return _git(directory, "rev-parse", "HEAD")
 
 

@@ -1,6 +1,6 @@
 """Watching a run: a live panel on a terminal, one line per step in a pipe.
 
-A run does not need its watcher: SIGINT ends the watching only, and says how to come back.
+A run does not depend on its watcher. SIGINT only stops watching, and prints the command to continue.
 """
 
 import sys
@@ -23,13 +23,13 @@ BAR_WIDTH = 30
 
 
 def watch_run(client: Client, run: str, name: str, *, as_json: bool) -> None:
-    """Watch until the run ends; with `as_json` silently, then its info. Raises Failure when it did
-    not end well, Interrupted on SIGINT."""
+    """Watch until the run ends. With `as_json`, print only its final state. Raises Failure when the run
+    failed, Interrupted on SIGINT."""
     try:
         view = follow_run(client, run, name, quiet=as_json)
     except KeyboardInterrupt as error:
         raise Interrupted(
-            f"stopped watching; the run {name} goes on", f"headrace train watch {name}"
+            f"stopped watching; the run {name} continues", f"headrace train watch {name}"
         ) from error
     if as_json:
         print_json(client.get(f"/runs/{path_segment(run)}"))
@@ -37,7 +37,7 @@ def watch_run(client: Client, run: str, name: str, *, as_json: bool) -> None:
 
 
 def follow_run(client: Client, run: str, name: str, *, quiet: bool = False) -> RunView:
-    """Fold the run's events until its last one, drawing them; returns the final view."""
+    """Fold the events of the run until it ends, drawing them; returns the final view."""
     view = RunView()
     if quiet:
         for event in follow_events(client, run, types=TYPES):
@@ -61,7 +61,7 @@ def check_result(view: RunView, name: str) -> None:
         return
     raise Failure(
         "RUN_FAILED",
-        f"the run {name} {view.status}: {view.message}; look into it with "
+        f"the run {name} {view.status}: {view.message}; find the cause with "
         f"`headrace train logs {name}` and `headrace train samples {name}`",
     )
 
@@ -75,7 +75,7 @@ def _live() -> Iterator["Live"]:
 
 
 def print_event_line(view: RunView, name: str, event: Document) -> None:
-    """One event of a view as a line of a log, if it is worth one."""
+    """Print a line for one event, if it is one of those worth a line."""
     kind = event.get("type")
     if kind == "rl.step.settled" and view.step:
         progress = f"{view.step}/{view.total_steps}{time_left(view.eta_s)}"
@@ -96,7 +96,7 @@ def _status_and_phase(view: RunView) -> str:
 
 
 def last_step_figures(view: RunView) -> str:
-    """The last step in figures."""
+    """The figures of the last step."""
     shown = []
     if view.rewards:
         shown.append(f"reward {view.rewards[-1]:.3f}")
@@ -110,7 +110,7 @@ def last_step_figures(view: RunView) -> str:
 
 
 def draw_panel(view: RunView, name: str) -> "Panel":
-    """The view as a panel: where it stands, its curve, its checkpoints."""
+    """The view as a panel: progress, curve and checkpoints."""
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text

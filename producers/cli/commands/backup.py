@@ -1,4 +1,4 @@
-"""`headrace backup` and `headrace restore`: database and blobs, consistent with each other."""
+"""`headrace backup` and `headrace restore`: a consistent copy of the database and its blobs."""
 
 import asyncio
 import os
@@ -21,10 +21,10 @@ DIRECTORY = click.Path(path_type=Path, file_okay=False)
 @command(None, "backup", example="headrace backup /mnt/backups/2025-06-01")
 @click.argument("target", metavar="DIR", type=DIRECTORY)
 def backup(target: Path, *, as_json: bool) -> None:
-    """Copy the database and every blob that it names into DIR, as of one moment.
+    """Copy the database and every blob that it refers to into DIR, as of one moment.
 
-    What runs goes on meanwhile. It is taken on the machine itself: of the database that HEADRACE_HOME or
-    HEADRACE_DATABASE_URL names, and of the blobs of HEADRACE_BLOBS. DIR must be empty or not exist.
+    Runs continue meanwhile. Use the same settings as the server: the backup reads the database of
+    HEADRACE_DATABASE_URL or HEADRACE_HOME, and the blobs of HEADRACE_BLOBS. DIR must be empty or new.
     """
     from infra.adapters import open_blobs
     from infra.maintenance.backup import back_up
@@ -43,18 +43,19 @@ def backup(target: Path, *, as_json: bool) -> None:
         listed = "\n".join(contents.faults[:20])
         raise Failure(
             "DAMAGED",
-            f"the backup is whole but for {len(contents.faults)} blobs that the installation itself "
-            f"lacks or that are damaged there; see `headrace doctor --deep`:\n{listed}",
+            f"the backup lacks {len(contents.faults)} blobs that are missing or damaged in the "
+            f"installation itself; examine it with `headrace doctor --deep`:\n{listed}",
         )
 
 
 @command(None, "restore", example="headrace restore /mnt/backups/2025-06-01")
 @click.argument("source", metavar="DIR", type=DIRECTORY)
 def restore(source: Path, *, as_json: bool) -> None:
-    """Bring a backup into an empty HEADRACE_HOME, or an empty HEADRACE_DATABASE_URL and HEADRACE_BLOBS.
+    """Restore a backup into an empty installation.
 
-    Start everything afterwards, as ever: runs go on from where the backup was. Never let the former
-    installation go on beside it on the same blobs.
+    The target is HEADRACE_HOME, or HEADRACE_DATABASE_URL with HEADRACE_BLOBS; it must be empty. Start
+    the server afterwards as usual: runs continue from the moment of the backup. Do not run the old
+    installation on the same blobs any more.
     """
     from infra.adapters import open_blobs
     from infra.maintenance.restore import restore as bring_back

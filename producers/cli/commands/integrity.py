@@ -1,4 +1,4 @@
-"""`headrace doctor --deep`: is everything that the log names there, and what it was?"""
+"""`headrace doctor --deep`: check that all data that the log refers to exists and is undamaged."""
 
 import asyncio
 import os
@@ -16,8 +16,8 @@ MAX_SHOWN = 50
 
 
 def check_integrity(*, as_json: bool) -> None:
-    """Inspect the installation of this machine's settings and print what was found. Raises Failure when
-    something is damaged."""
+    """Inspect the installation that this machine's settings name, and print the result. Raises Failure
+    when something is damaged."""
     from infra.adapters import open_blobs
     from infra.maintenance.integrity import inspect
     from infra.settings.settings import Settings
@@ -38,8 +38,8 @@ def check_integrity(*, as_json: bool) -> None:
         kinds = ", ".join(sorted({damage.kind for damage in found.damages}))
         raise Failure(
             "DAMAGED",
-            f"{len(found.damages)} damages ({kinds}); a backup that is older than they are has what "
-            "was lost (docs/runbook.md)",
+            f"{len(found.damages)} damages found ({kinds}); restore the lost data from a backup that is "
+            "older than the damage (docs/runbook.md)",
         )
 
 

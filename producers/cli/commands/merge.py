@@ -1,8 +1,8 @@
-"""`headrace checkpoint merge`: fetch an adapter's files, each verified, and let the trainer merge them.
+"""`headrace checkpoint merge`: download an adapter's verified files, and let the trainer merge them.
 
-The merge is a program of its own (`trainer/model/merge.py`), for the command line imports no torch. It
-works beside the target and moves it into place when it is whole, so that an interrupted merge leaves
-nothing.
+The merge is a separate program (`trainer/model/merge.py`), because the command line does not import
+torch. It writes next to the target and moves the result into place when it is complete, so an
+interrupted merge leaves no files.
 """
 
 import hashlib
@@ -21,16 +21,16 @@ from producers.cli.errors import Failure
 def merge_checkpoint(
     client: Client, ref: str, directory: Path, *, base: str | None, dtype: str
 ) -> Document:
-    """The merged model in `directory`; returns what was written. Raises Failure."""
+    """Write the merged model into `directory`; returns the list of its files. Raises Failure."""
     if directory.exists() and any(directory.iterdir()):
-        raise Failure("CONFLICT", f"{directory} is not empty; name a new one")
+        raise Failure("CONFLICT", f"{directory} is not empty; name a new or empty directory")
     found: Document = client.get(f"/checkpoints/{path_segment(ref)}")["checkpoint"]
     exact = str(found.get("ref") or ref)
     if ADAPTER_CONFIG not in {file["name"] for file in found["files"]}:
         raise Failure(
             "NOT_AN_ADAPTER",
-            f"{exact} was trained whole (advanced.tuning = full): there is no adapter to merge. Its "
-            f"directory is a plain model already: headrace checkpoint download {exact} {directory}",
+            f"{exact} has no adapter to merge, because all its weights were trained (advanced.tuning = "
+            f"full); download it as a plain model: headrace checkpoint download {exact} {directory}",
         )
     _require_torch()
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -48,13 +48,13 @@ def _require_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise Failure(
             "MISSING_LIBRARY",
-            "merging needs torch, Transformers and PEFT on this machine; install them with: "
+            "torch is not installed; merging needs torch, Transformers and PEFT: "
             "pip install 'headrace[train]'",
         )
 
 
 def _run_merge(adapter: Path, made: Path, *, base: str | None, dtype: str) -> None:
-    """Raises Failure with what the program said."""
+    """Run the merge program. Raises Failure with its last line of output."""
     named = ["--base", base] if base else []
     program = [sys.executable, "-P", "-m", "trainer.model.merge", str(adapter), str(made)]
     done = subprocess.run(
@@ -62,8 +62,8 @@ def _run_merge(adapter: Path, made: Path, *, base: str | None, dtype: str) -> No
     )
     if done.returncode == 0:
         return
-    said = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
-    hint = "; --base names its base model on this machine" if base is None else ""
+    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    hint = "; name its base model with --base" if base is None else ""
     raise Failure("MERGE_FAILED", f"the merge failed: {said[-1]}{hint}")
 
 

@@ -1,4 +1,4 @@
-"""`headrace models`: what a run may start from."""
+"""`headrace models`: the models that a run can start from."""
 
 from producers.cli.client import Client
 from producers.cli.command_tree import command
@@ -7,10 +7,10 @@ from producers.cli.display.output import print_json, print_table
 
 @command(None, "models", example="headrace models --json")
 def models(*, as_json: bool) -> None:
-    """The base models known here, and the scratch: shapes (made from a seed, nothing to download).
+    """List base models, and the scratch: models, which are made from a seed without a download.
 
-    experiment.model_path also takes any hub id, a local directory, or a checkpoint
-    RUN@STEP, RUN@last, RUN@best.
+    experiment.model_path also accepts any hub id, a local directory, or a checkpoint: RUN@STEP, RUN@last
+    or RUN@best.
     """
     with Client() as client:
         answer = client.get("/models")

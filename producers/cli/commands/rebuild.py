@@ -1,4 +1,4 @@
-"""`headrace rebuild`: the read model again from the event log."""
+"""`headrace rebuild`: rebuild the read model from the event log."""
 
 import time
 
@@ -15,19 +15,19 @@ STALLED_S = 60.0
 
 @command(None, "rebuild", example="headrace rebuild")
 def rebuild(*, as_json: bool) -> None:
-    """Build the tables that the API reads again from the event log, and wait until they are complete.
+    """Rebuild the read model (the tables that the API reads) from the event log.
 
-    Do this after `headrace status` or `headrace doctor` named events that the read model skipped, once
-    the version that corrects the cause is installed. Runs go on meanwhile; lists of runs, datasets and
-    evaluations are incomplete until it ends. Interrupting the command does not interrupt the rebuild.
+    Do this when `headrace status` or `headrace doctor` reports skipped events, after you installed a
+    version that corrects the cause. Runs continue meanwhile; lists of runs, datasets and evaluations are
+    incomplete until the rebuild ends. Interrupting this command does not interrupt the rebuild.
     """
     with Client() as client:
         before = client.post("/rebuild")["skipped"]
-        found = _complete(client)
+        found = _wait_until_complete(client)
     if as_json:
         print_json({"skipped_before": before, **found})
     elif not found["skipped"]:
-        say(f"the read model is rebuilt; {before} events had been skipped before, now none is")
+        say(f"the read model is rebuilt; it skipped {before} events before, and none now")
     if found["skipped"]:
         raise Failure(
             "SKIPPED",
@@ -36,9 +36,9 @@ def rebuild(*, as_json: bool) -> None:
         )
 
 
-def _complete(client: Client) -> dict[str, object]:
-    """The state of the read model once every event is projected. Raises Failure when the projector does
-    not get on."""
+def _wait_until_complete(client: Client) -> dict[str, object]:
+    """The state of the read model when every event is projected. Raises Failure when the projector makes
+    no progress."""
     least: int | None = None
     deadline = time.monotonic() + STALLED_S
     while True:

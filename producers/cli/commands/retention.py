@@ -1,5 +1,5 @@
-"""`headrace train rename|delete|archive|restore`, `headrace gc`: what becomes of runs after their
-end."""
+"""`headrace train rename|delete|archive|restore` and `headrace gc`: commands for runs that have
+ended."""
 
 import re
 
@@ -14,7 +14,7 @@ from producers.cli.display.output import Document, print_json, print_table, say,
 from producers.cli.errors import Failure
 
 __all__ = ["gc", "submit", "train"]
-"""The group with its commands from everywhere, for the command line's table."""
+"""The group `train` with the commands of all modules; the command tree imports it from here."""
 
 AGE = re.compile(r"(\d{1,6})([smhdw])")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600, "w": 7 * 24 * 3600}
@@ -24,24 +24,27 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600, "w": 7 * 24 * 3600}
 @RUN
 @click.argument("name", metavar="NEW")
 def rename(run: str, name: str, *, as_json: bool) -> None:
-    """Give a run another name. Its id, its checkpoints and what refers to them stay as they are; the
-    former name is free."""
+    """Rename a run.
+
+    Its id, its checkpoints and references to them do not change. The old name becomes free.
+    """
     with Client() as client:
         answer = client.post(f"/runs/{path_segment(run)}/rename", {"name": name})
     if as_json:
         print_json(answer)
     else:
-        say(f"{run} is called {name} now")
+        say(f"renamed {run} to {name}")
 
 
 @command(train, "delete", example="headrace train delete my-run --yes")
 @RUN
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(run: str, *, yes: bool, as_json: bool) -> None:
-    """Delete a run that has ended, with its samples, checkpoints and archive, for good.
+    """Delete a run that has ended, permanently.
 
-    Refused while other runs began from its checkpoints, or evaluations of them go on. Its name is free
-    at once; its bytes are collected after an hour (`headrace gc` collects at once what is due).
+    Its samples, checkpoints and archive are deleted too. The server refuses this while other runs exist
+    that started from its checkpoints, or while evaluations use them. The name is free immediately; the
+    data is removed after an hour (`headrace gc` removes data that is due).
     """
     confirm(f"delete run {run} with all its samples and checkpoints", yes=yes, as_json=as_json)
     with Client() as client:
@@ -55,23 +58,23 @@ def delete(run: str, *, yes: bool, as_json: bool) -> None:
 @command(train, "archive", example="headrace train archive my-run")
 @RUN
 def archive(run: str, *, as_json: bool) -> None:
-    """Move the history of a run that has ended into one file in the blob store.
+    """Move the history of an ended run into an archive file.
 
-    Its checkpoints stay, with all that refers to them; its samples, curves and events come back with
-    `headrace train restore`.
+    The file is kept in the blob store. Checkpoints stay usable. Samples, curves and events are back
+    after `headrace train restore`.
     """
     with Client() as client:
         answer = client.post_slow(f"/runs/{path_segment(run)}/archive")
     if as_json:
         print_json(answer)
     else:
-        say(f"archived {run}; bring it back with: headrace train restore {run}")
+        say(f"archived {run}; restore it with: headrace train restore {run}")
 
 
 @command(train, "restore", example="headrace train restore my-run")
 @RUN
 def restore(run: str, *, as_json: bool) -> None:
-    """Bring the history of an archived run back."""
+    """Restore the history of an archived run."""
     with Client() as client:
         answer = client.post_slow(f"/runs/{path_segment(run)}/restore")
     if as_json:
@@ -85,14 +88,14 @@ def restore(run: str, *, as_json: bool) -> None:
     "--older-than",
     metavar="AGE",
     required=True,
-    help="Runs that ended longer ago: 90m, 12h, 30d, 8w.",
+    help="Only runs that ended longer ago than this: 90m, 12h, 30d, 8w.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show which runs would be archived.")
 def gc(*, older_than: str, dry_run: bool, as_json: bool) -> None:
-    """Archive runs that ended some time ago, and collect bytes that nothing refers to any more.
+    """Archive old runs and delete data that is no longer used.
 
-    Nothing is lost: `headrace train restore` brings an archived run back. HEADRACE_RETENTION_DAYS lets
-    the server do this by itself.
+    No run is lost: `headrace train restore` restores an archived run. Set HEADRACE_RETENTION_DAYS to let
+    the server do this regularly.
     """
     seconds = parse_age_s(older_than)
     archived: list[Document] = []
@@ -109,7 +112,7 @@ def gc(*, older_than: str, dry_run: bool, as_json: bool) -> None:
     _print_result(due if dry_run else archived, collected, dry_run=dry_run, as_json=as_json)
     if failed:
         listed = "; ".join(f"{name}: {failure.message}" for name, failure in failed)
-        raise Failure("FAILED", f"{len(failed)} runs could not be archived: {listed}")
+        raise Failure("FAILED", f"{len(failed)} runs were not archived: {listed}")
 
 
 def _print_result(runs: list[Document], collected: int, *, dry_run: bool, as_json: bool) -> None:
@@ -120,9 +123,7 @@ def _print_result(runs: list[Document], collected: int, *, dry_run: bool, as_jso
     rows = [(run["name"], run["status"], time_ago(run.get("completed_at"))) for run in runs]
     print_table("Would be archived" if dry_run else "Archived", ("name", "status", "ended"), rows)
     if not dry_run:
-        say(
-            f"{len(runs)} runs are archived; {collected} blobs and rows that nothing named are gone"
-        )
+        say(f"archived {len(runs)} runs; deleted {collected} unused blobs and rows")
 
 
 def parse_age_s(text: str) -> int:
@@ -131,6 +132,6 @@ def parse_age_s(text: str) -> int:
     if parts is None:
         raise Failure(
             "INVALID_OPTION",
-            f"--older-than holds {text!r}; write a whole number and s, m, h, d or w, like 30d",
+            f"--older-than {text!r} is not an age; write a whole number and s, m, h, d or w, like 30d",
         )
     return int(parts[1]) * SECONDS[parts[2]]

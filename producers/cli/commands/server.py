@@ -1,4 +1,4 @@
-"""`headrace up`, `down`, `status`, `worker`: the processes on this machine."""
+"""`headrace up`, `down`, `status`, `worker`: the processes of this machine."""
 
 import logging
 import os
@@ -22,13 +22,13 @@ DOWN_S = 60.0
 @click.option(
     "--detach",
     is_flag=True,
-    help="Return once the server and its workers are ready; they go on. Exit 1 if one is not.",
+    help="Run in the background: return when server and workers are ready, exit 1 if they do not start.",
 )
 def up(*, detach: bool, as_json: bool) -> None:
-    """Start the server, its workers and its database on this machine, and keep them alive.
+    """Start the server, its workers and its database on this machine, and restart them when they die.
 
-    State lives in HEADRACE_HOME; the server listens where HEADRACE_URL says. Ctrl-C, SIGTERM or
-    `headrace down` stop everything in order.
+    State is kept in HEADRACE_HOME, and the server listens at HEADRACE_URL. Ctrl-C, SIGTERM or
+    `headrace down` stops everything.
     """
     from infra.settings.settings import Settings
 
@@ -59,7 +59,7 @@ def up(*, detach: bool, as_json: bool) -> None:
 
 
 def _log(file: Path | None) -> None:
-    """Where the supervisor's own words go: a file, or the terminal it runs in."""
+    """Send the supervisor's own log to a file, or to the terminal that it runs in."""
     logging.basicConfig(
         filename=file, level=logging.INFO, format="%(asctime)s supervisor: %(message)s"
     )
@@ -67,19 +67,21 @@ def _log(file: Path | None) -> None:
 
 @command(None, "down", example="headrace down")
 def down(*, as_json: bool) -> None:
-    """Stop the supervisor of HEADRACE_HOME and everything under it; waits until all of it is gone."""
+    """Stop the supervisor of HEADRACE_HOME and all its processes, and wait until they have ended."""
     from infra.local.home import owner
     from infra.settings.settings import Settings
 
     home = Settings.load(os.environ).home
     pid = owner(home)
     if pid is None:
-        raise Failure("NOT_RUNNING", f"nothing runs on {home}; `headrace up` starts it")
+        raise Failure(
+            "NOT_RUNNING", f"no server is running on {home}; start one with `headrace up`"
+        )
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + DOWN_S
     while owner(home) == pid:
         if time.monotonic() > deadline:
-            raise Failure("FAILED", f"pid {pid} does not stop; look into {home / 'logs'}")
+            raise Failure("FAILED", f"pid {pid} does not stop; read the logs in {home / 'logs'}")
         time.sleep(0.05)
     if as_json:
         print_json({"stopped": pid, "home": str(home)})
@@ -89,7 +91,7 @@ def down(*, as_json: bool) -> None:
 
 @command(None, "status", example="headrace status --json")
 def status(*, as_json: bool) -> None:
-    """What runs: processes, workers and their leases, waiting work, lag, runs by status."""
+    """Show what is running: processes, workers, waiting work, lag, and the number of runs by status."""
     from dataclasses import asdict
 
     from infra.local.home import read_state
@@ -139,8 +141,8 @@ def _bus(bus: object) -> str:
     if not isinstance(bus, dict) or bus.get("kind") != "kafka":
         return "the event log"
     if bus.get("seen_s") is None:
-        return "Kafka, never seen yet; events come from the log"
-    return f"Kafka, seen {bus['seen_s']:.0f} s ago, {bus.get('relay_behind')} events to publish"
+        return "Kafka, not reached yet; events come from the log"
+    return f"Kafka, last reached {bus['seen_s']:.0f} s ago, {bus.get('relay_behind')} events to publish"
 
 
 def _pairs(counts: object) -> str:
@@ -151,12 +153,14 @@ def _pairs(counts: object) -> str:
 
 @command(None, "worker", example="headrace worker rollout grade --drain")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--drain", is_flag=True, help="Exit when nothing is left to do.")
-@click.option("--lanes", multiple=True, metavar="LANE", help="Take only these lanes.")
+@click.option("--drain", is_flag=True, help="Exit when no work is left.")
+@click.option(
+    "--lanes", multiple=True, metavar="LANE", help="Do only the work of this lane. Can be repeated."
+)
 def worker(*, names: tuple[str, ...], drain: bool, lanes: tuple[str, ...], as_json: bool) -> None:
-    """Run the named consumers only, in this process (the same as `python -m consumers`).
+    """Run selected consumers in this process. This is the same as `python -m consumers`.
 
-    Needs HEADRACE_DATABASE_URL, and HEADRACE_BLOBS where blobs are not in HEADRACE_HOME.
+    It needs HEADRACE_DATABASE_URL, and HEADRACE_BLOBS unless the blobs are in HEADRACE_HOME.
     """
     chosen = ["--lanes", *lanes] if lanes else []
     ends = ["--drain"] if drain else ["--forever"]

@@ -1,4 +1,4 @@
-"""`headrace train submit`: a TOML and a commit become a run."""
+"""`headrace train submit`: start a run from a TOML file and a git commit."""
 
 from pathlib import Path
 
@@ -27,11 +27,18 @@ from producers.cli.repository import (
 
 @command(train, "submit", example="headrace train submit configs/training/grpo.toml --watch")
 @click.argument("config", metavar="CONFIG", type=click.Path(path_type=Path))
-@click.option("--watch", is_flag=True, help="Watch it until it ends; Ctrl-C leaves it running.")
-@click.option("--dry-run", is_flag=True, help="Show the resolved config, steps and estimates only.")
-@click.option("--from", "start", metavar="RUN@STEP", help="Go on from a checkpoint.")
-@click.option("--name", help="Default: made by the server.")
-@click.option("--workspace", help="Default: the repository around CONFIG.")
+@click.option(
+    "--watch", is_flag=True, help="Watch the run until it ends. Ctrl-C stops watching only."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Only show the resolved config and estimates; submit nothing."
+)
+@click.option("--from", "start", metavar="RUN@STEP", help="Start from this checkpoint.")
+@click.option("--name", help="Name of the run. Default: chosen by the server.")
+@click.option(
+    "--workspace",
+    help="Workspace whose code runs. Default: the git repository that contains CONFIG.",
+)
 def submit(
     config: Path,
     *,
@@ -42,10 +49,10 @@ def submit(
     workspace: str | None,
     as_json: bool,
 ) -> None:
-    """Submit a run.
+    """Start a training run from a TOML file.
 
-    The code that runs is a commit of the git repository around CONFIG. That repository is looked up
-    on the server by its path or its origin, and registered there when it is new.
+    The code that runs is the current commit of the git repository that contains CONFIG. The server finds
+    this repository by its path or its origin, and registers it when it is new.
     """
     document = read_config(config)
     with Client() as client:
@@ -73,12 +80,13 @@ def submit(
 
 
 def _find_workspace(client: Client, config: Path, document: Document, *, quiet: bool) -> str | None:
-    """The workspace whose code the run needs, if it needs any."""
+    """The id of the workspace whose code the run needs; None when it needs none."""
     if not needs_workspace(document):
         return None
     repository = repository_around(config)
-    if repository.changed and not quiet:
-        say(f"note: not committed, so not part of the run: {', '.join(repository.changed[:5])}")
+    changed = repository.changed[:5]
+    if changed and not quiet:
+        say(f"note: these changes are not committed and not part of the run: {', '.join(changed)}")
     if is_local_server(client):
         check_rollout(repository, document)
     return ensure_workspace(client, repository)
@@ -93,7 +101,7 @@ def submit_run(
     start: str | None = None,
     dry_run: bool = False,
 ) -> Document:
-    """Submit a run; returns the server's answer. Raises Failure."""
+    """Submit a run; returns the server's response. Raises Failure."""
     more = {"workspace": workspace, "name": name, "from": start, "dry_run": dry_run or None}
     body = {"config": config} | {key: value for key, value in more.items() if value is not None}
     return client.post("/runs", body)
@@ -116,9 +124,9 @@ def _print_dry_run(answer: Document, *, as_json: bool) -> None:
 
 
 def _estimates(found: Document) -> list[tuple[str, object]]:
-    """The figures with their units."""
+    """Name each estimate and add its unit."""
     if found.get("parameters") is None:
-        return [("memory", "not known: the model does not say its size")]
+        return [("memory", "unknown: the model does not state its size")]
     shown: list[tuple[str, object]] = [
         ("parameters", format_count(found["parameters"])),
         ("memory", format_size(found.get("memory_bytes"))),

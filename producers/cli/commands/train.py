@@ -1,11 +1,11 @@
-"""`headrace train`: submit a run, look at it, control it. A run is named by its name or its id."""
+"""`headrace train`: list, watch, control and compare runs. RUN is a run's name or id."""
 
 from pathlib import Path
 
 import click
 
 from producers.cli.client import Client, path_segment
-from producers.cli.command_tree import command, group
+from producers.cli.command_tree import LIMIT, OFFSET, command, group
 from producers.cli.display.output import (
     Document,
     one_line,
@@ -26,11 +26,11 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 @command(train, "list", example="headrace train list --status running")
-@click.option("--limit", default=50, show_default=True)
-@click.option("--offset", default=0)
-@click.option("--status", help="Only runs of this status.")
-@click.option("--search", help="Only runs whose name contains this.")
-@click.option("--archived", is_flag=True, help="Only runs that are archived.")
+@LIMIT
+@OFFSET
+@click.option("--status", help="Only runs with this status.")
+@click.option("--search", help="Only runs whose name contains this text.")
+@click.option("--archived", is_flag=True, help="Only archived runs.")
 def list_(
     *,
     limit: int,
@@ -40,7 +40,10 @@ def list_(
     archived: bool,
     as_json: bool,
 ) -> None:
-    """The runs of this server, newest first; archived ones with --archived."""
+    """List the runs of this server, newest first.
+
+    Archived runs are listed only with --archived.
+    """
     parameters = {
         "limit": limit,
         "offset": offset,
@@ -71,7 +74,7 @@ def list_(
 @command(train, "info", example="headrace train info my-run")
 @RUN
 def info(run: str, *, as_json: bool) -> None:
-    """A run: where it stands, its curves, its checkpoints."""
+    """Show a run: its progress, curves and checkpoints."""
     with Client() as client:
         answer = client.get(f"/runs/{path_segment(run)}")
     if as_json:
@@ -103,7 +106,10 @@ def info(run: str, *, as_json: bool) -> None:
 @command(train, "watch", example="headrace train watch my-run")
 @RUN
 def watch(run: str, *, as_json: bool) -> None:
-    """Watch a run until it ends; Ctrl-C ends the watching, not the run. With --json: its final info."""
+    """Watch a run until it ends.
+
+    Ctrl-C stops watching; the run continues. --json prints the final state only.
+    """
     from producers.cli.watch import watch_run
 
     with Client() as client:
@@ -113,9 +119,9 @@ def watch(run: str, *, as_json: bool) -> None:
 
 @command(train, "logs", example="headrace train logs my-run --limit 50")
 @RUN
-@click.option("--limit", default=200, show_default=True)
+@click.option("--limit", default=200, show_default=True, help="Show at most this many lines.")
 def logs(run: str, *, limit: int, as_json: bool) -> None:
-    """What a run had to say, oldest first."""
+    """Show the log of a run, oldest line first."""
     with Client() as client:
         answer = client.get(f"/runs/{path_segment(run)}/logs", {"limit": limit})
     if as_json:
@@ -138,33 +144,48 @@ def _post_control(run: str, verb: str, said: str, *, as_json: bool) -> None:
 @command(train, "stop", example="headrace train stop my-run")
 @RUN
 def stop(run: str, *, as_json: bool) -> None:
-    """Stop a run at its next step boundary, with a final checkpoint."""
-    said = f"{run} stops at its next step boundary, with a final checkpoint"
+    """Stop a run after its current step and save a checkpoint."""
+    said = f"{run} will stop after its current step, with a final checkpoint"
     _post_control(run, "stop", said, as_json=as_json)
 
 
 @command(train, "pause", example="headrace train pause my-run")
 @RUN
 def pause(run: str, *, as_json: bool) -> None:
-    """Pause a run at its next step boundary; its workers are free for others."""
-    said = f"{run} pauses at its next step boundary; go on with: headrace train resume {run}"
+    """Pause a run after its current step.
+
+    Its workers are then free for other runs.
+    """
+    said = f"{run} will pause after its current step; continue it with: headrace train resume {run}"
     _post_control(run, "pause", said, as_json=as_json)
 
 
 @command(train, "resume", example="headrace train resume my-run")
 @RUN
 def resume(run: str, *, as_json: bool) -> None:
-    """Let a paused run go on; it ends in the same bits as without the pause."""
-    _post_control(run, "resume", f"{run} goes on", as_json=as_json)
+    """Continue a paused run.
+
+    Its final weights are identical to those of a run that was never paused.
+    """
+    _post_control(run, "resume", f"{run} continues", as_json=as_json)
 
 
 @command(train, "samples", example="headrace train samples my-run --step 3")
 @RUN
 @click.option("--step", type=click.IntRange(0), help="Only samples of this step.")
-@click.option("--limit", default=20, show_default=True, type=click.IntRange(1))
-@click.option("--offset", default=0)
+@click.option(
+    "--limit",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Show at most this many.",
+)
+@OFFSET
 def samples(run: str, *, step: int | None, limit: int, offset: int, as_json: bool) -> None:
-    """Prompts, answers and rewards. The ids are what `headrace train trace` takes."""
+    """Show samples: prompts, answers and rewards.
+
+    Pass a sample's id to `headrace train trace` to follow it.
+    """
     with Client() as client:
         parameters = {"step": step, "limit": limit, "offset": offset}
         answer = client.get(f"/runs/{path_segment(run)}/samples", parameters)
@@ -201,12 +222,19 @@ def _failure(sample: Document) -> str | None:
 
 @command(train, "compare", example="headrace train compare grpo-a grpo-b --metric train/kl")
 @click.argument("runs", metavar="RUN RUN...", nargs=-1)
-@click.option("--metric", "metrics", multiple=True, help="Show this curve; can be given often.")
+@click.option("--metric", "metrics", multiple=True, help="Show this curve. Can be repeated.")
 @click.option(
-    "--rows", default=20, show_default=True, type=click.IntRange(2), help="Steps shown of a curve."
+    "--rows",
+    default=20,
+    show_default=True,
+    type=click.IntRange(2),
+    help="Show at most this many steps of a curve.",
 )
 def compare(runs: tuple[str, ...], *, metrics: tuple[str, ...], rows: int, as_json: bool) -> None:
-    """Runs side by side: the settings that differ, what they took, their curves step by step."""
+    """Compare runs: settings, cost and curves.
+
+    Only the settings that differ are shown; curves are aligned by step.
+    """
     from producers.cli.commands.compare import compare_runs, print_comparison
 
     found = compare_runs(runs)
@@ -218,9 +246,14 @@ def compare(runs: tuple[str, ...], *, metrics: tuple[str, ...], rows: int, as_js
 
 @command(train, "trace", example="headrace train trace my-run --sample SAMPLE_ID")
 @RUN
-@click.option("--sample", required=True, metavar="ID", help="From `headrace train samples`.")
+@click.option(
+    "--sample", required=True, metavar="ID", help="Id of the sample, from `headrace train samples`."
+)
 def trace(run: str, *, sample: str, as_json: bool) -> None:
-    """The eight hops of one sample: which file did what, and when."""
+    """Show the eight hops of one sample.
+
+    Each hop says which file did what, and when.
+    """
     with Client() as client:
         answer = client.get(f"/runs/{path_segment(run)}/trace", {"sample": sample})
     if as_json:
@@ -243,7 +276,11 @@ def trace(run: str, *, sample: str, as_json: bool) -> None:
 @command(train, "verify", example="headrace train verify my-run")
 @RUN
 def verify(run: str, *, as_json: bool) -> None:
-    """Rebuild every version and checkpoint of a run from its log and artifacts alone, and compare."""
+    """Rebuild a run from its log and compare the results.
+
+    Every policy version and checkpoint is rebuilt from the log and its artifacts alone, and compared
+    with what is stored.
+    """
     from producers.cli.commands.verify import verify_run
 
     verify_run(run, as_json=as_json)
@@ -251,21 +288,21 @@ def verify(run: str, *, as_json: bool) -> None:
 
 @command(train, "export", example="headrace train export my-run --to tensorboard --follow")
 @RUN
-@click.option("--to", "tracker", required=True, type=click.Choice(TRACKERS))
+@click.option("--to", "tracker", required=True, type=click.Choice(TRACKERS), help="The tracker.")
 @click.option(
     "--dir",
     "directory",
     type=click.Path(path_type=Path),
     default=Path("curves"),
     show_default=True,
-    help="Where TensorBoard's files and W&B's offline runs go.",
+    help="Directory for TensorBoard files and W&B offline runs.",
 )
 @click.option(
-    "--project", default="headrace", show_default=True, help="W&B project, MLflow experiment."
+    "--project", default="headrace", show_default=True, help="W&B project or MLflow experiment."
 )
-@click.option("--offline", is_flag=True, help="W&B only: write files for `wandb sync`.")
+@click.option("--offline", is_flag=True, help="W&B only: write files for a later `wandb sync`.")
 @click.option("--uri", help="MLflow only: the tracking URI.")
-@click.option("--follow", is_flag=True, help="Go on until the run ends.")
+@click.option("--follow", is_flag=True, help="Keep exporting until the run ends.")
 def export(
     run: str,
     *,
@@ -277,7 +314,10 @@ def export(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Write a run's curves to TensorBoard, W&B or MLflow (pip install 'headrace[export]')."""
+    """Export the curves of a run to a tracker.
+
+    It needs the tracker's library on this machine: pip install 'headrace[export]'.
+    """
     from producers.cli.commands.export import export_run, opener_for
 
     open_sink = opener_for(tracker, directory=directory, project=project, offline=offline, uri=uri)

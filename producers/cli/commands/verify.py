@@ -1,4 +1,4 @@
-"""`headrace train verify`: is a run what its log says it is?"""
+"""`headrace train verify`: check that a run matches its event log."""
 
 import time
 
@@ -10,20 +10,22 @@ POLL_S = 0.3
 
 
 def verify_run(run: str, *, as_json: bool) -> None:
-    """Ask for a verification, wait for it, print it. Raises Failure when something disagrees,
-    Interrupted on SIGINT: the verification goes on."""
+    """Request a verification, wait for it and print it. Raises Failure when something differs from the
+    log, Interrupted on SIGINT; the verification continues then."""
     with Client() as client:
-        asked: Document = client.post(f"/runs/{path_segment(run)}/verify")["verification"]
-        found = _wait(client, str(asked["id"]), run)
+        requested: Document = client.post(f"/runs/{path_segment(run)}/verify")["verification"]
+        found = _wait(client, str(requested["id"]), run)
     if found["status"] == "failed":
-        raise Failure("VERIFY_FAILED", f"{run} could not be verified: {found['error']}")
+        raise Failure("VERIFY_FAILED", f"the verification of {run} failed: {found['error']}")
     if as_json:
         print_json({"verification": found})
     else:
         _show(run, found)
     if found["status"] != "verified":
         count = len(found["findings"])
-        raise Failure("DIFFERS", f"{run} is not what its log says: {count} finding(s)")
+        raise Failure(
+            "DIFFERS", f"{run} differs from its log: {count} finding(s); see the table of findings"
+        )
 
 
 def _wait(client: Client, identity: str, run: str) -> Document:
@@ -35,7 +37,7 @@ def _wait(client: Client, identity: str, run: str) -> Document:
             time.sleep(POLL_S)
     except KeyboardInterrupt as error:
         raise Interrupted(
-            f"stopped waiting; the verification of {run} goes on", f"headrace train verify {run}"
+            f"stopped waiting; the verification of {run} continues", f"headrace train verify {run}"
         ) from error
 
 

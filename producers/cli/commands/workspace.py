@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from producers.cli.client import Client, path_segment
-from producers.cli.command_tree import command, group
+from producers.cli.command_tree import LIMIT, OFFSET, command, group
 from producers.cli.display.output import Document, print_fields, print_json, print_table, say
 
-workspace = group("workspace", "Git repositories with rollouts: register, look into, scaffold.")
+workspace = group("workspace", "Git repositories with rollouts: register, list, examine, create.")
 
 SYNC_S = 20.0
 WAITING = ("pending", "syncing")
@@ -18,13 +18,13 @@ WAITING = ("pending", "syncing")
 
 @command(workspace, "add", example="headrace workspace add . --name sums")
 @click.argument("path_or_url", metavar="PATH_OR_URL")
-@click.option("--name", help="Default: the last part of the address.")
+@click.option("--name", help="Name of the workspace. Default: the last part of its path or URL.")
 def add(path_or_url: str, *, name: str | None, as_json: bool) -> None:
-    """Register a git repository and look into its rollouts.
+    """Register a git repository and check its rollouts.
 
-    A path is read by the server from its own disk; a URL is fetched by it.
+    The server reads a path from its own disk, and fetches a URL.
     """
-    local = Path(os.path.expanduser(path_or_url))  # noqa: PTH111 - a user without a home is no error
+    local = Path(os.path.expanduser(path_or_url))  # noqa: PTH111 - a user without a home is not an error
     url = str(local.resolve()) if local.exists() else path_or_url
     body = {"url": url} | ({"name": name} if name else {})
     with Client() as client:
@@ -37,7 +37,7 @@ def add(path_or_url: str, *, name: str | None, as_json: bool) -> None:
 
 
 def await_first_sync(client: Client, found: Document) -> Document:
-    """The workspace once its first look was had, or as it is after a while."""
+    """Return the workspace after its first sync, or as it is when that takes longer than 20 s."""
     deadline = time.monotonic() + SYNC_S
     while found.get("status") in WAITING and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -46,10 +46,10 @@ def await_first_sync(client: Client, found: Document) -> Document:
 
 
 @command(workspace, "list", example="headrace workspace list")
-@click.option("--limit", default=50, show_default=True)
-@click.option("--offset", default=0)
+@LIMIT
+@OFFSET
 def list_(*, limit: int, offset: int, as_json: bool) -> None:
-    """The registered repositories."""
+    """List the registered repositories."""
     with Client() as client:
         answer = client.get("/workspaces", {"limit": limit, "offset": offset})
     if as_json:
@@ -65,7 +65,7 @@ def list_(*, limit: int, offset: int, as_json: bool) -> None:
 @command(workspace, "info", example="headrace workspace info sums")
 @click.argument("name", metavar="WORKSPACE")
 def info(name: str, *, as_json: bool) -> None:
-    """A repository: its commit, and what its entry points hold."""
+    """Show a repository: its commit, and its workflows and graders."""
     with Client() as client:
         answer = client.get(f"/workspaces/{path_segment(name)}")
     if as_json:
@@ -102,16 +102,19 @@ def _entrypoint(rollout: Document) -> str:
 
 @command(workspace, "init", example="headrace workspace init sums")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--seed", default=0, show_default=True, help="Seed of the data.")
+@click.option("--seed", default=0, show_default=True, help="Seed for the generated data.")
 def init(directory: Path, *, seed: int, as_json: bool) -> None:
-    """Scaffold a workspace: a rollout, its configs and data, as a git repository with a first commit."""
+    """Create a workspace from the example.
+
+    It has a rollout, configs and data, in a git repository with a first commit.
+    """
     from producers.cli.scaffold import scaffold
 
     commit = scaffold(directory, seed=seed)
     if as_json:
         print_json({"directory": str(directory.resolve()), "commit_sha": commit})
         return
-    say(f"made {directory} (commit {commit[:12]}); next:\n  cd {directory}")
+    say(f"created {directory} (commit {commit[:12]}); next:\n  cd {directory}")
     say("  headrace up --detach")
     for name in ("sft", "rl", "heldout"):
         say(f"  headrace dataset upload data/{name}.jsonl --name arithmetic-{name}")

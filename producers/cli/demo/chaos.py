@@ -1,7 +1,7 @@
-"""`headrace demo --chaos`: the same training again, while a random worker is killed every few seconds.
+"""`headrace demo --chaos`: repeat the training while a random worker is killed every few seconds.
 
-A worker dies only after the run has moved since the last death, so however slow the machine is, the run
-gets on. The supervisor restarts what dies; nothing else is told.
+A worker is killed only after the run has moved since the last kill, so the run makes progress however
+slow the machine is. The supervisor restarts what dies; no other process is informed.
 """
 
 import os
@@ -21,7 +21,7 @@ LONGEST_PAUSE_S = 4.0
 
 
 class Killer(threading.Thread):
-    """Kills (-9) the processes of a platform, but never its supervisor, until told to stop."""
+    """Kills (-9) the processes of a platform, but never its supervisor, until `stop` is called."""
 
     def __init__(
         self, home: Path, client: Client, run: str, *, seed: int, say: Callable[[str], None]
@@ -51,7 +51,7 @@ class Killer(threading.Thread):
         self.join()
 
     def _step(self) -> int | None:
-        """The run's step; None while the server is away."""
+        """The run's current step, or None while the server does not answer."""
         try:
             return int(
                 self._client.get(f"/runs/{path_segment(self._run)}")["run"]["current_step"] or 0
@@ -75,7 +75,7 @@ class Killer(threading.Thread):
 
 @contextmanager
 def killing(killer: Killer) -> Iterator[Killer]:
-    """Kill while inside."""
+    """Run the killer for as long as the block lasts."""
     killer.start()
     try:
         yield killer

@@ -1,7 +1,7 @@
-"""`headrace demo`: the whole story on this machine, with a verdict.
+"""`headrace demo`: train a model from start to finish on this machine and check the result.
 
-A platform of its own (home, database, server, worker) is started beside whatever else runs here and
-stopped at the end. The model is made from nothing and taught by demonstrations (SFT), measured on
+The demo starts its own platform (home, database, server, worker) next to anything else that runs here,
+and stops it at the end. The model is made from scratch, taught with demonstrations (SFT), measured on
 held-out questions, improved by reinforcement learning, and measured again.
 """
 
@@ -35,30 +35,34 @@ DEFAULT_DIRECTORY = "headrace-demo"
     "--keep",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where all state goes, an empty or new directory.  [default: ./headrace-demo]",
+    help="Directory for all state; it must be empty or new.  [default: ./headrace-demo]",
 )
-@click.option("--discard", is_flag=True, help="Remove all state at the end.")
+@click.option("--discard", is_flag=True, help="Delete all state at the end.")
 @click.option(
     "--remove",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Only remove what a demo kept there, its database too.",
+    help="Delete the state of an earlier demo, including its database, and exit.",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of data, model and training.")
-@click.option("--steps", default=100, show_default=True, help="Steps of reinforcement learning.")
+@click.option("--seed", default=0, show_default=True, help="Seed for data, model and training.")
+@click.option(
+    "--steps", default=100, show_default=True, help="Number of reinforcement learning steps."
+)
 @click.option(
     "--grader",
     type=click.Choice(["check", "random"]),
     default="check",
-    help="What pays in training. random: a control experiment, in which nothing should be learned.",
+    help="Source of training rewards. random is a control experiment: the model should not improve.",
 )
 @click.option(
     "--chaos",
     is_flag=True,
-    help="Train a second time while workers are killed: it must end in the same bits.",
+    help="Train a second time while workers are killed; the final weights must be identical.",
 )
 @click.option(
-    "--here", is_flag=True, help="On the server that runs already, instead of one of its own."
+    "--here",
+    is_flag=True,
+    help="Use the server that is already running instead of starting a new one.",
 )
 def demo(
     *,
@@ -72,11 +76,11 @@ def demo(
     here: bool,
     as_json: bool,
 ) -> None:
-    """Make a language model from nothing, then improve it by reinforcement learning; about five
-    minutes on two cores.
+    """Train a small language model from scratch, then improve it with reinforcement learning. This takes
+    about five minutes on two cores.
 
-    Exits 1 unless the held-out reward rose as promised: to 0.9 or more greedy, 0.75 or more sampled.
-    Everything stays in ./headrace-demo to look at, unless --discard is given.
+    The exit code is 1 unless the held-out reward reaches at least 0.9 (greedy) and 0.75 (sampled). All
+    state is kept in ./headrace-demo for you to examine, unless you pass --discard.
     """
     from producers.cli.demo.platform import DemoPlatform, RunningPlatform
     from producers.cli.demo.story import Story
@@ -92,7 +96,7 @@ def demo(
         client = platform.start()
         mark = uuid4().hex[:6] if here else ""
         story = Story(client, root / "workspace", home=platform.home, quiet=as_json, mark=mark)
-        told = story.tell(seed=seed, steps=steps, random_pay=grader == "random", chaos=chaos)
+        measured = story.tell(seed=seed, steps=steps, random_reward=grader == "random", chaos=chaos)
     except (KeyboardInterrupt, Interrupted) as error:
         raise _interruption(platform, keep) from error
     finally:
@@ -101,7 +105,7 @@ def demo(
             platform.remove_database()
             shutil.rmtree(root, ignore_errors=True)
     result: Document = {
-        **told,
+        **measured,
         "wall_s": round(time.monotonic() - started, 1),
         "cpu_s": cpu_seconds_used(),
     }
@@ -110,20 +114,20 @@ def demo(
     else:
         _print_result(result, platform if keep else None)
         if keep is not None and not here:
-            say(f"All is kept in {root}; remove it with: headrace demo --remove {root}")
+            say(f"All state is kept in {root}; delete it with: headrace demo --remove {root}")
     check_promise(result["held_out"])
     if chaos:
         check_equal_weights(result["chaos"])
 
 
 def _directory_to_keep(keep: Path | None, *, discard: bool) -> Path | None:
-    """Where state is kept; None: nowhere. Raises Failure when that is in use, UsageError when both
-    are asked for."""
+    """The directory in which state is kept, or None to keep nothing. Raises Failure when the directory
+    is not empty, UsageError for both options at once."""
     if keep is not None:
         if discard:
-            raise click.UsageError("give either --keep or --discard")
+            raise click.UsageError("--keep and --discard exclude each other; give only one of them")
         if keep.exists() and any(keep.iterdir()):
-            raise Failure("CONFLICT", f"{keep} is not empty; name a new directory")
+            raise Failure("CONFLICT", f"{keep} is not empty; name a new or empty directory")
         return keep
     if discard:
         return None
@@ -136,17 +140,22 @@ def _directory_to_keep(keep: Path | None, *, discard: bool) -> Path | None:
 
 
 def _remove(directory: Path, *, as_json: bool) -> None:
-    """Remove what a demo kept. Raises Failure where none is, or one that still runs."""
+    """Delete the state of a demo. Raises Failure when there is none, or when it is still running."""
     from infra.local.home import owner
     from producers.cli.demo.platform import DemoPlatform
 
     root = directory.resolve()
     platform = DemoPlatform(root)
     if not (root / "workspace").is_dir() or not platform.home.is_dir():
-        raise Failure("NOT_FOUND", f"{directory} holds no demo (no home/ and workspace/ in it)")
+        raise Failure(
+            "NOT_FOUND",
+            f"{directory} has no home/ and workspace/, so it is not a demo; name a demo's directory",
+        )
     if owner(platform.home) is not None:
         command = f"HEADRACE_HOME={platform.home} headrace down"
-        raise Failure("CONFLICT", f"the demo in {directory} still runs; stop it with: {command}")
+        raise Failure(
+            "CONFLICT", f"the demo in {directory} is still running; stop it with: {command}"
+        )
     platform.remove_database()
     shutil.rmtree(root)
     if as_json:
@@ -156,50 +165,51 @@ def _remove(directory: Path, *, as_json: bool) -> None:
 
 
 def cpu_seconds_used() -> float:
-    """CPU seconds of this process and of all it started, once they have ended."""
+    """CPU seconds of this process and of the processes that it started and that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return round(sum(u.ru_utime + u.ru_stime for u in used), 1)
 
 
 def check_promise(held_out: Document) -> None:
-    """Raises Failure unless the held-out reward rose, and to what was promised."""
+    """Raises Failure unless the held-out reward rose, and reached the promised values."""
     before, after = held_out["before"], held_out["after"]
     rose = after["greedy"] > before["greedy"] and after["sampled"] > before["sampled"]
     if rose and after["greedy"] >= GREEDY_PROMISE and after["sampled"] >= SAMPLED_PROMISE:
         return
     raise Failure(
         "PROMISE_BROKEN",
-        f"the held-out reward went from {before['greedy']:.3f} to {after['greedy']:.3f} greedy and "
-        f"from {before['sampled']:.3f} to {after['sampled']:.3f} sampled; promised were "
+        f"the held-out reward went from {before['greedy']:.3f} to {after['greedy']:.3f} (greedy) and "
+        f"from {before['sampled']:.3f} to {after['sampled']:.3f} (sampled); expected at least "
         f"{GREEDY_PROMISE} and {SAMPLED_PROMISE}",
     )
 
 
 def check_equal_weights(found: Document) -> None:
-    """Raises Failure unless workers died and the run ended in the bits of its undisturbed twin."""
+    """Raises Failure unless workers were killed and the run still ended in the same weights as the run
+    without kills."""
     calm, killed = found["undisturbed_sha256"], found["killed_sha256"]
     if found["kills"] and calm == killed:
         return
     raise Failure(
         "PROMISE_BROKEN",
-        f"after {found['kills']} kills the weights are {killed}, undisturbed they were {calm}",
+        f"after {found['kills']} kills the weights are {killed}; without kills they are {calm}",
     )
 
 
 def _interruption(platform: "DemoTarget", keep: Path | None) -> Interrupted:
     if keep is None:
-        return Interrupted("interrupted; the demo was stopped and its state removed")
+        return Interrupted("interrupted; the demo was stopped and its state deleted")
     return Interrupted(
-        "interrupted; the demo was stopped, its runs go on where they were",
+        "interrupted; the demo was stopped, and its runs continue when it starts again",
         f"{platform.prefix} headrace up --detach",
     )
 
 
 def _call_without_sigint(stop: Callable[[], None]) -> None:
-    """Stop in order, even while someone leans on Ctrl-C."""
-    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Call `stop` with SIGINT ignored, so that a second Ctrl-C cannot interrupt it."""
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop()
-    signal.signal(signal.SIGINT, former)
+    signal.signal(signal.SIGINT, previous)
 
 
 def _print_result(result: Document, platform: "DemoTarget | None") -> None:
@@ -225,19 +235,19 @@ def _print_result(result: Document, platform: "DemoTarget | None") -> None:
             ("undisturbed", found["undisturbed_sha256"]),
             ("killed", found["killed_sha256"]),
         ]
-        print_fields("Under fire", pairs)
+        print_fields("With kills", pairs)
     say("Try next:")
     for line in next_commands(platform.prefix if platform else None):
         say(f"  {line}")
 
 
 def next_commands(prefix: str | None) -> tuple[str, str, str]:
-    """Three commands to go on with; `prefix` None: nothing was kept."""
+    """Three commands to try next. `prefix` is None when nothing was kept."""
     if prefix is None:
         return (
-            "headrace demo                   # the same, and everything stays for you to look at",
-            "headrace up --detach            # a server of your own",
-            "headrace workspace init sums    # a workspace to change",
+            "headrace demo                   # the same, and keep all state to examine",
+            "headrace up --detach            # start your own server",
+            "headrace workspace init sums    # make a workspace to edit",
         )
     return (
         f"{prefix} headrace up --detach",

@@ -1,4 +1,5 @@
-"""The demo's own platform: a home below one directory, a free port, one supervisor."""
+"""The platforms that a demo can run on: its own (a home, a free port, a supervisor), or a running
+one."""
 
 import os
 import subprocess
@@ -14,7 +15,8 @@ STOP_S = 60.0
 
 
 class DemoTarget(Protocol):
-    """Where a demo is told. `prefix` is what a shell needs before `headrace` to come back."""
+    """The platform that a demo runs on. `prefix` holds the variables that a shell command puts before
+    `headrace` to reach it."""
 
     home: Path
     prefix: str
@@ -25,7 +27,7 @@ class DemoTarget(Protocol):
 
 
 class DemoPlatform:
-    """Started and stopped once. `prefix` is what a shell needs before `headrace` to come back."""
+    """A platform of the demo's own, started and stopped once."""
 
     def __init__(self, root: Path) -> None:
         self.home = root / "home"
@@ -34,14 +36,14 @@ class DemoPlatform:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Client:
-        """Start everything; returns a client of it. Raises Failure."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
-        mine = {"HEADRACE_HOME": str(self.home), "HEADRACE_URL": self.url}
-        self._process = launch(self.home, {**kept, **mine}, tied=True)
+        """Start everything and return a client. Raises Failure."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
+        own = {"HEADRACE_HOME": str(self.home), "HEADRACE_URL": self.url}
+        self._process = launch(self.home, {**inherited, **own}, tied=True)
         return Client(ServerAddress(self.url, (self.home / "token").read_text().strip()))
 
     def stop(self) -> None:
-        """Stop everything in order, and wait for it."""
+        """Stop everything in order and wait until it has stopped."""
         if self._process is None:
             return
         self._process.terminate()
@@ -53,14 +55,14 @@ class DemoPlatform:
         self._process = None
 
     def remove_database(self) -> None:
-        """Remove the embedded database, which may live outside of the home."""
+        """Delete the embedded database, which may be outside the home."""
         from infra.local import embedded_postgres as embedded
 
         embedded.remove(self.home)
 
 
 class RunningPlatform:
-    """A platform that runs already: the one that HEADRACE_URL names. It is left as it is."""
+    """A platform that is already running: the one that HEADRACE_URL names. The demo never stops it."""
 
     def __init__(self) -> None:
         settings = Settings.load(os.environ)
@@ -68,7 +70,7 @@ class RunningPlatform:
         self.prefix = f"HEADRACE_HOME={self.home} HEADRACE_URL={settings.url}"
 
     def start(self) -> Client:
-        """A client of it. Raises Failure when nothing answers."""
+        """Return a client. Raises Failure when no server answers."""
         client = Client()
         if not client.ready():
             raise client.unreachable()

@@ -1,4 +1,5 @@
-"""The demo's story: data, demonstrations, a first measure, reinforcement learning, a second measure.
+"""The steps of the demo: data, demonstrations, a first measurement, reinforcement learning, a second
+measurement.
 
 Everything goes through the platform as it would for a user: a git repository, uploaded datasets, the
 TOMLs of the example, runs and evaluations over HTTP.
@@ -24,7 +25,7 @@ KILLED = "arithmetic-grpo-killed"
 DATASETS = {"sft": SFT, "rl": "arithmetic-rl", "heldout": "arithmetic-heldout"}
 STEPS_PER_EPOCH = 100
 
-RANDOM_GRADER = '''"""A control experiment: pays at random, so that nothing can be learned."""
+RANDOM_GRADER = '''"""A control experiment: random rewards, so that nothing can be learned."""
 
 import random
 
@@ -36,7 +37,7 @@ class Solve(AgentWorkflow):
         return [*ctx.prompt, await ctx.chat(ctx.prompt)]
 
 
-class Pay(Grader):
+class RandomReward(Grader):
     async def grade(self, ctx):
         for name in ctx.samples:
             ctx.set_sample_reward(name, float(random.random() < 0.5))
@@ -44,12 +45,12 @@ class Pay(Grader):
 
 
 class Story:
-    """Tells it once, against one platform."""
+    """Runs the demo once, against one platform."""
 
     def __init__(
         self, client: Client, workspace: Path, *, home: Path, quiet: bool, mark: str = ""
     ) -> None:
-        """`mark` sets the names of this story apart, on a server that has heard it before."""
+        """`mark` makes the names of this demo unique on a server that may have run another."""
         self._client = client
         self._mark = mark
         self._home = home
@@ -57,17 +58,17 @@ class Story:
         self._quiet = quiet
         self._workspace = ""
 
-    def tell(self, *, seed: int, steps: int, random_pay: bool, chaos: bool = False) -> Document:
-        """The whole story; returns what it measured. `chaos`: the reinforcement learning once more,
-        under fire. Raises Failure when a run does not finish."""
-        self._prepare(seed, random_pay=random_pay)
+    def tell(self, *, seed: int, steps: int, random_reward: bool, chaos: bool = False) -> Document:
+        """Run the whole demo and return its measurements. `chaos` repeats the reinforcement learning
+        while workers are killed. Raises Failure when a run does not finish."""
+        self._prepare(seed, random_reward=random_reward)
         sft = self._train(self._sft(seed), self._own_name(SFT))
         before = self._measure(f"{self._own_name(SFT)}@last", "before", seed)
-        config = self._grpo(seed, steps, random_pay=random_pay)
+        config = self._grpo(seed, steps, random_reward=random_reward)
         grpo = self._train(config, self._own_name(GRPO))
         after = self._measure(f"{self._own_name(GRPO)}@last", "after", seed)
         info = self._client.get(f"/runs/{path_segment(self._own_name(GRPO))}")
-        under_fire = {"chaos": self._train_under_chaos(config, seed, info)} if chaos else {}
+        with_kills = {"chaos": self._train_under_chaos(config, seed, info)} if chaos else {}
         return {
             "held_out": {"before": before, "after": after},
             "steps": grpo.step,
@@ -75,11 +76,11 @@ class Story:
             "seed": seed,
             "run": info["run"]["id"],
             "checkpoints": info["checkpoints"],
-            **under_fire,
+            **with_kills,
         }
 
     def _train_under_chaos(self, config: Document, seed: int, calm: Document) -> Document:
-        """The same run while its workers are killed; the hashes that both end in."""
+        """Train the same run while its workers are killed; returns the final hashes of both runs."""
         name = self._own_name(KILLED)
         made = self._submit(config, name)
         killer = Killer(self._home, self._client, str(made["id"]), seed=seed, say=self._say)
@@ -93,12 +94,14 @@ class Story:
             "killed_sha256": killed["checkpoints"][-1]["adapter_sha256"],
         }
 
-    def _prepare(self, seed: int, *, random_pay: bool) -> None:
-        self._say("A workspace from the example, as a git repository; three datasets.")
+    def _prepare(self, seed: int, *, random_reward: bool) -> None:
+        self._say(
+            "Making a workspace from the example (a git repository) and uploading three datasets."
+        )
         scaffold(self._root, seed=seed)
-        if random_pay:
-            (self._root / "rollouts" / "arithmetic" / "random_pay.py").write_text(RANDOM_GRADER)
-            commit(self._root, "Pay at random")
+        if random_reward:
+            (self._root / "rollouts" / "arithmetic" / "random_reward.py").write_text(RANDOM_GRADER)
+            commit(self._root, "Reward at random")
         self._workspace = ensure_workspace(
             self._client, repository_around(self._root / "configs" / "training" / "grpo.toml")
         )
@@ -115,15 +118,15 @@ class Story:
         config["experiment"]["dataset"] = self._own_name(SFT)
         return config
 
-    def _grpo(self, seed: int, steps: int, *, random_pay: bool) -> Document:
+    def _grpo(self, seed: int, steps: int, *, random_reward: bool) -> Document:
         config = read_config(self._root / "configs" / "training" / "grpo.toml")
         config["advanced"] |= {"seed": seed, "max_steps": steps}
         config["advanced"]["validation_dataset"] = self._own_name(DATASETS["heldout"])
         config["experiment"]["dataset"] = self._own_name(DATASETS["rl"])
         config["experiment"]["model_path"] = f"{self._own_name(SFT)}@last"
         config["training"]["total_epochs"] = -(-steps // STEPS_PER_EPOCH)
-        if random_pay:
-            config["experiment"]["entrypoint"] = "random_pay.py"
+        if random_reward:
+            config["experiment"]["entrypoint"] = "random_reward.py"
         return config
 
     def _train(self, config: Document, name: str) -> RunView:
@@ -141,7 +144,9 @@ class Story:
         view = watch.follow_run(self._client, str(made["id"]), name, quiet=self._quiet)
         watch.check_result(view, name)
         if view.status != "finished":
-            raise Failure("STOPPED", f"the run {name} was stopped at step {view.step}")
+            raise Failure(
+                "STOPPED", f"the run {name} was stopped at step {view.step}; start the demo again"
+            )
         return view
 
     def _measure(self, model: str, when: str, seed: int) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""Printing: the JSON envelopes for programs, tables and colours for people.
+"""Printing: JSON envelopes for programs, tables and colours for people.
 
-Rich is imported only when something is drawn. It draws plain text when stdout is a pipe or NO_COLOR
-is set; a server's text is always escaped, since rollout text is hostile.
+Rich is imported only when something is drawn. It draws plain text when stdout is a pipe or NO_COLOR is
+set. Text from a server is always escaped, because the text of a rollout may be hostile.
 """
 
 import json
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 Document = dict[str, Any]
-"""A JSON object, as a server sent it or as a program reads it from us."""
+"""A JSON object, from a server or for a program that reads our output."""
 
 BARS = "▁▂▃▄▅▆▇█"
 
 
 def print_json(document: Mapping[str, object]) -> None:
-    """A success, on stdout."""
+    """Print a success to stdout."""
     text = json.dumps({"schema_version": SCHEMA_VERSION, **document}, ensure_ascii=False)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def print_failure(code: str, message: str, issues: Sequence[Issue] = (), *, as_json: bool) -> None:
-    """A failure, on stderr. Whatever it quotes, a password is not shown."""
+    """Print a failure to stderr, with passwords removed from everything that it quotes."""
     message = redact(message)
     if as_json:
         listed = [
@@ -52,8 +52,8 @@ def print_failure(code: str, message: str, issues: Sequence[Issue] = (), *, as_j
 
 
 def _first_line(message: str, issues: Sequence[Issue]) -> str:
-    """The first line of a failure. The messages of refusals quote their first issue; what is listed
-    below is not said here too."""
+    """The first line of a failure. The message of a refusal quotes its first issue, which is left out
+    here when all issues are listed below."""
     quoted = issues[0].message in message if issues else False
     if not quoted:
         return message
@@ -72,8 +72,9 @@ PIPE_COLUMNS = 120
 
 
 def console() -> "Console":
-    """Where people read: colours and width follow the terminal. Rich takes 80 columns for a terminal
-    without capabilities unless it is told both dimensions; in a pipe COLUMNS counts, else 120."""
+    """The console for people, with the colours and width of the terminal. Rich assumes 80 columns for a
+    terminal without capabilities unless it gets both dimensions. In a pipe the width is COLUMNS, or
+    120."""
     from rich.console import Console
 
     if not sys.stdout.isatty():
@@ -83,19 +84,19 @@ def console() -> "Console":
 
 
 def say(text: str) -> None:
-    """A line for people."""
+    """Print a line for people."""
     sys.stdout.write(printable(text) + "\n")
     sys.stdout.flush()
 
 
 def say_warnings(answer: Document) -> None:
-    """What the server can do and thinks is not meant."""
+    """Print the warnings in a server's response."""
     for warning in answer.get("warnings") or ():
         say(f"warning: {warning}")
 
 
 def printable(text: str) -> str:
-    """`text` without control characters: hostile text must not move a terminal's cursor."""
+    """`text` without control characters, because hostile text must not control the terminal."""
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf"))
 
 
@@ -105,26 +106,26 @@ def one_line(text: str, *, limit: int = 80) -> str:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table; None is shown as a dash."""
+    """Print a table. None is shown as a dash."""
     from rich.table import Table
     from rich.text import Text
 
     drawn = Table(title=title or None, title_justify="left", header_style="bold")
     for column in columns:
-        drawn.add_column(column, overflow="fold")  # a name that is cut cannot be copied
+        drawn.add_column(column, overflow="fold")  # a name that is cut off cannot be copied
     for row in rows:
         drawn.add_row(*(Text(cell_text(value)) for value in row))
     console().print(drawn)
 
 
 def print_fields(title: str, pairs: Sequence[tuple[str, object]]) -> None:
-    """Names and values, one a line; pairs whose value is None are left out."""
+    """Print names and values, one pair per line. Pairs whose value is None are left out."""
     shown = [(name, value) for name, value in pairs if value is not None]
     print_table(title, ("", ""), shown) if shown else say(title)
 
 
 def cell_text(value: object) -> str:
-    """A value as people read it."""
+    """A value as text for people."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -137,7 +138,7 @@ def cell_text(value: object) -> str:
 
 
 def time_ago(moment: object) -> str | None:
-    """An ISO time as how long ago it was."""
+    """How long ago an ISO time was: `5 min ago`."""
     if not isinstance(moment, str) or not moment:
         return None
     seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
@@ -148,7 +149,7 @@ def time_ago(moment: object) -> str | None:
 
 
 def sparkline(values: Sequence[float], *, width: int = 40) -> str:
-    """The last values as a row of bars, at most `width` of them (neighbours are averaged)."""
+    """The values as a row of at most `width` bars; neighbouring values are averaged."""
     if not values:
         return ""
     size = -(-len(values) // width)

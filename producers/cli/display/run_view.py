@@ -1,4 +1,4 @@
-"""A run as its events tell it: the fold that `train watch` and the demo draw from."""
+"""The state of a run, folded from its events, for `train watch` and the demo."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,11 +26,11 @@ TYPES = (
     "rl.run.failed",
     "rl.run.finished",
 )
-"""The events that a view is folded from; the many events of samples and groups are not needed."""
+"""The events that a view is folded from. The many events of samples and groups are not needed."""
 
 HELD_OUT_LOSS = "eval/validation/loss"
 RECENT = 10
-"""Steps whose mean length is taken for that of the next ones."""
+"""The number of recent steps whose mean duration predicts that of the next ones."""
 
 PHASES = {
     "rl.run.requested": "sync",
@@ -58,9 +58,9 @@ STATUSES = {
 
 @dataclass
 class RunView:
-    """What is known of a run so far. `rewards` and `losses` have one value per settled step;
-    `validations` are (step, held-out reward), `held_out_losses` the same of SFT; `rates` are tokens a
-    second, per step."""
+    """The state of a run so far. `rewards` and `losses` have one value per settled step. `validations`
+    are pairs of step and held-out reward, `held_out_losses` the same for SFT. `rates` are tokens per
+    second, one value per step."""
 
     status: str = "pending"
     phase: str = "init"
@@ -77,11 +77,11 @@ class RunView:
     message: str | None = None
     batch_at: datetime | None = None
     step_s: list[float] = field(default_factory=list)
-    """seconds of each step that was timed; a pause is not part of one"""
+    """seconds of each timed step, without pauses"""
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds that the steps which are left take, if they take as long as the last ones."""
+        """Estimated seconds for the remaining steps, from the duration of the most recent ones."""
         recent = self.step_s[-RECENT:]
         if self.status != "running" or not recent or not self.total_steps:
             return None
@@ -92,7 +92,7 @@ class RunView:
         return self.status in ("finished", "failed", "stopped", "crashed", "killed")
 
     def fold(self, event: Document) -> None:
-        """Take one more event into account; events of unknown types change nothing."""
+        """Apply one more event. Events of unknown types change nothing."""
         kind = str(event.get("type"))
         data: Document = event.get("data") or {}
         self.status = STATUSES.get(kind, self.status)

@@ -1,4 +1,4 @@
-"""Numbers as people read them: bytes, seconds, how much is left."""
+"""Numbers as text for people: bytes, seconds, remaining time."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -39,18 +39,18 @@ def format_count(number: float) -> str:
 
 
 def time_left(seconds: float | None) -> str:
-    """` (about 2.0 min left)`, or nothing where it is not known."""
+    """` (about 2.0 min left)`, or an empty string when it is unknown."""
     return "" if seconds is None else f" (about {format_duration(seconds)} left)"
 
 
 def run_status(run: Mapping[str, Any]) -> str:
-    """A run's status; a run that is paused is not running."""
+    """The status of a run: `paused` instead of `running` for a paused run."""
     status = str(run.get("status"))
     return "paused" if status == "running" and run.get("phase") == "paused" else status
 
 
 def run_eta_s(run: Mapping[str, Any], *, now: datetime | None = None) -> float | None:
-    """Seconds that a running run still takes, if its steps go on as they went so far."""
+    """Estimated remaining seconds of a running run, from the mean time of its steps so far."""
     step, total, began = run.get("current_step"), run.get("total_steps"), run.get("started_at")
     if run_status(run) != "running" or not (step and total and began) or step > total:
         return None
@@ -59,6 +59,6 @@ def run_eta_s(run: Mapping[str, Any], *, now: datetime | None = None) -> float |
 
 
 def run_step(run: Mapping[str, Any]) -> str:
-    """Where a run stands: `3/10 (about 2.0 min left)`."""
+    """The progress of a run: `3/10 (about 2.0 min left)`."""
     step = f"{run.get('current_step') or 0}/{run.get('total_steps') or '?'}"
     return step + time_left(run_eta_s(run))

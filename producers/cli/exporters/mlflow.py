@@ -1,4 +1,4 @@
-"""MLflow: a run of its own, tagged with ours, at a tracking server or any other tracking URI."""
+"""MLflow: a new MLflow run, tagged with ours, at a tracking server or any other tracking URI."""
 
 import os
 import re
@@ -13,11 +13,11 @@ from producers.cli.exporters.sink import (
 )
 
 UNKNOWN = re.compile(r"[^\w\-./ ]")
-"""What MLflow does not take in the name of a metric."""
-LONGEST = 500
-"""Of a parameter's value."""
+"""The characters that MLflow does not accept in the name of a metric."""
+MAX_PARAMETER_CHARS = 500
+"""The maximum length of a parameter's value."""
 RETRIES = "2"
-"""How often MLflow's client tries again; its own default keeps a user waiting for minutes."""
+"""How often MLflow's client retries; with its own default a user waits for minutes."""
 STATUS = {"failed": "FAILED", "crashed": "FAILED", "killed": "KILLED"}
 
 
@@ -38,7 +38,7 @@ class MLflow:
             )
             self._run = made.info.run_id
             for key, value in flatten_config(subject.config):
-                self._client.log_param(self._run, key, value[:LONGEST])
+                self._client.log_param(self._run, key, value[:MAX_PARAMETER_CHARS])
         self._experiment = identity
 
     @property
@@ -63,6 +63,6 @@ def _hint(uri: str | None) -> str:
     named = uri or os.environ.get("MLFLOW_TRACKING_URI")
     where = f"the tracking URI is {named}" if named else "no tracking URI is set"
     return (
-        f"{where}: start a server with `mlflow server` and name it with --uri http://host:port or in "
+        f"{where}; start a server with `mlflow server` and pass --uri http://host:port or set "
         "MLFLOW_TRACKING_URI (a sqlite:/// or postgresql:// store needs `pip install mlflow`)"
     )

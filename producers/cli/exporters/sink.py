@@ -1,7 +1,7 @@
-"""Where the curves of a run are written: a tracker, through its own library.
+"""Writing the curves of a run to a tracker, through the tracker's own library.
 
-Each export is a whole copy of the run's curves: TensorBoard's directory is written anew, W&B and MLflow
-get a run of their own that names ours. So exporting again never doubles a point.
+Each export is a complete copy of the curves. TensorBoard's directory is overwritten; W&B and MLflow get
+a new run that names ours. So a second export never duplicates a point.
 """
 
 import importlib
@@ -14,15 +14,15 @@ from typing import Any, Protocol
 from producers.cli.errors import Failure
 
 LONGEST_REASON = 300
-"""Characters of a library's own message that are shown."""
+"""The maximum number of characters of a library's own message to show."""
 
 Series = Mapping[str, Sequence[Mapping[str, Any]]]
-"""A run's curves as the API gives them: key -> points with `step` and `value`."""
+"""The curves of a run as the API returns them: key -> points with `step` and `value`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedRun:
-    """What is exported: the run's id, its name, its config as nested sections."""
+    """The run to export: its id, its name, and its config as nested sections."""
 
     run: str
     name: str
@@ -34,23 +34,23 @@ class Sink(Protocol):
 
     def write(self, step: int, values: Mapping[str, float]) -> None: ...
     def close(self, status: str) -> None:
-        """The export is over; `status` is the run's."""
+        """Finish the export; `status` is that of the run."""
         ...
 
     @property
     def place(self) -> str:
-        """Where to look at it."""
+        """Where the export can be seen."""
         ...
 
 
 class NewPoints:
-    """Points that were not written yet, by step: a validation may bring one of an earlier step."""
+    """Selects the points that were not written yet. A validation may add a point to an earlier step."""
 
     def __init__(self) -> None:
         self._written: dict[str, set[int]] = {}
 
     def of(self, series: Series) -> Iterator[tuple[int, dict[str, float]]]:
-        """Each step's new values, in order of the steps."""
+        """The new values of each step, in the order of the steps."""
         found: dict[int, dict[str, float]] = {}
         for key in sorted(series):
             known = self._written.setdefault(key, set())
@@ -63,21 +63,21 @@ class NewPoints:
 
 
 def import_library(name: str) -> ModuleType:
-    """A tracker's own library. Raises Failure where it is not installed."""
+    """Import a tracker's library. Raises Failure when it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise Failure(
             "MISSING_LIBRARY",
-            f"this export needs the library {name.partition('.')[0]} ({error}); install it with: "
+            f"the library {name.partition('.')[0]} cannot be imported ({error}); install it with: "
             "pip install 'headrace[export]'",
         ) from error
 
 
 @contextmanager
 def translating_errors(tracker: str, hint: str) -> Iterator[None]:
-    """Turn whatever a tracker's library raises inside into a Failure of one line that ends with `hint`,
-    what the user can do. The libraries document no common base of their errors."""
+    """Turn any error of a tracker's library into a Failure of one line that ends with `hint`, which says
+    what the user can do. The libraries document no common base class for their errors."""
     try:
         yield
     except Failure:
@@ -90,7 +90,7 @@ def translating_errors(tracker: str, hint: str) -> Iterator[None]:
 
 
 def flatten_config(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """A nested config as `section.key` and text; what was not set is left out."""
+    """A nested config as pairs of `section.key` and text. Keys without a value are left out."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flatten_config(value, f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""TensorBoard: one directory per run, written anew by each export."""
+"""TensorBoard: one directory per run, which each export overwrites."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ OLD = "events.out.tfevents.*"
 
 
 class TensorBoard:
-    """Scalars in `directory`/NAME-ID."""
+    """Writes scalars to `directory`/NAME-ID."""
 
     def __init__(self, subject: ExportedRun, *, directory: Path) -> None:
         writer = import_library("tensorboard.summary").Writer

@@ -1,7 +1,7 @@
-"""Weights & Biases: a run of its own in a group named after ours; offline where asked.
+"""Weights & Biases: a new W&B run, in a group named after ours; offline on request.
 
-The x axis is the metric `step`, not W&B's own counter: that one drops points of earlier steps, which is
-what a validation brings that ends late.
+The x axis is the metric `step`, not W&B's own counter, because that one drops points of earlier steps. A
+validation that ends late adds such points.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from pathlib import Path
 from producers.cli.exporters.sink import ExportedRun, import_library, translating_errors
 
 HINT = (
-    "log in with `wandb login` or set WANDB_API_KEY, or write files with --offline and send them "
+    "log in with `wandb login` or set WANDB_API_KEY, or write files with --offline and upload them "
     "later with `wandb sync`"
 )
 
@@ -48,8 +48,8 @@ class WeightsAndBiases:
             self._run.log({"step": step, **values})
 
     def close(self, status: str) -> None:
-        """Returns once everything is written: `finish` alone leaves that to W&B's service, which would
-        do it a moment later."""
+        """Return when everything is written. `finish` alone leaves that to W&B's service, which does it
+        a moment later."""
         code = 0 if status in ("finished", "stopped", "running") else 1
         with translating_errors("W&B", HINT):
             self._run.summary["status"] = status

@@ -118,7 +118,7 @@ def test_uncommitted_changes_of_a_rollout_are_named(
     server.answer("POST", "/runs", {"run": {"id": "1", "name": "n"}}, status=201)
     (repository / "rollouts" / "r" / "main.py").write_text("x = 2\n")
     out = headrace("train", "submit", str(repository / "configs" / "grpo.toml")).out
-    assert "not committed, so not part of the run: rollouts/r/main.py" in out
+    assert "not committed and not part of the run: rollouts/r/main.py" in out
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,9 @@ def test_a_rollout_that_is_not_committed_is_told_before_anything_is_submitted(
         assert ran.code == 1
         (issue,) = ran.error["issues"]
         assert issue["key"] == "experiment.rollout"
-        assert "rollouts/rr/main.py, which HEAD does not have; it has: r" in issue["message"]
+        assert (
+            "rollouts/rr/main.py, which is not in commit HEAD; its rollouts: r" in issue["message"]
+        )
         assert issue["did_you_mean"] == "r"
     (repository / "rollouts" / "rr").mkdir()
     (repository / "rollouts" / "rr" / "main.py").write_text("x = 1\n")

@@ -16,7 +16,7 @@ def test_a_file_of_megabytes_is_refused_before_it_is_parsed(
     path.write_text("# " + "x" * MAX_BYTES)
     parsed: list[str] = []
     monkeypatch.setattr(config_files.tomllib, "loads", lambda text: parsed.append(text) or {})
-    with pytest.raises(Failure, match="more than 256 KiB"):
+    with pytest.raises(Failure, match="larger than 256 KiB"):
         read_config(path)
     assert not parsed
     path.write_text("a = 1")

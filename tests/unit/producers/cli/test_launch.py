@@ -46,7 +46,7 @@ def test_it_names_the_process_that_does_not_come(server: FakeServer, home: Path)
     server.answer("GET", "/status", {**STATUS, "workers": [{"id": "c-1"}]})
     with pytest.raises(Failure) as caught:
         await_workers(home, within_s=0.3)
-    assert "not registered: worker" in caught.value.message
+    assert "did not register within 0 s: worker" in caught.value.message
     assert "/l/worker.log" in caught.value.message
 
 

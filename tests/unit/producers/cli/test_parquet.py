@@ -62,7 +62,7 @@ def test_a_file_that_is_none_ends_before_anything_is_sent(
     file.write_bytes(b"PAR1 and no more")
     ran = headrace("dataset", "upload", str(file), "--json")
     assert ran.code == 1
-    assert "cannot be read as Parquet" in ran.error["message"]
+    assert "is not a readable Parquet file" in ran.error["message"]
     assert server.asked == []
 
 

@@ -128,7 +128,7 @@ def test_sigint_leaves_the_run_and_says_how_to_come_back(
     monkeypatch.setattr(RunView, "fold", interrupted)
     ran = headrace("train", "watch", "r")
     assert ran.code == 130
-    assert "the run r goes on" in ran.err
+    assert "the run r continues" in ran.err
     assert "headrace train watch r" in ran.err
     assert "Error" not in ran.err
     assert "Traceback" not in ran.err
@@ -182,5 +182,5 @@ def test_sigint_leaves_an_evaluation_and_is_no_error(
     ran = headrace("eval", "submit", str(config), "--workspace", "w", "--watch")
     assert ran.code == 130
     assert ran.err == (
-        "stopped watching; the evaluation mine goes on; come back with: headrace eval info mine\n"
+        "stopped watching; the evaluation mine continues; resume with: headrace eval info mine\n"
     )

@@ -122,8 +122,8 @@ def test_long_curves_are_thinned_for_people(server: FakeServer, headrace: Run) -
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["a"], "two runs or more"),
-        ([], "two runs or more"),
+        (["a"], "two or more different runs"),
+        ([], "two or more different runs"),
         (["a", "a"], "each of them once"),
         (["a", "b", "--metric", "train/kll"], "rollout/raw_reward"),
         (["a", "b", "--rows", "1"], "--rows"),

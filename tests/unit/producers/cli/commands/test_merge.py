@@ -69,7 +69,7 @@ def test_a_merge_that_fails_says_why_and_leaves_nothing(
     monkeypatch.setattr("producers.cli.commands.merge.sys.executable", str(program))
     ran = headrace("checkpoint", "merge", "r@last", str(tmp_path / "deep" / "model"), "--json")
     assert ran.error["code"] == "MERGE_FAILED"
-    assert "the merge failed: the base is of another shape; --base" in ran.error["message"]
+    assert "base is of another shape; name its base model with --base" in ran.error["message"]
     assert list((tmp_path / "deep").iterdir()) == []
 
 

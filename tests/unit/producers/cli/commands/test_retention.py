@@ -26,7 +26,7 @@ def test_deleting_wants_a_yes_where_nobody_can_be_asked(
 def test_rename_sends_the_new_name(server: FakeServer, headrace: Run) -> None:
     server.answer("POST", "/runs/a/rename", {"run": {"id": "1", "name": "b"}})
     ran = headrace("train", "rename", "a", "b")
-    assert ran.out == "a is called b now\n"
+    assert ran.out == "renamed a to b\n"
     assert server.asked[0].document == {"name": "b"}
 
 

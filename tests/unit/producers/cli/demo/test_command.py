@@ -57,17 +57,17 @@ def test_a_directory_in_use_is_not_taken(headrace: Run, tmp_path: Path) -> None:
 def test_steps_beyond_one_epoch_get_more_epochs() -> None:
     story = Story.__new__(Story)
     story._root, story._mark = example_directory(), ""
-    config = story._grpo(7, 250, random_pay=True)
+    config = story._grpo(7, 250, random_reward=True)
     assert config["advanced"]["seed"] == 7
     assert config["advanced"]["max_steps"] == 250
     assert config["training"]["total_epochs"] == 3
-    assert config["experiment"]["entrypoint"] == "random_pay.py"
+    assert config["experiment"]["entrypoint"] == "random_reward.py"
 
 
 def test_a_story_told_again_on_one_server_has_names_of_its_own() -> None:
     story = Story.__new__(Story)
     story._root, story._mark = example_directory(), "a1"
-    config = story._grpo(7, 100, random_pay=False)
+    config = story._grpo(7, 100, random_reward=False)
     assert config["experiment"]["model_path"] == "arithmetic-sft-a1@last"
     assert config["experiment"]["dataset"] == "arithmetic-rl-a1"
     assert config["advanced"]["validation_dataset"] == "arithmetic-heldout-a1"
@@ -83,7 +83,7 @@ def test_chaos_without_a_kill_or_with_other_bits_fails(kills: int, killed: str) 
 
 
 def test_the_control_experiment_is_a_program() -> None:
-    compile(RANDOM_GRADER, "random_pay.py", "exec")
+    compile(RANDOM_GRADER, "random_reward.py", "exec")
 
 
 def test_cpu_seconds_are_counted() -> None:
@@ -132,5 +132,5 @@ def test_what_a_demo_made_is_there_afterwards_or_not(
         (tmp_path / "mine").mkdir()
         ran = headrace("demo", "--remove", "mine")
         assert ran.code == 1
-        assert "holds no demo" in ran.err
+        assert "is not a demo" in ran.err
         assert (tmp_path / "mine").exists()
