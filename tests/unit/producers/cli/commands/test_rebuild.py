@@ -25,7 +25,7 @@ def test_it_waits_until_every_event_is_projected(headrace: Run, server: FakeServ
         server.answer("GET", "/status", state(behind, 0))
     ran = headrace("rebuild")
     assert ran.code == 0, ran.err
-    assert "3 events had been skipped before" in ran.out
+    assert "it skipped 3 events before" in ran.out
     assert len(server.asked) == 4
 
 
