@@ -16,12 +16,13 @@ from headrace.rewards import is_reward
 from headrace.workflow import AgentWorkflow
 
 
-class Unusable(Exception):
+class EntryPointError(Exception):
     """The entry point cannot be used; the message says where and why."""
 
 
 def load(path: Path) -> types.ModuleType:
-    """Run an entry point as a module. Raises Unusable with file and line when it does not load."""
+    """Run an entry point as a module. Raises EntryPointError with file and line when it does not
+    load."""
     module = types.ModuleType("rollout")
     module.__file__ = str(path)
     sys.modules["rollout"] = module
@@ -30,20 +31,21 @@ def load(path: Path) -> types.ModuleType:
         exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102 - this is what we are for
     except SyntaxError as error:
         where = workspace_path(Path(error.filename or str(path)), path)
-        raise Unusable(f"{where}:{error.lineno}: SyntaxError: {error.msg}") from error
+        raise EntryPointError(f"{where}:{error.lineno}: SyntaxError: {error.msg}") from error
     except BaseException as error:
         message = f"{_place(error, path)}: {type(error).__name__}: {error}{import_hint(error)}"
-        raise Unusable(message) from error
+        raise EntryPointError(message) from error
     return module
 
 
 def workflow_of(module: types.ModuleType) -> type[AgentWorkflow] | None:
-    """The AgentWorkflow of a module. Raises Unusable for two, or for a `run` that is not async."""
+    """The AgentWorkflow of a module. Raises EntryPointError for two, or for a `run` that is not
+    async."""
     return _only(module, AgentWorkflow, "run")
 
 
 def grader_of(module: types.ModuleType) -> type[Grader] | None:
-    """The Grader of a module. Raises Unusable for two, or for a `grade` that is not async."""
+    """The Grader of a module. Raises EntryPointError for two, or for a `grade` that is not async."""
     return _only(module, Grader, "grade")
 
 
@@ -66,12 +68,14 @@ def _only(module: types.ModuleType, base: type, method: str) -> type | None:
     file = workspace_path(path, path)
     if len(classes) > 1:
         named = ", ".join(f"{c.__name__} (line {_line(c)})" for c in classes)
-        raise Unusable(f"{file}: there are two {base.__name__}s: {named}; keep one in this file")
+        raise EntryPointError(
+            f"{file}: there are two {base.__name__}s: {named}; keep one in this file"
+        )
     if not classes:
         return None
     function = getattr(classes[0], method)
     if not inspect.iscoroutinefunction(function):
-        raise Unusable(
+        raise EntryPointError(
             f"{file}:{_line(function)}: {classes[0].__name__}.{method} must be async: "
             f"write `async def {method}(self, ctx)`"
         )

@@ -139,7 +139,7 @@ def workflow_call(module: types.ModuleType) -> Callable[[Json], Awaitable[Json]]
     """Calls of the workflow role: one attempt each."""
     workflow = discovery.workflow_of(module)
     if workflow is None:
-        raise discovery.Unusable("there is no AgentWorkflow")
+        raise discovery.EntryPointError("there is no AgentWorkflow")
 
     async def call(message: Json) -> Json:
         context = WorkflowContext(
@@ -194,7 +194,7 @@ def grader_call(module: types.ModuleType, entry: Path) -> Callable[[Json], Await
             ]
             return {"grades": rewards}
         if grader is None:
-            raise discovery.Unusable("there is no Grader")
+            raise discovery.EntryPointError("there is no Grader")
         context = GraderContext(
             label=message["label"],
             metadata=message["metadata"],
@@ -260,7 +260,7 @@ def discover(entrypoint: Path) -> Json:
     try:
         module = discovery.load(entrypoint)
         workflow, grader = discovery.workflow_of(module), discovery.grader_of(module)
-    except discovery.Unusable as error:
+    except discovery.EntryPointError as error:
         return {"error": str(error)[:2000]}
     rewards = sorted(discovery.rewards_of(module))
     classes = [found.__name__ if found else None for found in (workflow, grader)]
@@ -282,7 +282,7 @@ def main() -> None:
         os._exit(0)
     try:
         asyncio.run(serve(role, int(incoming), channel, path))
-    except discovery.Unusable as error:
+    except discovery.EntryPointError as error:
         channel.send({"unusable": str(error)[:2000]})
 
 

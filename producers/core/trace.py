@@ -69,11 +69,11 @@ async def trace(log: EventStore, run: RunRequested, sample: str) -> tuple[Hop, .
 FILES = (
     ("producers/core/submit.py", "the TOML was validated, the dataset pinned"),
     ("consumers/sync/consumer.py", "the commit was fetched, a snapshot stored"),
-    ("consumers/run/consumer.py", "the group was requested, within the lag bound"),
+    ("consumers/run/rules.py", "the group was requested, within the lag bound"),
     ("consumers/rollout/consumer.py", "the policy answered, at a pinned version"),
     ("consumers/grade.py", "the grader scored the group"),
-    ("consumers/run/consumer.py", "the groups of the step are settled: the batch is fixed"),
-    ("consumers/learn/consumer.py -> trainer", "one optimizer step was taken"),
+    ("consumers/run/rules.py", "the groups of the step are settled: the batch is fixed"),
+    ("consumers/learn/consumer.py -> trainer/grpo.py", "one optimizer step was taken"),
     ("consumers/checkpoint.py", "the manifest was written last"),
 )
 

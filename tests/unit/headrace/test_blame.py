@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.blame import CAN_IMPORT, LONGEST, blame
-from headrace.discovery import Unusable, load
+from headrace.discovery import EntryPointError, load
 
 MAIN = """
 import json
@@ -80,7 +80,7 @@ def test_an_import_that_is_not_there_says_what_can_be_imported(tmp_path: Path) -
     entry.parent.mkdir(parents=True)
     entry.write_text("import numpy_that_is_not_there\n")
     with pytest.raises(
-        Unusable, match=r"main.py:1: ModuleNotFoundError.*only the standard library"
+        EntryPointError, match=r"main.py:1: ModuleNotFoundError.*only the standard library"
     ):
         load(entry)
     missing = ModuleNotFoundError("No module named 'numpy'")

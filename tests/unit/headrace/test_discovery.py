@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace import AgentWorkflow, Grader, reward
-from headrace.discovery import Unusable, grader_of, load, rewards_of, workflow_of
+from headrace.discovery import EntryPointError, grader_of, load, rewards_of, workflow_of
 
 GOOD = """
 from headrace import AgentWorkflow, Grader, reward
@@ -62,7 +62,7 @@ def test_nothing_is_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_load_names_file_and_line(tmp_path: Path, source: str, says: str) -> None:
-    with pytest.raises(Unusable, match=says):
+    with pytest.raises(EntryPointError, match=says):
         load(entry(tmp_path, source))
 
 
@@ -70,15 +70,16 @@ def test_two_workflows_are_refused_with_both_lines(tmp_path: Path) -> None:
     module = load(
         entry(tmp_path, GOOD + "\nclass Other(Solve):\n    async def run(self, ctx): ...\n")
     )
-    with pytest.raises(Unusable, match=r"two AgentWorkflows: Solve \(line 7\), Other \(line 21\)"):
+    two = r"two AgentWorkflows: Solve \(line 7\), Other \(line 21\)"
+    with pytest.raises(EntryPointError, match=two):
         workflow_of(module)
 
 
 def test_methods_must_be_async(tmp_path: Path) -> None:
     module = load(entry(tmp_path, GOOD.replace("async def", "def")))
-    with pytest.raises(Unusable, match=r"main.py:8: Solve.run must be async"):
+    with pytest.raises(EntryPointError, match=r"main.py:8: Solve.run must be async"):
         workflow_of(module)
-    with pytest.raises(Unusable, match=r"Check.grade must be async"):
+    with pytest.raises(EntryPointError, match=r"Check.grade must be async"):
         grader_of(module)
 
 
