@@ -42,7 +42,9 @@ def pins(name: str) -> dict[str, Pin]:
         )
         assert match is not None, f"{name}: not an exact version with hashes: {line!r}"
         package, version, marker, hashes = match.groups()
-        found[canonicalize_name(package)] = Pin(version, marker or "", frozenset(hashes.split()))
+        found[str(canonicalize_name(package))] = Pin(
+            version, marker or "", frozenset(hashes.split())
+        )
     return found
 
 
@@ -93,7 +95,9 @@ def test_a_lock_holds_what_its_extras_ask_for(name: str) -> None:
     extras = [made_with[i + 1] for i, word in enumerate(made_with) if word == "--extra"]
     missing = set()
     if "pyproject.toml" in made_with:
-        missing = {canonicalize_name(one.name) for one in requirements(*extras)} - set(pins(name))
+        missing = {str(canonicalize_name(one.name)) for one in requirements(*extras)} - set(
+            pins(name)
+        )
     if "locks/build.in" in made_with:
         missing |= {"editables", "hatchling"} - set(pins(name))
     assert not missing, "run `make lock`"

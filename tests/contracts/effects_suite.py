@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from infra.ports.effects import Disowned, Effects, NewEffect
+from infra.ports.effects import Claimed, Disowned, Effects, NewEffect
 from infra.ports.event_log import Commit, CommitMiss, EventLog
 from schemas.effects import FetchCommit, Lane
 from schemas.events import (
@@ -101,7 +101,7 @@ async def claim(
     lane: Lane = Lane.CONTROL,
     limit: int = 1000,
     generation: int = 0,
-) -> list:
+) -> list[Claimed]:
     found = await bound.effects.claim(
         who, lanes=[lane], consumers=[SYNC], limit=limit, generation=generation
     )

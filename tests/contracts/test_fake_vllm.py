@@ -158,7 +158,7 @@ async def test_a_server_that_a_request_lost_while_a_version_was_loaded_gets_it_a
     both, replica = world.sampler.fleet, world.sampler.fleet.replicas[0]
     place: Any = both._device if after == "write" else replica.server
     name = "run" if after == "write" else after
-    call, lost = getattr(place, name), []
+    call, lost = getattr(place, name), list[Any]()
 
     async def lose(*given: Any, **more: Any) -> Any:
         answer = await call(*given, **more)

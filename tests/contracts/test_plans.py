@@ -3,7 +3,7 @@ never walks through all events. (The inbox is kept small instead.)"""
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from infra.ports.event_log import Cursor
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
-from infra.postgres.pool import Database
+from infra.postgres.pool import Database, Pool
 from schemas.ids import ConsumerName, EventId, StreamName
 from tests.kit.postgres import execute
 
@@ -54,7 +54,7 @@ async def filled(database: Database) -> AsyncIterator[tuple[PostgresLog, Asked]]
     async with Notifier(database) as notifier:
         log = PostgresLog(database, notifier)
         asked = Asked(database.durable)
-        log._pool = asked
+        log._pool = cast("Pool", asked)
         yield log, asked
 
 

@@ -27,7 +27,7 @@ from tests.stack.s3 import S3Server, binary, s3_server
 pytestmark = pytest.mark.s3
 
 
-async def refusal(bucket: Bucket, **changes: str) -> str:
+async def refusal(bucket: Bucket, **changes: Any) -> str:
     """Why the bucket, spoken to in another way, is refused."""
     server = replace(bucket.server, **changes)
     blobs = replace(bucket, server=server, opened=bucket.opened).blobs("p")

@@ -5,6 +5,7 @@ import asyncio
 import os
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -44,7 +45,7 @@ def test_a_run_goes_on_after_the_network_healed(own_server: PostgresServer, tmp_
             try:
                 for step, forget in ((2, True), (5, False)):
                     eventually(
-                        lambda step=step: watcher.furthest >= step or None,
+                        partial(watcher.has_reached, step),
                         within_s=120,
                         what=f"step {step}; {watcher.wrong[:3]}",
                     )

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -53,6 +54,10 @@ class Watcher:
                 self.wrong.append(f"the API itself was gone: {error!r}")
             time.sleep(0.02)
 
+    def has_reached(self, step: int) -> bool | None:
+        """For `eventually`: whether the run was seen at this step."""
+        return self.furthest >= step or None
+
     def _look(self, answer: httpx.Response) -> None:
         self.statuses[answer.status_code] += 1
         if answer.status_code == 503:
@@ -95,7 +100,7 @@ def test_a_run_through_crashes_of_the_database_ends_with_the_same_bits(
         try:
             for number in range(RESTARTS):
                 eventually(
-                    lambda number=number: watcher.furthest >= 2 * number or None,
+                    partial(watcher.has_reached, 2 * number),
                     within_s=120,
                     what=f"step {2 * number} after {number} crashes ({watcher.wrong[:3]})",
                 )

@@ -5,6 +5,7 @@ restarts what died.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ CONFIG = run_config(
 )
 
 
-def run_once(root: Path, failpoints: str) -> tuple[str, list[object], set[str]]:
+def run_once(root: Path, failpoints: str) -> tuple[str, list[dict[str, Any]], set[str]]:
     """One run of CONFIG; its final hash, its events, and the points that fired."""
     workspace = make_workspace(root / "workspace")
     with platform(root / "home", environment={"HEADRACE_FAILPOINT": failpoints}) as started:

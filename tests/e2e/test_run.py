@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import peft
@@ -185,7 +186,7 @@ def test_the_adapter_loads_in_plain_peft_and_answers_as_chat_does(
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     model = peft.PeftModel.from_pretrained(base, tmp_path)
     messages = [{"role": "user", "content": "Say 3"}]
-    prompt = tokenizer.apply_chat_template(
+    prompt: Any = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     made = model.generate(**prompt, max_new_tokens=8, do_sample=False)

@@ -16,7 +16,7 @@ from infra.blobs.local import LocalBlobs
 from infra.memory.event_log import MemoryLog, World
 from infra.ports.clock import ManualClock
 from infra.ports.ports import Ports
-from infra.ports.services import WorkflowResult
+from infra.ports.services import Repositories, WorkflowResult
 from infra.settings.settings import Settings
 from schemas.datasets import DatasetRow
 from schemas.errors import TransientError
@@ -272,7 +272,7 @@ def bench(
     learner: FakeLearner | None = None,
     user: FakeUserCode | None = None,
     gateway: FakeGateway | None = None,
-    repositories: FakeRepositories | None = None,
+    repositories: Repositories | None = None,
 ) -> Bench:
     """Ports with these engines and this user code."""
     world, blobs, clock = World(), LocalBlobs(directory), ManualClock()

@@ -68,6 +68,7 @@ def gemma3_with_vision() -> PreTrainedConfig:
         "image_size": 16,
         "patch_size": 8,
     }
+    ends: dict[str, Any] = {"eos_token_id": 6}
     return Gemma3Config(
         text_config=GEMMA3_TEXT,
         vision_config=vision,
@@ -75,7 +76,7 @@ def gemma3_with_vision() -> PreTrainedConfig:
         image_token_index=100,
         boi_token_index=101,
         eoi_token_index=102,
-        eos_token_id=6,
+        **ends,
     )
 
 

@@ -1,6 +1,7 @@
 """A run that has ended with everything that it named in its place, for tests of what becomes of it."""
 
 from collections.abc import Iterator
+from typing import Any
 from uuid import uuid4
 
 from infra.blobs.artifacts import reference
@@ -67,7 +68,13 @@ def validation(run: str) -> Iterator[Event]:
     """A validation that the run asked for, of one group."""
     evaluation = f"{run}v"
     template = group_template().model_copy(update={"run": run})
-    asked = {"evaluation": evaluation, "template": template, "rows": (0,), "run": run, "step": 3}
+    asked: dict[str, Any] = {
+        "evaluation": evaluation,
+        "template": template,
+        "rows": (0,),
+        "run": run,
+        "step": 3,
+    }
     yield EvaluationRequested(eval_name=f"{run}-3", **asked)
     yield EvaluationStarted(batch_size=8, pass_threshold=1.0, **asked)
     yield _graded(evaluation, template)

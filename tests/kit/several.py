@@ -117,7 +117,9 @@ class Crowd:
     def drawn(cls, seed: int) -> "Crowd":
         """Two to four runtimes that host everything, or each consumer by itself, two to four times."""
         draw = random.Random(seed)
-        each = draw.choice([[tuple(REGISTRY)], [(name,) for name in REGISTRY]])
+        together: list[tuple[str, ...]] = [tuple(REGISTRY)]
+        apart: list[tuple[str, ...]] = [(name,) for name in REGISTRY]
+        each = draw.choice([together, apart])
         return cls(tuple(each * draw.randint(2, 4)), seed, draw.choice([0.0, 0.1, 0.5]))
 
 

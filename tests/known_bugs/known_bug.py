@@ -35,7 +35,8 @@ class KnownBug:
 def function_of(code: str) -> FunctionType:
     """The function that `module:qualified.name` names, without its decorators."""
     module, _, names = code.partition(":")
-    found = inspect.unwrap(reduce(getattr, names.split("."), import_module(module)))
+    named: Any = reduce(getattr, names.split("."), import_module(module))
+    found = inspect.unwrap(named)
     assert isinstance(found, FunctionType)
     return found
 

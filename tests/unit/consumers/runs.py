@@ -1,6 +1,6 @@
 """A run as its decider sees it: what it is asked, what others answer, and its story so far."""
 
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from consumers.run.consumer import CONSUMER
@@ -29,6 +29,7 @@ from schemas.specs import DiscoveredRollout, Entrypoint, GroupSpec, SampleEntry
 from tests.kit.decider import Given, When, given
 from tests.kit.specs import DATASET, MODEL, config, ref, version
 
+E = TypeVar("E", bound=Event)
 STREAM = run_stream("r1")
 RL = {
     "training": {"n_samples_per_prompt": 2, "rollout_batch_size": 2},
@@ -166,5 +167,5 @@ class Story:
         return self.tell(updated(request.step, durable=durable))
 
 
-def only(said: When, kind: type) -> list:
+def only(said: When, kind: type[E]) -> list[E]:
     return [event for event in said.events if isinstance(event, kind)]

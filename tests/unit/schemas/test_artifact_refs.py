@@ -1,5 +1,7 @@
 """What an event names, and what of it may be gone."""
 
+from uuid import UUID
+
 import pytest
 
 from schemas.artifact_refs import collectable, references
@@ -29,7 +31,7 @@ def test_a_version_may_be_gone_unless_something_needs_it(pinned: bool) -> None:
         run="r1",
         step=3,
         state=version(3),
-        batch="00000000-0000-0000-0000-000000000009",
+        batch=UUID(int=9),
         metrics={},
         plan=(),
         versions={},

@@ -6,6 +6,7 @@ from uuid import UUID
 import pytest
 
 from consumers.run.consumer import CONSUMER
+from schemas.errors import FailureCategory
 from schemas.events import (
     BatchAssembled,
     CheckpointFailed,
@@ -249,7 +250,9 @@ def test_an_ungraded_sample_stays_out_of_the_baseline() -> None:
             "grades": (
                 half.grades[0],
                 half.grades[1].model_copy(
-                    update={"failure": SampleFailure(category="validation_error", message="NaN")}
+                    update={
+                        "failure": SampleFailure(category=FailureCategory.VALIDATION, message="NaN")
+                    }
                 ),
                 half.grades[2],
             )

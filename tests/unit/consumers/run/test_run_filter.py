@@ -1,5 +1,6 @@
 """run: groups that teach nothing are replaced (DAPO), each slot as often as the run allows."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from consumers.run.settle import FLAT
 from schemas.events import (
     BatchAssembled,
+    Event,
     GroupsRequested,
     GroupsSettled,
     RunStopRequested,
@@ -24,7 +26,7 @@ def begun(**advanced: Any) -> tuple[Story, GroupsRequested]:
     return story, first
 
 
-def asked(events: list[object]) -> GroupSpec:
+def asked(events: Sequence[Event]) -> GroupSpec:
     (request,) = (event for event in events if isinstance(event, GroupsRequested))
     (spec,) = request.group_specs()
     return spec

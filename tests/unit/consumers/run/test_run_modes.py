@@ -1,6 +1,7 @@
 """run: sampling runs ahead of learning, and what each group samples with never depends on timing."""
 
 import random
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -15,6 +16,7 @@ from schemas.events import (
     BatchAssembled,
     CheckpointRequested,
     EvaluationRequested,
+    Event,
     GroupsRequested,
     GroupsSettled,
     RunFinished,
@@ -42,8 +44,8 @@ from tests.unit.consumers.runs import (
 )
 from trainer.schedule import Pace
 
-ONE_OFF = {"execution_mode": "one_step_off_async"}
-FULLY = {"execution_mode": "fully_async", "max_steps_off_policy": 2}
+ONE_OFF: dict[str, Any] = {"execution_mode": "one_step_off_async"}
+FULLY: dict[str, Any] = {"execution_mode": "fully_async", "max_steps_off_policy": 2}
 PACES = st.one_of(
     st.builds(Pace, st.just(0), st.integers(1, 3)),
     st.builds(Pace, st.integers(1, 4), st.integers(1, 3)),
@@ -106,7 +108,7 @@ def test_whatever_finishes_first_every_group_is_trained_once_within_the_bound(
     draw = random.Random(seed)
     more = {"algorithm": "dapo", "max_replacements": 1} if replaces else {}
     story = Story(requested(steps=steps, advanced={**said(pace), **more}))
-    todo = _answers(story.begin().events)
+    todo: list[Any] = _answers(story.begin().events)
     paused = False
     while todo or paused:
         if paused or draw.random() < 0.15:
@@ -128,9 +130,9 @@ def test_whatever_finishes_first_every_group_is_trained_once_within_the_bound(
     _trained_once(story, pace, steps)
 
 
-def _answers(events: list) -> list:
+def _answers(events: Sequence[Event]) -> list[Any]:
     """What the other consumers would say to these."""
-    found: list[object] = []
+    found: list[Any] = []
     for event in events:
         match event:
             case GroupsRequested():

@@ -41,8 +41,13 @@ async def test_it_is_the_callers_own_copy(tmp_path: Path, content: bytes) -> Non
 
 async def test_the_place_is_told_by_the_first_bytes(tmp_path: Path) -> None:
     _, ref, path = await put(tmp_path, CONTENT)
-    heads = []
-    read_verified(path, ref, lambda head: heads.append(head) or 0)
+    heads: list[bytes] = []
+
+    def address_of(head: bytes) -> int:
+        heads.append(head)
+        return 0
+
+    read_verified(path, ref, address_of)
     assert heads == [CONTENT[:8]]
 
 

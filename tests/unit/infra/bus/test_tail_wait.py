@@ -1,11 +1,11 @@
 """How long the end of the log is waited for: never much longer than something was hidden."""
 
 import asyncio
+import time
 from typing import Any, cast
 
 import pytest
 
-from infra.bus import tail_wait
 from infra.bus.tail_wait import LONGEST_NAP_S, SHORTEST_NAP_S, TailWait
 from infra.ports.event_log import Cursor
 from infra.postgres.notify import Wakeup
@@ -17,8 +17,8 @@ class Hidden:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.naps = 100.0, list[float]()
         self.hides = True
-        monkeypatch.setattr(tail_wait.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(tail_wait.asyncio, "sleep", self._nap)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(asyncio, "sleep", self._nap)
 
     async def has_events_after(self, after: Cursor) -> bool:
         return self.hides

@@ -30,6 +30,9 @@ class Scripted:
         self.error: Exception | None = None
         self.slow_s = 0.0
 
+    async def prepare(self, request: SampleRequest) -> None:
+        pass
+
     async def sample(self, request: SampleRequest) -> Turn:
         self.asked.append(request)
         number = len(self.asked)
@@ -74,7 +77,7 @@ async def client(
         yield made
 
 
-HELLO = {"role": "user", "content": "hello"}
+HELLO: Any = {"role": "user", "content": "hello"}
 
 
 async def test_a_completion_and_its_exact_record(
@@ -117,8 +120,8 @@ async def test_a_conversation_continues_the_turn_it_extends(
 ) -> None:
     async with client(session) as ai:
         first = await ai.chat.completions.create(model="m", messages=[HELLO])
-        said = {"role": "assistant", "content": first.choices[0].message.content}
-        more = [HELLO, said, {"role": "user", "content": "and?"}]
+        said: Any = {"role": "assistant", "content": first.choices[0].message.content}
+        more: Any = [HELLO, said, {"role": "user", "content": "and?"}]
         await ai.chat.completions.create(model="m", messages=more)
         await ai.chat.completions.create(model="m", messages=[HELLO])
         await ai.chat.completions.create(model="m", messages=more)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import threading
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -238,7 +239,7 @@ async def test_a_tree_costs_the_event_loop_nothing_and_each_name_is_looked_at_on
     `/healthz`, runs meanwhile. Linear: one normalisation for each entry, not for each of its parents."""
     many(source, files=9000)
     threads, names = set[int](), 0
-    listed, archived, normalize = Listing.feed, Archive.feed, git_tree.unicodedata.normalize
+    listed, archived, normalize = Listing.feed, Archive.feed, unicodedata.normalize
 
     def in_thread(feed: Callable[..., None]) -> Callable[..., None]:
         def watched(taker: object, chunk: bytes) -> None:
@@ -247,14 +248,14 @@ async def test_a_tree_costs_the_event_loop_nothing_and_each_name_is_looked_at_on
 
         return watched
 
-    def counted(form: str, text: str) -> str:
+    def counted(form: Any, text: str) -> str:
         nonlocal names
         names += 1
-        return normalize(form, text)  # type: ignore[arg-type]  # it is passed on
+        return normalize(form, text)
 
     monkeypatch.setattr(Listing, "feed", in_thread(listed))
     monkeypatch.setattr(Archive, "feed", in_thread(archived))
-    monkeypatch.setattr(git_tree.unicodedata, "normalize", counted)
+    monkeypatch.setattr(unicodedata, "normalize", counted)
     await snapshot(repositories, source)
     assert threads
     assert threading.get_ident() not in threads

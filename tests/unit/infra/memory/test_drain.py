@@ -109,7 +109,7 @@ async def test_others_work_is_not_waited_for(world: World) -> None:
 async def test_what_is_tried_again_later_is_waited_for(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, times = performer.perform_once, 0
+    original, times = attempt.perform_once, 0
 
     async def failing(*arguments: object) -> attempt.Attempt:
         nonlocal times

@@ -21,7 +21,7 @@ from infra.runtime.hosting import Hosting
 from schemas.effects import Lane
 from schemas.errors import InvalidConfig
 from schemas.events import CheckpointFailed, MessageDeadLettered, RunWarned
-from schemas.ids import WorkerId
+from schemas.ids import StreamName, WorkerId
 from tests.kit.hosting import Script, consumer
 from tests.kit.postgres import database_of, execute
 from tests.kit.runtimes import runtime_on
@@ -92,12 +92,13 @@ async def neighbours_go_on(url: str, home: Path, message: str) -> MessageDeadLet
 
 
 async def _letters(log: PostgresLog) -> list[MessageDeadLettered]:
-    stream = "dead-letter-bench"
-    return [r.event for r in (await log.load({stream: 0}))[stream]]
+    stream = StreamName("dead-letter-bench")
+    events = [r.event for r in (await log.load({stream: 0}))[stream]]
+    return [event for event in events if isinstance(event, MessageDeadLettered)]
 
 
 async def _all_seen(log: PostgresLog) -> bool:
-    loaded = await log.load({"checkpoint-good": 0, "checkpoint-fine": 0})
+    loaded = await log.load({StreamName("checkpoint-good"): 0, StreamName("checkpoint-fine"): 0})
     return all(len(events) == 1 for events in loaded.values())
 
 

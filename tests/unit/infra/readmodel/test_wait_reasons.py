@@ -180,7 +180,7 @@ def appended(version: int, time: str = "") -> str:
 
 
 async def said(database: Database, run: str | None = "r", **more: Any) -> list[str]:
-    facts = await Waits(database).facts(run, **more)  # type: ignore[arg-type]  # what a test names
+    facts = await Waits(database).facts(run, **more)
     return [f"{wait['what']}: {wait['message']}" for wait in waits_of(facts)]
 
 

@@ -1,12 +1,14 @@
 """The database goes away and comes back under a runtime: nothing is lost, nothing done twice, and no
 claim is forgotten, whether an answer was lost before or after the write."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.memory.event_log import MemoryEffects
+from infra.ports.ports import Ports
 from infra.postgres import errors
 from infra.postgres.errors import DatabaseUnavailable
 from infra.runtime import attempt, performer
@@ -87,11 +89,12 @@ async def test_an_attempt_that_met_no_database_or_no_store_is_not_counted(
     bench = Bench(tmp_path, [consumer(script)])
     times = 0
 
-    async def perform(effect: object, ports: object) -> object:
+    async def perform(effect: Any, ports: Ports) -> Any:
         nonlocal times
         times += 1
         if times < 9:
             raise error
+        assert original is not None
         return await original(effect, ports)
 
     original = bench.consumers[0].perform
@@ -126,6 +129,10 @@ async def test_a_database_that_flickers_everywhere_changes_nothing(tmp_path: Pat
                     port.after[name] = 1
             seen = len(bench.seen("r"))
             await bench.warn("r", 100 + seen)
-            await bench.until(lambda seen=seen: len(bench.seen("r")) > seen, within_s=30)
+            await bench.until(partial(_has_seen_more, bench, seen), within_s=30)
         await bench.until(lambda: len(bench.seen("r")) == 25, within_s=30)
     assert bench.world.effects == {}
+
+
+def _has_seen_more(bench: Bench, count: int) -> bool:
+    return len(bench.seen("r")) > count

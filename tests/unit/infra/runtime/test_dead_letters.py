@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,7 +174,7 @@ async def test_who_raises_in_the_cascade_is_left_to_the_bus_and_the_cause_is_kep
     assert bench.letters()[0].consumer == "second"
 
 
-def _seen(script: Script, message: CheckpointFailed) -> Decision:
+def _seen(script: Script, message: Any) -> Decision:
     script.on_event(message)
     return NOTHING
 

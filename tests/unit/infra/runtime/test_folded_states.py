@@ -2,6 +2,7 @@
 long the history; a long history is read in pages."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,12 +38,16 @@ async def folded_anew(bench: Bench) -> tuple[int, int]:
     return loaded[STREAM].state, len(seen)
 
 
+def _has_seen(bench: Bench, count: int) -> bool:
+    return len(bench.seen("r")) == count
+
+
 async def lived(bench: Bench, count: int) -> None:
     """One process decides so many times, one after the other, and keeps the stream in memory."""
     async with bench.running():
         for n in range(1, count + 1):
             await bench.warn("r", n)
-            await bench.until(lambda n=n: len(bench.seen("r")) == n)
+            await bench.until(partial(_has_seen, bench, n))
 
 
 async def test_a_process_that_lives_long_saves_snapshots_on_its_way(tmp_path: Path) -> None:

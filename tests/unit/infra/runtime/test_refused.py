@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infra.memory.event_log import MemoryLog
-from infra.ports.event_log import Commit, CommitRefused, Recorded
+from infra.ports.event_log import Commit, CommitRefused, Encoded, Recorded
 from infra.runtime import performer
 from infra.runtime.consumer import Decision
 from schemas.events import CheckpointFailed, PolicyFailed
@@ -128,7 +128,8 @@ async def test_the_letter_itself_is_written_in_what_the_database_can_hold(tmp_pa
     bench = Bench(tmp_path, [consumer(script)])
     bench.log = Flaky(Ascii(bench.world))
     (bad,) = await bench.warn("bad", 1)
-    data = bad.payload.data.replace("look", "渠 look")
+    assert isinstance(bad.payload, Encoded)
+    data = str(bad.payload.data).replace("look", "渠 look")
     bench.spoil(bad, data)
     async with bench.running():
         await bench.until(lambda: len(bench.letters()) == 1)

@@ -13,7 +13,7 @@ import pytest
 
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.pool import Database
-from infra.runtime import performer
+from infra.runtime import attempt, performer
 from infra.runtime.consumer import AnyConsumer, Decision, Meta
 from schemas.effects import Failed
 from schemas.errors import FailureCategory, HeadraceError, Refused, UserCodeError
@@ -98,7 +98,7 @@ async def test_a_performer_that_fails_beside_the_attempt_gives_back_and_goes_on(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = 0
-    original = performer.perform_once
+    original = attempt.perform_once
 
     async def broken(*arguments: Any) -> Any:
         nonlocal times

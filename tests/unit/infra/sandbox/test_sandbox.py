@@ -5,13 +5,13 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from infra.blobs.artifacts import reference
 from infra.git.mirrors import GitRepositories
 from infra.sandbox import sandbox
+from infra.sandbox.host_messages import First
 from infra.sandbox.process import ConfinedProcess, Ended
 from infra.sandbox.sandbox import ProcessSandbox
 from infra.sandbox.user_process import UNPRIVILEGED
@@ -272,7 +272,7 @@ async def test_discovery_begins_again_when_its_process_was_killed(
 ) -> None:
     start, deaths = ConfinedProcess.start, 2
 
-    async def killed_first(process: ConfinedProcess) -> dict[str, Any]:
+    async def killed_first(process: ConfinedProcess) -> First:
         nonlocal deaths
         if deaths:
             deaths -= 1

@@ -98,7 +98,7 @@ def test_a_failpoint_fires_at_its_hit_and_once_per_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kills: list[int] = []
-    monkeypatch.setattr(failpoints.os, "kill", lambda pid, signal: kills.append(signal))
+    monkeypatch.setattr(os, "kill", lambda pid, signal: kills.append(signal))
     for expected in (1, 1):
         points = failpoints.Failpoints({"p": failpoints.Point(2)}, tmp_path)
         for _ in range(5):

@@ -25,7 +25,9 @@ def test_a_server_of_our_own_is_asked_like_any_other() -> None:
     vllm = Settings.load({**ASKED, "HEADRACE_VLLM_PORT": "9100"}).vllm
     assert vllm is not None
     assert vllm.urls == ("http://127.0.0.1:9100",)
-    assert Settings.load({"HEADRACE_SAMPLER": "vllm=http://a:1"}).vllm.server is None
+    named = Settings.load({"HEADRACE_SAMPLER": "vllm=http://a:1"}).vllm
+    assert named is not None
+    assert named.server is None
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 """A config file is looked at before it is parsed."""
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from producers.cli import config_files
 from producers.cli.config_files import MAX_BYTES, read_config
 from producers.cli.errors import Failure
 
@@ -15,7 +16,12 @@ def test_a_file_of_megabytes_is_refused_before_it_is_parsed(
     path = tmp_path / "big.toml"
     path.write_text("# " + "x" * MAX_BYTES)
     parsed: list[str] = []
-    monkeypatch.setattr(config_files.tomllib, "loads", lambda text: parsed.append(text) or {})
+
+    def loads(text: str) -> dict[str, Any]:
+        parsed.append(text)
+        return {}
+
+    monkeypatch.setattr(tomllib, "loads", loads)
     with pytest.raises(Failure, match="larger than 256 KiB"):
         read_config(path)
     assert not parsed

@@ -83,11 +83,13 @@ async def test_bodies_are_bounded_json_objects(app: Application, content: bytes,
     assert says in answer.text
 
 
-async def test_a_database_that_is_away_is_a_503(app: Application) -> None:
+async def test_a_database_that_is_away_is_a_503(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object, **__: Any) -> None:
         raise ConnectionRefusedError("no")
 
-    app.services.readmodel.platform.alive = broken
+    monkeypatch.setattr(app.services.readmodel.platform, "alive", broken)
     answer = await app.api.get("/readyz")
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"

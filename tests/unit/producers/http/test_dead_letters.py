@@ -5,7 +5,7 @@ import base64
 import json
 from uuid import uuid4
 
-from infra.ports.event_log import Cursor, EventStore, Recorded
+from infra.ports.event_log import Cursor, EventLog, Recorded
 from infra.runtime.dead_letters import dead_letter_message
 from schemas.errors import Conflict
 from schemas.events import MessageDeadLettered, RunPaused, RunResumed, RunWarned
@@ -27,7 +27,7 @@ async def poisoned(app: Application, run: str = "r1", *, pauses: bool = True) ->
     return letter
 
 
-async def last_of(log: EventStore, kind: str) -> Recorded:
+async def last_of(log: EventLog, kind: str) -> Recorded:
     """The log's last event, once it is one of this kind: the tail waits for whoever still writes."""
     async with asyncio.timeout(90):
         while True:

@@ -6,6 +6,7 @@ from uuid import uuid4
 import pytest
 
 from schemas.events import StepSettled
+from schemas.ids import WorkerId
 from tests.kit.application import Application
 from tests.kit.prometheus import samples
 from tests.kit.story import beginning, step, whole_run
@@ -56,7 +57,7 @@ async def test_a_rate_needs_two_steps(app: Application) -> None:
 
 
 async def test_what_waits_is_told_with_the_age_of_the_oldest(app: Application) -> None:
-    await app.services.effects.register("w", host="h", pid=1, lease_s=60)
+    await app.services.effects.register(WorkerId("w"), host="h", pid=1, lease_s=60)
     calm = await told(app)
     assert calm["headrace_oldest_waiting_seconds"] == {(): 0.0}
     assert calm["headrace_dead_letters"] == {(): 0.0}

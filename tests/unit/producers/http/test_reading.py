@@ -9,7 +9,7 @@ import pytest
 from infra.blobs.artifacts import reference
 from schemas.datasets import DatasetRow
 from schemas.events import RunFinished, RunPaused, RunStarted
-from schemas.ids import GroupKey, Purpose, sample_id
+from schemas.ids import GroupKey, Purpose, WorkerId, sample_id
 from schemas.sampling import Message
 from tests.kit.application import Application
 from tests.kit.specs import DATASET
@@ -279,12 +279,12 @@ async def test_a_run_without_progress_or_workers_is_unknown(app: Application) ->
     assert unknown["run"]["status"] == "unknown"
     assert [wait["what"] for wait in unknown["waiting_for"]] == ["workers"]
     assert (await app.get("/runs", status="unknown"))["total_count"] == 1
-    await app.services.effects.register("w", host="h", pid=1, lease_s=60)
+    await app.services.effects.register(WorkerId("w"), host="h", pid=1, lease_s=60)
     assert (await app.get("/runs/r1"))["run"]["status"] == "running"
 
 
 async def test_the_platform_tells_about_itself(told: Application) -> None:
-    await told.services.effects.register("w", host="h", pid=1, lease_s=60)
+    await told.services.effects.register(WorkerId("w"), host="h", pid=1, lease_s=60)
     said = await told.get("/status")
     assert said["runs"] == {"finished": 1}
     assert [worker["id"] for worker in said["workers"]] == ["w"]

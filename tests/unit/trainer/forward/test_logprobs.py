@@ -1,5 +1,7 @@
 """Log-probabilities made a chunk at a time, against torch's own over all logits."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -62,7 +64,7 @@ def test_no_tensor_holds_the_logits_of_all_actions(monkeypatch: pytest.MonkeyPat
         made: list[int] = []
         inner = logprobs._logits
 
-        def seen(*args: object) -> torch.Tensor:
+        def seen(*args: Any) -> torch.Tensor:
             made.append(inner(*args).numel())
             return inner(*args)
 

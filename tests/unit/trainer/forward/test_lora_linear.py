@@ -41,7 +41,7 @@ def test_values_and_gradients_are_those_of_torch(num: int) -> None:
     for mine, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, expected, atol=1e-12, rtol=0)
     grads = [
-        torch.autograd.grad(sum((y * w).sum() for y, w in zip(ys, weights, strict=True)), leaves)
+        torch.autograd.grad([(y * w).sum() for y, w in zip(ys, weights, strict=True)], leaves)
         for ys in (ours, theirs)
     ]
     for mine, expected in zip(*grads, strict=True):
@@ -59,6 +59,6 @@ def test_an_output_that_nobody_uses_changes_nothing() -> None:
 def test_an_input_without_a_gradient_costs_none() -> None:
     """The first layer reads frozen embeddings."""
     x, chosen = drawn(TOKENS, INPUTS, seed=0), modules()
-    sum(y.sum() for y in project(x, chosen, scale=SCALE)).backward()
+    torch.stack([y.sum() for y in project(x, chosen, scale=SCALE)]).sum().backward()
     assert x.grad is None
     assert all(module.a.grad is not None and module.b.grad is not None for module in chosen)

@@ -66,7 +66,9 @@ def test_prompts_are_told_apart_by_their_ids() -> None:
     assert prompt_hash([1, 23]) == prompt_hash((1, 23))
 
 
-def pick(logits: list[float], uniform: float, *, temperature: float = 1.0, top_p: float = 1.0):
+def pick(
+    logits: list[float], uniform: float, *, temperature: float = 1.0, top_p: float = 1.0
+) -> tuple[int, float]:
     tokens, logprobs = draw_tokens(
         torch.tensor([logits]), temperatures=[temperature], top_ps=[top_p], uniforms=[uniform]
     )

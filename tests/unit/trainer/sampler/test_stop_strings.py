@@ -119,7 +119,8 @@ def test_a_long_answer_costs_its_tokens_and_not_their_square(kind: Kind, text: s
 @pytest.mark.parametrize("kind", ["legacy", "bytes"])
 def test_bytes_that_never_make_a_character_cost_a_constant_each(kind: Kind) -> None:
     tokenizer = tokenizer_of(kind)
-    [byte] = [tokenizer.convert_tokens_to_ids("<0xFF>" if kind == "legacy" else "ÿ")]
+    byte = tokenizer.convert_tokens_to_ids("<0xFF>" if kind == "legacy" else "ÿ")
+    assert isinstance(byte, int)
     assert byte
     assert cost(kind, [byte] * LONG) < stop_strings.MOST_PENDING + stop_strings.KEPT_PENDING
 

@@ -33,7 +33,7 @@ from schemas.events import (
     RunRequested,
     RunStopped,
 )
-from schemas.ids import ConsumerName
+from schemas.ids import ConsumerName, StreamName
 from schemas.sampling import ModelRef
 from tests.kit.application import Application, rows
 from tests.kit.history import ended_run, keep, named_by_checkpoint
@@ -252,7 +252,7 @@ async def test_twin_without_the_names_what_others_need_is_collected(
     ended: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def nothing(*_: object, **__: Any) -> AsyncIterator[Named]:
-        for none in ():
+        for none in list[Named]():
             yield none
 
     await archived(ended)
@@ -380,7 +380,9 @@ async def test_a_deleted_run_is_gone_and_its_name_is_free(ended: Application) ->
     await collect(ended.database, ended.services.blobs, now=now)
     assert await ended.services.blobs.keys("runs/r1") == []
     await sound(ended)
-    [event] = (await ended.services.log.load({RunDeleted(run="r1").stream: 0}))["run-r1"]
+    [event] = (await ended.services.log.load({RunDeleted(run="r1").stream: 0}))[
+        StreamName("run-r1")
+    ]
     assert (event.version, event.type) == (1, "rl.run.deleted")
 
 
