@@ -63,8 +63,8 @@ def handle(state: Nothing, message: RunWarned | Done, meta: Meta) -> Decision:
     return Decision(events=() if EFFECTS_ONLY else (counted,), effects=(asked,))
 
 
-def routes(message: RunWarned) -> tuple[StreamName, ...]:
-    return (checkpoint_stream(message.run),)
+def routes(message: RunWarned | Done) -> tuple[StreamName, ...]:
+    return (checkpoint_stream(message.run),) if isinstance(message, RunWarned) else ()
 
 
 async def perform(effect: FetchCommit, ports: Ports) -> Done:
@@ -77,7 +77,7 @@ async def perform(effect: FetchCommit, ports: Ports) -> Done:
     return Done(effect)
 
 
-CONSUMER = Consumer(
+CONSUMER: Consumer[Nothing, CheckpointFailed, RunWarned | Done, FetchCommit] = Consumer(
     name=ConsumerName("stateless"),
     category="checkpoint",
     reads=(RunWarned,),

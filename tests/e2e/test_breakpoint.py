@@ -42,7 +42,7 @@ class Debugger(bdb.Bdb):
         try:
             yield
         finally:
-            threading.settrace(None)  # type: ignore[arg-type]  # the stub does not allow None
+            threading.settrace(None)
             self.clear_all_breaks()
 
 

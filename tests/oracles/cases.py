@@ -9,6 +9,7 @@ of the clips and far beyond, and rewards that are missing or not finite.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -135,7 +136,7 @@ class TablePolicy:
 
 def ours(case: Case, objective: Objective, hyperparameters: Hyperparameters) -> Answer:
     """Our loss, through the whole of `trainer/grpo.py`. pi_prox is measured, pi_theta trains."""
-    policy = TablePolicy(case)
+    policy: Any = TablePolicy(case)
     hyperparameters = replace(hyperparameters, micro_batch_tokens=case.micro_batch_tokens)
     batch = grpo.prepare_batch(
         policy, graded(case), objective=objective, hyperparameters=hyperparameters
@@ -149,7 +150,7 @@ def ours(case: Case, objective: Objective, hyperparameters: Hyperparameters) -> 
 
 def graded(case: Case) -> tuple[GradedGroup, ...]:
     """The case as groups of the trainer."""
-    width, groups = case.mask.shape[1], []
+    width, groups = case.mask.shape[1], list[GradedGroup]()
     for first in range(0, case.num_rows, case.size):
         samples = []
         for index in range(case.size):

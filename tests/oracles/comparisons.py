@@ -35,13 +35,13 @@ def advantage_of(case: Case, objective: Objective) -> torch.Tensor:
     return objective.estimate(before, objective.defaults).advantage_E
 
 
-def hyperparameters_for(name: str, **changes: Any) -> tuple[Objective, Hyperparameters]:
+def hyperparameters_for(name: Any, **changes: Any) -> tuple[Objective, Hyperparameters]:
     objective = OBJECTIVES[name]
     hyperparameters = replace(objective.defaults, max_response_length=LONGEST)
     return objective, replace(hyperparameters, **changes)
 
 
-def clips(hyperparameters: Hyperparameters) -> dict[str, float]:
+def clips(hyperparameters: Hyperparameters) -> dict[str, Any]:
     return {
         "clip_ratio_low": hyperparameters.clip_low,
         "clip_ratio_high": hyperparameters.clip_high,
@@ -85,14 +85,14 @@ def surrogate(name: str, **changes: Any) -> Callable[[Case], Compared]:
     """A clipped surrogate, by all three."""
     objective, hyperparameters = hyperparameters_for(name, **changes)
     asked, is_gspo = AGGREGATIONS[hyperparameters.aggregation], name == "gspo"
-    options = {
+    options: dict[str, Any] = {
         "loss_type": asked.loss_type,
         "max_completion_length": LONGEST,
         "importance_sampling_level": "sequence" if is_gspo else "token",
         "delta": hyperparameters.clip_delta,
         **epsilons(hyperparameters),
     }
-    dual = (
+    dual: dict[str, Any] = (
         {} if hyperparameters.clip_delta is None else {"clip_ratio_c": hyperparameters.clip_delta}
     )
 
@@ -128,8 +128,11 @@ def cispo(case: Case) -> Compared:
     """TRL and Liger take the bound itself; verl bounds from below too, where no ratio can be."""
     objective, hyperparameters = hyperparameters_for("cispo")
     advantage = advantage_of(case, objective)
-    bound = {"loss_type": "cispo", "epsilon_high": 1 + hyperparameters.clip_high}
-    from_above = {"clip_ratio_low": 1.0, "clip_ratio_high": hyperparameters.clip_high}
+    bound: dict[str, Any] = {"loss_type": "cispo", "epsilon_high": 1 + hyperparameters.clip_high}
+    from_above: dict[str, Any] = {
+        "clip_ratio_low": 1.0,
+        "clip_ratio_high": hyperparameters.clip_high,
+    }
     return ours(case, objective, hyperparameters), {
         "TRL": theirs_trl.loss(case, advantage, **bound),
         "Liger": theirs_liger.loss(case, advantage, **bound),
@@ -141,7 +144,7 @@ def importance_sampling(case: Case) -> Compared:
     """TRL and Liger with a clip that nothing reaches."""
     objective, hyperparameters = hyperparameters_for("importance_sampling")
     advantage = advantage_of(case, dr_grpo.OBJECTIVE)
-    options = {
+    options: dict[str, Any] = {
         "epsilon_low": 1.0,
         "epsilon_high": theirs_verl.NEVER,
         "loss_type": "dr_grpo",
@@ -163,7 +166,7 @@ def sequence_mask(threshold: float) -> Callable[[Case], Compared]:
         hyperparameters = replace(hyperparameters, off_policy_threshold=threshold)
         advantage = advantage_of(case, objective)
         kept = ((advantage[:, None] >= 0) | (distance <= threshold)).double()
-        options = {"loss_type": "dapo", "off_policy_mask_threshold": threshold}
+        options: dict[str, Any] = {"loss_type": "dapo", "off_policy_mask_threshold": threshold}
         return ours(case, objective, hyperparameters), {
             "TRL": theirs_trl.loss(case, advantage, **options),
             "verl": theirs_verl.policy_loss(
@@ -177,7 +180,7 @@ def sequence_mask(threshold: float) -> Callable[[Case], Compared]:
 def kl_in_the_loss(case: Case) -> Compared:
     objective, hyperparameters = hyperparameters_for("dapo", kl_coef=0.3)
     advantage = advantage_of(case, objective)
-    options = {"loss_type": "dapo", "beta": 0.3, **epsilons(hyperparameters)}
+    options: dict[str, Any] = {"loss_type": "dapo", "beta": 0.3, **epsilons(hyperparameters)}
     return ours(case, objective, hyperparameters), {
         "TRL": theirs_trl.loss(case, advantage, **options),
         "Liger": theirs_liger.loss(case, advantage, **options),
@@ -224,8 +227,8 @@ def corrected(correction: Correction, level: CorrectionLevel) -> Callable[[Case]
             assume(bool((value.abs() < 19).all()))
         advantage = advantage_of(case, objective)
         weights = _their_weights(case, hyperparameters, value)
-        against = {"against": case.proximal}
-        liger = {"loss_type": "dapo", "weights": weights.expand_as(case.mask)}
+        against: dict[str, Any] = {"against": case.proximal}
+        liger: dict[str, Any] = {"loss_type": "dapo", "weights": weights.expand_as(case.mask)}
         found = {
             "verl": theirs_verl.policy_loss(
                 case, "vanilla", advantage, weights=weights.expand_as(case.mask), **against

@@ -1,6 +1,7 @@
 """Advantages against TRL and verl, with rewards missing, infinite and all equal."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import BatchBeforeUpdate, by_group, finite_or_none
 
 
-def advantages(case: Case, of: object) -> torch.Tensor:
+def advantages(case: Case, of: Any) -> torch.Tensor:
     """Our advantages (B), by the way that every objective takes."""
     before = BatchBeforeUpdate(
         group_S=case.group,

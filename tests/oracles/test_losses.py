@@ -1,6 +1,7 @@
 """Losses and their gradients against TRL, Liger and verl, in float64; and where they disagree."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -79,7 +80,7 @@ def test_cispo_is_not_bounded_from_below_where_verl_is() -> None:
     case = Case(2, (0.0, 1.0), one, -3 * one, -one, -one, -one)
     advantage = advantage_of(case, cispo.OBJECTIVE)
     mine = ours(case, cispo.OBJECTIVE, cispo.OBJECTIVE.defaults)
-    both = {"clip_ratio_low": 0.2, "clip_ratio_high": 4.0}
+    both: dict[str, Any] = {"clip_ratio_low": 0.2, "clip_ratio_high": 4.0}
     theirs = theirs_verl.policy_loss(case, "cispo", advantage, **both)
     assert (mine.gradient - theirs.gradient).abs().max() > 0.1
 
@@ -104,7 +105,7 @@ def test_gspo_is_a_mean_over_sequences_where_verl_s_other_modes_are_not() -> Non
     case = Case(2, (0.0, 1.0), mask, -one, -one, -one, -one)
     objective, chosen = hyperparameters_for("gspo")
     advantage, mine = advantage_of(case, objective), ours(case, *hyperparameters_for("gspo"))
-    clips = {"clip_ratio_low": chosen.clip_low, "clip_ratio_high": chosen.clip_high}
+    clips: dict[str, Any] = {"clip_ratio_low": chosen.clip_low, "clip_ratio_high": chosen.clip_high}
     same(
         mine, theirs_verl.policy_loss(case, "gspo", advantage, aggregation="sequence_mean", **clips)
     )

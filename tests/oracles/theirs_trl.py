@@ -57,8 +57,8 @@ class _Trainer:
         self.num_generations = self.num_generations_eval = case.size
         self.reward_funcs, self.reward_func_names = [None], ["case"]
         self.reward_weights = torch.ones(1)
-        self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
-        self._logs = defaultdict(lambda: defaultdict(list))
+        self._metrics: Any = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._logs: Any = defaultdict(lambda: defaultdict(list))
         for name in ("prompt", "completion", "advantages", "images"):
             self._logs[name] = []
         self._pending_extra_logs: dict[str, list[Any]] = {}

@@ -122,7 +122,7 @@ def exact_means() -> Iterator[None]:
     """verl divides masked means by n + 1e-8; for the length of a comparison, by n."""
     functional = oracle("verl.utils.torch_functional")
 
-    def mean(values: torch.Tensor, mask: torch.Tensor, axis: Any = None) -> torch.Tensor:
+    def mean(values: torch.Tensor, mask: Any, axis: Any = None) -> torch.Tensor:
         total: torch.Tensor = functional.masked_sum(values, mask, axis)
         return total / mask.sum(axis=axis)
 

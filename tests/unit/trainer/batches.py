@@ -7,7 +7,7 @@ import torch
 from schemas.learner import GradedGroup
 from schemas.sampling import SampleRecord
 from schemas.sampling import Sequence as Row
-from tests.unit.trainer.support import TINY, job
+from tests.unit.trainer.support import TINY, job, loss_mask
 from trainer import grpo
 from trainer.forward.decoder import decoder_of
 from trainer.forward.transformers_pass import Fallback
@@ -48,7 +48,7 @@ def group(slot: int, rewards: tuple[float | None, ...], *, empty: int | None = N
     for i in range(len(rewards)):
         prompt = tuple(10 + slot + j for j in range(4))
         reply = tuple(20 + (7 * i + 3 * j + slot) % 60 for j in range(2 + i % 3))
-        mask = (0,) * 4 + (0 if i == empty else 1,) * len(reply)
+        mask = loss_mask(4 + len(reply), 0) if i == empty else loss_mask(4, len(reply))
         logprobs = (0.0,) * 4 + tuple(-4.0 - 0.1 * j for j in range(len(reply)))
         row = Row(tokens=prompt + reply, loss_mask=mask, logprobs=logprobs)
         samples.append(SampleRecord(index=i, sequences=(row,)))

@@ -1,7 +1,7 @@
 """What the trainer's tests share: jobs, requests, artifacts in memory."""
 
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 from schemas.config import RunConfig
 from schemas.learner import LearnerJob, LearnerState
@@ -16,6 +16,13 @@ from schemas.sampling import (
 )
 
 TINY = ModelRef(kind="scratch", name="qwen3-tiny", seed=3)
+
+
+def loss_mask(prompt: int, response: int) -> tuple[Literal[0, 1], ...]:
+    """0 for each token of a prompt, 1 for each token of the response."""
+    learned: list[Literal[0, 1]] = [0] * prompt
+    learned += [1] * response
+    return tuple(learned)
 
 
 class Shelf:

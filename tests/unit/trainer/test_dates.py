@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from transformers.utils import chat_template_utils
@@ -67,7 +68,7 @@ async def test_another_day_changes_no_bit(on: Callable[[int], None]) -> None:
 
 
 async def test_the_recorded_day_is_the_one_that_is_read(on: Callable[[int], None]) -> None:
-    other = {"date": "2027-03-04"}
+    other: dict[str, Any] = {"date": "2027-03-04"}
     asked = ASKED.model_copy(update={"params": ASKED.params.model_copy(update=other)})
     first, second = await said(on, 2026), await said(on, 2026, asked, replace(SFT, **other))
     assert "04 Mar 2027" in str(second[0])

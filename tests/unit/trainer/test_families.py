@@ -6,6 +6,7 @@ What was seen on a CPU: logprobs within 5e-7 of Transformers', packed rows withi
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from schemas.learner import GradedGroup, StepBatch
 from schemas.sampling import ModelRef, SampleRecord, SampleRequest, Turn
 from schemas.sampling import Sequence as Row
 from tests.kit.families import FAMILIES, Family, written
-from tests.unit.trainer.support import Shelf, job, request
+from tests.unit.trainer.support import Shelf, job, loss_mask, request
 from trainer.engine import Engine
 from trainer.forward.decoder import decoder_of
 from trainer.forward.packing import Example, pack
@@ -68,7 +69,7 @@ def adapted(known: Known) -> Policy:
 
 def row(length: int, prompt: int, start: int) -> Row:
     tokens = tuple(7 + (start + 5 * i) % 90 for i in range(length))
-    mask = (0,) * prompt + (1,) * (length - prompt)
+    mask = loss_mask(prompt, length - prompt)
     return Row(tokens=tokens, loss_mask=mask, logprobs=(0.0,) * length)
 
 
@@ -139,7 +140,7 @@ def test_packed_rows_say_what_rows_alone_say(known: Known) -> None:
 def by_the_book(model: PreTrainedModel, asked: SampleRequest, prompt: Sequence[int]) -> Turn:
     """The sampler's contract as a plain loop: the whole text through the model for each token."""
     rng = CounterRng(asked.key, seed=asked.params.seed, prompt=prompt_hash(prompt), occurrence=0)
-    ids, logprobs = list(prompt), []
+    ids, logprobs = list(prompt), list[float]()
     while len(logprobs) < asked.params.max_new_tokens and ids[-1] != 6:
         tokens, chosen = draw_tokens(
             model(input_ids=torch.tensor([ids])).logits[:, -1],
@@ -180,7 +181,7 @@ async def test_a_grpo_step_moves_every_adapter(known: Known, engine: Engine, she
             sequences=(
                 Row(
                     tokens=turn.prompt_ids + turn.completion_ids,
-                    loss_mask=(0,) * len(turn.prompt_ids) + (1,) * len(turn.completion_ids),
+                    loss_mask=loss_mask(len(turn.prompt_ids), len(turn.completion_ids)),
                     logprobs=(0.0,) * len(turn.prompt_ids) + turn.logprobs,
                 ),
             ),
@@ -203,7 +204,12 @@ def directory(config: PreTrainedConfig, folder: Path) -> ModelRef:
     return ModelRef(kind="directory", name=str(folder))
 
 
-SMALL = {"vocab_size": 103, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SMALL: dict[str, Any] = {
+    "vocab_size": 103,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 
 
 def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:

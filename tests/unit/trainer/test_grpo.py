@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from schemas.config import LossAggregation
 from schemas.sampling import Sequence as Row
 from tests.unit.trainer.batches import GROUPS, accumulate_grpo, group, policy64
 from trainer import grpo
@@ -20,13 +21,18 @@ from trainer.policy import Policy
 HYPERPARAMETERS = Hyperparameters(kl_coef=0.1, max_response_length=8)
 
 
+def _gradient(tensor: torch.Tensor) -> torch.Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
 def gradients(
     policy: Policy, hyperparameters: Hyperparameters
 ) -> tuple[dict[str, torch.Tensor], float]:
     for tensor in policy.tensors.values():
         tensor.grad = None
     metrics, _ = accumulate_grpo(policy, GROUPS, hyperparameters)
-    return {n: t.grad.clone() for n, t in policy.tensors.items()}, metrics["train/loss"]
+    return {n: _gradient(t).clone() for n, t in policy.tensors.items()}, metrics["train/loss"]
 
 
 def test_advantages_are_whitened_with_the_sample_deviation() -> None:
@@ -77,7 +83,9 @@ def test_k3_is_never_negative_and_zero_at_zero() -> None:
         ("constant", [1 / (2 * 8), 1 / (2 * 8)]),
     ],
 )
-def test_weights_are_global_over_the_step(aggregation: str, expected: list[float]) -> None:
+def test_weights_are_global_over_the_step(
+    aggregation: LossAggregation, expected: list[float]
+) -> None:
     rows = [
         Example(0, Row(tokens=(1, 2), loss_mask=(0, 1), logprobs=(0, 0))),
         Example(1, Row(tokens=(1, 2, 3), loss_mask=(0, 1, 1), logprobs=(0, 0, 0))),
@@ -89,7 +97,7 @@ def test_weights_are_global_over_the_step(aggregation: str, expected: list[float
 
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
-def test_micro_batches_do_not_change_loss_or_gradient(aggregation: str) -> None:
+def test_micro_batches_do_not_change_loss_or_gradient(aggregation: LossAggregation) -> None:
     policy = policy64()
     hyperparameters = replace(HYPERPARAMETERS, aggregation=aggregation)
     whole, loss = gradients(policy, hyperparameters)
@@ -134,7 +142,7 @@ def test_without_spread_and_kl_nothing_is_learned() -> None:
     policy = policy64()
     even = (group(0, (1.0, 1.0)), group(1, (None, 0.3)))
     accumulate_grpo(policy, even, replace(HYPERPARAMETERS, kl_coef=0.0))
-    assert all(float(t.grad.abs().max()) == 0.0 for t in policy.tensors.values())
+    assert all(float(_gradient(t).abs().max()) == 0.0 for t in policy.tensors.values())
 
 
 def test_a_batch_without_actions_has_no_plan() -> None:

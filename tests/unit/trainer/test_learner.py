@@ -1,5 +1,6 @@
 """The learner: deterministic, and resuming at any step equals never having stopped."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.errors import CorruptData, Refused, TransientError
+from schemas.errors import CorruptData, FailureCategory, Refused, TransientError
 from schemas.learner import (
     RULES,
     Conversation,
@@ -68,7 +69,9 @@ CASES = {
 }
 
 
-async def undisturbed(engine: Engine, asked: LearnerJob, batches) -> list[StepResult]:
+async def undisturbed(
+    engine: Engine, asked: LearnerJob, batches: Callable[[int], StepBatch]
+) -> list[StepResult]:
     results = [await engine.learner.initialize(asked)]
     for step in range(1, NUM_STEPS + 1):
         results.append(await engine.learner.step(asked, batches(step), export_state=True))
@@ -189,7 +192,9 @@ async def test_grpo_reports_what_it_saw(engine: Engine) -> None:
 async def test_failed_samples_train_nothing(engine: Engine) -> None:
     asked = job()
     zero = await engine.learner.initialize(asked)
-    failed = SampleRecord(index=0, failure=SampleFailure(category="timeout", message="slow"))
+    failed = SampleRecord(
+        index=0, failure=SampleFailure(category=FailureCategory.TIMEOUT, message="slow")
+    )
     batch = StepBatch(1, groups=(GradedGroup(0, (failed, failed), (None, None)),))
     result = await engine.learner.step(asked, batch, export_state=True)
     assert result.state.weights == zero.state.weights

@@ -19,7 +19,7 @@ from trainer.engine import Engine
 from trainer.model.char_tokenizer import character_tokenizer
 from trainer.model.token_bytes import TokenBytes
 
-HELLO = [{"role": "user", "content": "hello"}]
+HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture
@@ -76,7 +76,9 @@ async def test_logprobs_are_of_the_tokens_of_the_text(
 
 
 async def test_a_stream_has_them_too(ai: openai.AsyncOpenAI, session: GatewaySession) -> None:
-    stream = await ai.chat.completions.create(model="m", messages=HELLO, logprobs=True, stream=True)
+    stream: Any = await ai.chat.completions.create(
+        model="m", messages=HELLO, logprobs=True, stream=True
+    )
     choices = [chunk.choices[0] async for chunk in stream]
     text = "".join(choice.delta.content or "" for choice in choices)
     tokens = [t for c in choices if c.logprobs for t in c.logprobs.content or ()]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from transformers import (
 from schemas.errors import Refused
 from schemas.learner import Conversation, LearnerJob, StepBatch, StepResult
 from schemas.sampling import ModelRef, PolicyRef, Turn
-from schemas.scratch_models import SHAPES
+from schemas.scratch_models import SHAPES, ScratchShape
 from tests.kit.families import SHAPE, family, written
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.engine import Engine
@@ -69,7 +70,7 @@ async def test_an_adapter_loads_in_plain_transformers_and_peft(
     files = await trained(engine, job(algorithm="sft", lora_targets=targets))
     folder = write(files, tmp_path)
     base = AutoModelForCausalLM.from_pretrained(folder / "base")
-    plain = PeftModel.from_pretrained(base, folder).eval()
+    plain: Any = PeftModel.from_pretrained(base, folder).eval()
     names = {n for n, p in plain.named_parameters() if "lora_" in n}
     assert len(names) == len(parse(files["adapter_model.safetensors"], device=CPU))
     policy = PolicyRef(version=3, weights=shelf.put(files["adapter_model.safetensors"]))
@@ -77,8 +78,8 @@ async def test_an_adapter_loads_in_plain_transformers_and_peft(
     assert turn.logprobs == pytest.approx(logprobs(plain, turn), abs=1e-5)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     chat = [{"role": "user", "content": "hello"}]
-    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
-    assert tuple(ids) == turn.prompt_ids
+    found: Any = tokenizer.apply_chat_template(chat, add_generation_prompt=True)
+    assert tuple(found["input_ids"]) == turn.prompt_ids
 
     merged = request(model=checkpoint(files, shelf), max_new_tokens=20)
     again = await engine.sampler.sample(merged)
@@ -174,7 +175,7 @@ async def test_families_train_and_sample_alike(
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_shapes_count_their_parameters(shape) -> None:
+def test_shapes_count_their_parameters(shape: ScratchShape) -> None:
     base = build_base(ModelRef(kind="scratch", name=shape.model_path), {}, device=CPU)
     assert base.model.num_parameters() == shape.num_parameters
     assert decoder_of(base) is not None

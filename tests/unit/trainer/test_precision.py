@@ -7,7 +7,7 @@ from schemas.learner import Conversation, LearnerJob, LearnerState, StepBatch, S
 from schemas.sampling import Sequence as Row
 from schemas.sampling import Turn
 from tests.unit.trainer.batches import CPU, MIXED, accumulate_grpo
-from tests.unit.trainer.support import TINY, Shelf, job, request
+from tests.unit.trainer.support import TINY, Shelf, job, loss_mask, request
 from trainer.engine import Engine
 from trainer.forward.decoder import decoder_of
 from trainer.forward.lm_head import logits_of
@@ -119,7 +119,7 @@ def test_gradients_are_those_of_whole_weights_but_for_rounding(lean: bool) -> No
     assert {g.dtype for g in found.values()} == {torch.float32}
     assert found.keys() == expected.keys()
     joined = [torch.cat([part[name].flatten() for name in expected]) for part in (expected, found)]
-    cosine = torch.nn.functional.cosine_similarity(*joined, dim=0)
+    cosine = torch.nn.functional.cosine_similarity(joined[0], joined[1], dim=0)
     assert cosine > 0.999
     assert (joined[0] - joined[1]).norm() < 0.05 * joined[0].norm()
 
@@ -176,7 +176,7 @@ def logprobs(policy: Policy, turn: Turn, *, reference: bool = False) -> torch.Te
     prompt, answer = turn.prompt_ids, turn.completion_ids
     row = Row(
         tokens=prompt + answer,
-        loss_mask=(0,) * len(prompt) + (1,) * len(answer),
+        loss_mask=loss_mask(len(prompt), len(answer)),
         logprobs=(0.0,) * (len(prompt) + len(answer)),
     )
     (micro,) = pack([Example(0, row)], micro_batch_tokens=4096, share=policy.shares_prompts)

@@ -2,6 +2,7 @@
 full tuning; and whatever resume needs is in the state: without it the bits differ."""
 
 from hashlib import sha256
+from typing import Any
 
 import pytest
 import torch
@@ -116,7 +117,7 @@ async def test_an_update_that_is_not_finite_moves_neither_policy_nor_critic(
     zero = await engine.learner.initialize(asked)
     unbroken = value_loss.value_loss
 
-    def broken(*args: torch.Tensor, **kwargs: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def broken(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         loss, clipped = unbroken(*args, **kwargs)
         return loss * float("nan"), clipped
 

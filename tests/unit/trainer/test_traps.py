@@ -3,7 +3,9 @@
 `docs/algorithms.md` lists them all with their tests.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -81,7 +83,7 @@ def test_the_ratio_is_taken_against_one_of_three_policies_and_says_which() -> No
         _, hyperparameters = chosen("grpo", kl_coef=0.0, correction=correction)
         seen: list[torch.Tensor] = []
 
-        def spy(actions, hyperparameters, seen=seen):
+        def spy(actions: Any, hyperparameters: Any, seen: list[torch.Tensor] = seen) -> Any:
             seen.append(actions.log_ratio_M.detach())
             return grpo.loss(actions, hyperparameters)
 
@@ -122,7 +124,7 @@ def divergences(estimator: KlEstimator) -> tuple[torch.Tensor, torch.Tensor, tor
     logits, reference = torch.randn(2, 7, generator=generator, dtype=torch.float64)
     reference = reference.log_softmax(-1)
 
-    def gradient(of) -> torch.Tensor:
+    def gradient(of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         leaf = logits.clone().requires_grad_()
         of(leaf.log_softmax(-1)).backward()
         assert leaf.grad is not None

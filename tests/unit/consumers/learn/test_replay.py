@@ -10,7 +10,7 @@ import pytest
 
 from consumers.learn.consumer import CONSUMER, perform
 from consumers.learn.replay import job_of
-from infra.runtime.consumer import Incoming, Meta
+from infra.runtime.consumer import AnyConsumer, Incoming, Meta
 from schemas.datasets import DatasetRow
 from schemas.effects import Effect, InitializePolicy, PolicyBuilt, TrainStep
 from schemas.errors import CorruptData, NotFound, Refused, ReplayDiverged, TransientError
@@ -82,12 +82,13 @@ class Run:
         return outcome
 
     async def decide(self, message: Incoming, cause: UUID) -> Sequence[Effect]:
-        state = CONSUMER.initial
+        consumer: AnyConsumer = CONSUMER
+        state = consumer.initial
         for recorded in self.bench.world.events:
             if recorded.stream == STREAM:
-                state = CONSUMER.evolve(state, recorded.event)
+                state = consumer.evolve(state, recorded.event)
         meta = Meta(event_id=cause, stream=STREAM, correlation=cause, now=NOW)
-        decision = CONSUMER.handle(state, message, meta)
+        decision = consumer.handle(state, message, meta)
         for event in decision.events:
             await self.bench.record(event)
         return decision.effects

@@ -258,7 +258,7 @@ async def everything(database: Database) -> dict[str, list[tuple[object, ...]]]:
 async def test_what_postgres_cannot_hold_is_replaced(database: Database) -> None:
     told = [*beginning("r1", "a-run", steps=3), RunFailed(run="r1", kind="error", message="a\0b")]
     tables = ReadModel(database)
-    log = Breaking([recorded(event, n) for n, event in enumerate(told, 1)])
+    log: Any = Breaking([recorded(event, n) for n, event in enumerate(told, 1)])
     await Projector(log, tables).step()
     found = await tables.runs.get("r1")
     assert found is not None

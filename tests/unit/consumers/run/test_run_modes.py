@@ -31,6 +31,7 @@ from schemas.events import (
 )
 from schemas.specs import GroupSpec
 from tests.kit.decider import NOW
+from tests.kit.specs import version
 from tests.unit.consumers.runs import (
     STREAM,
     Story,
@@ -40,7 +41,6 @@ from tests.unit.consumers.runs import (
     saved,
     updated,
     validated,
-    version,
 )
 from trainer.schedule import Pace
 
@@ -146,7 +146,7 @@ def _answers(events: Sequence[Event]) -> list[Any]:
     return found
 
 
-def _flat_or_not(message: object) -> object:
+def _flat_or_not(message: Any) -> Any:
     """The grade of a group is a function of its place alone, like everything that is a fact."""
     if not isinstance(message, GroupSpec):
         return message

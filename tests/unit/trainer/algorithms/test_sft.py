@@ -1,5 +1,6 @@
 """The supervised loss: packed as unpacked, no row sees another, and as Transformers computes it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -63,7 +64,7 @@ def single(policy: Policy) -> Policy:
     ("made", "near"), [(policy64, 1e-12), (lambda: single(policy64()), 1e-6)], ids=["64", "32"]
 )
 @pytest.mark.parametrize("turns", ["assistant", "last", "all"])
-def test_packed_is_unpacked(made, near: float, turns: LossTurns) -> None:
+def test_packed_is_unpacked(made: Callable[[], Policy], near: float, turns: LossTurns) -> None:
     policy = made()
     advanced = Advanced(algorithm="sft", loss_turns=turns)
     loss, gradients, packed = taken(policy, tokens=4096, advanced=advanced)

@@ -70,9 +70,12 @@ def test_no_tensor_holds_the_logits_of_all_actions(monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(logprobs, "_logits", seen)
         saved: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda t: (saved.append(t.numel() if t is not head else 0), t)[1], lambda t: t
-        ):
+
+        def save(t: torch.Tensor) -> torch.Tensor:
+            saved.append(t.numel() if t is not head else 0)
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
             found, _ = chosen_logprobs(hidden, head, target, temperature=1.0)
         found.sum().backward()
         monkeypatch.setattr(logprobs, "_logits", inner)

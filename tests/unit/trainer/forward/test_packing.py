@@ -5,11 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.sampling import Sequence as Row
+from tests.unit.trainer.support import loss_mask
 from trainer.forward.packing import Example, MicroBatch, pack, trees
 
 
 def example(sample: int, context: tuple[int, ...], reply: tuple[int, ...]) -> Example:
-    mask = (0,) * len(context) + (1,) * len(reply)
+    mask = loss_mask(len(context), len(reply))
     logprobs = tuple(-float(t) if m else 0.0 for t, m in zip(context + reply, mask, strict=True))
     return Example(sample, Row(tokens=context + reply, loss_mask=mask, logprobs=logprobs))
 

@@ -1,5 +1,7 @@
 """Which tokens of a conversation are learned: spans exact to the token, under all kinds of templates."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -100,7 +102,7 @@ def test_everything_that_the_template_writes(chat: Chat) -> None:
 def test_spans_are_those_that_a_template_marks_itself() -> None:
     """Where a template has generation markers, Transformers' own mask is the oracle."""
     chat = chat_of(MARKED)
-    theirs = chat._tokenizer.apply_chat_template(
+    theirs: Any = chat._tokenizer.apply_chat_template(
         [{"role": role, "content": text} for role, text in TALK],
         return_dict=True,
         return_assistant_tokens_mask=True,

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ async def test_a_merge_is_pefts_and_answers_as_the_checkpoint_does(
     )
     plain = AutoModelForCausalLM.from_pretrained(made).eval()
     tokenizer = AutoTokenizer.from_pretrained(made)
-    prompt = tokenizer.apply_chat_template(
+    prompt: Any = tokenizer.apply_chat_template(
         [{"role": "user", "content": "hello"}], add_generation_prompt=True, return_tensors="pt"
     )
     assert tuple(prompt["input_ids"][0].tolist()) == chat.prompt_ids

@@ -1,7 +1,7 @@
 """Tensors where they lie in a file: the same as the library's, aligned, and nothing but tensors."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def placed(data: bytes) -> memoryview:
     """As `infra.blobs.verified_read` does it: in aligned memory, behind the lead."""
     room = torch.empty(len(data) + 2 * ALIGNED_BYTES, dtype=torch.uint8).numpy()
     first = -room.ctypes.data % ALIGNED_BYTES + lead(data[:8])
-    content = memoryview(room)[first : first + len(data)]
+    content = memoryview(cast("Any", room))[first : first + len(data)]
     content[:] = data
     return content
 

@@ -10,7 +10,7 @@ import torch
 
 from schemas.errors import UserCodeError
 from schemas.sampling import Message
-from tests.unit.trainer.model.test_text_parts import TEMPLATES
+from tests.kit.tokenizers import TEMPLATES
 from tests.unit.trainer.support import TINY
 from trainer.model import chat_template, template_process
 from trainer.model.base import build_base
@@ -69,7 +69,12 @@ def test_twin_in_this_process_the_same_template_goes_on(
     monkeypatch.setattr(shared, "render", lambda *_, **__: pytest.fail("it is rendered here"))
     chat._tokenizer.chat_template = shorter
     turned = threading.Event()
-    here = threading.Thread(target=lambda: (chat.text(TALK, reply_next=True), turned.set()))
+
+    def render() -> None:
+        chat.text(TALK, reply_next=True)
+        turned.set()
+
+    here = threading.Thread(target=render)
     here.start()
     here.join()
     assert turned.is_set(), "nothing bounded its 6 million turns"

@@ -28,6 +28,7 @@ from trainer.model.lora import fresh_adapter, target_modules
 from trainer.native import decode
 from trainer.native.compile import FLAGS, FOLDER, load_library
 from trainer.native.decode import Drawing, DrawnTokens, KeyValueCache, NativeDecoder, RowInput
+from trainer.native.packed_weights import WIDE
 from trainer.native.threads import run_on_threads
 from trainer.sampler.decode_batch import DecodeBatch
 from trainer.sampler.decode_model import FusedModel, decode_model_of
@@ -150,7 +151,7 @@ def test_a_prompt_has_its_bits_wherever_a_pass_ends(
 def _kept(cache: KeyValueCache) -> torch.Tensor:
     """Keys and values of the places that were written, (2, layers, K, length, D)."""
     keys, values = cache.data
-    keys = keys.unflatten(2, (-1, decode.WIDE)).flatten(3).unflatten(3, (-1, decode.WIDE))
+    keys = keys.unflatten(2, (-1, WIDE)).flatten(3).unflatten(3, (-1, WIDE))
     keys = keys.transpose(-1, -2).flatten(2, 3)
     return torch.stack([keys, values])[:, :, :, : cache.length]
 

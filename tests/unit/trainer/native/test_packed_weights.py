@@ -24,7 +24,7 @@ from trainer.native.packed_weights import (
     panels,
 )
 
-ADAPTED = {
+ADAPTED: dict[str, str | tuple[str, ...]] = {
     "all": "all-linear",
     "some": ("k_proj", "up_proj"),
     "one layer": ("model.layers.1.self_attn.v_proj", "model.layers.1.mlp.gate_proj"),

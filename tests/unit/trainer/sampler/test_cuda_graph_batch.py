@@ -26,7 +26,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     recorded: list[int] = []
     plain = CudaGraphBatch._record
 
-    def seen(batch: CudaGraphBatch, num: int):
+    def seen(batch: CudaGraphBatch, num: int) -> Any:
         recorded.append(num)
         return plain(batch, num)
 

@@ -1,6 +1,7 @@
 """Batches of the sampler: their shapes, their threads, and the check before they are trusted."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ def test_narrow_models_decode_with_one_thread(
         seen.append(torch.get_num_threads())
         return torch.zeros(8, 32)
 
-    model = Batcher()._model(_row().version)
+    model: Any = Batcher()._model(_row().version)
     batch = DecodeBatch(replace(model, bases=None), capacity=32, size=8, fixed=True)
     monkeypatch.setattr(type(model), "hidden", heard)
     monkeypatch.setattr(decode_model, "is_narrow", lambda hidden: hidden <= narrow)

@@ -17,6 +17,7 @@ from trainer.engine import Engine
 from trainer.model.base import build_base
 from trainer.sampler.batcher import Batcher
 from trainer.sampler.completion import Completion, Version
+from trainer.sampler.engine import TorchSampler
 from trainer.sampler.memory_limits import CPU
 
 PROMPTS = ("hi", "What is 47 + 38?", "a somewhat longer prompt, to be sure")
@@ -384,6 +385,7 @@ async def test_a_version_that_cannot_be_made_ready_fails_those_who_ask_for_it_al
 
     monkeypatch.setattr(Batcher, "prepare", broken)
     second = await engine.learner.initialize(job(seed=2, run="other"))
+    assert isinstance(engine.sampler, TorchSampler)
     assert engine.sampler._ahead is not None
     await engine.sampler._ahead
     assert "could not be made ready" in caplog.text
