@@ -15,9 +15,10 @@ from trainer.weight_cache import Fetch, Read, WeightCache
 
 
 class Engine:
-    """Owns the device thread. `fetch` gives the verified bytes of an artifact (sync or async), `read`
-    those of weights into memory of our own. `vllm`: the servers that sample; None: this device does.
-    `gpu_share`: how much of a GPU's memory may be taken, where others share it."""
+    """Owns the device thread. `fetch` returns the verified bytes of an artifact (sync or async). `read`
+    reads the bytes of weights into memory that we own. `vllm`: the servers that sample, or None to
+    sample on this device. `gpu_share`: the share of the GPU's memory to use, if other processes use it
+    too."""
 
     def __init__(
         self,
@@ -35,10 +36,10 @@ class Engine:
 
     @property
     def versions(self) -> dict[str, str]:
-        """What bits depend on beside seed and data: torch, device, threads."""
+        """What the bits of a result depend on, in addition to seed and data: torch, device, threads."""
         return self._device.versions
 
     async def aclose(self) -> None:
-        """Stop sampling, end the job that runs, and give the thread back."""
+        """Stop sampling, wait for the job that runs, and end the device thread."""
         await self.sampler.aclose()
         self._device.close()

@@ -1,11 +1,12 @@
 """AdamW, its schedule, and its state as named tensors.
 
-The moments and the step count are all that resume needs beside the weights: the learning rate is a
-function of the step, and training draws nothing at random. Loading a state and stepping gives the
-same bits as never having stopped.
+Resume needs the moments and the step count in addition to the weights, and nothing else. The learning
+rate is a function of the step, and training draws no random numbers. Loading a state and stepping gives
+the same bits as never having stopped.
 
-Weight decay takes matrices. Norms and biases are left alone: to pull a gain or an offset towards 0 is no
-regularisation. The state is by name, so which group a tensor is in does not enter it.
+Weight decay applies to matrices only. Norms and biases have none, because pulling a gain or an offset
+towards 0 does not regularise. The state is stored by name, so it does not depend on the parameter group
+of a tensor.
 """
 
 import math
@@ -31,19 +32,19 @@ CRITIC_LR_RATIO = 10.0
 
 def lr_at(step: int, *, total_steps: int, peak: float, advanced: Advanced) -> float:
     """The learning rate of step `step` (from 1). Warmup rises linearly and reaches the peak at
-    `warmup_steps`; the decay starts at the step after and would reach `lr_min_ratio` one step past
-    the last, so that no step is wasted on a rate of 0."""
+    `warmup_steps`. The decay starts at the step after that. It would reach `lr_min_ratio` one step past
+    the last one, so that no step is wasted on a rate of 0."""
     warmup = min(advanced.warmup_steps, total_steps)
     if step <= warmup:
         return peak * step / warmup
-    done = min(1.0, (step - 1 - warmup) / max(1, total_steps - warmup))
-    left = {
+    progress = min(1.0, (step - 1 - warmup) / max(1, total_steps - warmup))
+    remaining = {
         "constant": 1.0,
-        "linear": 1.0 - done,
-        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
+        "linear": 1.0 - progress,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
     }[advanced.lr_schedule]
     floor = advanced.lr_min_ratio
-    return peak * (floor + (1.0 - floor) * left)
+    return peak * (floor + (1.0 - floor) * remaining)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +70,15 @@ def step_size_at(step: int, job: LearnerJob) -> StepSize:
 
 
 def has_weight_decay(name: str, tensor: torch.Tensor) -> bool:
-    """Whether weight decay takes this tensor: a matrix of a linear layer, an embedding, an adapter, or
-    the critic's one row; no norm's weight and no bias."""
+    """Whether weight decay applies to this tensor. True for the matrix of a linear layer, an embedding,
+    an adapter and the critic's single row. False for the weight of a norm and for a bias."""
     *_, module, leaf = ("", *name.split("."))
     is_matrix = tensor.ndim > 1 or name == CRITIC_WEIGHT
     return is_matrix and not leaf.endswith("bias") and "norm" not in module.lower()
 
 
 def global_norm(gradients: list[torch.Tensor]) -> float:
-    """The 2-norm over all gradients together. Their order is part of the bits."""
+    """The 2-norm over all gradients together. Their order changes its last bits."""
     if not gradients:
         return 0.0
     return float(torch.stack(torch._foreach_norm(gradients)).double().norm())
@@ -85,7 +86,7 @@ def global_norm(gradients: list[torch.Tensor]) -> float:
 
 @dataclass(slots=True, eq=False)
 class Optimizer:
-    """AdamW over named leaves; `step` is the version of the run that its moments belong to."""
+    """AdamW over named leaf tensors. `step` is the version of the run that its moments belong to."""
 
     tensors: dict[str, torch.Tensor]
     adam: torch.optim.AdamW
@@ -93,7 +94,7 @@ class Optimizer:
 
     @classmethod
     def fresh(cls, tensors: dict[str, torch.Tensor], job: LearnerJob) -> "Optimizer":
-        """No moments yet. Makes the tensors require gradients."""
+        """An optimizer without moments. Makes the tensors require gradients."""
         advanced = job.config.advanced
         default = BETA2_SFT if advanced.algorithm == "sft" else BETA2_RL
         beta2 = default if advanced.adam_beta2 is None else advanced.adam_beta2
@@ -129,15 +130,15 @@ class Optimizer:
         """Moments and step, by name."""
         state: dict[str, torch.Tensor] = {STEP: torch.tensor(self.step)}
         for name, tensor in self.tensors.items():
-            held = self.adam.state.get(tensor, {})
-            taken = held.get("step", torch.tensor(0.0))
-            state[f"{STEP}.{name}"] = taken.detach().cpu().to(torch.float32)
-            state[FIRST + name] = held.get("exp_avg", torch.zeros_like(tensor))
-            state[SECOND + name] = held.get("exp_avg_sq", torch.zeros_like(tensor))
+            moments = self.adam.state.get(tensor, {})
+            num_updates = moments.get("step", torch.tensor(0.0))
+            state[f"{STEP}.{name}"] = num_updates.detach().cpu().to(torch.float32)
+            state[FIRST + name] = moments.get("exp_avg", torch.zeros_like(tensor))
+            state[SECOND + name] = moments.get("exp_avg_sq", torch.zeros_like(tensor))
         return state
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over moments and step. Raises CorruptData when they do not fit."""
+        """Load moments and step. Raises CorruptData when they do not fit the tensors."""
         if STEP not in state:
             raise CorruptData("the optimizer state has no step count")
         moments = {name: tensor for name, tensor in state.items() if name != STEP}
@@ -159,14 +160,14 @@ class Optimizer:
 
 
 def _groups(tensors: Mapping[str, torch.Tensor], job: LearnerJob) -> list[dict[str, Any]]:
-    """The tensors, which begin to require gradients, by the decay that they have. By rules 1 it took
-    all."""
+    """Parameter groups by weight decay. Makes the tensors require gradients. With rules 1 weight decay
+    applied to every tensor."""
     decay = job.config.advanced.weight_decay
     groups: dict[float, list[torch.Tensor]] = {}
     for name in sorted(tensors):
-        taken = decay if job.rules < 2 or has_weight_decay(name, tensors[name]) else 0.0
-        groups.setdefault(taken, []).append(tensors[name].requires_grad_())
-    return [{"params": params, "weight_decay": taken} for taken, params in groups.items()]
+        own = decay if job.rules < 2 or has_weight_decay(name, tensors[name]) else 0.0
+        groups.setdefault(own, []).append(tensors[name].requires_grad_())
+    return [{"params": params, "weight_decay": own} for own, params in groups.items()]
 
 
 @dataclass(slots=True, eq=False)

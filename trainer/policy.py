@@ -1,8 +1,8 @@
-"""A policy: a frozen base and the tensors that are trained on top of it.
+"""A policy: a frozen base model and the tensors that are trained on top of it.
 
-With LoRA the trained tensors are the adapter's, with full tuning all of the model's. Either way
-they are plain named tensors under the names that Transformers and PEFT use, so exporting is writing
-them down. Bytes are deterministic: safetensors orders tensors by name, and the metadata is fixed.
+With LoRA the trained tensors are those of the adapter, with full tuning all of the model. In both cases
+they are plain tensors under the names that Transformers and PEFT use, so an export only serialises them.
+The bytes are deterministic, because safetensors orders tensors by name and the metadata is fixed.
 """
 
 import tempfile
@@ -41,7 +41,8 @@ MODEL_NAME = "model.safetensors"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """A base model, ready to run: lean where the family allows, else through Transformers."""
+    """A base model, ready to run: on our own decoder if it supports the family, else through
+    Transformers."""
 
     base: Base
     decoder: Decoder | None
@@ -50,7 +51,8 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:
-    """`tensors` are leaves that require gradients while a learner owns them."""
+    """A version of a model. `tensors` are leaf tensors that require gradients while a learner owns
+    them."""
 
     loaded: LoadedModel
     tensors: dict[str, torch.Tensor]
@@ -64,8 +66,8 @@ class Policy:
 
     @property
     def kernels(self) -> str:
-        """What its passes run through, for their bits depend on it: `torch`, or the compiled pass by its
-        name, which follows from source, compiler and processor."""
+        """Which kernels run the passes, because the bits depend on it: `torch`, or the name of the
+        compiled pass, which depends on its source, the compiler and the processor."""
         decoder = self.loaded.decoder
         if decoder is None:
             return "torch"
@@ -75,14 +77,15 @@ class Policy:
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether trees can be packed: only the lean decoder attends under any mask."""
+        """Whether trees can be packed. Only our own decoder supports the attention mask that they
+        need."""
         return self.loaded.decoder is not None
 
     def outputs(
         self, micro: MicroBatch, *, reference: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hidden states (M, H) that predict each action, and the logits (M, vocabulary) made
-        from them; of the untrained base where `reference` asks for it."""
+        """The hidden states (M, H) that predict each action, and the logits (M, vocabulary) computed
+        from them. With `reference` those of the base model without the trained tensors."""
         decoder = self.loaded.decoder
         if decoder is None:
             trained: Tensors = {} if reference else self.tensors
@@ -95,7 +98,7 @@ class Policy:
     def _hidden_states(
         self, decoder: Decoder, micro: MicroBatch, *, reference: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hidden states (M, H), and the head (vocabulary, H) that reads them."""
+        """The hidden states (M, H) that predict each action, and the output head (vocabulary, H)."""
         trained: Tensors = {} if reference else self.tensors
         weights = trainable(self.loaded.base.tensors, trained, alpha=self.alpha)
         hidden_N_H = self._all_hidden_states(decoder, weights, micro)
@@ -104,7 +107,7 @@ class Policy:
     def _all_hidden_states(
         self, decoder: Decoder, weights: Trainable, micro: MicroBatch
     ) -> torch.Tensor:
-        """The hidden states (N, H)."""
+        """The hidden states (N, H) of all packed tokens."""
         tokens = (micro.tokens_N, micro.positions_N)
         if (native := self._native_pass(decoder, weights)) is not None:
             return native.hidden(*tokens, micro.segments)
@@ -129,17 +132,17 @@ class Policy:
     def logprobs(
         self, micro: MicroBatch, *, temperature: float, reference: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability (M) of each action at `temperature`, and the entropy (M, no gradient) of
-        the distribution it was drawn from."""
+        """The log-probability (M) of each action at `temperature`, and the entropy (M, no gradient) of
+        the distribution that it was drawn from."""
         return self._score_actions(micro, temperature=temperature, reference=reference)[:2]
 
     def logprobs_and_values(
         self, micro: MicroBatch, *, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`logprobs`, and what the critic says (M) before each action. Raises ValueError without a
-        critic."""
+        """The same as `logprobs`, and the value (M) that the critic predicts before each action. Raises
+        ValueError if the policy has no critic."""
         if self.critic is None:
-            raise ValueError("this policy has no critic")
+            raise ValueError("this policy has no critic: only algorithm 'ppo' makes one")
         logprob_M, entropy_M, hidden_M_H = self._score_actions(
             micro, temperature=temperature, reference=False
         )
@@ -148,8 +151,8 @@ class Policy:
     def _score_actions(
         self, micro: MicroBatch, *, temperature: float, reference: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Log-probability, entropy, and the hidden state they are of. Only Transformers' own pass
-        makes the logits of all actions at once."""
+        """Log-probabilities, entropies and hidden states. Only Transformers' own pass computes the
+        logits of all actions at once."""
         decoder = self.loaded.decoder
         if decoder is None:
             hidden_M_H, logits_M_V = self.outputs(micro, reference=reference)
@@ -169,8 +172,8 @@ def _target_logprobs(
 
 
 def fresh_policy(loaded: LoadedModel, job: LearnerJob) -> Policy:
-    """Version 0: a fresh adapter from the seed, or a copy of all base weights; and for PPO a critic
-    that says 0."""
+    """Version 0: a fresh adapter from the seed, or a copy of all base weights. For PPO also a critic
+    that predicts 0."""
     advanced = job.config.advanced
     forward = forward_of(loaded, advanced, rules=job.rules)
     critic = fresh_critic(loaded.base) if advanced.algorithm == "ppo" else None
@@ -183,17 +186,18 @@ def fresh_policy(loaded: LoadedModel, job: LearnerJob) -> Policy:
 
 
 def _trainable_copy(parameter: torch.Tensor) -> torch.Tensor:
-    """A copy to train: fp32 at least, since a small step is lost on a 16-bit number."""
+    """A copy to train, in fp32 at least, because a small update is lost in a 16-bit number."""
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     return parameter.detach().to(dtype, copy=True)
 
 
 def forward_of(loaded: LoadedModel, advanced: Advanced, *, rules: int = RULES) -> Forward:
-    """How this run's passes are run. Raises Refused when its model knows no such way."""
+    """How the forward passes of this run are computed. Raises Refused when its model does not support
+    it."""
     if loaded.decoder is None and advanced.recompute:
         raise Refused(
-            "advanced.recompute needs a model that runs on our own decoder (docs/models.md); "
-            f"{loaded.base.model.config.model_type!r} runs through Transformers. Leave it out, and "
+            "advanced.recompute needs a model that runs on our own decoder (docs/models.md), but "
+            f"{loaded.base.model.config.model_type!r} runs through Transformers. Remove the key, and "
             "lower advanced.micro_batch_tokens instead"
         )
     return Forward(
@@ -205,15 +209,15 @@ def forward_of(loaded: LoadedModel, advanced: Advanced, *, rules: int = RULES) -
 
 
 def export(tensors: Tensors) -> bytes:
-    """Named tensors -> safetensors bytes; the same tensors always give the same bytes."""
+    """Named tensors -> safetensors bytes. The same tensors always give the same bytes."""
     ordered = {name: tensors[name].detach().contiguous().cpu() for name in sorted(tensors)}
     return save(ordered, metadata=METADATA)
 
 
 def parse(data: bytes | memoryview, *, device: torch.device) -> dict[str, torch.Tensor]:
-    """Safetensors bytes -> tensors, aligned whatever the file is like: kernels pick their path by
-    alignment, and another path gives other bits. In memory of one's own (a memoryview) they stay where
-    they lie. Raises CorruptData."""
+    """Safetensors bytes -> tensors. They are aligned, whatever the layout of the file, because kernels
+    choose their path by alignment and another path gives other bits. Tensors in a memoryview, which is
+    memory of our own, are not copied. Raises CorruptData if the bytes are not a safetensors file."""
     try:
         if isinstance(data, memoryview):
             return {name: tensor.to(device) for name, tensor in in_place(data).items()}
@@ -224,23 +228,24 @@ def parse(data: bytes | memoryview, *, device: torch.device) -> dict[str, torch.
 
 
 def check_fit(tensors: Tensors, expected: Tensors, *, what: str = "weights") -> None:
-    """Raises CorruptData unless names and shapes are those the run trains. `what` they are."""
+    """Raises CorruptData unless names and shapes are those that the run trains. `what`: a name for them
+    in the message."""
     found = {name: tuple(t.shape) for name, t in tensors.items()}
-    wanted = {name: tuple(t.shape) for name, t in expected.items()}
-    if found == wanted:
+    trained = {name: tuple(t.shape) for name, t in expected.items()}
+    if found == trained:
         return
-    wrong = sorted(n for n in {*found, *wanted} if found.get(n) != wanted.get(n))
+    wrong = sorted(n for n in {*found, *trained} if found.get(n) != trained.get(n))
     raise CorruptData(
         f"the {what} do not fit the model: {wrong[0]} has shape {found.get(wrong[0])}, the run "
-        f"trains {wanted.get(wrong[0])} ({len(wrong)} tensors differ). If the model that "
+        f"trains {trained.get(wrong[0])} ({len(wrong)} tensors differ). If the model that "
         "experiment.model_path names was changed since the run began, put it back or submit again"
     )
 
 
 def checkpoint_files(policy: Policy, job: LearnerJob) -> tuple[dict[str, bytes], str]:
-    """The files that beside the weights make a checkpoint directory loadable by plain Transformers
-    and PEFT, and the name of the weights there. With LoRA, a base that has no name elsewhere lies
-    whole under base/."""
+    """The files that a checkpoint directory needs in addition to the weights, so that plain Transformers
+    and PEFT can load it, and the file name of the weights there. With LoRA, a base model without a
+    public name is included whole, under base/."""
     base = policy.loaded.base
     tokenizer = _saved_files(base.tokenizer.save_pretrained)
     if job.config.advanced.tuning == "full":

@@ -1,11 +1,12 @@
-"""Which groups are due now, at which policy version, on which dataset row. Pure; no torch.
+"""Which groups to request now, with which policy version, for which dataset row. Pure, without torch.
 
-A group of step s pins the version it samples with: max(0, s - 1 - depth), rounded down to the weight
-sync interval. So the batch of a step is the same whatever finishes first, and a trained token is never
-more than depth + interval - 1 versions old. Depth 0 is sync, 1 one_step_off_async, k fully_async.
+A group of step s pins the version that it samples with: max(0, s - 1 - depth), rounded down to the
+weight sync interval. So the batch of a step does not depend on what finishes first, and a trained token
+is never more than depth + interval - 1 versions old. Depth 0 is sync, 1 is one_step_off_async, and k is
+fully_async.
 
-Steps are trained in order and each step keeps its groups however long they take: nothing is thrown away
-for being late. What bounds the lag is that no step further than `depth` ahead is asked for.
+Steps are trained in order, and each step keeps its groups however long they take. Nothing is discarded
+for being late. The lag is bounded because no step further than `depth` ahead is requested.
 """
 
 import hashlib
@@ -21,15 +22,16 @@ ROUNDS = 6
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How far sampling may run ahead of learning (`depth` steps beyond the next one), and how often
-    samplers take new weights."""
+    """How far sampling may run ahead of learning (`depth` steps beyond the next one), and after how many
+    versions samplers take new weights (`interval`)."""
 
     depth: int
     interval: int = 1
 
     @property
     def most_lag(self) -> int:
-        """The most versions that may lie between a group's policy and the one that it trains."""
+        """The largest number of versions between the policy that sampled a group and the one it
+        trains."""
         return self.depth + self.interval - 1
 
     def pinned_version(self, step: int) -> int:
@@ -46,41 +48,44 @@ def pace_of(config: RunConfig) -> Pace:
 
 
 def steps_due(pace: Pace, *, settled: int, requested: int, total: int) -> tuple[int, ...]:
-    """The steps whose groups can be requested: no more than depth + 1 are open, and so the version that
-    each pins exists. `settled` is the newest version, `requested` the last step asked for."""
+    """The steps whose groups can be requested. At most depth + 1 steps are open, so the version that
+    each of them pins exists. `settled` is the newest version, `requested` the last step requested so
+    far."""
     return tuple(range(requested + 1, min(total, settled + 1 + pace.depth) + 1))
 
 
 def may_be_pinned(pace: Pace, version: int, *, requested: int) -> bool:
-    """Whether groups that are not asked for yet may still pin this version."""
+    """Whether groups that are not requested yet may still pin this version."""
     return version % pace.interval == 0 and version >= pace.pinned_version(requested + 1)
 
 
 def slots(seed: int, *, step: int, batch: int, num_rows: int) -> tuple[Slot, ...]:
-    """The groups of a step with their dataset rows: a function of the seed alone."""
+    """The groups of a step with their dataset rows. They depend on the seed alone."""
     rows = step_rows(seed, step=step, batch=batch, num_rows=num_rows)
     return tuple(Slot(slot=slot, row=row) for slot, row in enumerate(rows))
 
 
 def replacement(seed: int, *, step: int, slot: int, number: int, batch: int, num_rows: int) -> Slot:
-    """What stands in a slot once `number` groups were taken out of it: a function of the seed and
-    the place, never of who was taken out first. Each number has an order of rows of its own."""
+    """The replacement of a slot after `number` of its groups were dropped. It depends on the seed, the
+    slot and the number, and not on the order in which groups are dropped. Each number has its own order
+    of rows."""
     epoch, index = divmod((step - 1) * batch + slot, num_rows)
     row = shuffled_index(index, num_rows, key=f"{seed}/{epoch}/replacement/{number}")
     return Slot(slot=slot, replacement=number, row=row)
 
 
 def step_rows(seed: int, *, step: int, batch: int, num_rows: int) -> Iterator[int]:
-    """The dataset rows of a step. Each epoch visits every row once, in an order of its own; a step
-    may reach from one epoch into the next."""
+    """The dataset rows of a step. Each epoch visits every row once, in its own order. A step may
+    continue from one epoch into the next."""
     for position in range((step - 1) * batch, step * batch):
         epoch, index = divmod(position, num_rows)
         yield shuffled_index(index, num_rows, key=f"{seed}/{epoch}")
 
 
 def shuffled_index(index: int, size: int, *, key: str) -> int:
-    """Where a keyed permutation of range(size) sends `index`: a Feistel network over the next power
-    of four, walked until it lands inside (Black and Rogaway 2002, "cycle walking")."""
+    """The image of `index` under a keyed permutation of range(size). It is a Feistel network over the
+    next power of four, applied until the result is below size (Black and Rogaway 2002, "cycle
+    walking")."""
     half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     while True:

@@ -1,8 +1,8 @@
 """What a device holds: base models by reference, and the trained tensors of a few versions.
 
-Sampler and learner share it. A base is loaded once and used by all; the learner leaves each new
-version here under the hash of its bytes, so that a sampler on the same device is handed the tensors
-and fetches nothing. Everything here can be lost: it is fetched again by its reference.
+Sampler and learner share it. A base model is loaded once and used by all. The learner keeps each new
+version here under the hash of its bytes, so that a sampler on the same device uses those tensors and
+fetches nothing. Nothing here has to survive, because it can be fetched again by its reference.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ from trainer.model.safetensors_view import lead
 from trainer.policy import LoadedModel, parse
 
 Fetch = Callable[[ArtifactRef], Awaitable[bytes] | bytes]
-"""Verified bytes of an artifact."""
+"""Returns the verified bytes of an artifact."""
 
 Read = Callable[[ArtifactRef, Callable[[bytes], int]], Awaitable[bytes | memoryview]]
-"""The same, as a memoryview where it is a copy of our own, so many bytes behind an aligned place as the
-function says of the first eight bytes."""
+"""The same, but may return a memoryview of a copy that we own. The function is given the first eight
+bytes and returns how many bytes after an aligned address the data should begin."""
 
 OnKept = Callable[[str, dict[str, torch.Tensor]], None]
-"""Hears of a version that the learner has left."""
+"""Is called with the hash and the tensors of each version that the learner keeps."""
 
 
 class WeightCache:
-    """Bases and versions, loaded when first asked for, once however many ask."""
+    """Base models and versions, loaded at the first request. Concurrent requests load them once."""
 
     def __init__(self, device: Device, fetch: Fetch, read: Read | None = None) -> None:
         self.device = device
@@ -47,21 +47,21 @@ class WeightCache:
         """The base model of `ref`. Raises Refused when it cannot be loaded."""
         key = ref.model_dump_json()
         async with self._locks.setdefault(key, asyncio.Lock()):
-            held = self._loaded.get(key)
-            if held is not None:
-                return held
+            loaded = self._loaded.get(key)
+            if loaded is not None:
+                return loaded
             files = {name: await self._bytes(file) for name, file in ref.files.items()}
             return self._loaded.put(key, await self.device.run(self._load, ref, files))
 
     async def load_tensors(self, policy: PolicyRef) -> dict[str, torch.Tensor]:
-        """The trained tensors of a version, on the device; empty when nothing was trained."""
+        """The trained tensors of a version, on the device. Empty when nothing was trained."""
         if policy.weights is None:
             return {}
         key = policy.weights.sha256
         async with self._locks.setdefault(key, asyncio.Lock()):
-            held = self._trained.get(key)
-            if held is not None:
-                return held
+            trained = self._trained.get(key)
+            if trained is not None:
+                return trained
             data = (
                 await self._read(policy.weights, lead)
                 if self._read
@@ -71,7 +71,7 @@ class WeightCache:
             return self._trained.put(key, tensors)
 
     def keep(self, sha256: str, tensors: dict[str, torch.Tensor]) -> None:
-        """Leave a version for samplers; the tensors must not change any more."""
+        """Keep a version for samplers. The caller must not change the tensors afterwards."""
         self._trained.put(sha256, tensors)
         if self.on_kept is not None:
             self.on_kept(sha256, tensors)
@@ -81,5 +81,5 @@ class WeightCache:
         return LoadedModel(base, decoder_of(base), Fallback(base))
 
     async def _bytes(self, ref: ArtifactRef) -> bytes:
-        answer = self._fetch(ref)
-        return await answer if inspect.isawaitable(answer) else answer
+        data = self._fetch(ref)
+        return await data if inspect.isawaitable(data) else data

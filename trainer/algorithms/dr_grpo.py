@@ -3,8 +3,8 @@
     A_i  = R_i - mean_G R                                           no division by the std
     loss = - (1 / (S L)) sum_i sum_t min(r_t A_i, clip(r_t) A_i)    L = max_response_length
 
-Dividing by the std favours questions that are nearly always or never answered; dividing by len_i
-favours short right answers and long wrong ones. Both divisions are gone: the sum over tokens is
+Dividing by the std favours questions that are nearly always or nearly never answered. Dividing by len_i
+favours short right answers and long wrong ones. Both divisions are removed, and the sum over tokens is
 divided by a constant. A group with a single reward gets exactly 0.
 """
 
@@ -17,7 +17,7 @@ from trainer.objective.objective import Objective, by_group, finite_or_none
 
 
 def advantages(rewards: Sequence[float | None]) -> list[float]:
-    """The advantage of each sample of one group: exactly 0 where all rewards are equal."""
+    """The advantage of each sample of one group. Exactly 0 if all rewards are equal."""
     known = [r for reward in rewards if (r := finite_or_none(reward)) is not None]
     if len(known) < 2 or min(known) == max(known):
         return [0.0] * len(rewards)

@@ -2,10 +2,10 @@
 
     loss = - sum_i sum_t r_t A_i,     r_t = pi_theta(t) / mu(t),   no clip
 
-A_i is Dr. GRPO's: the reward less the group's mean. Tinker leaves the normalisation to its caller;
-here the sum is divided by a constant, S max_response_length, which moves no direction. On samples
-of an older policy the gradient is right in expectation for one token at a time, and its variance is
-unbounded: keep the lag small, or give clip_high to an objective that has one.
+A_i is Dr. GRPO's: the reward minus the mean of the group. Tinker leaves the normalisation to its caller.
+Here the sum is divided by a constant, S max_response_length, which does not change its direction. On
+samples of an older policy the gradient is correct in expectation for one token at a time, but its
+variance is unbounded. So keep the lag small, or use an objective that clips.
 """
 
 import torch
@@ -17,7 +17,7 @@ from trainer.objective.objective import Actions, Objective, by_group
 
 
 def loss(actions: Actions, hyperparameters: Hyperparameters) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each action costs; nothing is ever clipped."""
+    """The loss of each action. Nothing is ever clipped."""
     ratio_M = actions.log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     return -ratio_M * actions.advantage_M, torch.zeros_like(ratio_M, dtype=torch.bool)
 

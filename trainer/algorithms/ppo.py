@@ -6,16 +6,18 @@
     loss    = - (1 / sum_i len_i) sum_t min(r_t A_t, clip(r_t) A_t)  +  c L_V
     L_V     = (1 / sum_i len_i) sum_t max((V - G)^2, (clip(V, V_old - e, V_old + e) - G)^2) / 2
 
-V_t is what the critic (`trainer/model/value_head.py`) says before action t, V_old what it said before
-the step. Its gradient also reaches the policy's tensors, value_coef = 0.1 times: head and policy look at
-the same hidden state. Decided:
-- Advantages are whitened over all actions of the step (ddof 1, 1e-8 within the root); returns are
-  made from the advantages before that. verl does both in one function, here `gae` does not whiten.
-- lambda is 0.95 (the paper; verl's default is 1) and gamma 1: the reward comes at the end.
-- A sample without a reward has advantage 0 and teaches the critic nothing. L_V stands in
+V_t is the value that the critic (`trainer/model/value_head.py`) predicts before action t, and V_old is
+its prediction before the step. The gradient of the critic's loss also reaches the policy's tensors,
+scaled by c = value_coef = 0.1, because the critic reads the policy's last hidden state. We decided:
+- Advantages are whitened over all actions of the step (ddof 1, 1e-8 within the root). Returns are
+  computed from the advantages before that. verl does both in one function, but here `gae` does not
+  whiten.
+- lambda is 0.95, as in the paper (verl's default is 1), and gamma is 1 because the reward comes at the
+  end.
+- A sample without a reward has advantage 0 and teaches the critic nothing. L_V is in
   `trainer/objective/value_loss.py`.
-- With one update per step V is V_old and the ratio's clip only sees the way from the sampler; set
-  updates_per_step for PPO's epochs. Each update goes over the whole batch.
+- With one update per step V equals V_old, and the ratio's clip only sees how far the sampler is away.
+  Set updates_per_step for PPO's epochs. Each update goes over the whole batch.
 """
 
 import torch
@@ -34,14 +36,15 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns (E), neither of them whitened."""
+    """Advantages and returns (E), not whitened."""
     delta_E = reward_E + gamma * next_values(value_E, sample_E) - value_E
     advantage_E = discounted_sums(delta_E, sample_E, factor=gamma * gae_lambda)
     return advantage_E, advantage_E + value_E
 
 
 def estimate(before: BatchBeforeUpdate, hyperparameters: Hyperparameters) -> Estimate:
-    """Whitened advantages for the policy, returns for the critic. Raises ValueError without values."""
+    """Whitened advantages for the policy, and returns for the critic. Raises ValueError if the batch has
+    no critic values."""
     if before.value_E is None:
         raise ValueError("PPO needs the critic's values")
     reward_E = reward_at_last_action(before.reward_S, before.sample_E)

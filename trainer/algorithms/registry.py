@@ -1,7 +1,7 @@
 """The registry: `advanced.algorithm` and the other keys of `[advanced]` -> an objective.
 
-Which keys an algorithm reads is in `schemas/algorithms.py`; what they are where the run is silent is
-the `defaults` of each objective.
+`schemas/algorithms.py` lists the keys that an algorithm reads. The `defaults` of each objective are the
+values of the keys that a run does not set.
 """
 
 from dataclasses import replace
@@ -60,19 +60,19 @@ SAME_NAME = (
 def hyperparameters_of(
     config: RunConfig, *, micro_batch_tokens: int, rules: int = RULES
 ) -> Hyperparameters:
-    """The run's own values, and its objective's where the run says nothing, by the rules that it began
-    with."""
+    """The values that the run sets, and the defaults of its objective for the others. `rules`: the
+    rules that the run began with."""
     advanced = config.advanced
-    said = {key: value for key in SAME_NAME if (value := getattr(advanced, key)) is not None}
+    configured = {key: value for key in SAME_NAME if (value := getattr(advanced, key)) is not None}
     if advanced.loss_aggregation is not None:
-        said["aggregation"] = advanced.loss_aggregation
+        configured["aggregation"] = advanced.loss_aggregation
     objective = OBJECTIVES[advanced.algorithm]
     defaults = objective.defaults
     if advanced.group_baseline and objective.with_baseline is not None and rules >= 2:
         defaults = objective.with_baseline
     return replace(
         defaults,
-        **said,
+        **configured,
         temperature=config.sampling.rollout_temperature or 1.0,
         max_response_length=config.training.max_response_length,
         micro_batch_tokens=micro_batch_tokens,

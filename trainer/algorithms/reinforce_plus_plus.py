@@ -9,15 +9,15 @@ With group_baseline: A_i = R_i - mean_G R first, then the same whitening, and th
 
     + beta (1 / sum_i len_i) sum_i sum_t k2_t,     k2_t = (log pi_theta(t) - log pi_ref(t))^2 / 2
 
-Decided so because the paper's form with a baseline has it so, and k2 is the estimator whose gradient in
-the loss is that of KL(pi || ref). Others put it into the reward there too: `kl_in = "reward"` (R_i less
-the KL of the whole sample) with `kl_estimator = "k1"`, the default of runs of rules 1
-(`schemas.learner`).
+We decided this because it is the paper's form with a baseline, and because k2 is the estimator whose
+gradient in the loss is that of KL(pi || ref). Other trainers put the KL into the reward there too. Set
+`kl_in = "reward"` (R_i minus the KL of the whole sample) and `kl_estimator = "k1"` for that, which is
+the default of runs that began with rules 1 (`schemas.learner`).
 
-There is no critic, and the baseline is the batch: one sample per prompt is enough, and
-without the group baseline a group without spread still teaches. Whitening has ddof = 1 and 1e-8
-within the root, as verl's; actions of samples without a reward are not part of it and get 0. Where
-nothing varies all advantages are exactly 0. A reward alone in its group is its own baseline (verl:
+There is no critic, and the baseline is the batch. So one sample per prompt is enough, and without the
+group baseline a group whose rewards are all equal still teaches. Whitening has ddof = 1 and 1e-8 within
+the root, as in verl. Actions of samples without a reward are left out of it and get 0. If all values are
+equal, all advantages are exactly 0. A reward that is alone in its group is its own baseline (in verl it
 has none).
 """
 
@@ -29,7 +29,7 @@ from trainer.objective.returns import discounted_sums, reward_at_last_action
 
 
 def estimate(before: BatchBeforeUpdate, hyperparameters: Hyperparameters) -> Estimate:
-    """Whitened returns, or whitened differences to the group's mean."""
+    """Whitened returns, or with a group baseline whitened differences from the mean of the group."""
     if hyperparameters.group_baseline:
         centred_E = by_group(advantages)(before, hyperparameters).advantage_E
         return Estimate(whiten(centred_E, before.known_E))

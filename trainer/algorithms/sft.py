@@ -2,14 +2,17 @@
 
     loss = - (1 / M) sum_t log pi_theta(t)        over the M learned tokens of the whole step
 
-The mean is over all learned tokens of the optimizer step, not per micro-batch or per row. Learned are
-the answers of the assistant, each with the token that closes its turn, since the policy must learn to
-stop; `advanced.loss_turns` takes the last answer only, or everything. What is not learned is context.
-Which ids a conversation has is said in `trainer/model/loss_turns.py`.
+This file is one training step, from conversations to updated weights. Read it from `step`, which the
+learner calls.
 
-Conversations are packed into micro-batches, and none sees another (`trainer/forward/packing.py`): the
-loss is that of one after the other. A row longer than the run's max_sequence_length is cut at its end,
-and counted.
+The mean is over all learned tokens of the optimizer step, not per micro-batch or per row. The policy
+learns the answers of the assistant, each with the token that closes its turn, so that it learns to stop.
+With `advanced.loss_turns` it learns the last answer only, or everything. All other tokens are context.
+`trainer/model/loss_turns.py` says which token ids a conversation has.
+
+Conversations are packed into micro-batches, and none sees another (`trainer/forward/packing.py`). So the
+loss is the same as for one conversation after the other. A row that is longer than the run's
+max_sequence_length is cut at its end, and counted.
 """
 
 import math
@@ -33,8 +36,8 @@ from trainer.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """The training rows of a batch. `num_cut` conversations are longer than the limit, and of
-    `num_lost` nothing that is to be learned lies within it."""
+    """The training rows of a batch. `num_cut` conversations are longer than the limit. `num_lost`
+    conversations have no learned token within it."""
 
     examples: tuple[Example, ...]
     num_conversations: int
@@ -43,9 +46,11 @@ class Demonstrations:
 
     @property
     def num_actions(self) -> int:
+        """The number of learned tokens."""
         return sum(example.num_actions for example in self.examples)
 
     def metrics(self) -> dict[str, float]:
+        """How many tokens are learned, and which share of the conversations was cut."""
         return {
             "train/learned_tokens": float(self.num_actions),
             "train/truncated_ratio": self.num_cut / max(1, self.num_conversations),
@@ -56,15 +61,15 @@ class Demonstrations:
 def demonstrations(
     chat: Chat, conversations: Sequence[Conversation], *, max_tokens: int, learned: LossTurns
 ) -> Demonstrations:
-    """Conversations as training rows. Raises Refused unless each ends with the assistant."""
+    """Conversations as training rows. Raises Refused if one does not end with an assistant message."""
     examples: list[Example] = []
     cut = lost = 0
     for i, conversation in enumerate(conversations):
         rows = rows_of(chat, _messages(conversation), learned=learned)
-        found = [example_of(row, i, max_tokens=max_tokens) for row in rows]
-        examples += found
+        packed = [example_of(row, i, max_tokens=max_tokens) for row in rows]
+        examples += packed
         cut += any(len(row.ids) > max_tokens for row in rows)
-        lost += not any(example.num_actions for example in found)
+        lost += not any(example.num_actions for example in packed)
     return Demonstrations(tuple(examples), len(conversations), cut, lost)
 
 
@@ -79,7 +84,7 @@ def _messages(conversation: Conversation) -> tuple[Message, ...]:
 
 
 def example_of(row: Row, sample: int, *, max_tokens: int) -> Example:
-    """A row as the learner packs it, cut at its end."""
+    """A row in the form that is packed, cut at its end."""
     tokens = tuple(row.ids[:max_tokens])
     learned = tuple(row.learned[:max_tokens])
     return Example(
@@ -156,7 +161,7 @@ def evaluate(
 def demonstrations_of(
     conversations: Sequence[Conversation], chat: Chat, advanced: Advanced
 ) -> Demonstrations:
-    """Conversations as training rows, by the settings of a run."""
+    """Conversations as training rows, with the run's limit and choice of turns."""
     return demonstrations(
         chat,
         conversations,

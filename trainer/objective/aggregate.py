@@ -4,9 +4,10 @@
     sequence_mean  1 / (S len_i)                     every sample counts the same
     constant       1 / (S max_response_length)       a sum, over a constant
 
-S counts the samples that have actions, len_i the actions of sample i over all its rows. The weights
-are global over the optimizer step, so micro-batches do not matter. A sample without actions does
-not count; one whose reward is missing does: it is part of the batch with advantage 0.
+S counts the samples that have actions, and len_i the actions of sample i over all its rows. The
+weights are global over the optimizer step, so they do not depend on the micro-batches. A sample
+without actions does not count. A sample whose reward is missing does, because it is part of the batch
+with advantage 0.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +20,7 @@ from trainer.objective.hyperparameters import Hyperparameters
 def token_weights(
     examples: Iterable[Example], hyperparameters: Hyperparameters
 ) -> dict[int, float]:
-    """w_t of each sample's actions. They sum to 1 over the step (but for `constant`)."""
+    """w_t for the actions of each sample. They sum to 1 over the step, except for `constant`."""
     lengths: dict[int, int] = {}
     for example in examples:
         lengths[example.sample] = lengths.get(example.sample, 0) + example.num_actions

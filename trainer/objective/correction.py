@@ -1,22 +1,24 @@
 """Decoupled PPO (arXiv 2110.00641; AReaL, arXiv 2505.24298), and its truncated and masked forms.
 
-Three policies: mu sampled, pi_prox is the policy before the step's first update, pi_theta is being
-trained. The ratio is taken against pi_prox, and a constant weight carries the way from mu to it:
+There are three policies: mu sampled, pi_prox is the policy before the first update of the step, and
+pi_theta is being trained. The ratio is taken against pi_prox, and a constant weight w corrects for
+the difference between mu and pi_prox:
 
     loss = - w min(r A, clip(r) A),   r = pi_theta / pi_prox,   w = pi_prox / mu  (no gradient)
 
-    decoupled   w as it is
+    decoupled   w unchanged
     truncated   min(w, high)                    TIS (V-trace, arXiv 1802.01561; high about 2)
     masked      w where low <= w <= high, else 0          masked IS, IcePop (arXiv 2510.18855)
 
     token       w_t, one per action
-    sequence    prod_t w_t over the sequence: unbiased, and outside any window on long answers
+    sequence    prod_t w_t over the sequence: unbiased, but outside any window on long answers
     geometric   exp(mean_t log w_t)
 
-With `correction = "ratio"`, the default, none of this is used: the ratio itself is taken against mu,
-and multiplying by w as well would count that way twice. With one update per step r is 1 in value,
-and the clip never binds. The log of w is clamped to +-20 before exp. What a mask or a bound touched
-is logged (`train/corrected_ratio`): a sequence-level window quietly empties on long answers.
+With `correction = "ratio"`, the default, none of this is used. The ratio itself is taken against mu,
+and multiplying by w as well would count the same difference twice. With one update per step r is 1 in
+value, and the clip never binds. The log of w is clamped to +-20 before exp. The metric
+`train/corrected_ratio` is the share of actions that a mask or a bound changed. It is worth watching,
+because a sequence-level window rejects almost every long answer.
 """
 
 import torch
@@ -63,7 +65,8 @@ def apply_off_policy_correction(
 def importance_weights(
     log_weight_M: torch.Tensor, rows: Rows, hyperparameters: Hyperparameters
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weight w of each action, from log pi_prox - log mu, and which were bounded or zeroed."""
+    """The weight w of each action from log pi_prox - log mu, and which weights were bounded or
+    zeroed."""
     raw_M = weights_at_level(log_weight_M.detach(), rows, hyperparameters.correction_level)
     weight_M = raw_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     low, high = hyperparameters.correction_low, hyperparameters.correction_high

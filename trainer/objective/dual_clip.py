@@ -2,13 +2,13 @@
 
     - min( min(r, delta) A, clip(r, 1 - low, 1 + high) A ),     delta > 1 + high
 
-Where A < 0 the clipped surrogate has no bound: a token that became much more likely and turned out
-bad pushes with r A. delta bounds that branch. Where A > 0 it changes nothing.
+Where A < 0 the clipped surrogate has no bound: a bad token that has become much more likely contributes
+r A, however large r is. delta bounds that branch. Where A > 0 it changes nothing.
 """
 
 import torch
 
 
 def dual_clipped_ratio(ratio_M: torch.Tensor, delta: float | None) -> torch.Tensor:
-    """The ratio of the free branch; as it is where `delta` is None."""
+    """The ratio of the unclipped branch, bounded by `delta`. Unchanged when `delta` is None."""
     return ratio_M if delta is None else ratio_M.clamp(max=delta)

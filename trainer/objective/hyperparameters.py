@@ -1,7 +1,7 @@
-"""What the formulas leave open: one flat value for all objectives, each reads what it knows.
+"""The hyperparameters of all objectives in one flat class. Each objective reads those that it uses.
 
-The defaults are GRPO's; every other objective says what differs (`trainer/algorithms/registry.py`), and
-a run's own values come last. No torch.
+The defaults are GRPO's. Every other objective declares its own where they differ, and the values that
+a run sets take precedence (`trainer/algorithms/registry.py`). No torch.
 """
 
 from dataclasses import dataclass
@@ -11,26 +11,26 @@ from schemas.config import Correction, CorrectionLevel, KlEstimator, KlPlace, Lo
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """Values of one run's objective."""
+    """The values of one run."""
 
     temperature: float = 1.0
-    """divides the logits, as it did when sampling"""
+    """divides the logits, here as in sampling"""
     clip_low: float = 0.2
     clip_high: float = 0.2
-    """the ratio is bounded to 1 - clip_low ... 1 + clip_high"""
+    """the ratio is clipped to 1 - clip_low ... 1 + clip_high"""
     clip_delta: float | None = None
     """`trainer/objective/dual_clip.py`; None: off"""
     kl_coef: float = 0.0
-    """beta; 0: no reference is computed"""
+    """beta; with 0 no reference pass is computed"""
     kl_estimator: KlEstimator = "k3"
     kl_in: KlPlace = "loss"
     aggregation: LossAggregation = "sequence_mean"
     max_response_length: int = 1
     micro_batch_tokens: int = 4096
     splits_groups: bool = True
-    """whether a group that shares a prompt is divided where it does not fit into a micro-batch"""
+    """whether a group that shares a prompt is split when it does not fit into one micro-batch"""
     updates: int = 1
-    """optimizer updates on one batch, each over the whole of it"""
+    """optimizer updates per batch; each goes over the whole batch"""
     correction: Correction = "ratio"
     """what the ratio is taken against: `trainer/objective/correction.py`"""
     correction_level: CorrectionLevel = "token"

@@ -2,13 +2,13 @@
 
     d = log pi_ref(t) - log pi_theta(t)
     k1 = -d              unbiased, noisy, of either sign
-    k2 = d^2 / 2         biased a little, never negative
+    k2 = d^2 / 2         slightly biased, never negative
     k3 = exp(d) - d - 1  unbiased, never negative
 
-Their values estimate the same thing; their gradients do not. In the loss, the expected gradient of
-k1 is zero: it only adds noise. That of k2 is the gradient of KL(pi || ref), that of k3 the gradient
-of KL(ref || pi). In the reward no gradient flows, and all three are what they say. The log-ratio is
-clamped to +-20 before exp, and only there.
+All three estimate the same value, but their gradients differ. In the loss, the expected gradient of k1
+is zero, so it only adds noise. The expected gradient of k2 is that of KL(pi || ref), and that of k3 is
+the gradient of KL(ref || pi). In the reward no gradient flows, so there only the value matters. The
+log-ratio is clamped to +-20 before exp, and only there.
 """
 
 import torch
@@ -38,7 +38,7 @@ def k3(log_ratio_M: torch.Tensor) -> torch.Tensor:
 
 
 def divergence(estimator: KlEstimator, d_M: torch.Tensor) -> torch.Tensor:
-    """The estimate of each action from d = log ref - log pi."""
+    """The KL estimate at each action, from d = log ref - log pi."""
     return {"k1": k1, "k2": k2, "k3": k3}[estimator](d_M)
 
 

@@ -9,29 +9,30 @@ from schemas.learner import GradedGroup
 
 
 class Means:
-    """Sums and counts by metric key, in float64."""
+    """Sums and counts by metric key, in float64, collected one micro-batch after the other."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
 
     def add(self, key: str, values_M: torch.Tensor) -> None:
-        """Take each value into the mean of `key`."""
+        """Add each value to the mean of `key`."""
         self._sums[key] = self._sums.get(key, 0.0) + float(values_M.double().sum())
         self._counts[key] = self._counts.get(key, 0) + values_M.numel()
 
     def add_sum(self, key: str, value: torch.Tensor) -> None:
-        """Take a value into the sum of `key`: a loss whose weights hold the division already."""
+        """Add a value to the sum of `key`: a loss whose weights already contain the division."""
         self._sums[key] = self._sums.get(key, 0.0) + float(value.detach().double())
         self._counts[key] = 1
 
     def values(self) -> dict[str, float]:
+        """The mean, or the sum, of each key."""
         return {key: self._sums[key] / max(1, self._counts[key]) for key in sorted(self._sums)}
 
 
 def mean_over_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the updates of a step. Whether the step was skipped is what the
-    last update says."""
+    """The mean of each metric over the updates of a step. "train/skipped" is that of the
+    last update."""
     means = {key: math.fsum(m[key] for m in updates) / len(updates) for key in updates[0]}
     return means | {"train/skipped": updates[-1]["train/skipped"]}
 

@@ -1,9 +1,13 @@
 # ruff: noqa: N802, N815  shape suffixes name the axes of a tensor, in class scope too
-"""What an objective is: how rewards become advantages, and what an action costs.
+"""What an objective is: a function from rewards to advantages, and a loss for each action.
 
-Legend: E every action of the step in canonical order (slot, sample, row, position), so that the
-actions of a sample lie together; M the actions of one micro-batch, a slice of E; S samples.
-What is known before the update is constant and float64; only `logprob_M` carries a gradient.
+Shape suffixes:
+    E  all actions of the step in canonical order (slot, sample, row, position), so that the actions of
+       a sample are neighbours
+    M  the actions of one micro-batch, a slice of E
+    S  samples
+
+Everything known before the update is constant and float64. Only `logprob_M` carries a gradient.
 """
 
 import math
@@ -23,10 +27,10 @@ with a critic value (V before the step), return, and known (1 where the sample h
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchBeforeUpdate:
-    """What is known of a batch before it trains.
+    """What is known about a batch before its first update.
 
     `reward_S` is None where a reward is missing or not finite. `penalty_E` is kl_coef times the KL
-    estimate of each action, where the KL is part of the reward; `value_E` what the critic predicts.
+    estimate at each action, if the KL is part of the reward. `value_E` is what the critic predicts.
     """
 
     group_S: Sequence[int]
@@ -37,12 +41,12 @@ class BatchBeforeUpdate:
 
     @property
     def known_E(self) -> torch.Tensor:
-        """Whether the action's sample has a reward."""
+        """(E, bool): whether the sample of each action has a reward."""
         known_S = torch.tensor([reward is not None for reward in self.reward_S], dtype=torch.bool)
         return known_S[self.sample_E]
 
     def net_rewards(self) -> list[float | None]:
-        """The reward of each sample less the KL penalty of all its actions."""
+        """The reward of each sample, minus the KL penalties of all its actions."""
         if self.penalty_E is None:
             return list(self.reward_S)
         penalty_S = torch.zeros(len(self.reward_S), dtype=torch.float64)
@@ -53,7 +57,8 @@ class BatchBeforeUpdate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimate:
-    """The advantage of each action, and with a critic what its value should have been."""
+    """The advantage of each action, and with a critic the return that its value should have
+    predicted."""
 
     advantage_E: torch.Tensor
     return_E: torch.Tensor | None = None
@@ -61,7 +66,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Actions:
-    """The actions of a micro-batch as the policy sees them now. `log_ratio_M` is `logprob_M` less
+    """The actions of a micro-batch under the policy being trained. `log_ratio_M` is `logprob_M` minus
     the log-probability that the ratio is taken against."""
 
     logprob_M: torch.Tensor
@@ -72,8 +77,9 @@ class Actions:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """One algorithm. `loss` gives the loss of each action, and which actions were clipped.
-    `with_baseline`: its defaults with `group_baseline`, where they are others."""
+    """One algorithm. `estimate` turns rewards into advantages. `loss` returns the loss of each action,
+    and which actions were clipped. `with_baseline` holds the defaults for `group_baseline = true`, if
+    they differ."""
 
     estimate: Callable[[BatchBeforeUpdate, Hyperparameters], Estimate]
     loss: Callable[[Actions, Hyperparameters], tuple[torch.Tensor, torch.Tensor]]
@@ -83,7 +89,7 @@ class Objective:
 
 
 def finite_or_none(reward: float | None) -> float | None:
-    """A reward that is not finite is none: it is never turned into a reward of 0, which would be a
+    """The reward, or None if it is not finite. It is never turned into a reward of 0, which would be a
     statement about the sample."""
     return reward if reward is not None and math.isfinite(reward) else None
 
@@ -91,8 +97,8 @@ def finite_or_none(reward: float | None) -> float | None:
 def by_group(
     advantages: Callable[[Sequence[float | None]], list[float]],
 ) -> Callable[[BatchBeforeUpdate, Hyperparameters], Estimate]:
-    """An estimate from a function of the rewards of one group: each action of a sample gets the
-    sample's advantage. A KL penalty in the reward is summed over the sample first."""
+    """Turn a function of the rewards of one group into an `Objective.estimate`. Each action of a sample
+    gets the advantage of the sample. A KL penalty in the reward is summed over the sample first."""
 
     def estimate(before: BatchBeforeUpdate, hyperparameters: Hyperparameters) -> Estimate:
         members: dict[int, list[int]] = {}
@@ -100,8 +106,8 @@ def by_group(
             members.setdefault(group, []).append(sample)
         rewards, advantage_S = before.net_rewards(), [0.0] * len(before.group_S)
         for samples in members.values():
-            found = advantages([rewards[i] for i in samples])
-            for sample, advantage in zip(samples, found, strict=True):
+            of_group = advantages([rewards[i] for i in samples])
+            for sample, advantage in zip(samples, of_group, strict=True):
                 advantage_S[sample] = advantage
         return Estimate(torch.tensor(advantage_S, dtype=torch.float64)[before.sample_E])
 
@@ -109,8 +115,8 @@ def by_group(
 
 
 def whiten(value_E: torch.Tensor, known_E: torch.Tensor) -> torch.Tensor:
-    """Mean 0 and deviation 1 (ddof 1, 1e-8 within the root) over the known ones; the others get 0,
-    and so do all where there is no spread."""
+    """Values with mean 0 and deviation 1 (ddof 1, 1e-8 within the root) over the known actions. The
+    others get 0. If all known values are equal, every action gets 0."""
     known = value_E[known_E]
     white_E = torch.zeros_like(value_E)
     if len(known) < 2 or known.min() == known.max():

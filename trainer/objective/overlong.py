@@ -4,9 +4,10 @@
     ((L - buffer) - len) / buffer      L - buffer < len <= L
     -1                                 L < len
 
-times overlong_penalty, added to the reward before the advantages. L is max_response_length, which
-caps one completion, so len is the sample's longest completion: the longest run of actions. The
-recorded reward stays what the grader said, and the group filter looks at that one.
+It is multiplied by overlong_penalty and added to the reward before the advantages are computed. L is
+max_response_length, which limits one completion. So len is the length of the sample's longest
+completion, which is its longest run of actions. The recorded reward stays the one that the grader
+returned, and the group filter uses the recorded one.
 """
 
 from collections.abc import Sequence
@@ -17,13 +18,13 @@ from trainer.objective.hyperparameters import Hyperparameters
 
 
 def length_penalty(length: int, *, longest: int, buffer: int) -> float:
-    """Between 0 and -1."""
+    """The penalty for a completion of this length, between 0 and -1."""
     over = length - (longest - buffer)
     return -min(1.0, max(0, over) / buffer)
 
 
 def longest_completion(example: Example) -> int:
-    """The longest run of actions in a row."""
+    """The length of the longest run of actions in a training row."""
     runs = groupby(example.sequence.loss_mask)
     return max((sum(1 for _ in run) for mask, run in runs if mask), default=0)
 
@@ -31,7 +32,7 @@ def longest_completion(example: Example) -> int:
 def with_length_penalty(
     rewards: Sequence[float | None], examples: Sequence[Example], hyperparameters: Hyperparameters
 ) -> list[float | None]:
-    """The rewards of the samples with the penalty for their length; None stays None."""
+    """The reward of each sample plus the penalty for its length. A reward of None stays None."""
     if not hyperparameters.overlong_buffer:
         return list(rewards)
     lengths = [0] * len(rewards)

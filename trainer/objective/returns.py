@@ -1,10 +1,10 @@
-"""Along the actions of one sample: what is paid at its end, what follows, discounted sums.
+"""Sums along the trajectory of a sample: its reward at the last action, next values, discounted sums.
 
-A trajectory is all actions of a sample, over all its rows in order. Tokens in between that the policy
-did not choose are no steps of it: nothing is discounted or estimated there. After the last action comes
-nothing, also where the answer was cut at its longest: its reward is a reward like any other. Values are
-flat over E (`trainer/objective/objective.py`), a sample's actions lie together, and sums are made in
-float64 one step at a time, for all samples at once.
+A trajectory consists of all actions of a sample, over all its rows in order. Tokens in between that the
+policy did not choose are not steps of the trajectory, so nothing is discounted or estimated there. The
+value after the last action is 0, also when the answer was cut at the length limit: its reward is a
+reward like any other. Values are flat over E (`trainer/objective/objective.py`), where the actions of a
+sample are neighbours. Sums are made in float64, one step at a time, for all samples at once.
 """
 
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ import torch
 
 
 def is_last(sample_E: torch.Tensor) -> torch.Tensor:
-    """(E, bool): the last action of each sample."""
+    """(E, bool): whether an action is the last one of its sample."""
     last_E = torch.ones_like(sample_E, dtype=torch.bool)
     last_E[:-1] = sample_E[1:] != sample_E[:-1]
     return last_E
 
 
 def reward_at_last_action(reward_S: Sequence[float | None], sample_E: torch.Tensor) -> torch.Tensor:
-    """(E): the sample's reward at its last action, 0 elsewhere and where there is none."""
+    """(E): the reward of the sample at its last action. 0 elsewhere, and for a sample without reward."""
     value_S = torch.tensor([reward or 0.0 for reward in reward_S], dtype=torch.float64)
     return value_S[sample_E] * is_last(sample_E)
 
 
 def next_values(value_E: torch.Tensor, sample_E: torch.Tensor) -> torch.Tensor:
-    """(E): the value at the sample's next action, 0 after its last."""
+    """(E): the value at the next action of the sample. 0 at its last action."""
     next_E = torch.zeros_like(value_E)
     next_E[:-1] = value_E[1:]
     return next_E.masked_fill(is_last(sample_E), 0.0)

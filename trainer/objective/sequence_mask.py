@@ -2,10 +2,11 @@
 
     keep_i = 0  where A < 0 and mean_t [log mu(t) - log pi_theta(t)] > threshold, else 1
 
-mu is the policy that sampled, with the logprobs recorded at that moment, so the mask sees both
-kinds of distance: the updates since, and what separates sampler and trainer. A bad sequence that
-the policy has long left teaches only noise; a good one is kept, however far it is. The mask
-multiplies the surrogate before the KL term is added, and it does not change the denominators.
+mu is the policy that sampled, with the logprobs recorded at that moment. So the mask measures both
+kinds of distance: the updates since then, and numerical differences between sampler and trainer. A bad
+sequence that the policy would no longer produce teaches only noise. A good one is kept, however far
+away it is. The mask multiplies the surrogate before the KL term is added, and the denominators do not
+change.
 """
 
 import torch
@@ -21,6 +22,6 @@ def keep_mask(
     *,
     threshold: float,
 ) -> torch.Tensor:
-    """Which actions are kept (M, bool); no gradient."""
+    """Which actions are kept (M, bool). It has no gradient."""
     distance_M = rows.mean(behaviour_M - logprob_M.detach())
     return (advantage_M >= 0) | (distance_M <= threshold)

@@ -1,9 +1,9 @@
 # ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
-"""Sums and means over the actions of a sequence, given back to each of its actions.
+"""Sums and means over the actions of a sequence, returned at each of its actions.
 
-A sequence is one training row: one unbroken context in which the policy acted, with what it was
-told in between masked out. A sample whose workflow rewrote the history has several, and each has a
-likelihood ratio of its own. A row is never split, so no micro-batching can change these figures.
+A sequence is one training row: one unbroken context in which the policy acted, with everything that it
+did not write masked out. A sample whose workflow rewrote the history has several rows, and each has its
+own likelihood ratio. A row is never split, so these values do not depend on the micro-batches.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Which of `num_rows` rows each of M actions belongs to."""
+    """Which of `num_rows` rows each of the M actions belongs to."""
 
     row_M: torch.Tensor
     num_rows: int

@@ -1,8 +1,8 @@
-"""The clipped value loss of PPO, as its implementations have it (TRL, verl).
+"""The clipped value loss of PPO, as in TRL and verl.
 
     max((V - G)^2, (clip(V, V_old - e, V_old + e) - G)^2) / 2
 
-V may only come e nearer to the return G than V_old was: beyond that the loss stays what it is there.
+V may move towards the return G by e at most, measured from V_old. Beyond that the loss is constant.
 """
 
 import torch
@@ -29,7 +29,7 @@ def critic_loss(
 def value_loss(
     value_M: torch.Tensor, before_M: torch.Tensor, return_M: torch.Tensor, *, clip: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pessimistic squared error of each value, halved, and where the clipped one is larger."""
+    """Half the larger of both squared errors of each value, and where the clipped one is larger."""
     near_M = value_M.clamp(before_M - clip, before_M + clip)
     free_M, bound_M = (value_M - return_M).square(), (near_M - return_M).square()
     return torch.maximum(free_M, bound_M) / 2, bound_M > free_M
