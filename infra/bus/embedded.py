@@ -45,7 +45,7 @@ class EmbeddedBus:
     async def acknowledge(self, batch: Delivered) -> None:
         await self._tail.mark_consumed()
 
-    async def idle(self) -> bool:
+    async def is_idle(self) -> bool:
         return await self._tail.has_nothing_due()
 
 
@@ -78,9 +78,9 @@ class Reconciled:
     async def acknowledge(self, batch: Delivered) -> None:
         await self._from.acknowledge(batch)
 
-    async def idle(self) -> bool:
+    async def is_idle(self) -> bool:
         """The reconciler also reads past what the broker delivered, so it alone knows what is left."""
-        return await self._reconciler.idle()
+        return await self._reconciler.is_idle()
 
 
 async def _next(batches: AsyncGenerator[Delivered, None]) -> Delivered:

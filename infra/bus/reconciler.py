@@ -165,7 +165,7 @@ class Reconciler:
     async def acknowledge(self, batch: Delivered) -> None:
         await self._mark_consumed()
 
-    async def idle(self) -> bool:
+    async def is_idle(self) -> bool:
         return await self._tail.has_nothing_due()
 
     async def _mark_consumed(self) -> None:

@@ -1,5 +1,5 @@
-"""Blobs in memory: the twin of `infra/blobs/local.py` and `infra/blobs/s3/store.py`, bound by the same
-contract suite."""
+"""Blobs in memory. They pass the same contract suite as `infra/blobs/local.py` and
+`infra/blobs/s3/store.py`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -23,25 +23,25 @@ class MemoryBlobs:
     """`infra.ports.services.Blobs` in memory."""
 
     def __init__(self) -> None:
-        self._held: dict[str, _Blob] = {}
+        self._blobs: dict[str, _Blob] = {}
 
     async def put(
         self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
     ) -> str:
         check_key(key)
         uri = f"memory:///{key}"
-        if create_only and uri in self._held:
+        if create_only and uri in self._blobs:
             raise BlobExists(key)
-        self._held[uri] = _Blob(data, datetime.now(UTC))
+        self._blobs[uri] = _Blob(data, datetime.now(UTC))
         return uri
 
     async def put_file(self, key: str, path: Path) -> str:
         return await self.put(key, await asyncio.to_thread(path.read_bytes))
 
     async def get(self, uri: str) -> bytes:
-        if uri not in self._held:
+        if uri not in self._blobs:
             raise NotFound(f"no blob at {uri}")
-        return self._held[uri].data
+        return self._blobs[uri].data
 
     async def chunks(self, uri: str) -> AsyncIterator[bytes]:
         data = await self.get(uri)
@@ -49,19 +49,19 @@ class MemoryBlobs:
             yield data[start : start + CHUNK_BYTES]
 
     async def delete(self, uri: str) -> None:
-        self._held.pop(uri, None)
+        self._blobs.pop(uri, None)
 
     async def file(self, uri: str) -> Path | None:
         return None
 
     async def exists(self, key: str) -> str | None:
         uri = f"memory:///{key}"
-        return uri if uri in self._held else None
+        return uri if uri in self._blobs else None
 
     async def keys(self, prefix: str) -> Sequence[BlobInfo]:
         check_prefix(prefix)
         found = (
             BlobInfo(uri.removeprefix("memory:///"), uri, len(blob.data), blob.modified)
-            for uri, blob in self._held.items()
+            for uri, blob in self._blobs.items()
         )
         return sorted((b for b in found if b.key.startswith(prefix)), key=lambda blob: blob.key)

@@ -1,4 +1,4 @@
-"""In-memory twin of the bus: the tail of a world in memory."""
+"""The bus in memory: it follows the tail of the log of a world."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
@@ -46,6 +46,6 @@ class MemoryBus:
     async def acknowledge(self, batch: Sequence[tuple[ConsumerName, Recorded]]) -> None:
         self._cursor = self._next
 
-    async def idle(self) -> bool:
+    async def is_idle(self) -> bool:
         events, _ = await self._log.tail(self._cursor, limit=self._batch, types=self._types)
         return not events

@@ -1,6 +1,7 @@
-"""In-memory twins of the log and the effects: same rules, no disk (the bus: infra/memory/bus.py).
+"""The event log and the effects in memory: the same rules as on Postgres, without a disk. The bus in
+memory is `infra/memory/bus.py`.
 
-They are shipped, and bound by the same contract suites as the real ones (tests/contracts).
+They are part of the product, and pass the same contract suites as the real adapters (tests/contracts).
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from infra.ports.effects import Claimed, Disowned, Holding, NewEffect
+from infra.ports.effects import Claimed, Holding, NewEffect, StaleGeneration
 from infra.ports.event_log import (
     Commit,
     CommitMiss,
@@ -30,7 +31,7 @@ from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId
 
 
 @dataclass
-class _Effect:
+class _EffectRow:
     new: NewEffect
     order: int
     due_at: datetime
@@ -43,12 +44,12 @@ class _Effect:
 
 @dataclass
 class World:
-    """What a Postgres database would hold. `now` is its clock; tests move it with `advance`."""
+    """What a Postgres database would hold. `now` is its clock, which tests move with `advance`."""
 
     events: list[Recorded] = field(default_factory=list)
     inbox: dict[tuple[ConsumerName, EventId], int] = field(default_factory=dict)
-    marks: dict[ConsumerName, Cursor] = field(default_factory=dict)
-    effects: dict[EffectId, _Effect] = field(default_factory=dict)
+    watermarks: dict[ConsumerName, Cursor] = field(default_factory=dict)
+    effects: dict[EffectId, _EffectRow] = field(default_factory=dict)
     gates: dict[str, str] = field(default_factory=dict)
     holds: Counter[str] = field(default_factory=Counter)
     workers: dict[WorkerId, datetime] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class World:
         state = self.gates.get(run, "open")
         return "paused" if state == "open" and self.holds[run] else state
 
-    def live(self, worker: WorkerId | None) -> bool:
+    def has_lease(self, worker: WorkerId | None) -> bool:
         return worker is not None and self.workers.get(worker, self.now) > self.now
 
 
@@ -104,41 +105,41 @@ class MemoryLog:
         self._check(commit)
         world = self._world
         world.xid += 1
-        recorded = [self._write(new) for new in commit.events]
+        recorded = [self._record(new) for new in commit.events]
         world.events += recorded
         world.inbox.update(dict.fromkeys(commit.consumed, world.xid))
         for effect_id, _ in commit.finished:
             del world.effects[effect_id]
         for new_effect in commit.effects:
-            self._ask(new_effect, commit.worker)
+            self._write_effect(new_effect, commit.worker)
         world.artifacts.update({a.sha256: a.data for a in commit.artifacts})
         for new in commit.events:
-            self._gate(new.event)
+            self._move_gate(new.event)
         world.changed.set()
         return recorded
 
     def _check(self, commit: Commit) -> None:
-        """All conditions, before anything is written."""
+        """Check all conditions, before anything is written."""
         world = self._world
         for text in commit.texts:
-            if "\0" in text or not _encodes(text):
+            if "\0" in text or not _is_text(text):
                 raise CommitRefused(f"the database cannot hold it: {text!r} is not text")
         for key in commit.consumed:
             if key in world.inbox:
                 raise CommitMiss("duplicate", str(key))
             consumer, event_id = key
             cursor = commit.cursors.get(event_id)
-            if cursor is not None and cursor <= world.marks.get(consumer, Cursor()):
+            if cursor is not None and cursor <= world.watermarks.get(consumer, Cursor()):
                 raise CommitMiss("duplicate", str(key))
         for effect_id, epoch in commit.finished:
-            held = world.effects.get(effect_id)
-            if held is None or (held.worker, held.epoch) != (commit.worker, epoch):
+            row = world.effects.get(effect_id)
+            if row is None or (row.worker, row.epoch) != (commit.worker, epoch):
                 raise CommitMiss("fenced", str(effect_id))
         for stream, expected in sorted((commit.expected or {}).items()):
             if world.version(stream) != expected:
                 raise CommitMiss("stale", stream)
 
-    def _write(self, new: NewEvent) -> Recorded:
+    def _record(self, new: NewEvent) -> Recorded:
         data = encode(new.event)
         self._world.order += 1
         return Recorded(
@@ -154,28 +155,28 @@ class MemoryLog:
             payload=Encoded(new.event.type, new.event.version, data),
         )
 
-    def _ask(self, new: NewEffect, worker: WorkerId | None) -> None:
+    def _write_effect(self, new: NewEffect, worker: WorkerId | None) -> None:
         if self._world.gate(new.effect.run_id) == "closed":
             return
         self._world.order += 1
-        effect = _Effect(new, order=self._world.order, due_at=self._world.now)
+        effect = _EffectRow(new, order=self._world.order, due_at=self._world.now)
         if new.claimed:
             effect.worker, effect.epoch = worker, 1
         self._world.effects.setdefault(new.effect.id, effect)
 
-    def _gate(self, event: Event) -> None:
+    def _move_gate(self, event: Event) -> None:
         world = self._world
         if event.hold is not None:
-            held = world.holds[event.run_id] + (1 if event.hold == "hold" else -1)
-            world.holds[event.run_id] = max(held, 0)
+            holds = world.holds[event.run_id] + (1 if event.hold == "hold" else -1)
+            world.holds[event.run_id] = max(holds, 0)
         if event.gate is None or world.gates.get(event.run_id) == "closed":
             return
         world.gates[event.run_id] = event.gate
         if event.gate == "closed":
             world.effects = {
-                key: held
-                for key, held in world.effects.items()
-                if held.new.effect.run_id != event.run_id
+                key: row
+                for key, row in world.effects.items()
+                if row.new.effect.run_id != event.run_id
             }
 
     async def append(
@@ -255,7 +256,7 @@ class MemoryLog:
     async def unconsumed(
         self, messages: Sequence[tuple[ConsumerName, Recorded]]
     ) -> Sequence[tuple[ConsumerName, Recorded]]:
-        marks = self._world.marks
+        marks = self._world.watermarks
         return [
             (name, recorded)
             for name, recorded in messages
@@ -264,12 +265,14 @@ class MemoryLog:
         ]
 
     async def watermark(self, consumer: ConsumerName) -> Cursor:
-        return self._world.marks.get(consumer, Cursor())
+        return self._world.watermarks.get(consumer, Cursor())
 
     async def advance(self, consumers: Sequence[ConsumerName], cursor: Cursor) -> None:
         check(self._world.turns)
         world = self._world
-        world.marks |= {name: max(cursor, world.marks.get(name, Cursor())) for name in consumers}
+        world.watermarks |= {
+            name: max(cursor, world.watermarks.get(name, Cursor())) for name in consumers
+        }
         world.inbox = {
             key: xid
             for key, xid in world.inbox.items()
@@ -308,7 +311,7 @@ class MemoryEffects:
         self._world.workers[worker] = self._world.now + timedelta(seconds=lease_s)
 
     async def renew(self, worker: WorkerId, *, lease_s: float) -> bool:
-        if not self._world.live(worker):
+        if not self._world.has_lease(worker):
             return False
         self._world.workers[worker] = self._world.now + timedelta(seconds=lease_s)
         return True
@@ -327,42 +330,42 @@ class MemoryEffects:
         generation: int = 0,
     ) -> Sequence[Claimed]:
         world = self._world
-        if world.live(worker) and world.generations[worker] != generation:
-            raise Disowned(worker, generation)
+        if world.has_lease(worker) and world.generations[worker] != generation:
+            raise StaleGeneration(worker, generation)
         due = [
-            held
-            for held in sorted(world.effects.values(), key=lambda held: (held.due_at, held.order))
-            if held.new.effect.lane in lanes
-            and held.new.consumer in consumers
-            and held.due_at <= world.now
-            and held.worker != worker
-            and world.live(worker)
-            and not world.live(held.worker)
-            and world.gate(held.new.effect.run_id) == "open"
+            row
+            for row in sorted(world.effects.values(), key=lambda row: (row.due_at, row.order))
+            if row.new.effect.lane in lanes
+            and row.new.consumer in consumers
+            and row.due_at <= world.now
+            and row.worker != worker
+            and world.has_lease(worker)
+            and not world.has_lease(row.worker)
+            and world.gate(row.new.effect.run_id) == "open"
         ]
-        for held in due[:limit]:
-            held.crashes += held.worker is not None
-            held.worker = worker
-            held.epoch += 1
-        return [_claimed(held) for held in due[:limit]]
+        for row in due[:limit]:
+            row.crashes += row.worker is not None
+            row.worker = worker
+            row.epoch += 1
+        return [_claim_of(row) for row in due[:limit]]
 
     async def retry(
         self, claimed: Claimed, *, delay_s: float, error: str, counted: bool = True
     ) -> None:
-        held = self._held(claimed)
-        if held is not None:
-            held.worker = None
-            held.attempts += int(counted)
-            held.due_at = self._world.now + timedelta(seconds=delay_s)
+        row = self._row_of(claimed)
+        if row is not None:
+            row.worker = None
+            row.attempts += int(counted)
+            row.due_at = self._world.now + timedelta(seconds=delay_s)
 
     async def release(self, claimed: Claimed) -> None:
-        held = self._held(claimed)
-        if held is not None:
-            held.worker = None
+        row = self._row_of(claimed)
+        if row is not None:
+            row.worker = None
 
     async def holding(self, worker: WorkerId) -> Holding:
         world = self._world
-        claims = {key: held.epoch for key, held in world.effects.items() if held.worker == worker}
+        claims = {key: row.epoch for key, row in world.effects.items() if row.worker == worker}
         return Holding(world.generations[worker], claims)
 
     async def disown(
@@ -372,16 +375,16 @@ class MemoryEffects:
         if worker not in world.workers or world.generations[worker] != generation:
             return None
         world.generations[worker] += 1
-        for effect_id, held in self._world.effects.items():
-            if held.worker == worker and effect_id not in keep:
-                held.worker = None
+        for effect_id, row in self._world.effects.items():
+            if row.worker == worker and effect_id not in keep:
+                row.worker = None
         return world.generations[worker]
 
     async def save_memo(self, claimed: Claimed, memo: str) -> bool:
-        held = self._held(claimed)
-        if held is not None:
-            held.memo = memo
-        return held is not None
+        row = self._row_of(claimed)
+        if row is not None:
+            row.memo = memo
+        return row is not None
 
     async def gates(self, run_ids: Sequence[str]) -> Mapping[str, str]:
         world = self._world
@@ -393,21 +396,19 @@ class MemoryEffects:
     ) -> float | None:
         world = self._world
         due = [
-            held.due_at
-            for held in world.effects.values()
-            if held.worker is None
-            and held.new.effect.lane in lanes
-            and held.new.consumer in consumers
+            row.due_at
+            for row in world.effects.values()
+            if row.worker is None and row.new.effect.lane in lanes and row.new.consumer in consumers
         ]
-        holders = {held.worker for held in world.effects.values()} - {None, worker}
+        holders = {row.worker for row in world.effects.values()} - {None, worker}
         leases = [world.workers[other] for other in holders if other in world.workers]
         later = [(at - world.now).total_seconds() for at in (*due, *leases) if at > world.now]
         return min(later, default=None)
 
     async def depth(self) -> Mapping[str, int]:
         depth: dict[str, int] = {}
-        for held in self._world.effects.values():
-            lane = str(held.new.effect.lane)
+        for row in self._world.effects.values():
+            lane = str(row.new.effect.lane)
             depth[lane] = depth.get(lane, 0) + 1
         return depth
 
@@ -415,18 +416,18 @@ class MemoryEffects:
         self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
     ) -> int:
         return sum(
-            held.new.effect.lane in lanes
-            and held.new.consumer in consumers
-            and self._world.gate(held.new.effect.run_id) == "open"
-            for held in self._world.effects.values()
+            row.new.effect.lane in lanes
+            and row.new.consumer in consumers
+            and self._world.gate(row.new.effect.run_id) == "open"
+            for row in self._world.effects.values()
         )
 
-    def _held(self, claimed: Claimed) -> _Effect | None:
-        held = self._world.effects.get(claimed.id)
-        return held if held is not None and held.epoch == claimed.epoch else None
+    def _row_of(self, claimed: Claimed) -> _EffectRow | None:
+        row = self._world.effects.get(claimed.id)
+        return row if row is not None and row.epoch == claimed.epoch else None
 
 
-def _encodes(text: str) -> bool:
+def _is_text(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -434,17 +435,17 @@ def _encodes(text: str) -> bool:
     return True
 
 
-def _claimed(held: _Effect) -> Claimed:
+def _claim_of(row: _EffectRow) -> Claimed:
     return Claimed(
-        id=held.new.effect.id,
-        effect=held.new.effect,
-        consumer=held.new.consumer,
-        stream=held.new.stream,
-        epoch=held.epoch,
-        attempts=held.attempts,
-        crashes=held.crashes,
-        correlation=held.new.correlation,
-        traceparent=held.new.traceparent,
-        memo=held.memo,
-        spent=held.crashes > CRASH_LIMIT,
+        id=row.new.effect.id,
+        effect=row.new.effect,
+        consumer=row.new.consumer,
+        stream=row.new.stream,
+        epoch=row.epoch,
+        attempts=row.attempts,
+        crashes=row.crashes,
+        correlation=row.new.correlation,
+        traceparent=row.new.traceparent,
+        memo=row.memo,
+        spent=row.crashes > CRASH_LIMIT,
     )

@@ -1,4 +1,4 @@
-"""The clock port: the machine's, and one that tests move by hand."""
+"""The clock port, with the machine's clock, one that tests move by hand, and the time of the log."""
 
 import asyncio
 import time
@@ -7,16 +7,23 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """`now` is for people to read and may jump; `elapsed_s` only ever grows, from wherever it began:
-    durations are its differences."""
+    """Tells the time, and waits."""
 
-    def now(self) -> datetime: ...
-    def elapsed_s(self) -> float: ...
-    async def sleep(self, seconds: float) -> None: ...
+    def now(self) -> datetime:
+        """The time for people to read. It may jump."""
+        ...
+
+    def elapsed_s(self) -> float:
+        """Seconds since some moment. They only ever grow, so a duration is a difference of two."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after this many seconds of this clock."""
+        ...
 
 
 class SystemClock:
-    """Now is now."""
+    """The clock of the machine."""
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -29,7 +36,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """Stands still until `advance`; sleeping moves it."""
+    """Stands still until `advance` moves it; a sleep moves it too."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._now = start
@@ -49,16 +56,17 @@ class ManualClock:
 
 
 class LogTime:
-    """The time by the clock that stamps events: what the log `told` last, and how long ago that was by a
-    clock that only grows. A wall clock that jumps, or two that differ, change nothing in it."""
+    """The time by the clock that stamps events: the last time that was observed there, plus the seconds
+    that have passed since. These are counted by a clock that only grows, so a wall clock that jumps, or
+    two that differ, do not change it."""
 
     def __init__(self, clock: Clock) -> None:
-        """Until something is told, it is what `clock` shows."""
+        """Before the first `observe`, it is the time of `clock`."""
         self._clock = clock
         self.observe(clock.now())
 
     def observe(self, now: datetime) -> None:
-        """It is `now` there."""
+        """The clock that stamps events shows `now`."""
         self._last, self._at_s = now, self._clock.elapsed_s()
 
     def now(self) -> datetime:

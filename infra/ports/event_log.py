@@ -1,4 +1,4 @@
-"""The port to the event log: its records, what a commit holds, and what can be asked of it.
+"""The port to the event log: its records, what a commit holds, and the questions that it answers.
 
 `EventLog` is three protocols, so that each caller names only what it needs: `EventStore` reads and
 writes streams, `LogTail` follows the whole log in order, `Inbox` knows which consumer has consumed
@@ -21,7 +21,8 @@ from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """A position in the log: ordered by transaction, then by position. Opaque outside infra."""
+    """A position in the log. Cursors are ordered by transaction, then by position; outside of infra they
+    are opaque."""
 
     xid: int = 0
     position: int = 0
@@ -38,8 +39,8 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Recorded:
-    """An event as the log holds it. `payload` is the event, or still its JSON: most of what a tail
-    passes was consumed long ago, and is never looked into."""
+    """An event as the log holds it. `payload` is the event, or still its JSON, because most of what a
+    tail passes was consumed long ago and is never decoded."""
 
     id: EventId
     stream: StreamName
@@ -90,11 +91,11 @@ class NewEvent:
 class Commit:
     """One decision, to be written whole or not at all.
 
-    `expected` are the versions of every stream that the decision was made on, whether or not it gets an
-    event: all must still have them. A stream that does not exist has version 0.
-    `cursors` are where the consumed events lie, for those that are in the log already: they must lie
-    above the watermarks of their consumers.
-    `finished` are the effects whose outcomes are decided here, with the claim epochs that fence them.
+    `expected`: the version of every stream that the decision was made on, whether or not it gets an
+    event. All streams must still have these versions. A stream that does not exist has version 0.
+    `cursors`: the positions of those consumed events that are in the log already. They must be above the
+    watermarks of their consumers.
+    `finished`: the effects whose outcomes are decided here, with the claim epochs that fence them.
     """
 
     worker: WorkerId | None = None
@@ -108,23 +109,23 @@ class Commit:
 
     @property
     def texts(self) -> Iterable[str]:
-        """What stands in columns of text: names, and traces."""
+        """The values of text columns: names, and traces."""
         for new in self.events:
             yield from (new.stream, new.event.run_id, new.traceparent or "")
-        for asked in self.effects:
-            yield from (asked.stream, asked.effect.run_id, asked.traceparent or "")
+        for effect in self.effects:
+            yield from (effect.stream, effect.effect.run_id, effect.traceparent or "")
 
     @property
     def gates(self) -> Sequence[tuple[str, str]]:
-        """How these events move the gates of their runs: the last word of each run, and every hold."""
+        """How these events move the gates of their runs: the last state of each run, and every hold."""
         states = {new.event.run_id: new.event.gate for new in self.events if new.event.gate}
         holds = [(new.event.run_id, new.event.hold) for new in self.events if new.event.hold]
         return [*states.items(), *holds]
 
     @property
     def may_bring_claims(self) -> bool:
-        """Whether there may now be something to claim: an effect that nobody holds yet, or those of a
-        run whose gate moved."""
+        """Whether there may be something to claim after this: an effect that nobody holds yet, or the
+        effects of a run whose gate moved."""
         return bool(self.gates) or not all(new.claimed for new in self.effects)
 
 
@@ -137,7 +138,7 @@ class SmallArtifact:
 
 
 class CommitMiss(Exception):
-    """Nothing was written: what was read is no longer so. Read again and decide again.
+    """Nothing was written, because what was read has changed since. Read again and decide again.
 
     kind `stale`: a stream moved; `duplicate`: an event was consumed (its inbox row exists, or it lies
     below its consumer's watermark); `fenced`: a claim was lost (its effect is finished, or another
@@ -151,31 +152,33 @@ class CommitMiss(Exception):
 
 
 class CommitRefused(Refused):
-    """Nothing was written, and never will be: the decision says what the database cannot hold."""
+    """Nothing was written, and a retry does not help: the database cannot hold what was decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A folded state (as JSON text) of a stream at a version."""
+    """The folded state of a stream at a version, as JSON text."""
 
     version: int
     state: str
 
 
 class EventStore(Protocol):
-    """Streams of events, and what is kept beside them. Reads take no transaction id; `commit` is one
-    call. A call `as_of` a turn that is over raises Turned (`infra/postgres/history.py`)."""
+    """Streams of events, with their snapshots and small artifacts. Reads take no transaction id;
+    `commit` is one call. A call `as_of` a turn that is over raises Turned
+    (`infra/postgres/history.py`)."""
 
     @property
     def turns(self) -> int:
-        """How often the log was seen to be another one: who kept anything of it starts again."""
+        """How often the log was found to have another history, as after a restore. A caller that keeps
+        anything that it read starts again when this changes."""
         ...
 
     async def load(
         self, streams: Mapping[StreamName, int], *, limit: int | None = None
     ) -> Mapping[StreamName, Sequence[Recorded]]:
-        """The events of each stream above the given version, in order of version; of all together the
-        first `limit`, stream by stream."""
+        """The events of each stream above the given version, in order of version. `limit` bounds all
+        streams together, and takes them one after the other."""
         ...
 
     async def versions(self, streams: Iterable[StreamName]) -> Mapping[StreamName, int]:
@@ -183,50 +186,55 @@ class EventStore(Protocol):
         ...
 
     async def commit(self, commit: Commit) -> Sequence[Recorded]:
-        """Write a whole decision, return its events as recorded. Raises CommitMiss, CommitRefused;
-        Unwritable (`infra.postgres.codec`) where one event is known to be the reason."""
+        """Write a whole decision, and return its events as recorded. Raises CommitMiss and
+        CommitRefused, or Unwritable (`infra.postgres.codec`) when one event is known to be the
+        reason."""
         ...
 
     async def append(
         self, events: Sequence[Event], *, cause: UUID, traceparent: str | None = None
     ) -> Sequence[Recorded]:
         """Append from an edge, at whatever version the streams have. The ids follow from `cause` and
-        each event's stream and name: appending again under the same cause, however much later,
-        appends nothing and returns what was appended before. Raises ValueError when two of these
-        events have the same stream and name, for they would have the same id."""
+        each event's stream and name. A second call under the same cause, however much later, appends
+        nothing and returns what was appended before. Raises ValueError when two of these events have
+        the same stream and name, because they would have the same id."""
         ...
 
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
     ) -> Sequence[Recorded]:
-        """A run's events in log order, below the horizon: for readers, not for consumers."""
+        """A run's events in log order, below the horizon. This is for readers, not for consumers."""
         ...
 
     async def events_at(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
-        """The events at these versions of these streams, as far as there are any."""
+        """The events at these versions of these streams. A place without an event is left out."""
         ...
 
     async def clock_time(self) -> datetime:
-        """The time by the clock that stamps its events."""
+        """The time by the clock that stamps the events of this log."""
         ...
 
-    async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None: ...
+    async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None:
+        """The newest snapshot of a stream under this version of its fold."""
+        ...
 
     async def save_snapshot(
         self, stream: StreamName, fold_version: int, snapshot: Snapshot
-    ) -> None: ...
+    ) -> None:
+        """Keep this snapshot, unless there is a newer one."""
+        ...
 
     async def artifact(self, sha256: str) -> bytes | None:
-        """A small artifact's bytes."""
+        """The bytes of a small artifact."""
         ...
 
 
 class LogTail(Protocol):
-    """The whole log in order, for readers that follow it to its end."""
+    """The whole log in order, for readers that follow its end."""
 
     @property
     def turns(self) -> int:
-        """As of EventStore: a reader that keeps a cursor starts again when this changes."""
+        """As `EventStore.turns`: a reader that keeps a cursor starts again when this changes."""
         ...
 
     async def tail(
@@ -237,14 +245,14 @@ class LogTail(Protocol):
         types: Sequence[str] | None = None,
         upto: Cursor | None = None,
     ) -> tuple[Sequence[Recorded], Cursor]:
-        """Events after a cursor in (xid, position) order, below the transaction horizon, and the cursor
-        to go on from (it moves past events of other types too). With `upto`, which `visible_head`
-        has returned: all events up to there."""
+        """The events after a cursor in (xid, position) order, below the transaction horizon, and the
+        cursor to continue from (it moves past events of other types too). With `upto`, a result of
+        `visible_head`: the events up to there."""
         ...
 
     async def has_events_after(self, after: Cursor) -> bool:
-        """Whether events are committed above `after`, be it that the horizon still hides them from
-        `tail`: then it is worth looking again soon."""
+        """Whether events are committed above `after`, including those that the horizon still hides from
+        `tail`. If so, it is worth reading the tail again soon."""
         ...
 
     async def visible_head(self) -> Cursor:
@@ -252,8 +260,8 @@ class LogTail(Protocol):
         ...
 
     async def reaches(self, cursor: Cursor) -> bool:
-        """Whether an event is there at `cursor` or above, hidden by the horizon or not. A log that was
-        read up to `cursor` and does not reach it any more went back."""
+        """Whether there is an event at `cursor` or above, hidden by the horizon or not. A log that was
+        read up to `cursor` and does not reach it any more has been set back."""
         ...
 
 
@@ -263,30 +271,33 @@ class Inbox(Protocol):
     async def consumed(
         self, keys: Sequence[tuple[ConsumerName, EventId]]
     ) -> frozenset[tuple[ConsumerName, EventId]]:
-        """Which of these have an inbox row."""
+        """Those of these keys that have an inbox row."""
         ...
 
     async def unconsumed(
         self, messages: Sequence[tuple[ConsumerName, Recorded]]
     ) -> Sequence[tuple[ConsumerName, Recorded]]:
-        """Those of these messages that their consumer has not consumed: they lie above its watermark
-        (as it stands now) and have no inbox row."""
+        """Those of these messages that their consumer has not consumed: they are above its current
+        watermark, and have no inbox row."""
         ...
 
     async def unconsumed_at(
         self, places: Mapping[tuple[StreamName, int], Collection[ConsumerName]]
     ) -> Sequence[tuple[Recorded, frozenset[ConsumerName]]]:
-        """The events at these places, each with those of the consumers named for its place that have not
-        consumed it: `events_at` and `unconsumed` in one query."""
+        """The events at these places. Each comes with those of the consumers named for its place that
+        have not consumed it: `events_at` and `unconsumed` in one query."""
         ...
 
-    async def watermark(self, consumer: ConsumerName) -> Cursor: ...
+    async def watermark(self, consumer: ConsumerName) -> Cursor:
+        """The cursor up to which a consumer has consumed everything."""
+        ...
 
     async def advance(self, consumers: Sequence[ConsumerName], cursor: Cursor) -> None:
-        """These have consumed everything up to `cursor`: move their watermarks forward (never back) and
-        delete their inbox rows below it."""
+        """These consumers have consumed everything up to `cursor`: move their watermarks there (never
+        back), and delete their inbox rows below it."""
         ...
 
 
 class EventLog(EventStore, LogTail, Inbox, Protocol):
-    """The truth: the whole port, as an adapter implements it."""
+    """The whole port, as an adapter implements it. The log is the truth: everything else follows from
+    it."""

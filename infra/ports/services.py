@@ -1,4 +1,5 @@
-"""The ports to what lies outside of the database: blobs, datasets, git, user code, a way to the policy.
+"""The ports to what lies outside of the database: blobs, datasets, git, user code, and the gateway to
+the policy.
 
 Those to the database and the broker are `event_log`, `effects` and `bus` in this folder; `ports.py`
 holds `Ports`, what a `perform` gets of all of them.
@@ -42,23 +43,29 @@ class Blobs(Protocol):
     async def put(
         self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
     ) -> str:
-        """Store, return the uri. `sha256`: the content's hash, where the caller has made it. Raises
-        BlobExists with `create_only` when the key is taken."""
+        """Store the data, and return the uri. `sha256`: the hash of the content, if the caller has
+        computed it. With `create_only`, raises BlobExists when the key is taken."""
         ...
 
-    async def put_file(self, key: str, path: Path) -> str: ...
+    async def put_file(self, key: str, path: Path) -> str:
+        """Store a file's bytes, and return the uri."""
+        ...
+
     async def get(self, uri: str) -> bytes:
-        """Raises NotFound."""
+        """All bytes. Raises NotFound."""
         ...
 
     def chunks(self, uri: str) -> AsyncIterator[bytes]:
-        """The content in pieces of a few MiB, for what need not be in memory whole. Unverified:
-        whoever has all of it checks its hash. Raises NotFound at the first piece."""
+        """The content in pieces of a few MiB, for callers that do not need all of it in memory. It is
+        not verified: the caller checks the hash at the end. Raises NotFound at the first piece."""
         ...
 
-    async def delete(self, uri: str) -> None: ...
+    async def delete(self, uri: str) -> None:
+        """Delete a blob. It may be absent already."""
+        ...
+
     async def file(self, uri: str) -> Path | None:
-        """Where the bytes lie, if they are a file of this machine."""
+        """The path of the bytes, if they are a file of this machine."""
         ...
 
     async def exists(self, key: str) -> str | None:
@@ -66,8 +73,8 @@ class Blobs(Protocol):
         ...
 
     async def keys(self, prefix: str) -> Sequence[BlobInfo]:
-        """All blobs whose keys begin with `prefix`, in the order of their keys. What others put
-        there under names that are no keys is not ours, and not listed."""
+        """All blobs whose keys begin with `prefix`, in the order of their keys. Files of others whose
+        names are not keys are not listed."""
         ...
 
 
@@ -77,22 +84,24 @@ class Artifacts(Protocol):
     async def put(
         self, data: bytes, *, run: str, blob: bool = False, sha256: str | None = None
     ) -> ArtifactRef:
-        """Store under the content's hash, which is `sha256` where the caller has made it. At most 64 KiB
-        and not `blob`: staged, written with the outcome's commit; else durable on return at
-        `runs/<run>/objects/<sha256>`."""
+        """Store the data under the content's hash, which is `sha256` if the caller has computed it. Up
+        to 64 KiB, and without `blob`, it is staged and written with the outcome's commit. Otherwise it
+        is durable on return, at `runs/<run>/objects/<sha256>`."""
         ...
 
     async def get(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
-        """Verified bytes; not `cached`: read from where they are stored, past what this process
-        remembers. Raises CorruptData when size or hash differ, NotFound when absent."""
+        """The bytes, verified. Without `cached` they are read from the store and not from this process's
+        memory. Raises CorruptData when size or hash differ, NotFound when absent."""
         ...
 
     async def discard(self, ref: ArtifactRef) -> None:
-        """Delete a blob artifact that nothing needs any more; absent is fine."""
+        """Delete a blob artifact that nothing needs any more. It may be absent already."""
         ...
 
 
 class Datasets(Protocol):
+    """The rows of registered datasets."""
+
     async def rows(self, ref: DatasetRef) -> Sequence[DatasetRow]:
         """All rows, cached by content hash."""
         ...
@@ -116,8 +125,8 @@ class Repositories(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkflowResult:
-    """What a workflow returned: its messages (None: it returned nothing; the gateway's record
-    stands)."""
+    """What a workflow returned: its messages, or None when it returned nothing. Then the gateway's
+    record counts."""
 
     messages: tuple[Message, ...] | None
 
@@ -128,7 +137,7 @@ class UserCode(Protocol):
     async def discover(
         self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
     ) -> tuple[DiscoveredRollout, ...]:
-        """Import each entry point in a throw-away process and say what it holds."""
+        """Import each entry point in a throw-away process, and return what it holds."""
         ...
 
     async def run_workflow(
@@ -157,21 +166,27 @@ class UserCode(Protocol):
         sample, in index order. Raises UserCodeError when the grader as a whole failed."""
         ...
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """End all its processes."""
+        ...
 
 
 class Session(Protocol):
-    """One sample's door to the policy. Usable until closed or past its deadline."""
+    """One sample's access to the policy. It is usable until it is closed, or its deadline has passed."""
 
     base_url: str
     api_key: str
     interrupted: bool
-    """The platform failed one of its requests: what the sample became is no fact."""
+    """The platform failed one of its requests, so what the sample became is not recorded."""
 
     def close(self) -> tuple[tuple[Turn, ...], tuple[Message, ...]]:
-        """End it; the exact turns, and the conversation as the gateway saw it."""
+        """End the session. Returns the exact turns, and the conversation as the gateway saw it."""
         ...
 
 
 class Gateway(Protocol):
-    def open(self, spec: GroupSpec, index: int, *, deadline_s: float) -> Session: ...
+    """The way from a workflow to the policy that it samples from."""
+
+    def open(self, spec: GroupSpec, index: int, *, deadline_s: float) -> Session:
+        """A session for one sample of a group."""
+        ...

@@ -9,7 +9,7 @@ from typing import Any
 
 import asyncpg
 
-from infra.ports.effects import Claimed, Disowned, Holding
+from infra.ports.effects import Claimed, Holding, StaleGeneration
 from infra.postgres.pool import Database
 from schemas.effects import ALL_EFFECTS, Effect, Lane
 from schemas.ids import ConsumerName, EffectId, StreamName, WorkerId
@@ -94,7 +94,7 @@ class PostgresEffects:
             )
         except asyncpg.PostgresError as error:
             if error.sqlstate == "HR003":
-                raise Disowned(worker, generation) from error
+                raise StaleGeneration(worker, generation) from error
             raise
         return [
             _claimed(row) for row in sorted(rows, key=lambda row: (row["due_at"], row["created"]))

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from infra.ports.effects import Claimed, Disowned, Effects
+from infra.ports.effects import Claimed, Effects, StaleGeneration
 from infra.postgres.errors import DatabaseUnavailable
 from infra.postgres.notify import Wakeup
 from infra.runtime.hosting import Hosting
@@ -108,7 +108,7 @@ class Claims:
                 limit=limit,
                 generation=self._generation,
             )
-        except Disowned as error:
+        except StaleGeneration as error:
             logger.warning("%s", error)
             self.distrust()
             return ()

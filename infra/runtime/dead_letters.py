@@ -1,12 +1,14 @@
-"""Dead letters: what cannot be decoded, or decided on, is put aside with its bytes, headers and cause.
+"""Dead letters: a message that cannot be decoded, or decided on, is put aside with its bytes, headers
+and cause.
 
-The dead letter and the inbox row of its delivery are one commit, so the message is neither lost nor met
-again; its neighbours go on. A message that no decider can decide on holds its run: nothing more is
-claimed for it, for its consumer waits in vain. `headrace dlq redrive` appends MessageRedriven, which
-reaches that consumer as any event does, however old the message is, and releases the run.
+The dead letter and the inbox row of its delivery are one commit, so the message is not lost, and does
+not come again; its neighbours go on. A message that its consumer cannot decide on holds its run: no more
+effects of the run are claimed, because the consumer could not go on with their outcomes. `headrace dlq
+redrive` appends MessageRedriven, which reaches that consumer as any event does, however old the message
+is, and releases the run.
 
-An outcome that no decider can decide on is put aside in the same way; its effect is given back, and
-performed again when the run is released.
+An outcome that no decider can decide on is put aside in the same way. Its effect is released, and
+performed again once the run is released.
 """
 
 import hashlib
@@ -39,7 +41,8 @@ logger = logging.getLogger(__name__)
 
 CAUSE_CHARS = 2_000
 PAYLOAD_JSON_BYTES = 24_000
-"""How long the shown payload may be as JSON; a longer message is kept whole as an artifact."""
+"""How long the payload in a letter may be as JSON. A longer message is also kept whole, as an
+artifact."""
 TRACE_JSON_BYTES = 12_000
 
 
@@ -53,10 +56,10 @@ async def dead_letter_message(
     pauses: bool = False,
     read: Mapping[StreamName, int] | None = None,
 ) -> None:
-    """Put `message` aside for `consumer`; `brought_by` is the event that the bus
-    brought, when it is another one.
-    `read`: the versions of the streams on which it could not be decided. Doing it again changes nothing.
-    Raises CommitMiss (stale) when one of those has moved: then it may be decided on."""
+    """Put `message` aside for `consumer`. `brought_by`: the event that the bus brought, when that is not
+    the message itself. `read`: the versions of the streams on which it could not be decided. Repeating
+    the call changes nothing. Raises CommitMiss (stale) when one of these streams has moved, for then the
+    message may be decided on."""
     data = _bytes(message)
     letter, content = letter_of(
         consumer, data, error, message_id=message.id, message_type=message.type, about=message.run
@@ -85,7 +88,7 @@ async def dead_letter_outcome(
     *,
     read: Mapping[StreamName, int] | None = None,
 ) -> None:
-    """Put an effect aside whose outcome no decider can decide on; its run is held. Raises CommitMiss as
+    """Put aside an effect whose outcome no decider can decide on, and hold its run. Raises CommitMiss as
     `dead_letter_message` does."""
     data = claimed.effect.model_dump_json().encode()
     letter, content = letter_of(
@@ -112,8 +115,8 @@ async def dead_letter_outcome(
 async def find_redriven(
     log: EventStore, consumer: ConsumerName, event: MessageRedriven
 ) -> Recorded | None:
-    """The message that is to be delivered to `consumer` again; None when it is for another one, or is
-    no event (an outcome: its effect is performed again by itself)."""
+    """The message that is to be delivered to `consumer` again. None when it is for another consumer, or
+    when it is an outcome: the effect of an outcome is performed again without being redriven."""
     if event.consumer != consumer or not event.message_version:
         return None
     found = await log.events_at([(event.message_stream, event.message_version)])
@@ -129,10 +132,10 @@ def letter_of(
     message_type: str,
     about: str,
 ) -> tuple[MessageDeadLettered, tuple[SmallArtifact, ...]]:
-    """The dead letter of some bytes, and the artifact that has them where they cannot all be shown."""
+    """The dead letter of some bytes, and the artifact that holds them if the letter cannot show all."""
     text = data.decode(errors="backslashreplace")
-    shown = _truncate_json(text, PAYLOAD_JSON_BYTES)
-    whole = shown.encode() == data
+    payload = _truncate_json(text, PAYLOAD_JSON_BYTES)
+    is_whole = payload.encode() == data
     sha256 = hashlib.sha256(data).hexdigest()
     letter = MessageDeadLettered.model_validate(
         {
@@ -141,14 +144,14 @@ def letter_of(
             "message_type": message_type,
             "about": about,
             "cause": _truncate_json(str(error), CAUSE_CHARS),
-            "payload": shown,
+            "payload": payload,
             "content": None
-            if whole
+            if is_whole
             else ArtifactRef(uri=ROW + sha256, sha256=sha256, size=len(data)),
             "trace": _truncate_json(_trace(error), TRACE_JSON_BYTES),
         }
     )
-    return letter, () if whole else (SmallArtifact(sha256, data),)
+    return letter, () if is_whole else (SmallArtifact(sha256, data),)
 
 
 async def write_letter(
@@ -161,8 +164,8 @@ async def write_letter(
     read: Mapping[StreamName, int] | None = None,
     cursors: Mapping[EventId, Cursor] | None = None,
 ) -> None:
-    """Write a dead letter and that `consumed` is settled by it; doing it again changes nothing. Raises
-    CommitMiss (stale) when a stream in `read` does not have its version any more."""
+    """Write a dead letter, together with the inbox row `consumed`. Repeating the call changes nothing.
+    Raises CommitMiss (stale) when a stream in `read` does not have its version any more."""
     delivery = consumed[1]
     logger.error("%s: %s is a dead letter: %s", letter.consumer, letter.message_type, letter.cause)
     while True:
@@ -206,16 +209,17 @@ def _is_ascii(letter: MessageDeadLettered) -> bool:
 def _in_ascii(
     letter: MessageDeadLettered, content: tuple[SmallArtifact, ...]
 ) -> tuple[MessageDeadLettered, tuple[SmallArtifact, ...]]:
-    """The same letter for a database that cannot hold its text: in ASCII, and whole as an artifact."""
+    """The same letter in ASCII, for a database that cannot hold its text. The artifact holds it
+    whole."""
     ref = letter.content
     if ref is None:
         data = letter.payload.encode()
         sha256 = hashlib.sha256(data).hexdigest()
         ref = ArtifactRef(uri=ROW + sha256, sha256=sha256, size=len(data))
         content = (SmallArtifact(sha256, data),)
-    plain = {name: _ascii(text) for name, text in letter if isinstance(text, str)}
+    texts = {name: _ascii(text) for name, text in letter if isinstance(text, str)}
     headers = {_ascii(name): _ascii(text) for name, text in letter.headers.items()}
-    return letter.model_copy(update={**plain, "headers": headers, "content": ref}), content
+    return letter.model_copy(update={**texts, "headers": headers, "content": ref}), content
 
 
 def _ascii(text: str) -> str:
@@ -230,7 +234,7 @@ def _bytes(message: Recorded) -> bytes:
 
 
 def _headers(message: Recorded) -> dict[str, str]:
-    """What a broker's record of it would say in its headers."""
+    """The headers that a broker's record of the message would have."""
     payload = message.payload
     found = {
         "ce_id": str(message.id),
@@ -249,12 +253,13 @@ def _headers(message: Recorded) -> dict[str, str]:
 
 
 def _trace(error: Exception) -> str:
-    """Where it failed: the innermost calls, for they are nearest to what is wrong."""
+    """The innermost calls of the traceback, because they are nearest to the cause."""
     return "".join(traceback.format_exception(error))[-TRACE_JSON_BYTES:]
 
 
 def _truncate_json(text: str, num_bytes: int) -> str:
-    """The beginning of a text that has at most so many bytes as JSON (a character may take six)."""
+    """The longest beginning of a text, roughly, that has at most `num_bytes` as JSON (a character may
+    take six)."""
     text = text[:num_bytes].encode(errors="backslashreplace").decode()
     while len(json.dumps(text)) > num_bytes:
         text = text[: len(text) * 3 // 4]

@@ -1,8 +1,8 @@
 """FoldedState states of streams, remembered between messages.
 
-A cached state is only ever a guess about the stream's head: `commit` checks the version, and a miss
-evicts. So a cache can make things slow, never wrong. Nor can a snapshot: it is saved every few hundred
-events, so that who starts anew, after a crash, folds as many and not a whole history.
+A cached state may be behind its stream: `commit` checks the version, and a miss evicts the state. So the
+cache can make things slow, but never wrong. The same holds for snapshots. One is saved every few hundred
+events, so that a process that starts again, after a crash, folds only that many and not a whole history.
 """
 
 import logging
@@ -27,7 +27,7 @@ SNAPSHOT_EVERY = 500
 """A snapshot is saved when a stream has grown by more events than this since the last one."""
 
 PAGE = 5000
-"""Events read at once: a fold of a whole history must not hold it in memory."""
+"""Events read at once. The fold of a whole history must not hold all of it in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class FoldedState(Generic[S]):
 
 
 class UnfoldableStream(Exception):
-    """A stream holds an event that this version cannot decode, or that its owner cannot fold: nothing
-    can be decided on it."""
+    """A stream has an event that this version cannot decode, or that its owner cannot fold. Nothing can
+    be decided on such a stream."""
 
     def __init__(self, stream: StreamName, error: Exception) -> None:
         super().__init__(f"{stream} cannot be folded: {type(error).__name__}: {error}")
@@ -60,8 +60,8 @@ class StateCache:
     async def load(
         self, wanted: Mapping[StreamName, AnyConsumer]
     ) -> dict[StreamName, FoldedState[Any]]:
-        """The states of these streams, each folded by its owner; one read for all that are new.
-        Raises UnfoldableStream."""
+        """The states of these streams, each folded by its owner. All that are not in memory are read
+        together. Raises UnfoldableStream."""
         known = {stream: self._cache[stream] for stream in wanted if stream in self._cache}
         missing = [stream for stream in wanted if stream not in known]
         if not missing:
@@ -80,7 +80,7 @@ class StateCache:
         return {**known, **{stream: self._cache.get(stream, found[stream]) for stream in missing}}
 
     async def save_snapshots(self, owners: Mapping[StreamName, AnyConsumer]) -> None:
-        """Save snapshots of those of these streams, as remembered, that have grown by enough. One that
+        """Save a snapshot of each of these streams that has grown by enough since its last one. One that
         cannot be saved now is saved later."""
         for stream, consumer in owners.items():
             folded = self._cache.get(stream)
@@ -95,6 +95,7 @@ class StateCache:
                 self._cache[stream] = replace(folded, snapshot_version=folded.version)
 
     def remember(self, states: Mapping[StreamName, FoldedState[Any]]) -> None:
+        """Keep these states; beyond the limit, those that were not used for the longest time go."""
         for stream, folded in states.items():
             self._cache[stream] = folded
             self._cache.move_to_end(stream)
@@ -106,11 +107,11 @@ class StateCache:
             self._cache.pop(stream, None)
 
     def clear(self) -> None:
-        """Forget everything: the log is another one."""
+        """Forget everything, because the log has another history now."""
         self._cache.clear()
 
     def observe(self, recorded: Recorded) -> None:
-        """An event was seen that a cached state may lack."""
+        """Forget the stream's state if it lacks this event."""
         cached = self._cache.get(recorded.stream)
         if cached is not None and cached.version < recorded.version:
             self.forget((recorded.stream,))

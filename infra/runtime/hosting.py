@@ -1,4 +1,4 @@
-"""What a process hosts: which consumers decide here, and which effects it performs."""
+"""What a process hosts: the consumers that decide in it, and the effects that it performs."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from schemas.ids import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class Hosting:
-    """What a process hosts: its consumers, its lanes, and how many effects it holds at once."""
+    """What a process hosts: its consumers, its lanes, and how many effects it may hold at once."""
 
     worker: WorkerId
     consumers: tuple[AnyConsumer, ...]
@@ -17,6 +17,7 @@ class Hosting:
     capacity: int = 1024
 
     def performs(self, effect: Effect) -> bool:
+        """Whether this process has the lane of an effect, and the consumer that performs it."""
         return effect.lane in self.lanes and any(
             type(effect) in consumer.effects for consumer in self.consumers
         )

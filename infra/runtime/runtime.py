@@ -116,7 +116,7 @@ class Runtime:
         while True:
             await asyncio.sleep(0.05)
             unfinished = await self._claims.count_unfinished()
-            if not unfinished and not self._claims.tasks and await self._bus.idle():
+            if not unfinished and not self._claims.tasks and await self._bus.is_idle():
                 return
 
     async def _end(self, loops: Sequence[asyncio.Future[Any]]) -> None:

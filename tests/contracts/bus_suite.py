@@ -39,7 +39,7 @@ class BusSuite:
                 assert {who for who, _ in batch} == {name}
                 seen += [r.event.run_id for _, r in batch]
                 await consume(bound.log, bus, batch)
-                if run in seen and await bus.idle():
+                if run in seen and await bus.is_idle():
                     break
         assert seen.count(run) == 1
 

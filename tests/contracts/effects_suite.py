@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from infra.ports.effects import Claimed, Disowned, Effects, NewEffect
+from infra.ports.effects import Claimed, Effects, NewEffect, StaleGeneration
 from infra.ports.event_log import Commit, CommitMiss, EventLog
 from schemas.effects import FetchCommit, Lane
 from schemas.events import (
@@ -320,7 +320,7 @@ class EffectsSuite:
         who, other = await worker(bound), await worker(bound)
         assert await bound.effects.disown(who, generation=0, keep=[]) == 1
         await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))
-        with pytest.raises(Disowned):
+        with pytest.raises(StaleGeneration):
             await claim(bound, who, generation=0)
         (found,) = await claim(bound, who, generation=1)
         held = await bound.effects.holding(who)

@@ -86,7 +86,7 @@ class KafkaBus:
         self._pending = {}
         self._more_done.set()
 
-    async def idle(self) -> bool:
+    async def is_idle(self) -> bool:
         """Whether every delivered batch is acknowledged. Only the log knows what has not come yet."""
         return not self._pending
 

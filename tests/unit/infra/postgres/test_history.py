@@ -62,7 +62,9 @@ def back_to(world: World, num_events: int, *, noticed: bool = True) -> None:
     world.order = world.events[-1].cursor.position
     known = {recorded.id for recorded in world.events}
     world.inbox = {key: xid for key, xid in world.inbox.items() if key[1] in known}
-    world.marks = {name: min(mark, world.events[-1].cursor) for name, mark in world.marks.items()}
+    world.watermarks = {
+        name: min(mark, world.events[-1].cursor) for name, mark in world.watermarks.items()
+    }
     world.turns += noticed
     world.changed.set()
 
@@ -111,13 +113,15 @@ async def test_a_bus_starts_again_where_the_database_says(make: Callable[[World]
             await warn(world, step)
         await until(lambda: len(seen) == 5)
         if make is not MemoryBus:
-            await until(lambda: world.marks.get(ME, Cursor()) >= world.events[-1].cursor)
+            await until(lambda: world.watermarks.get(ME, Cursor()) >= world.events[-1].cursor)
         back_to(world, 2)
         await warn(world, 13)
         await until(lambda: len(seen) == 6)
     assert seen == [1, 2, 3, 4, 5, 13]
     if make is not MemoryBus:
-        assert world.marks[ME] <= world.events[-1].cursor, "no watermark of what did not happen"
+        assert world.watermarks[ME] <= world.events[-1].cursor, (
+            "no watermark of what did not happen"
+        )
 
 
 @pytest.mark.parametrize("make", [embedded, reconciler])
@@ -130,7 +134,7 @@ async def test_a_log_that_ends_below_a_cursor_is_noticed_by_itself(
         for step in range(1, 6):
             await warn(world, step)
         await until(lambda: len(seen) == 5)
-        await until(lambda: world.marks.get(ME, Cursor()) >= world.events[-1].cursor)
+        await until(lambda: world.watermarks.get(ME, Cursor()) >= world.events[-1].cursor)
         back_to(world, 2, noticed=False)
         await warn(world, 13)
         await until(lambda: len(seen) == 6)

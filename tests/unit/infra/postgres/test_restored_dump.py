@@ -93,7 +93,7 @@ async def delivered(log: PostgresLog, notifier: Notifier, name: ConsumerName) ->
             found += [recorded.id for _, recorded in batch]
             await log.commit(Commit(consumed=tuple((who, r.id) for who, r in batch)))
             await bus.acknowledge(batch)
-            if await bus.idle():
+            if await bus.is_idle():
                 break
     return found
 

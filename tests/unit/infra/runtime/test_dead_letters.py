@@ -210,7 +210,7 @@ async def test_redriven_it_reaches_its_consumer_alone_and_releases_the_run(tmp_p
     letter = bench.letters()[0]
     await MemoryLog(bench.world).advance([consumer(script).name], bench.world.events[-1].cursor)
     bench.world.inbox.clear()
-    bench.world.marks[other.name] = bench.world.events[-1].cursor
+    bench.world.watermarks[other.name] = bench.world.events[-1].cursor
     bench.world.inbox[(other.name, bad.id)] = 1
     bench.consumers = [consumer(script), other]
     bench.world.inbox[(consumer(script).name, bad.id)] = 1
