@@ -10,7 +10,7 @@ from trainer.device_thread import Device
 from trainer.learner import TorchLearner
 from trainer.sampler.engine import TorchSampler
 from trainer.sampler.vllm.engine import VllmSampler
-from trainer.sampler.vllm.fleet import Servers
+from trainer.sampler.vllm.fleet import VllmServers
 from trainer.weight_cache import Fetch, Read, WeightCache
 
 
@@ -26,7 +26,7 @@ class Engine:
         fetch: Fetch,
         read: Read | None = None,
         threads: int | None = None,
-        vllm: Servers | None = None,
+        vllm: VllmServers | None = None,
         gpu_share: float | None = None,
     ) -> None:
         self._device = Device(threads=threads, gpu_share=gpu_share)

@@ -20,18 +20,18 @@ from schemas.config import Advanced
 from schemas.errors import CorruptData, Refused
 from schemas.learner import RULES, LearnerJob
 from trainer.forward.decoder import Decoder
-from trainer.forward.fused_pass import fits, fused_hidden
+from trainer.forward.fused_pass import can_fuse, fused_hidden
 from trainer.forward.lm_head import logits_of
 from trainer.forward.logprobs import chosen_logprobs
 from trainer.forward.ops import DIRECT, Forward
 from trainer.forward.packing import MicroBatch, packed_attend
 from trainer.forward.transformers_pass import Fallback
 from trainer.forward.varlen_attention import spans_of, varlen_attend
-from trainer.forward.weights import Trainable, trainable
+from trainer.forward.weights import Trainable, trainable_view
 from trainer.model.base import ADAPTER_CONFIG, ADAPTER_NAME, Base
 from trainer.model.lora import adapter_config, fresh_adapter, target_modules
 from trainer.model.lora_names import Tensors
-from trainer.model.safetensors_view import in_place
+from trainer.model.safetensors_view import view_tensors
 from trainer.model.value_head import Critic, fresh_critic
 from trainer.native.interface import LearnerPass, learner_pass
 
@@ -71,7 +71,7 @@ class Policy:
         decoder = self.loaded.decoder
         if decoder is None:
             return "torch"
-        weights = trainable(self.loaded.base.tensors, self.tensors, alpha=self.alpha)
+        weights = trainable_view(self.loaded.base.tensors, self.tensors, alpha=self.alpha)
         native = self._native_pass(decoder, weights)
         return "torch" if native is None else native.kernels
 
@@ -100,7 +100,7 @@ class Policy:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The hidden states (M, H) that predict each action, and the output head (vocabulary, H)."""
         trained: Tensors = {} if reference else self.tensors
-        weights = trainable(self.loaded.base.tensors, trained, alpha=self.alpha)
+        weights = trainable_view(self.loaded.base.tensors, trained, alpha=self.alpha)
         hidden_N_H = self._all_hidden_states(decoder, weights, micro)
         return hidden_N_H.index_select(0, micro.predictor_M), decoder.head(weights)
 
@@ -110,18 +110,18 @@ class Policy:
         """The hidden states (N, H) of all packed tokens."""
         tokens = (micro.tokens_N, micro.positions_N)
         if (native := self._native_pass(decoder, weights)) is not None:
-            return native.hidden(*tokens, micro.segments)
+            return native.hidden_states(*tokens, micro.segments)
         if micro.blocks:
             attend = packed_attend(micro, kv_heads=decoder.kv_heads)
         else:
             attend = varlen_attend(spans_of(micro.segments, device=micro.tokens_N.device))
-        fused = fits(weights, num_bytes=self.loaded.base.num_bytes)
-        run = partial(fused_hidden, decoder) if fused else decoder.hidden
+        fused = can_fuse(weights, num_bytes=self.loaded.base.num_bytes)
+        run = partial(fused_hidden, decoder) if fused else decoder.hidden_states
         return run(weights, *tokens, attend, self.forward)
 
     def _native_pass(self, decoder: Decoder, weights: Trainable) -> LearnerPass | None:
         """The pass in C, where this version may take it."""
-        if not self.forward.native or self.forward.recompute:
+        if not self.forward.allows_native or self.forward.recompute:
             return None
         return learner_pass(decoder, weights)
 
@@ -203,7 +203,7 @@ def forward_of(loaded: LoadedModel, advanced: Advanced, *, rules: int = RULES) -
     return Forward(
         recompute=advanced.recompute,
         fuse=advanced.compile,
-        native=not advanced.deterministic,
+        allows_native=not advanced.deterministic,
         trains_padding=rules >= 2,
     )
 
@@ -220,7 +220,7 @@ def parse(data: bytes | memoryview, *, device: torch.device) -> dict[str, torch.
     memory of our own, are not copied. Raises CorruptData if the bytes are not a safetensors file."""
     try:
         if isinstance(data, memoryview):
-            return {name: tensor.to(device) for name, tensor in in_place(data).items()}
+            return {name: tensor.to(device) for name, tensor in view_tensors(data).items()}
         tensors = load(data)
     except (SafetensorError, ValueError) as error:
         raise CorruptData(f"these weights are not a safetensors file: {error}") from error

@@ -17,7 +17,7 @@ from trainer.forward.decoder import decoder_of
 from trainer.forward.transformers_pass import Fallback
 from trainer.lru_cache import LruCache
 from trainer.model.base import build_base
-from trainer.model.safetensors_view import lead
+from trainer.model.safetensors_view import alignment_padding
 from trainer.policy import LoadedModel, parse
 
 Fetch = Callable[[ArtifactRef], Awaitable[bytes] | bytes]
@@ -63,7 +63,7 @@ class WeightCache:
             if trained is not None:
                 return trained
             data = (
-                await self._read(policy.weights, lead)
+                await self._read(policy.weights, alignment_padding)
                 if self._read
                 else await self._bytes(policy.weights)
             )

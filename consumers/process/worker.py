@@ -140,10 +140,10 @@ async def _open_ports(
     sampler, learner, gateway, user, repositories = None, None, None, None, None
     if lanes & {Lane.GENERATE, Lane.TRAIN}:
         from trainer.engine import Engine
-        from trainer.sampler.vllm.fleet import Servers
+        from trainer.sampler.vllm.fleet import VllmServers
 
         vllm = settings.vllm
-        servers = Servers(vllm.urls, vllm.adapters, vllm.api_key) if vllm else None
+        servers = VllmServers(vllm.urls, vllm.adapters, vllm.api_key) if vllm else None
         share = None
         if vllm and vllm.server:
             share = vllm.server.learner_share(2 if settings.workers == "two" else 1)

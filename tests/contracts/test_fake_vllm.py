@@ -18,7 +18,7 @@ from tests.unit.trainer.support import TINY, request
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
 from trainer.sampler.vllm import fleet
-from trainer.sampler.vllm.client import Card, Gone, Server
+from trainer.sampler.vllm.client import ServerCard, ServerGone, VllmServer
 from trainer.sampler.vllm.engine import affinity_of
 
 pytestmark = pytest.mark.torch
@@ -75,7 +75,7 @@ def spread(fakes: tuple[FakeVllm, FakeVllm]) -> list[int]:
     """Slots of groups, four for each server: which one a group goes to depends on the ports."""
     groups: dict[str, list[int]] = {fake.url: [] for fake in fakes}
     for slot in range(64):
-        weight = partial(fleet._weight, affinity=affinity_of(request(slot=slot).key))
+        weight = partial(fleet._rendezvous_weight, affinity=affinity_of(request(slot=slot).key))
         groups[max(groups, key=weight)].append(slot)
     return [slot for slots in groups.values() for slot in slots[:4]]
 
@@ -162,9 +162,9 @@ async def test_a_server_that_a_request_lost_while_a_version_was_loaded_gets_it_a
 
     async def lose(*given: Any, **more: Any) -> Any:
         answer = await call(*given, **more)
-        if not lost and (after != "write" or given[0] == both._write):
+        if not lost and (after != "write" or given[0] == both._write_adapter):
             lost.append(name)
-            both.lost(replica, Gone("a sample broke off"))
+            both.mark_lost(replica, ServerGone("a sample broke off"))
         return answer
 
     with monkeypatch.context() as patched:
@@ -181,11 +181,11 @@ async def test_a_server_that_a_request_lost_while_a_version_was_loaded_gets_it_a
 
 async def test_a_server_that_stays_away_is_asked_less_and_less() -> None:
     """However many requests break off with it."""
-    replica = fleet.Replica(Server("http://nowhere"), card=Card("base", 128, {}))
+    replica = fleet.Replica(VllmServer("http://nowhere"), card=ServerCard("base", 128, {}))
     waits, now = [], 100.0
     for _ in range(8):
         for _ in range(5):
-            replica.lost(Gone("it broke off"), now=now)
+            replica.mark_lost(ServerGone("it broke off"), now=now)
         waits.append(replica.ask_again_at - now)
         now = replica.ask_again_at
     assert waits == [1, 2, 4, 8, 16, 32, 32, 32]

@@ -22,7 +22,7 @@ from trainer.model.lora_names import B_SUFFIX
 from trainer.policy import Policy, export
 from trainer.sampler.vllm import fleet
 from trainer.sampler.vllm.engine import VllmSampler
-from trainer.sampler.vllm.fleet import Servers
+from trainer.sampler.vllm.fleet import VllmServers
 
 CLOSE = 1e-5
 """Between a server's logprobs and the learner's, in fp32; the largest of all tokens."""
@@ -89,7 +89,7 @@ async def sampling_on(
 ) -> AsyncIterator[World]:
     """A world over these servers, which it leaves without its adapters."""
     shelf = Shelf()
-    servers = Servers(urls, folder, patience_s=patience_s)
+    servers = VllmServers(urls, folder, patience_s=patience_s)
     engine = Engine(fetch=shelf.fetch, threads=1, vllm=servers)
     try:
         yield World(engine, shelf, urls, folder, model)
@@ -230,7 +230,7 @@ class VllmSuite:
     ) -> None:
         """Twin: with the adapter as it was exported the same server samples."""
         policy = await world.policy(1)
-        write = fleet._replace
+        write = fleet._write_atomically
 
         def damaged(path: Path, data: bytes) -> None:
             if path.suffix == ".safetensors":
@@ -245,7 +245,7 @@ class VllmSuite:
             write(path, data)
 
         with monkeypatch.context() as patched:
-            patched.setattr(fleet, "_replace", damaged)
+            patched.setattr(fleet, "_write_atomically", damaged)
             with pytest.raises(CorruptData, match="every sampler is fenced"):
                 await world.sampler.sample(world.ask(policy=policy))
         assert len(world.sampler.fleet.warnings) == len(world.urls)

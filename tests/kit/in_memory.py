@@ -96,7 +96,7 @@ async def in_memory(
     """Everything at work until the block ends. `latency_seed`: the seed of how long samples and steps
     take beyond their time; None: no longer. `vllm`: the servers that sample, if any do."""
     from trainer.engine import Engine
-    from trainer.sampler.vllm.fleet import Servers
+    from trainer.sampler.vllm.fleet import VllmServers
 
     world, blobs, names = World(), MemoryBlobs(), MemoryNames()
     world.workers[WORKER] = world.now.replace(year=2100)
@@ -105,7 +105,7 @@ async def in_memory(
     settings = Settings.load({"HEADRACE_HOME": str(home)})
     repositories = GitRepositories(home / "git")
     async with AsyncExitStack() as stack:
-        servers = Servers(vllm, home / "adapters") if vllm else None
+        servers = VllmServers(vllm, home / "adapters") if vllm else None
         engine = Engine(fetch=artifacts.get, vllm=servers)
         stack.push_async_callback(engine.aclose)
         user = ProcessSandbox(settings, fetch=artifacts.get)

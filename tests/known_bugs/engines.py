@@ -85,7 +85,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="LoRA is scaled by alpha instead of alpha / rank",
         seen="Blaizzy/mlx-vlm#841",
-        code="trainer.forward.weights:trainable",
+        code="trainer.forward.weights:trainable_view",
         old="alpha / rank",
         new="alpha",
         test=f"{UNIT}/test_grpo.py::test_sharing_a_prompt_changes_neither_loss_nor_gradient",
@@ -102,7 +102,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="full tuning of a tied embedding leaves the output head behind",
         seen="NVIDIA-NeMo/Automodel#2511",
-        code="trainer.forward.weights:_tied",
+        code="trainer.forward.weights:_with_tied_head",
         old="{**full, head: full[embedding]} if is_tied else full",
         new="full",
         test=f"{UNIT}/test_traps.py::test_a_tied_embedding_is_trained_from_both_its_ends",

@@ -86,7 +86,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="SFT trains the prompt too",
         seen="nvidia-cosmos/cosmos-rl#132",
-        code="trainer.model.loss_turns:rows_of",
+        code="trainer.model.loss_turns:training_rows",
         old="[(context, 0)]",
         new="[(context, 1)]",
         test=f"{HERE}::test_in_sft_the_prompt_is_context",
@@ -94,7 +94,7 @@ KNOWN_BUGS = (
     KnownBug(
         bug="SFT leaves out the token that ends the turn",
         seen="snowflakedb/ArcticTraining#339",
-        code="trainer.model.chat_template:Chat.ended",
+        code="trainer.model.chat_template:Chat.with_end_token",
         old="[*ids] if is_ended",
         new="[*ids[:-1]] if is_ended",
         test=f"{UNIT}/model/test_loss_turns.py::test_an_answer_ends_with_the_token_that_ends_the_turn",

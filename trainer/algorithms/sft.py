@@ -28,7 +28,7 @@ from schemas.sampling import Message
 from schemas.sampling import Sequence as TokenSequence
 from trainer.forward.packing import Example, MicroBatch, pack
 from trainer.model.chat_template import Chat
-from trainer.model.loss_turns import Row, rows_of
+from trainer.model.loss_turns import TrainingRow, training_rows
 from trainer.objective.metrics import Means
 from trainer.optimizer import Optimizers, StepSize
 from trainer.policy import Policy
@@ -65,7 +65,7 @@ def demonstrations(
     examples: list[Example] = []
     cut = lost = 0
     for i, conversation in enumerate(conversations):
-        rows = rows_of(chat, _messages(conversation), learned=learned)
+        rows = training_rows(chat, _messages(conversation), learned=learned)
         packed = [example_of(row, i, max_tokens=max_tokens) for row in rows]
         examples += packed
         cut += any(len(row.ids) > max_tokens for row in rows)
@@ -83,7 +83,7 @@ def _messages(conversation: Conversation) -> tuple[Message, ...]:
     return messages
 
 
-def example_of(row: Row, sample: int, *, max_tokens: int) -> Example:
+def example_of(row: TrainingRow, sample: int, *, max_tokens: int) -> Example:
     """A row in the form that is packed, cut at its end."""
     tokens = tuple(row.ids[:max_tokens])
     learned = tuple(row.learned[:max_tokens])

@@ -4,7 +4,7 @@ On small models Transformers' modules cost more than their arithmetic. This is t
 as plain functions over named tensors, used by learner and sampler alike, so the two cannot drift
 apart. Tokens are flat (no padding reaches a matrix product); attention is a callback, because
 learner, prompt and decoding step differ in nothing else. A model is only run this way after
-`agrees` compared it with Transformers; others take `trainer/forward/transformers_pass.py`.
+`matches_transformers` compared it with Transformers; others take `trainer/forward/transformers_pass.py`.
 
 Legend: N tokens (flat), H hidden, A query heads, K key heads, D head size.
 """
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from trainer.forward.lm_head import WIDE, logits_of
 from trainer.forward.ops import DIRECT, Forward, Steps
-from trainer.forward.weights import trainable
+from trainer.forward.weights import trainable_view
 from trainer.model.base import Base
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -61,7 +61,7 @@ class Decoder:
         sin[..., : self.head_dim // 2].neg_()
         return angles.cos() * self.rope_scale, sin
 
-    def hidden(
+    def hidden_states(
         self,
         weights: Weights,
         tokens_N: torch.Tensor,
@@ -97,7 +97,7 @@ class Decoder:
         x_N_H = x_N_H + out
         h = self._norm(steps, weights, name + "post_attention_layernorm.weight", x_N_H)
         gate, up = weights.project(h, layer, "gate_up")
-        (down,) = weights.project(steps.gated(gate, up), layer, "down")
+        (down,) = weights.project(steps.apply_gate(gate, up), layer, "down")
         return x_N_H + down
 
     def logits(self, weights: Weights, hidden_M_H: torch.Tensor) -> torch.Tensor:
@@ -163,21 +163,21 @@ def decoder_of(base: Base) -> Decoder | None:
         inverse_frequencies=rotary.inv_freq.clone(),
         rope_scale=float(rotary.attention_scaling),
     )
-    return decoder if agrees(base, decoder) else None
+    return decoder if matches_transformers(base, decoder) else None
 
 
 @torch.no_grad()
-def agrees(base: Base, decoder: Decoder) -> bool:
+def matches_transformers(base: Base, decoder: Decoder) -> bool:
     """Whether lean and Transformers' logits are the same on a probe, to rounding. In half precision
     that is coarse; what it must tell apart is a wrong architecture."""
     device = base.model.device
     tokens_T = torch.arange(8, device=device) % base.model.config.vocab_size
     expected = base.model(tokens_T[None]).logits[0].float()
-    weights = trainable(base.tensors, {}, alpha=1.0)
+    weights = trainable_view(base.tensors, {}, alpha=1.0)
     causal = torch.ones(8, 8, dtype=torch.bool, device=device).tril()
     attend = causal_attend(causal, kv_heads=decoder.kv_heads)
     positions_T = torch.arange(8, device=device)
-    hidden = decoder.hidden(weights, tokens_T, positions_T, attend)
+    hidden = decoder.hidden_states(weights, tokens_T, positions_T, attend)
     actual = decoder.logits(weights, hidden).float()
     allowed = 1e-3 if base.model.dtype in WIDE else 5e-2
     return bool((actual - expected).abs().max() <= allowed * (1 + expected.abs().max()))

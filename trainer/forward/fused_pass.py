@@ -27,7 +27,15 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from trainer.forward.decoder import Attend, Decoder
-from trainer.forward.fused_weights import EXACT, Layer, folded, interleaving, layer_of, pad, turns
+from trainer.forward.fused_weights import (
+    EXACT,
+    LayerWeights,
+    fuse_layer,
+    interleaved_order,
+    norm_fold,
+    pad,
+    rotations,
+)
 from trainer.forward.ops import Forward
 from trainer.forward.rms_norm import rms_norm
 from trainer.forward.weights import FUSED, Trainable, layer_module
@@ -36,11 +44,11 @@ COPY_BYTES = 1 << 30
 """Larger bases are not copied for a pass."""
 
 
-def fits(view: Trainable, *, num_bytes: int) -> bool:
+def can_fuse(view: Trainable, *, num_bytes: int) -> bool:
     """Whether a pass over this version, of a base of this size, is taken this way."""
     embedding = view.base["model.embed_tokens.weight"]
     return (
-        view.frozen
+        view.has_frozen_base
         and view.dtype in EXACT
         and embedding.device.type == "cpu"
         and num_bytes <= COPY_BYTES
@@ -99,7 +107,7 @@ def _adapters(
     view: Trainable, layer: int, what: str, *, order_O: torch.Tensor | None
 ) -> tuple[Adapters, list[torch.Tensor]]:
     """The adapters, and the trained tensors that their gradients belong to."""
-    fold_H = folded(view, layer, what)
+    fold_H = norm_fold(view, layer, what)
     lows, parts, trained = [], [], []
     num_outputs = num_ranks = 0
     for name in FUSED[what]:
@@ -131,7 +139,7 @@ def _adapters(
 class FusedLayer:
     """A layer, its adapters, and the trained tensors that they are made of."""
 
-    weights: Layer
+    weights: LayerWeights
     adapters: dict[str, Adapters]
     trained: dict[str, list[torch.Tensor]]
 
@@ -139,15 +147,15 @@ class FusedLayer:
 @torch.no_grad()
 def fused_layers(decoder: Decoder, view: Trainable) -> Iterator[FusedLayer]:
     """The layers of a version, each made as it is asked for."""
-    order_O = interleaving(decoder, device=view.base["model.embed_tokens.weight"].device)
-    rounded = view.rounded()
+    order_O = interleaved_order(decoder, device=view.base["model.embed_tokens.weight"].device)
+    rounded = view.round_weights()
     for layer in range(decoder.num_layers):
         found = {
             what: _adapters(view, layer, what, order_O=order_O if what == "qkv" else None)
             for what in FUSED
         }
         yield FusedLayer(
-            layer_of(decoder, rounded, layer),
+            fuse_layer(decoder, rounded, layer),
             {what: adapters for what, (adapters, _) in found.items()},
             {what: trained for what, (_, trained) in found.items()},
         )
@@ -161,9 +169,9 @@ def fused_hidden(
     attend: Attend,
     forward: Forward,
 ) -> torch.Tensor:
-    """Token ids and their positions -> final hidden states (N, H), as `Decoder.hidden`."""
+    """Token ids and their positions -> final hidden states (N, H), as `Decoder.hidden_states`."""
     x_N_H = F.embedding(tokens_N, view.base["model.embed_tokens.weight"])
-    turn = turns(decoder, positions_N, dtype=x_N_H.dtype)
+    turn = rotations(decoder, positions_N, dtype=x_N_H.dtype)
     for number, layer in enumerate(fused_layers(decoder, view)):
         x_N_H = forward.layer(_layer, decoder, layer, number, x_N_H, turn, attend)
     return rms_norm(x_N_H, view.base["model.norm.weight"], decoder.eps)
@@ -202,14 +210,14 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
     return x @ weight if bias is None else torch.addmm(bias, x, weight)
 
 
-def _added(
+def _add_projection(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     x = torch.addmm(x, y, weight)
     return x if bias is None else x.add_(bias)
 
 
-def _turned(x_N_A_D: torch.Tensor) -> torch.Tensor:
+def _complex_heads(x_N_A_D: torch.Tensor) -> torch.Tensor:
     """The heads as complex numbers, in the same memory."""
     return torch.view_as_complex(x_N_A_D.unflatten(-1, (-1, 2)))
 
@@ -222,7 +230,7 @@ class _Heads(torch.autograd.Function):
         ctx: Any,
         x_N_H: torch.Tensor,
         decoder: Decoder,
-        weights: Layer,
+        weights: LayerWeights,
         adapters: Adapters,
         turn: torch.Tensor,
         *trained: torch.Tensor,
@@ -234,7 +242,7 @@ class _Heads(torch.autograd.Function):
         if weights.qk_norm is not None:
             normed, lengths = _unit(heads, decoder.eps)
             heads = normed * weights.qk_norm
-        _turned(heads).mul_(turn)
+        _complex_heads(heads).mul_(turn)
         ctx.save_for_backward(u_N_H, length, normed, lengths)
         ctx.decoder, ctx.weights, ctx.adapters, ctx.turn = decoder, weights, adapters, turn
         return heads[:, : decoder.heads], heads[:, decoder.heads :], qkv[:, turned:]
@@ -245,11 +253,11 @@ class _Heads(torch.autograd.Function):
         ctx: Any, grad_q: torch.Tensor, grad_k: torch.Tensor, grad_v: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
         u_N_H, length, normed, lengths = ctx.saved_tensors
-        weights: Layer = ctx.weights
+        weights: LayerWeights = ctx.weights
         turned = ctx.decoder.heads + ctx.decoder.kv_heads
         grad = torch.cat((grad_q, grad_k, grad_v), dim=1)
         heads = grad[:, :turned]
-        _turned(heads).mul_(ctx.turn.conj())
+        _complex_heads(heads).mul_(ctx.turn.conj())
         if weights.qk_norm is not None:
             _through_unit(heads.mul_(weights.qk_norm), normed, lengths)
         grad_N_O = grad.flatten(1)
@@ -268,13 +276,13 @@ class _Out(torch.autograd.Function):
         ctx: Any,
         x_N_H: torch.Tensor,
         attended_N_AD: torch.Tensor,
-        weights: Layer,
+        weights: LayerWeights,
         adapters: Adapters,
         *trained: torch.Tensor,
     ) -> torch.Tensor:
         ctx.save_for_backward(attended_N_AD)
         ctx.weights, ctx.adapters = weights, adapters
-        return _added(x_N_H, attended_N_AD, weights.out, weights.out_bias)
+        return _add_projection(x_N_H, attended_N_AD, weights.out, weights.out_bias)
 
     @staticmethod
     @once_differentiable
@@ -293,7 +301,7 @@ class _Mlp(torch.autograd.Function):
         ctx: Any,
         x_N_H: torch.Tensor,
         decoder: Decoder,
-        weights: Layer,
+        weights: LayerWeights,
         adapters: tuple[Adapters, Adapters],
         *trained: torch.Tensor,
     ) -> torch.Tensor:
@@ -303,13 +311,13 @@ class _Mlp(torch.autograd.Function):
         inner_N_I = F.silu(gate_N_I).mul_(up_N_I)
         ctx.save_for_backward(u_N_H, length, gate_up, inner_N_I)
         ctx.weights, ctx.adapters = weights, adapters
-        return _added(x_N_H, inner_N_I, weights.down, weights.down_bias)
+        return _add_projection(x_N_H, inner_N_I, weights.down, weights.down_bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_N_H: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         u_N_H, length, gate_up, inner_N_I = ctx.saved_tensors
-        weights: Layer = ctx.weights
+        weights: LayerWeights = ctx.weights
         first, last = ctx.adapters
         down_grads = last.gradients(inner_N_I, grad_N_H)
         grad_inner = grad_N_H @ weights.down.t()

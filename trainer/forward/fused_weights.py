@@ -1,7 +1,7 @@
 """The linear layers of a policy version, fused: a copy with the adapter added in.
 
 - B A is added to the weight it adapts.
-- Projections that share an input are one matrix, and the norm before them is folded into it: with
+- Projections that share an input are one matrix, and the norm before them is norm_fold into it: with
   u = x / |(x, sqrt(H eps))|, the normed input w x / rms(x) is sqrt(H) w u, so W takes sqrt(H) w.
 - The two halves of each query and key head are interleaved, which makes the rotary embedding one
   complex product. Queries and keys are permuted alike, so their products stay what they were.
@@ -26,7 +26,7 @@ EXACT = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layer:
+class LayerWeights:
     """Fused weights with a bias where the model has one. They lie as (in, out): read along the rows a
     product of few rows is half as fast again."""
 
@@ -52,14 +52,14 @@ def unit(x: torch.Tensor, pad: torch.Tensor) -> torch.Tensor:
     return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(pad)
 
 
-def turns(decoder: Decoder, positions_N: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
+def rotations(decoder: Decoder, positions_N: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
     """The rotary embedding of each position, (N, 1, D / 2), complex."""
     angles = positions_N[:, None].float() * decoder.inverse_frequencies
     turn = torch.complex(angles.cos(), angles.sin())[:, None] * decoder.rope_scale
     return turn.to(dtype.to_complex())
 
 
-def interleaving(decoder: Decoder, *, device: torch.device) -> torch.Tensor:
+def interleaved_order(decoder: Decoder, *, device: torch.device) -> torch.Tensor:
     """The order (outputs of q, k and v) in which fused outputs lie: the heads of q and k have their
     halves interleaved."""
     size, turned = decoder.head_dim, decoder.heads + decoder.kv_heads
@@ -68,7 +68,7 @@ def interleaving(decoder: Decoder, *, device: torch.device) -> torch.Tensor:
     return torch.cat([by_half, order[turned:]]).flatten()
 
 
-def folded(view: Trainable, layer: int, what: str) -> torch.Tensor | None:
+def norm_fold(view: Trainable, layer: int, what: str) -> torch.Tensor | None:
     """What the weights of `what` take from the norm before them, (H)."""
     norm = {"qkv": "input_layernorm", "gate_up": "post_attention_layernorm"}.get(what)
     if norm is None:
@@ -77,12 +77,12 @@ def folded(view: Trainable, layer: int, what: str) -> torch.Tensor | None:
     return weight_H * math.sqrt(len(weight_H))
 
 
-def layer_of(decoder: Decoder, view: Trainable, layer: int) -> Layer:
+def fuse_layer(decoder: Decoder, view: Trainable, layer: int) -> LayerWeights:
     """One layer of the version `view`."""
 
     def read(what: str, order: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         modules = [layer_module(layer, module) for module in FUSED[what]]
-        weight_O_H = torch.cat([_merged(view, module) for module in modules])
+        weight_O_H = torch.cat([_merged_weight(view, module) for module in modules])
         known = [
             b for b in (view.base.get(f"{module}.bias") for module in modules) if b is not None
         ]
@@ -90,17 +90,17 @@ def layer_of(decoder: Decoder, view: Trainable, layer: int) -> Layer:
         if order is not None:
             weight_O_H = weight_O_H[order]
             bias_O = None if bias_O is None else bias_O[order]
-        fold_H = folded(view, layer, what)
+        fold_H = norm_fold(view, layer, what)
         weight_O_H = weight_O_H if fold_H is None else weight_O_H * fold_H
         return weight_O_H.t().contiguous(), bias_O
 
-    order = interleaving(decoder, device=view.base["model.embed_tokens.weight"].device)
+    order = interleaved_order(decoder, device=view.base["model.embed_tokens.weight"].device)
     qkv, qkv_bias = read("qkv", order)
     out, out_bias = read("out", None)
     gate_up, gate_up_bias = read("gate_up", None)
     down, down_bias = read("down", None)
     norms = qk_norm(decoder, view, layer)
-    return Layer(
+    return LayerWeights(
         qkv=qkv,
         qkv_bias=qkv_bias,
         qk_norm=None if norms is None else norms[:, order[: decoder.head_dim]],
@@ -125,7 +125,7 @@ def qk_norm(decoder: Decoder, view: Trainable, layer: int) -> torch.Tensor | Non
     return rows * math.sqrt(decoder.head_dim)
 
 
-def _merged(view: Trainable, module: str) -> torch.Tensor:
+def _merged_weight(view: Trainable, module: str) -> torch.Tensor:
     weight = view.base[f"{module}.weight"]
     pair = view.pairs.get(module)
     return weight if pair is None else merged_weight(weight, pair, scale=view.scale)

@@ -30,11 +30,11 @@ def chosen_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability (M) of each target at `temperature`, and the entropy (M, no gradient) of the
     distribution it was drawn from."""
-    logprob_M, entropy_M = _Chosen.apply(hidden_M_H, head_V_H, target_M, temperature)
+    logprob_M, entropy_M = _ChosenLogprobs.apply(hidden_M_H, head_V_H, target_M, temperature)
     return logprob_M, entropy_M
 
 
-class _Chosen(torch.autograd.Function):
+class _ChosenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

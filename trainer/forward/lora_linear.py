@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Adapted:
+class AdaptedLinear:
     """One module: its frozen weight (O, H) and bias (O), and its adapter A (r, H), B (O, r)."""
 
     weight: torch.Tensor
@@ -30,7 +30,7 @@ class Adapted:
 
 
 def project(
-    x_N_H: torch.Tensor, modules: Sequence[Adapted], *, scale: float
+    x_N_H: torch.Tensor, modules: Sequence[AdaptedLinear], *, scale: float
 ) -> tuple[torch.Tensor, ...]:
     """The output (N, O) of each module."""
     frozen = tuple((module.weight, module.bias) for module in modules)
@@ -50,7 +50,7 @@ class _Project(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         low_N_r = x_N_H @ torch.cat(trained[::2]).t()
         outputs = []
-        for (weight, bias), b, low in _zipped(frozen, trained, low_N_r):
+        for (weight, bias), b, low in _zip_modules(frozen, trained, low_N_r):
             outputs.append(F.linear(x_N_H, weight, bias).addmm_(low, b.t(), alpha=scale))
         ctx.save_for_backward(x_N_H, low_N_r, *trained)
         ctx.frozen, ctx.scale = frozen, scale
@@ -62,7 +62,7 @@ class _Project(torch.autograd.Function):
         x_N_H, low_N_r, *trained = ctx.saved_tensors
         grad_low_N_r = torch.empty_like(low_N_r)
         into = _columns(grad_low_N_r, trained)
-        zipped = _zipped(ctx.frozen, trained, low_N_r)
+        zipped = _zip_modules(ctx.frozen, trained, low_N_r)
         grad_bs = []
         for grad, (_, b, low), here in zip(grads, zipped, into, strict=True):
             torch.mul(grad @ b, ctx.scale, out=here)
@@ -82,7 +82,7 @@ def _columns(low_N_r: torch.Tensor, trained: Sequence[torch.Tensor]) -> tuple[to
     return low_N_r.split([len(a) for a in trained[::2]], dim=1)
 
 
-def _zipped(
+def _zip_modules(
     frozen: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
     trained: Sequence[torch.Tensor],
     low_N_r: torch.Tensor,

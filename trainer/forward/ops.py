@@ -23,7 +23,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
-def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def apply_gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """silu(gate) up."""
     return F.silu(gate) * up
 
@@ -34,13 +34,13 @@ class Steps:
 
     norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
     rotate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = rotate
-    gated: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = gated
+    apply_gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = apply_gate
 
 
 PLAIN = Steps()
 
 
-def spelled_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def elementary_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`rms_norm` in elementary operations, which a compiler fuses, backward pass included."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     inverse = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
@@ -48,9 +48,9 @@ def spelled_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Ten
 
 
 @cache
-def compiled(backend: str = "inductor") -> Steps:
+def compiled_steps(backend: str = "inductor") -> Steps:
     """Compiled once per process, for any number of tokens."""
-    parts = (spelled_norm, rotate, gated)
+    parts = (elementary_rms_norm, rotate, apply_gate)
     return Steps(*(torch.compile(part, dynamic=True, backend=backend) for part in parts))
 
 
@@ -60,7 +60,7 @@ class Forward:
 
     recompute: bool = False
     fuse: bool = False
-    native: bool = True
+    allows_native: bool = True
     """whether narrow models may take their passes in C"""
     trains_padding: bool = True
     """whether the embedding of the token that pads is trained like any other; by rules 1 it was not
@@ -68,7 +68,7 @@ class Forward:
 
     def steps(self, device: torch.device) -> Steps:
         """What runs between the matrix products on this device."""
-        return compiled() if self.fuse and device.type == "cuda" else PLAIN
+        return compiled_steps() if self.fuse and device.type == "cuda" else PLAIN
 
     def layer(self, run: Callable[..., torch.Tensor], *args: object) -> torch.Tensor:
         """Run one layer."""

@@ -97,7 +97,7 @@ class MicroBatch:
         return len(self.tokens_N)
 
 
-def trees(examples: Sequence[Example], *, share: bool) -> Iterator[Tree]:
+def build_trees(examples: Sequence[Example], *, share: bool) -> Iterator[Tree]:
     """Neighbours with the same leading context form a tree, unless `share` is off."""
     members: list[Example] = []
     context: tuple[int, ...] = ()
@@ -113,7 +113,7 @@ def trees(examples: Sequence[Example], *, share: bool) -> Iterator[Tree]:
         yield Tree(len(context) if len(members) > 1 else 0, tuple(members))
 
 
-def parts(tree: Tree, *, most: int) -> Iterator[Tree]:
+def split_tree(tree: Tree, *, most: int) -> Iterator[Tree]:
     """A tree divided between examples into trees of at most `most` tokens, each as large as it may be;
     the shared tokens are repeated. An example of more tokens is a part of its own."""
     if tree.num_tokens <= most:
@@ -124,14 +124,14 @@ def parts(tree: Tree, *, most: int) -> Iterator[Tree]:
     for example in tree.examples:
         own = len(example.sequence.tokens) - tree.num_shared
         if members and total + own > most:
-            yield _part(tree, members)
+            yield _subtree(tree, members)
             members, total = [], tree.num_shared
         members.append(example)
         total += own
-    yield _part(tree, members)
+    yield _subtree(tree, members)
 
 
-def _part(tree: Tree, members: Sequence[Example]) -> Tree:
+def _subtree(tree: Tree, members: Sequence[Example]) -> Tree:
     """One that has nobody to share with shares nothing, as in `trees`."""
     return Tree(tree.num_shared if len(members) > 1 else 0, tuple(members))
 
@@ -155,8 +155,8 @@ def pack(
         pads = device is None or device.type == "cpu" or not share
     most = micro_batch_tokens
     packing = _Packing(pads)
-    for tree in trees([e for e in examples if e.num_actions], share=share):
-        for part in parts(tree, most=most) if splits else (tree,):
+    for tree in build_trees([e for e in examples if e.num_actions], share=share):
+        for part in split_tree(tree, most=most) if splits else (tree,):
             if packing.tokens and packing.size_with(part, padded=splits and not share) > most:
                 yield packing.tensors(device)
                 packing = _Packing(pads)

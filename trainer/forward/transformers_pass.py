@@ -70,13 +70,13 @@ class Fallback:
         what the architecture does to logits after it (a soft cap) is done to these."""
         read: list[torch.Tensor] = []
 
-        def widened(
+        def widen(
             head: torch.nn.Module, arguments: tuple[torch.Tensor], logits: torch.Tensor
         ) -> torch.Tensor:
             read.append(arguments[0])
             return logits if logits.dtype in WIDE else _wide(head, arguments[0])
 
-        hook = self.base.model.get_output_embeddings().register_forward_hook(widened)
+        hook = self.base.model.get_output_embeddings().register_forward_hook(widen)
         try:
             return self._answer(trained, alpha, inputs), read[-1]
         finally:
@@ -105,11 +105,11 @@ class Fallback:
         """Names of full weights; a layer that peft has wrapped keeps its own under base_layer."""
         wrapped = {module for modules, _, _ in self.injected for module in modules}
 
-        def renamed(name: str) -> str:
+        def rename(name: str) -> str:
             module, _, leaf = name.rpartition(".")
             return f"{module}.base_layer.{leaf}" if module in wrapped else name
 
-        return {renamed(name): tensor for name, tensor in trained.items()}
+        return {rename(name): tensor for name, tensor in trained.items()}
 
     def _inject(self, modules: tuple[str, ...], rank: int, alpha: float) -> str:
         key = (modules, rank, alpha)

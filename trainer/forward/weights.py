@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from trainer.forward.lora_linear import Adapted, project
+from trainer.forward.lora_linear import AdaptedLinear, project
 from trainer.model.lora_names import PEFT_PREFIX, Tensors, adapter_pairs
 
 FUSED: dict[str, tuple[str, ...]] = {
@@ -34,17 +34,18 @@ class Trainable:
     pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
     scale: float
     dtype: torch.dtype
-    """what is computed in: the base's. Trained tensors are fp32 masters, rounded as they are used."""
-    frozen: bool = True
-    """whether adapters are all that is trained"""
+    """The type of the computation: the base's. Trained tensors are fp32 masters,
+    rounded as they are used."""
+    has_frozen_base: bool = True
+    """Whether only adapters are trained."""
 
     def tensor(self, name: str) -> torch.Tensor | None:
         """A tensor that no adapter touches: norms and embeddings."""
         held = self.base.get(name)
         return None if held is None else held.to(self.dtype)
 
-    def rounded(self) -> "Trainable":
-        """The same, rounded once for many passes that need no gradients."""
+    def round_weights(self) -> "Trainable":
+        """The same view with all weights rounded once, for many passes that need no gradients."""
         base = {name: tensor.to(self.dtype) for name, tensor in self.base.items()}
         pairs = {m: (a.to(self.dtype), b.to(self.dtype)) for m, (a, b) in self.pairs.items()}
         return replace(self, base=base, pairs=pairs)
@@ -53,14 +54,16 @@ class Trainable:
         """The outputs of the modules that `what` names, in their order."""
         modules = [layer_module(layer, name) for name in FUSED[what]]
         if all(module in self.pairs for module in modules):
-            return project(x_N_H, [self._adapted(module) for module in modules], scale=self.scale)
+            return project(
+                x_N_H, [self._adapted_linear(module) for module in modules], scale=self.scale
+            )
         return tuple(self._linear(x_N_H, module) for module in modules)
 
-    def _adapted(self, module: str) -> Adapted:
+    def _adapted_linear(self, module: str) -> AdaptedLinear:
         weight, bias = self.base[f"{module}.weight"], self.base.get(f"{module}.bias")
         bias = None if bias is None else bias.to(self.dtype)
         a_r_H, b_O_r = (part.to(self.dtype) for part in self.pairs[module])
-        return Adapted(weight.to(self.dtype), bias, a_r_H, b_O_r)
+        return AdaptedLinear(weight.to(self.dtype), bias, a_r_H, b_O_r)
 
     def _linear(self, x_N_H: torch.Tensor, module: str) -> torch.Tensor:
         weight_O_H, bias_O = self.base[f"{module}.weight"], self.base.get(f"{module}.bias")
@@ -72,16 +75,22 @@ class Trainable:
         return torch.addmm(y_N_O, F.linear(x_N_H, a_r_H), b_O_r.t(), alpha=self.scale)
 
 
-def trainable(base: Tensors, trained: Tensors, *, alpha: float) -> Trainable:
+def trainable_view(base: Tensors, trained: Tensors, *, alpha: float) -> Trainable:
     """The view of `trained` over `base` that gradients flow through."""
     pairs = adapter_pairs(trained)
     full = {name: t for name, t in trained.items() if not name.startswith(PEFT_PREFIX)}
     rank = next((a.shape[0] for a, _ in pairs.values()), 1)
     dtype = next((t.dtype for t in base.values() if t.is_floating_point()), torch.float32)
-    return Trainable({**base, **_tied(base, full)}, pairs, alpha / rank, dtype, frozen=not full)
+    return Trainable(
+        {**base, **_with_tied_head(base, full)},
+        pairs,
+        alpha / rank,
+        dtype,
+        has_frozen_base=not full,
+    )
 
 
-def _tied(base: Tensors, full: Tensors) -> Tensors:
+def _with_tied_head(base: Tensors, full: Tensors) -> Tensors:
     """Full weights are stored without a tied output head: give it back."""
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     is_tied = embedding in full and head in base and head not in full

@@ -70,19 +70,19 @@ def build_base(ref: ModelRef, files: Mapping[str, bytes], *, device: torch.devic
     """Build the model `ref` names; `files` holds the content of a checkpoint's files. Raises
     Refused when there is no such model or it cannot be loaded."""
     if ref.kind == "scratch":
-        return _base(*_scratch(ref), public_name=None, ref=ref, device=device)
+        return _wrap_base(*_build_scratch(ref), public_name=None, ref=ref, device=device)
     if ref.kind == "checkpoint":
-        return _base(*_checkpoint(ref, files), public_name=None, ref=ref, device=device)
+        return _wrap_base(*_load_checkpoint(ref, files), public_name=None, ref=ref, device=device)
     if ref.kind == "directory" and not (Path(ref.name) / "config.json").is_file():
         raise Refused(
             f"{ref.name} is not a model directory: it has no config.json. Give a directory written "
             "by save_pretrained, a hub id, a checkpoint run@step, or scratch:NAME"
         )
-    model, tokenizer = _pretrained(ref.name, what=f"the model {ref.name}")
-    return _base(model, tokenizer, public_name=ref.name, ref=ref, device=device)
+    model, tokenizer = _load_pretrained(ref.name, what=f"the model {ref.name}")
+    return _wrap_base(model, tokenizer, public_name=ref.name, ref=ref, device=device)
 
 
-def _base(
+def _wrap_base(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -126,7 +126,7 @@ def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> fro
     return frozenset(i for i in (*ids, tokenizer.eos_token_id) if i is not None)
 
 
-def _scratch(ref: ModelRef) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _build_scratch(ref: ModelRef) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     shape = scratch_shape(ref.name)
     tokenizer = character_tokenizer(shape)
     config = Qwen3Config(
@@ -150,7 +150,7 @@ def _scratch(ref: ModelRef) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return model.float(), tokenizer
 
 
-def _checkpoint(
+def _load_checkpoint(
     ref: ModelRef, files: Mapping[str, bytes]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     with tempfile.TemporaryDirectory(prefix="headrace-model-") as folder:
@@ -161,11 +161,11 @@ def _checkpoint(
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         if ADAPTER_CONFIG not in files:
-            return _pretrained(folder, what=f"the checkpoint {ref.name}")
-        return merged(Path(folder), what=f"the checkpoint {ref.name}")
+            return _load_pretrained(folder, what=f"the checkpoint {ref.name}")
+        return load_merged(Path(folder), what=f"the checkpoint {ref.name}")
 
 
-def merged(
+def load_merged(
     folder: Path, *, what: str, base: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The adapter in `folder` merged into its base, in fp32: `base` where one is named, else base/, else
@@ -173,7 +173,7 @@ def merged(
     config = json.loads((folder / ADAPTER_CONFIG).read_bytes())
     is_local = (folder / "base").is_dir()
     found = str(folder / "base") if is_local else config["base_model_name_or_path"]
-    model, tokenizer = _pretrained(base or found, what=f"the base model of {what}")
+    model, tokenizer = _load_pretrained(base or found, what=f"the base model of {what}")
     scale = config["lora_alpha"] / config["r"]
     weights = dict(model.named_parameters())
     with torch.no_grad():
@@ -190,7 +190,7 @@ def merged(
     return model, tokenizer
 
 
-def _pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load_pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
         check_files(name, what=what)
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)

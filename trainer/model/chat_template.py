@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.sampling import UNDATED, Day, Message, SampleRequest
 from trainer.model.char_tokenizer import CHAT_TEMPLATE
-from trainer.model.template_process import shared
+from trainer.model.template_process import shared_process
 from trainer.model.text_parts import ids_of_parts, prepends
 from trainer.model.token_bytes import TokenBytes
 
@@ -57,14 +57,14 @@ class Chat:
         self._apart = apart
         self._stop_ids = stop_ids
         self._today = codes_of(datetime.fromisoformat(date or UNDATED).replace(tzinfo=UTC))
-        self._begun = lru_cache(BEGINNINGS)(self._begin)
+        self._prompt_of = lru_cache(BEGINNINGS)(self._encode_prompt)
 
     def text(self, messages: Sequence[Message], *, reply_next: bool) -> str:
         """The conversation as the template writes it; with `reply_next`, up to where the assistant
         begins. Raises UserCodeError when the template refuses the messages."""
         plain = [{"role": m.role, "content": m.content} for m in messages]
         try:
-            rendered = self._rendered(plain, reply_next=reply_next)
+            rendered = self._render(plain, reply_next=reply_next)
         except (TemplateError, TypeError, ValueError) as error:
             raise UserCodeError(
                 FailureCategory.VALIDATION,
@@ -72,7 +72,7 @@ class Chat:
             ) from error
         return str(rendered)
 
-    def _rendered(self, messages: list[dict[str, str]], *, reply_next: bool) -> str:
+    def _render(self, messages: list[dict[str, str]], *, reply_next: bool) -> str:
         """By the template, with its day where it asks for the time. Only our own is rendered in this
         process: one that came with a model may loop or fill memory."""
         template = self._tokenizer.get_chat_template()
@@ -87,12 +87,12 @@ class Chat:
         }
         if CLOCK in template:
             template, names = DAY + template, {**names, "headrace_today": self._today}
-        return shared.render(template, messages, reply_next=reply_next, names=names)
+        return shared_process.render(template, messages, reply_next=reply_next, names=names)
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def parts(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of texts that follow one another (`trainer/model/text_parts.py`)."""
         if not self._prepends:
             return [self.encode(text) for text in texts]
@@ -117,9 +117,9 @@ class Chat:
     def prompt_ids(self, request: SampleRequest) -> list[int]:
         """The prompt of a request: continued exactly where it extends what was sampled."""
         continued = self._continuation(request) if request.history else None
-        return list(self._begun(request.messages)) if continued is None else continued
+        return list(self._prompt_of(request.messages)) if continued is None else continued
 
-    def _begin(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+    def _encode_prompt(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
         return tuple(self.encode(self.text(messages, reply_next=True)))
 
     def _continuation(self, request: SampleRequest) -> list[int] | None:
@@ -134,19 +134,19 @@ class Chat:
         whole = self.text(request.messages, reply_next=True)
         if not whole.startswith(said):
             return None
-        _, suffix = self.parts((said, whole[len(said) :]))
+        _, suffix = self.encode_parts((said, whole[len(said) :]))
         ended = last.completion_ids[-1:]
         if ended and ended[0] in self._stop_ids and suffix[:1] == list(ended):
             suffix = suffix[1:]
         return [*last.prompt_ids, *last.completion_ids, *suffix]
 
-    def closed(self, text: str) -> str:
+    def cut_after_last_turn(self, text: str) -> str:
         """What a template wrote, up to and with the last token that ends a turn; what comes after it
         belongs to nobody."""
         ends = (text.rfind(end) + len(end) for end in self._stop_texts if end in text)
         return text[: max(ends, default=len(text))]
 
-    def ended(self, ids: Sequence[int]) -> list[int]:
+    def with_end_token(self, ids: Sequence[int]) -> list[int]:
         """The ids of a turn with the one that ends it. Where the template has no such token the model's
         own is added: the policy must learn to stop."""
         is_ended = bool(ids) and ids[-1] in self._stop_ids

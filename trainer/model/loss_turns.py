@@ -20,7 +20,7 @@ Bit = Literal[0, 1]
 
 
 @dataclass(slots=True)
-class Row:
+class TrainingRow:
     """Ids, and a 1 for each that is to be learned."""
 
     ids: list[int] = field(default_factory=list)
@@ -31,11 +31,13 @@ class Row:
         self.learned += [learned] * len(ids)
 
 
-def rows_of(chat: Chat, messages: Sequence[Message], *, learned: LossTurns) -> list[Row]:
+def training_rows(
+    chat: Chat, messages: Sequence[Message], *, learned: LossTurns
+) -> list[TrainingRow]:
     """The training rows of a conversation. `learned`: the answers of the `assistant`, the `last` answer
     only, or `all` that the template writes. Raises UserCodeError when the template refuses it."""
     if learned == "all":
-        return [_row(chat, [(chat.closed(chat.text(messages, reply_next=False)), 1)])]
+        return [_row(chat, [(chat.cut_after_last_turn(chat.text(messages, reply_next=False)), 1)])]
     answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
     rows: list[list[tuple[str, Bit]]] = []
     written: str | None = None
@@ -47,16 +49,16 @@ def rows_of(chat: Chat, messages: Sequence[Message], *, learned: LossTurns) -> l
             rows.append([(context, 0)])
         whole = chat.text(messages[: i + 1], reply_next=False)
         goes_on = whole.startswith(context)
-        answer = chat.closed(whole[len(context) :] if goes_on else messages[i].content)
+        answer = chat.cut_after_last_turn(whole[len(context) :] if goes_on else messages[i].content)
         rows[-1].append((answer, 1))
         written = context + answer if goes_on else None
     return [_row(chat, parts) for parts in rows]
 
 
-def _row(chat: Chat, parts: Sequence[tuple[str, Bit]]) -> Row:
+def _row(chat: Chat, parts: Sequence[tuple[str, Bit]]) -> TrainingRow:
     """Encoded as a whole: no answer begins otherwise than behind its context."""
-    row = Row()
-    found = chat.parts([text for text, _ in parts])
+    row = TrainingRow()
+    found = chat.encode_parts([text for text, _ in parts])
     for (_, learned), ids in zip(parts, found, strict=True):
-        row.add(chat.ended(ids) if learned else ids, learned)
+        row.add(chat.with_end_token(ids) if learned else ids, learned)
     return row

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from schemas.errors import Refused
-from trainer.model.base import merged
+from trainer.model.base import load_merged
 
 DTYPES = {
     "float32": torch.float32,
@@ -26,7 +26,7 @@ DTYPES = {
 def merge(folder: Path, directory: Path, *, base: str | None, dtype: torch.dtype) -> None:
     """Write the model that `folder`'s adapter makes of its base. `base` replaces the name by which the
     adapter calls its base. Raises Refused when they cannot be loaded or do not fit."""
-    model, tokenizer = merged(folder, what="this checkpoint", base=base)
+    model, tokenizer = load_merged(folder, what="this checkpoint", base=base)
     torch.nn.Module.to(model, dtype).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 

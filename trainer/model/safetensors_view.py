@@ -23,13 +23,13 @@ TYPES = {
 }
 
 
-def lead(head: bytes) -> int:
+def alignment_padding(head: bytes) -> int:
     """How many bytes to leave before a file that begins with `head` so that its tensors lie aligned:
     its first eight bytes say how long its header is."""
     return -(8 + int.from_bytes(head[:8], "little")) % ALIGNED_BYTES
 
 
-def in_place(data: memoryview) -> dict[str, torch.Tensor]:
+def view_tensors(data: memoryview) -> dict[str, torch.Tensor]:
     """The tensors of a file in writable memory, which they keep alive. Raises ValueError when it is no
     safetensors file, or one of types that are not ours."""
     start = 8 + int.from_bytes(data[:8], "little")

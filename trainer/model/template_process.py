@@ -102,7 +102,7 @@ class TemplateProcess:
                 self.close()
                 return {"over": "time"}
             except (_Ended, OSError):
-                if self._spent():
+                if self._exceeded_cpu_time():
                     self.close()
                     return {"over": "time"}
                 self.close()
@@ -112,7 +112,7 @@ class TemplateProcess:
             return answer
         return {"over": "process"}
 
-    def _spent(self) -> bool:
+    def _exceeded_cpu_time(self) -> bool:
         """Whether the limit of CPU time ended the process."""
         if self._process is None:
             return False
@@ -170,7 +170,7 @@ def _read(process: subprocess.Popen[bytes], size: int, deadline: float) -> bytes
     return bytes(data)
 
 
-shared = TemplateProcess()
+shared_process = TemplateProcess()
 """The one of this process."""
 
-atexit.register(shared.close)
+atexit.register(shared_process.close)

@@ -61,7 +61,7 @@ def load_library(name: str, *defines: str) -> ctypes.CDLL | None:
     file = f"{name}-{made.family}-{digest}.so"
     command = [*made.command, *flags, str(FOLDER / f"{name}.c"), "-lm"]
     try:
-        return _loaded(command, file)
+        return _load_or_compile(command, file)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         logger.warning("%s runs through torch: %s", name, error)
         return None
@@ -93,7 +93,7 @@ def _warn(reason: str) -> None:
     )
 
 
-def _loaded(command: list[str], name: str) -> ctypes.CDLL:
+def _load_or_compile(command: list[str], name: str) -> ctypes.CDLL:
     """The library's file in the user's cache, compiled where it is not there or is not whole."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
     folder.mkdir(parents=True, exist_ok=True)

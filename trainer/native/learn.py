@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from trainer.forward.decoder import Decoder
-from trainer.forward.fused_weights import folded, qk_norm
+from trainer.forward.fused_weights import norm_fold, qk_norm
 from trainer.forward.rms_norm import rms_norm
 from trainer.forward.varlen_attention import Segment
 from trainer.forward.weights import FUSED, Trainable, layer_module
@@ -85,11 +85,11 @@ class LearnerPass:
         """The library's name, which follows from its source, the compiler and the processor."""
         return Path(self.library._name).stem
 
-    def hidden(
+    def hidden_states(
         self, tokens_N: torch.Tensor, positions_N: torch.Tensor, segments: Sequence[Segment]
     ) -> torch.Tensor:
-        """Token ids and their positions -> final hidden states (N, H), as `Decoder.hidden`. A segment
-        must come after its context, and segments of one context must follow one another."""
+        """Token ids and their positions -> final hidden states (N, H), as `Decoder.hidden_states`. A
+        segment must come after its context, and segments of one context must follow one another."""
         base = self.view.base
         x_N_H = F.embedding(tokens_N, base["model.embed_tokens.weight"])
         work = _Work(self.library, self.decoder, self.view, positions_N, segments)
@@ -226,7 +226,7 @@ class _Work:
                 module.a, module.b = self._hold(a_r_H.detach()), self._hold(b_O_r.detach())
                 self._modules.append((module, a_r_H, b_O_r))
         known = [b for b in (view.base.get(f"{name}.bias") for name in names) if b is not None]
-        fold_H = folded(view, layer, what)
+        fold_H = norm_fold(view, layer, what)
         return _Fused(
             inputs=weight_O_H.shape[1],
             outputs=sum(module.outputs for module in modules),

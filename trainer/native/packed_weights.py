@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from trainer.forward.decoder import Decoder
-from trainer.forward.fused_weights import folded, interleaving, layer_of
+from trainer.forward.fused_weights import fuse_layer, interleaved_order, norm_fold
 from trainer.forward.weights import FUSED, Trainable, layer_module
 from trainer.lru_cache import LruCache
 from trainer.native.compile import load_library
@@ -71,7 +71,7 @@ class PackedBases:
 
     def pack(self, decoder: Decoder, view: Trainable) -> PackedWeights:
         """The version `view`. Its tensors are overwritten after it is gone: hold it, not them."""
-        if not view.frozen or _rank(view) > HIGH_RANK:
+        if not view.has_frozen_base or _rank(view) > HIGH_RANK:
             return pack(decoder, view)
         key = str(id(decoder))
         held = self._held.get(key)
@@ -162,7 +162,7 @@ def _adapter_products(
     if not parts_a:
         return None
     a_L_r_I = torch.cat(parts_a, dim=1)
-    folds = [folded(view, number, what) for number in layers]
+    folds = [norm_fold(view, number, what) for number in layers]
     known_folds = [fold[None] for fold in folds if fold is not None]
     if known_folds:
         a_L_r_I = a_L_r_I * torch.stack(known_folds)
@@ -174,14 +174,14 @@ def _adapter_products(
         torch.mul(b_L_O_r.transpose(1, 2), view.scale, out=place)
         rank, output = rank + own, output + outputs
     if what == "qkv":
-        b_L_r_O = b_L_r_O[..., interleaving(decoder, device=b_L_r_O.device)]
+        b_L_r_O = b_L_r_O[..., interleaved_order(decoder, device=b_L_r_O.device)]
     if what == "gate_up":
         b_L_r_O = in_turns(b_L_r_O)
     return a_L_r_I.transpose(1, 2).contiguous(), panels(b_L_r_O)
 
 
 def _layer(decoder: Decoder, view: Trainable, number: int) -> dict[str, torch.Tensor]:
-    layer = layer_of(decoder, view, number)
+    layer = fuse_layer(decoder, view, number)
     found: dict[str, torch.Tensor] = {}
     for name in LAYER:
         tensor = getattr(layer, name)

@@ -20,7 +20,7 @@ def can_learn(decoder: Decoder, view: Trainable) -> bool:
     """Whether `learn.c` takes the learner's pass over this version: its base is frozen and narrow, of
     sizes that are whole vectors, and all of its tensors are of one type."""
     return (
-        view.frozen
+        view.has_frozen_base
         and view.dtype in (torch.float32, torch.float64)
         and all(part.dtype == view.dtype for pair in view.pairs.values() for part in pair)
         and _has_sizes(decoder, view, dtype=view.dtype)

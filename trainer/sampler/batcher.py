@@ -13,7 +13,7 @@ from itertools import groupby
 import torch
 
 from trainer.forward.decoder import Decoder
-from trainer.forward.weights import trainable
+from trainer.forward.weights import trainable_view
 from trainer.lru_cache import LruCache
 from trainer.native.interface import PackedBases
 from trainer.sampler.completion import Completion, Version, draw_parameters
@@ -134,7 +134,7 @@ class Batcher:
             return held
         decoder, base = version.loaded.decoder, version.loaded.base
         assert decoder is not None  # noqa: S101 - rows without one never get here
-        view = trainable(base.tensors, version.trained, alpha=version.alpha)
+        view = trainable_view(base.tensors, version.trained, alpha=version.alpha)
         num_bytes, copies = base.num_bytes, not self._limits.uses_graphs
         made = decode_model_of(decoder, view, num_bytes=num_bytes, copies=copies, bases=self._bases)
         return self._models.put(version.key, made)

@@ -141,7 +141,9 @@ class CudaGraphBatch(DecodeBatch):
     def _advance(self, num: int) -> None:
         """One step of `num` rows, from buffers to buffers."""
         token_R, position_R = self._token_R[:num], self._position_R[:num]
-        hidden_R_H = self.model.hidden(token_R, position_R, self._static_attend(num, position_R))
+        hidden_R_H = self.model.hidden_states(
+            token_R, position_R, self._static_attend(num, position_R)
+        )
         uniform_R = self._uniform_S_R.index_select(0, self._turn)[0, :num]
         next_R, logprob_R = draw_on_gpu(
             self.model.logits(hidden_R_H), self._temperature_R[:num], uniform_R

@@ -34,7 +34,7 @@ def capacity_for(length: int) -> int:
 
 
 def row_bytes(decoder: Decoder, capacity: int, dtype: torch.dtype) -> int:
-    """The cache of one row: keys and values, in the type that is computed in."""
+    """The cache of one row: keys and values, in the type of the computation."""
     places = decoder.num_layers * decoder.kv_heads * capacity
     return 2 * dtype.itemsize * places * decoder.head_dim
 
@@ -140,13 +140,13 @@ class DecodeBatch:
     def logits(self, tokens_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
         """Read one token per row into the cache; the logits (R, vocabulary) after it."""
         with self._threads():
-            attend = self._attend(positions_R, self._seen())
-            return self.model.logits(self.model.hidden(tokens_R, positions_R, attend))
+            attend = self._attend(positions_R, self._num_places())
+            return self.model.logits(self.model.hidden_states(tokens_R, positions_R, attend))
 
     def _threads(self) -> AbstractContextManager[None]:
         return limit_threads(1 if self.model.is_narrow else torch.get_num_threads())
 
-    def _seen(self) -> int:
+    def _num_places(self) -> int:
         """How many places a step looks at: all of them where shapes are fixed, else as many as the
         longest row has, since reading the cache is most of what attention costs."""
         if self.fixed or not self.rows:
@@ -165,7 +165,7 @@ class DecodeBatch:
             layer: int, q_R_A_D: torch.Tensor, k_R_K_D: torch.Tensor, v_R_K_D: torch.Tensor
         ) -> torch.Tensor:
             seen_keys, seen_values = (
-                self._written(cache[layer], at, new)[: num * kv_heads, :seen]
+                self._write_entries(cache[layer], at, new)[: num * kv_heads, :seen]
                 for cache, new in ((self.keys, k_R_K_D), (self.values, v_R_K_D))
             )
             q = q_R_A_D.reshape(num * kv_heads, -1, size)
@@ -175,7 +175,7 @@ class DecodeBatch:
 
         return attend
 
-    def _written(
+    def _write_entries(
         self, cache: torch.Tensor, at: torch.Tensor, new_R_K_D: torch.Tensor
     ) -> torch.Tensor:
         """The cache of a layer as (R * K, C, D), with the new entries in their places."""
@@ -198,7 +198,7 @@ def has_independent_rows(batch: DecodeBatch) -> bool:
     positions_R = (torch.arange(batch.size, device=batch.device) * 7) % batch.capacity
     order_R = torch.arange(batch.size, device=batch.device).roll(batch.size // 2 + 1)
 
-    def computed(chosen_R: torch.Tensor, kept_R: torch.Tensor) -> torch.Tensor:
+    def compute(chosen_R: torch.Tensor, kept_R: torch.Tensor) -> torch.Tensor:
         """The logits and the drawn logprob of each row, side by side."""
         mask = kept_R.to(keys.dtype)
         batch.keys.copy_(keys[:, chosen_R] * mask[:, None, None, None])
@@ -212,11 +212,11 @@ def has_independent_rows(batch: DecodeBatch) -> bool:
         return torch.cat([logits_R_V.double(), drawn_R_1], dim=-1)
 
     everyone_R = torch.ones_like(order_R)
-    first = computed(order_R.sort().values, everyone_R)
-    moved = computed(order_R, everyone_R)
+    first = compute(order_R.sort().values, everyone_R)
+    moved = compute(order_R, everyone_R)
     alone_R = torch.zeros_like(order_R)
     alone_R[batch.size // 3] = 1
-    alone = computed(order_R, alone_R)
+    alone = compute(order_R, alone_R)
     at = batch.size // 3
     batch.keys.zero_()
     batch.values.zero_()

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from trainer.forward.decoder import Attend, Decoder
-from trainer.forward.fused_weights import EXACT, Layer, layer_of, pad, turns, unit
+from trainer.forward.fused_weights import EXACT, LayerWeights, fuse_layer, pad, rotations, unit
 from trainer.forward.weights import Trainable
 from trainer.native.interface import NativeDecoder, PackedBases, is_narrow, native_decoder
 
@@ -43,7 +43,7 @@ class DecodeModel(Protocol):
         """Make now what the first row would make."""
         ...
 
-    def hidden(
+    def hidden_states(
         self, tokens_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
     ) -> torch.Tensor: ...
     def logits(self, hidden_M_H: torch.Tensor) -> torch.Tensor: ...
@@ -59,7 +59,7 @@ def decode_model_of(
 ) -> DecodeModel:
     """The version `view` over a base of this size. `copies`: whether it may be made anew for
     decoding; `bases`: what is known of the bases of other versions."""
-    apart = UnfusedModel(decoder, view.rounded())
+    apart = UnfusedModel(decoder, view.round_weights())
     if not copies or num_bytes > COPY_BYTES or apart.embedding.dtype not in EXACT:
         return apart
     return FusedModel(decoder, apart.view, bases or PackedBases())
@@ -84,10 +84,10 @@ class UnfusedModel:
     def is_narrow(self) -> bool:
         return is_narrow(self.embedding.shape[1])
 
-    def hidden(
+    def hidden_states(
         self, tokens_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        return self.decoder.hidden(self.view, tokens_N, positions_N, attend)
+        return self.decoder.hidden_states(self.view, tokens_N, positions_N, attend)
 
     def logits(self, hidden_M_H: torch.Tensor) -> torch.Tensor:
         return self.decoder.logits(self.view, hidden_M_H)
@@ -118,10 +118,10 @@ class FusedModel:
             _ = self.layers
 
     @cached_property
-    def layers(self) -> tuple[Layer, ...]:
+    def layers(self) -> tuple[LayerWeights, ...]:
         with torch.no_grad():
             numbers = range(self.decoder.num_layers)
-            return tuple(layer_of(self.decoder, self.view, number) for number in numbers)
+            return tuple(fuse_layer(self.decoder, self.view, number) for number in numbers)
 
     @cached_property
     def norm(self) -> torch.Tensor:
@@ -137,13 +137,13 @@ class FusedModel:
     def is_narrow(self) -> bool:
         return is_narrow(self.embedding.shape[1])
 
-    def hidden(
+    def hidden_states(
         self, tokens_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         decoder = self.decoder
         heads = decoder.heads + decoder.kv_heads
         x_N_H = F.embedding(tokens_N, self.embedding)
-        turn = turns(decoder, positions_N, dtype=x_N_H.dtype)
+        turn = rotations(decoder, positions_N, dtype=x_N_H.dtype)
         wide, narrow = (
             pad(x_N_H, size, decoder.eps) for size in (x_N_H.shape[1], decoder.head_dim)
         )

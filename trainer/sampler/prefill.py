@@ -94,7 +94,7 @@ def read_prompts(
         return out.permute(0, 3, 1, 2, 4).reshape(rows * length, -1)
 
     look: Attend = attend
-    hidden_N_H = model.hidden(tokens_N, positions_N, look)
+    hidden_N_H = model.hidden_states(tokens_N, positions_N, look)
     ends = [len(ids) - 1 for ids in prompts] + [0] * (rows - len(prompts))
     last_R = torch.tensor(ends, device=device) + positions_N.new_tensor(range(rows)) * length
     logits_R_V = model.logits(hidden_N_H.index_select(0, last_R))

@@ -110,7 +110,7 @@ def test_micro_batches_do_not_change_loss_or_gradient(aggregation: LossAggregati
 
 @pytest.mark.parametrize("native", [True, False])
 def test_sharing_a_prompt_changes_neither_loss_nor_gradient(native: bool) -> None:
-    policy = replace(policy64(), forward=Forward(native=native))
+    policy = replace(policy64(), forward=Forward(allows_native=native))
     tree, loss = gradients(policy, HYPERPARAMETERS)
     plain = Policy(replace(policy.loaded, decoder=None), policy.tensors, policy.alpha)
     assert policy.shares_prompts

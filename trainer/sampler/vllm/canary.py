@@ -21,7 +21,7 @@ from trainer.forward.packing import Example, pack
 from trainer.model.chat_template import Chat
 from trainer.model.lora_names import Tensors
 from trainer.policy import LoadedModel, Policy
-from trainer.sampler.vllm.client import Answer, Ask
+from trainer.sampler.vllm.client import CompletionRequest, SampledTokens
 
 PROMPT = (Message(role="user", content="What is 47 + 38? Say how you know, and count to 10."),)
 NUM_TOKENS = 32
@@ -39,16 +39,16 @@ FACTOR = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CanaryResult:
     """The mean distance between what the server reported and what the learner computed."""
 
     distance: float
     problem: str | None = None
 
 
-def probe(chat: Chat) -> Ask:
+def probe_request(chat: Chat) -> CompletionRequest:
     """The fixed request."""
-    return Ask(
+    return CompletionRequest(
         prompt_ids=chat.encode(chat.text(PROMPT, reply_next=True)),
         max_new_tokens=NUM_TOKENS,
         temperature=TEMPERATURE,
@@ -58,12 +58,16 @@ def probe(chat: Chat) -> Ask:
 
 
 @torch.no_grad()
-def learner_logprobs(
-    loaded: LoadedModel, trained: Tensors, alpha: float, asked: Ask, answer: Answer
+def compute_learner_logprobs(
+    loaded: LoadedModel,
+    trained: Tensors,
+    alpha: float,
+    request: CompletionRequest,
+    answer: SampledTokens,
 ) -> list[float]:
     """What the learner says of the tokens that the server chose. On the device's thread."""
     turn = Turn(
-        prompt_ids=tuple(asked.prompt_ids),
+        prompt_ids=tuple(request.prompt_ids),
         completion_ids=answer.ids,
         logprobs=answer.logprobs,
         text="",
@@ -73,15 +77,15 @@ def learner_logprobs(
     device = loaded.base.model.device
     examples = [Example(0, sequence) for sequence in sequences_of((turn,))]
     (micro,) = pack(examples, micro_batch_tokens=1, share=False, device=device)
-    return [float(x) for x in policy.logprobs(micro, temperature=asked.temperature)[0]]
+    return [float(x) for x in policy.logprobs(micro, temperature=request.temperature)[0]]
 
 
-def judge_base(said: Sequence[float], learner: Sequence[float]) -> Seen:
+def judge_base(reported: Sequence[float], learner: Sequence[float]) -> CanaryResult:
     """Whether the server has the run's base model, and its noise."""
-    distance, spread = _distance(said, learner), _spread(learner)
+    distance, spread = _distance(reported, learner), _spread(learner)
     if distance <= max(EXACT, BASE_SPREAD * spread):
-        return Seen(distance)
-    return Seen(
+        return CanaryResult(distance)
+    return CanaryResult(
         distance,
         f"its logprobs differ from the run's base model by {distance:.2g} on average, though no adapter "
         "is loaded. It serves another model, or it was started without "
@@ -90,25 +94,25 @@ def judge_base(said: Sequence[float], learner: Sequence[float]) -> Seen:
 
 
 def judge_adapter(
-    said: Sequence[float],
+    reported: Sequence[float],
     learner: Sequence[float],
     without: Sequence[float],
     *,
     noise: float,
-) -> Seen:
+) -> CanaryResult:
     """Whether the server samples from the adapter. `without`: the base model alone, on the same
     tokens. Where the adapter moves the policy by more than the noise, the server must also be nearer
     to the policy with it than without."""
-    distance, missing = _distance(said, learner), _distance(said, without)
+    distance, missing = _distance(reported, learner), _distance(reported, without)
     if math.isnan(distance):
-        return Seen(distance, "its logprobs, or the learner's, are not numbers")
+        return CanaryResult(distance, "its logprobs, or the learner's, are not numbers")
     if distance > max(LEAST, FACTOR * noise):
-        return Seen(
+        return CanaryResult(
             distance, f"its logprobs differ from the learner's by {distance:.2g} on average"
         )
     if _distance(learner, without) > 4 * noise and missing < distance:
-        return Seen(distance, "it samples from the base model, as if there were no adapter")
-    return Seen(distance)
+        return CanaryResult(distance, "it samples from the base model, as if there were no adapter")
+    return CanaryResult(distance)
 
 
 def _distance(a: Sequence[float], b: Sequence[float]) -> float:

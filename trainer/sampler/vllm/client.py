@@ -27,16 +27,16 @@ NO_RUNTIME_LORA = (
 )
 
 
-class Gone(TransientError):
+class ServerGone(TransientError):
     """The server does not answer, or broke off."""
 
 
-class Unknown(TransientError):
+class UnknownAdapter(TransientError):
     """The server has no adapter of this name: it was restarted, or somebody unloaded it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class ServerCard:
     """What a server says about itself. `adapters`: name -> where it was loaded from."""
 
     base: str
@@ -45,7 +45,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class CompletionRequest:
     """One completion. `stop_ids` None: nothing ends it but its length."""
 
     prompt_ids: Sequence[int]
@@ -84,15 +84,16 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SampledTokens:
     """The sampled ids and the logprob that each was drawn at."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
 
 
-class Server:
-    """A server at `url`. Raises Gone when it does not answer, Refused for what it will never do."""
+class VllmServer:
+    """A server at `url`. Its methods raise ServerGone when it does not answer, and Refused when it
+    answers that it can never do what was asked."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
         self.url = url
@@ -112,25 +113,25 @@ class Server:
             ),
         )
 
-    async def card(self) -> Card:
+    async def card(self) -> ServerCard:
         """Its base model and its adapters."""
-        answer = self._well(await self._send("GET", "/v1/models"))
+        answer = self._check_status(await self._send("GET", "/v1/models"))
         try:
             models = answer.json()["data"]
             base = next(model for model in models if not model.get("parent"))
             adapters = {m["id"]: str(m.get("root")) for m in models if m.get("parent")}
-            return Card(str(base["id"]), int(base["max_model_len"]), adapters)
+            return ServerCard(str(base["id"]), int(base["max_model_len"]), adapters)
         except (ValueError, KeyError, TypeError, StopIteration) as error:
-            raise self._not_vllm(answer) from error
+            raise self._not_vllm_error(answer) from error
 
-    async def complete(self, model: str, ask: Ask) -> Answer:
-        """Sample once. Raises Unknown when there is no such model."""
+    async def complete(self, model: str, ask: CompletionRequest) -> SampledTokens:
+        """Sample once. Raises UnknownAdapter when there is no such model."""
         answer = await self._send(
             "POST", "/v1/completions", ask.body(model), timeout_s=COMPLETION_S
         )
         if answer.status_code == httpx.codes.NOT_FOUND:
-            raise Unknown(f"{self.url} has no model {model}: {_said(answer)}")
-        choice = self._choice(self._well(answer))
+            raise UnknownAdapter(f"{self.url} has no model {model}: {_error_message(answer)}")
+        choice = self._parse_choice(self._check_status(answer))
         ids, logprobs = (
             choice.get("token_ids"),
             (choice.get("logprobs") or {}).get("token_logprobs"),
@@ -140,13 +141,13 @@ class Server:
                 f"the sampler {self.url} answers without token ids and their logprobs; Headrace needs "
                 "a vLLM that knows return_token_ids (0.10.2 or newer)"
             )
-        return Answer(tuple(map(int, ids)), tuple(map(float, logprobs)))
+        return SampledTokens(tuple(map(int, ids)), tuple(map(float, logprobs)))
 
     async def load(self, name: str, folder: Path) -> None:
         """Load the adapter that lies in `folder` (the server must see the same path)."""
         body = {"lora_name": name, "lora_path": str(folder)}
         answer = await self._send("POST", "/v1/load_lora_adapter", body)
-        said = _said(answer)
+        said = _error_message(answer)
         if answer.is_client_error and "already" in said:
             return
         if answer.status_code == httpx.codes.NOT_FOUND and said == "Not Found":
@@ -155,7 +156,7 @@ class Server:
             return
         if answer.is_server_error:
             # So it reports an adapter that it cannot serve, as well as its own end.
-            self._well(await self._send("GET", "/health"))
+            self._check_status(await self._send("GET", "/health"))
         raise Refused(
             f"the sampler {self.url} cannot serve the adapter in {folder}: {said}. {_advice(said)}"
         )
@@ -174,35 +175,40 @@ class Server:
         try:
             return await self._http.request(method, path, json=body, timeout=timeout)
         except httpx.TransportError as error:
-            raise Gone(f"the sampler {self.url} does not answer: {error!r}") from error
+            raise ServerGone(f"the sampler {self.url} does not answer: {error!r}") from error
 
-    def _well(self, answer: httpx.Response) -> httpx.Response:
-        """An answer that is one. Raises Gone for the server's own failures, Refused for ours."""
+    def _check_status(self, answer: httpx.Response) -> httpx.Response:
+        """The response, if it is a success. Raises ServerGone for a failure of the server, Refused for
+        one of the request."""
         if answer.status_code == httpx.codes.TOO_MANY_REQUESTS or answer.is_server_error:
-            raise Gone(f"the sampler {self.url} failed ({answer.status_code}): {_said(answer)}")
+            raise ServerGone(
+                f"the sampler {self.url} failed ({answer.status_code}): {_error_message(answer)}"
+            )
         if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             raise Refused(
                 f"the sampler {self.url} wants an API key: put it into HEADRACE_VLLM_API_KEY"
             )
         if not answer.is_success:
-            raise Refused(f"the sampler {self.url} refused ({answer.status_code}): {_said(answer)}")
+            raise Refused(
+                f"the sampler {self.url} refused ({answer.status_code}): {_error_message(answer)}"
+            )
         return answer
 
-    def _choice(self, answer: httpx.Response) -> dict[str, Any]:
+    def _parse_choice(self, answer: httpx.Response) -> dict[str, Any]:
         try:
             (choice,) = answer.json()["choices"]
         except (ValueError, KeyError, TypeError) as error:
-            raise self._not_vllm(answer) from error
+            raise self._not_vllm_error(answer) from error
         return dict(choice)
 
-    def _not_vllm(self, answer: httpx.Response) -> Refused:
+    def _not_vllm_error(self, answer: httpx.Response) -> Refused:
         return Refused(
             f"{self.url} does not answer as vLLM's OpenAI server does: {answer.text[:200]!r}. Check "
             "HEADRACE_SAMPLER"
         )
 
 
-def _said(answer: httpx.Response) -> str:
+def _error_message(answer: httpx.Response) -> str:
     """The message in an error's body."""
     try:
         body = answer.json()

@@ -12,19 +12,19 @@ from schemas.sampling import DrawKey, SampleRequest, Turn
 from trainer.lru_cache import LruCache
 from trainer.model.chat_template import Chat
 from trainer.sampler.completion import TOP_P, Completion, Version, new_completion
-from trainer.sampler.vllm.client import Answer, Ask, Gone, Unknown
-from trainer.sampler.vllm.fleet import Asked, Fleet, Replica, Servers
+from trainer.sampler.vllm.client import CompletionRequest, SampledTokens, ServerGone, UnknownAdapter
+from trainer.sampler.vllm.fleet import Fleet, Replica, TargetVersion, VllmServers
 from trainer.weight_cache import WeightCache
 
 TRIES = 6
-"""Servers that may break off, or forget the version, under one request."""
+"""How many servers may break off, or lose the version, during one request."""
 
 
 class VllmSampler:
     """Samples on vLLM servers. Base models and versions are looked up in `store`: the tokenizer is
     needed, and the canary compares with the learner's own forward pass."""
 
-    def __init__(self, cache: WeightCache, servers: Servers) -> None:
+    def __init__(self, cache: WeightCache, servers: VllmServers) -> None:
         self._cache = cache
         self.fleet = Fleet(servers, device=cache.device)
         self._chats: LruCache[Chat] = LruCache(4)
@@ -33,18 +33,19 @@ class VllmSampler:
     async def sample(self, request: SampleRequest) -> Turn:
         """Sample one completion. Raises UserCodeError(PROMPT_TOO_LONG) when the prompt does not fit,
         Refused for what vLLM cannot do, TransientError when no server is there."""
-        _refuse(request)
-        return await self._sampled(request, await self._asked(request))
+        _refuse_unsupported(request)
+        return await self._sample_anywhere(request, await self._target_of(request))
 
     async def prepare(self, request: SampleRequest) -> None:
         """Wait for a server, and load the version into all of them. Raises what `sample` raises."""
-        _refuse(request)
-        asked = await self._asked(request)
-        async with self.fleet.serving(asked, affinity=affinity_of(request.key)):
+        _refuse_unsupported(request)
+        target = await self._target_of(request)
+        async with self.fleet.serving(target, affinity=affinity_of(request.key)):
             pass
 
-    async def _asked(self, request: SampleRequest) -> Asked:
-        """What the servers are asked for. Raises TransientError when this engine has closed."""
+    async def _target_of(self, request: SampleRequest) -> TargetVersion:
+        """The version that a request is sampled from. Raises TransientError when this engine has
+        closed."""
         if self._closed:
             raise TransientError("the sampling engine has closed; another worker will sample this")
         loaded = await self._cache.load_model(request.model)
@@ -56,29 +57,31 @@ class VllmSampler:
             Chat(loaded.base.tokenizer, loaded.base.stop_ids, date=request.params.date),
         )
         version = Version(key, "", loaded, trained, request.lora_alpha)
-        return Asked(version, chat, weights.sha256 if weights else None)
+        return TargetVersion(version, chat, weights.sha256 if weights else None)
 
-    async def _sampled(self, request: SampleRequest, asked: Asked) -> Turn:
-        """Ask until a server answers; those that break off are left out of the next try."""
+    async def _sample_anywhere(self, request: SampleRequest, target: TargetVersion) -> Turn:
+        """Try servers until one answers. A server that breaks off is left out of the next try."""
         affinity = affinity_of(request.key)
         last: Exception | None = None
         for _ in range(TRIES):
-            async with self.fleet.serving(asked, affinity=affinity) as replica:
+            async with self.fleet.serving(target, affinity=affinity) as replica:
                 try:
-                    return await self._ask(request, asked, replica)
-                except Gone as error:
-                    self.fleet.lost(replica, error)
+                    return await self._sample_on(request, target, replica)
+                except ServerGone as error:
+                    self.fleet.mark_lost(replica, error)
                     last = error
-                except Unknown as error:
-                    replica.holds.discard(asked.name)
+                except UnknownAdapter as error:
+                    replica.holds.discard(target.name)
                     last = error
         raise TransientError(f"{TRIES} tries to sample failed; the last: {last}") from last
 
-    async def _ask(self, request: SampleRequest, asked: Asked, replica: Replica) -> Turn:
+    async def _sample_on(
+        self, request: SampleRequest, target: TargetVersion, replica: Replica
+    ) -> Turn:
         assert replica.card is not None  # noqa: S101 - it is serving
-        context = min(asked.version.loaded.base.context, replica.card.max_model_len)
-        row = new_completion(request, asked.version, asked.chat, context=context)
-        ask = Ask(
+        context = min(target.version.loaded.base.context, replica.card.max_model_len)
+        row = new_completion(request, target.version, target.chat, context=context)
+        ask = CompletionRequest(
             prompt_ids=row.prompt_ids,
             max_new_tokens=row.max_new_tokens,
             temperature=request.params.temperature,
@@ -87,8 +90,8 @@ class VllmSampler:
             stop=request.params.stop,
             stop_ids=sorted(row.stop_ids),
         )
-        answer = await replica.server.complete(replica.model(asked), ask)
-        turn = _turn(row, answer, replica.server.url)
+        answer = await replica.server.complete(replica.model(target), ask)
+        turn = _to_turn(row, answer, replica.server.url)
         alarm = "; ".join(self.fleet.warnings)
         return turn.model_copy(update={"alarm": alarm}) if alarm else turn
 
@@ -103,18 +106,18 @@ def affinity_of(key: DrawKey) -> str:
     return f"{key.purpose}/{key.step}/{key.slot}/{key.replacement}"
 
 
-def _turn(row: Completion, answer: Answer, url: str) -> Turn:
-    """The answer as a turn. Raises Gone unless it ends where a completion ends."""
+def _to_turn(row: Completion, answer: SampledTokens, url: str) -> Turn:
+    """The answer as a turn. Raises ServerGone unless it ends where a completion ends."""
     for token, logprob in zip(answer.ids, answer.logprobs, strict=True):
         if row.is_over:
-            raise Gone(f"the sampler {url} went on after the end of a completion")
+            raise ServerGone(f"the sampler {url} went on after the end of a completion")
         row.append(token, logprob)
     if not row.is_over:
-        raise Gone(f"the sampler {url} broke off in the middle of a completion")
+        raise ServerGone(f"the sampler {url} broke off in the middle of a completion")
     return row.to_turn()
 
 
-def _refuse(request: SampleRequest) -> None:
+def _refuse_unsupported(request: SampleRequest) -> None:
     if request.params.top_p < 1 and request.key.purpose == "train":
         raise Refused(TOP_P)
     if request.tuning == "full" and request.policy.weights is not None:

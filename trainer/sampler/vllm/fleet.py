@@ -5,11 +5,12 @@ Rules that others paid for:
   keyed by name, and a name used twice mixes policies silently;
 - a version is loaded into every server that is up before any of them samples from it; when one cannot
   serve it, none does;
-- after each load the canary looks (`canary.py`): a server that samples from something else is fenced.
-  Nothing is sent to it again by this process, and whoever asked is told;
-- what has not been used for a while is unloaded.
+- after each load the canary compares logprobs (`canary.py`): a server that samples from something else
+  is fenced. This process sends nothing to it again, and the run reports a warning;
+- versions that have not been used for a while are unloaded.
 
-A server that does not answer is left out, and asked again later; once back it starts with nothing.
+A server that does not answer is left out and asked again later. When it is back, all versions are loaded
+into it again.
 """
 
 import asyncio
@@ -31,7 +32,13 @@ from trainer.model.lora_names import adapter_pairs
 from trainer.policy import export
 from trainer.sampler.completion import Version
 from trainer.sampler.vllm import canary
-from trainer.sampler.vllm.client import Answer, Ask, Card, Gone, Server
+from trainer.sampler.vllm.client import (
+    CompletionRequest,
+    SampledTokens,
+    ServerCard,
+    ServerGone,
+    VllmServer,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +46,14 @@ KEPT = 6
 """Versions that stay loaded: as many as the most a run may be off policy, and two."""
 MOST_RANK = 512
 BACK_S = 1.0
-"""Before a server that is away is asked again; twice as long each time, at most MOST_BACK times that."""
+"""The wait before a server that is away is asked again. It doubles each time, up to MOST_BACK times."""
 MOST_BACK = 32
 PATIENCE_S = 240.0
 """How long a request waits for a server to be there at all; one takes a minute or two to start."""
 
 
 @dataclass(frozen=True, slots=True)
-class Servers:
+class VllmServers:
     """Where they are. `folder`: where adapters are written for them to read, under the same path."""
 
     urls: tuple[str, ...]
@@ -56,7 +63,7 @@ class Servers:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TargetVersion:
     """A version, and the hash of its weights; None: the base model as it is. `version.base` names the
     base model."""
 
@@ -78,8 +85,8 @@ class Replica:
     """What this process knows of one server. `noise`: by base model; `holds`: names of the adapters
     that the canary saw there."""
 
-    server: Server
-    card: Card | None = None
+    server: VllmServer
+    card: ServerCard | None = None
     noise: dict[str, float] = field(default_factory=dict)
     holds: set[str] = field(default_factory=set)
     fenced: str | None = None
@@ -87,7 +94,7 @@ class Replica:
     ask_again_at: float = 0.0
     silent: int = 0
 
-    def lost(self, error: Exception, *, now: float) -> None:
+    def mark_lost(self, error: Exception, *, now: float) -> None:
         """It broke off. What it held may be gone with it: the sets are new ones, so that who is still
         loading a version writes into the old. Requests that break off together count once."""
         if self.card is None and now < self.ask_again_at:
@@ -97,21 +104,21 @@ class Replica:
         self.silent += 1
         self.noise, self.holds = {}, set()
 
-    def model(self, asked: Asked) -> str:
+    def model(self, target: TargetVersion) -> str:
         """What a request must call the version."""
         assert self.card is not None  # noqa: S101 - only servers that are up are asked
-        return self.card.base if asked.sha256 is None else asked.name
+        return self.card.base if target.sha256 is None else target.name
 
-    def has(self, asked: Asked) -> bool:
-        known = asked.base_key in self.noise
-        return known and (asked.sha256 is None or asked.name in self.holds)
+    def has(self, target: TargetVersion) -> bool:
+        known = target.base_key in self.noise
+        return known and (target.sha256 is None or target.name in self.holds)
 
 
 class Fleet:
     """All servers, and the versions that are loaded into all that are up."""
 
-    def __init__(self, servers: Servers, *, device: Device) -> None:
-        self.replicas = [Replica(Server(url, api_key=servers.api_key)) for url in servers.urls]
+    def __init__(self, servers: VllmServers, *, device: Device) -> None:
+        self.replicas = [Replica(VllmServer(url, api_key=servers.api_key)) for url in servers.urls]
         self.warnings: list[str] = []
         self._device = device
         self._folder = servers.folder
@@ -121,169 +128,180 @@ class Fleet:
         self._used: Counter[str] = Counter()
 
     @asynccontextmanager
-    async def serving(self, asked: Asked, *, affinity: str) -> AsyncIterator[Replica]:
+    async def serving(self, target: TargetVersion, *, affinity: str) -> AsyncIterator[Replica]:
         """A server that samples from this version; the same one for the same affinity, as long as the
         servers stay the same. Raises TransientError when none is there, Refused when one cannot serve
         it, CorruptData when all that could are fenced."""
-        self._used[asked.name] += 1
+        self._used[target.name] += 1
         try:
-            up = await self._ready(asked)
-            if asked.name in self._recent:
-                self._recent[asked.name] = self._recent.pop(asked.name)
-            yield max(up, key=lambda replica: _weight(replica.server.url, affinity))
+            up = await self._ensure_loaded(target)
+            if target.name in self._recent:
+                self._recent[target.name] = self._recent.pop(target.name)
+            yield max(up, key=lambda replica: _rendezvous_weight(replica.server.url, affinity))
         finally:
-            self._used[asked.name] -= 1
-            if not self._used[asked.name]:
-                del self._used[asked.name]
+            self._used[target.name] -= 1
+            if not self._used[target.name]:
+                del self._used[target.name]
 
-    async def _ready(self, asked: Asked) -> list[Replica]:
+    async def _ensure_loaded(self, target: TargetVersion) -> list[Replica]:
         clock = asyncio.get_running_loop().time
         until = clock() + self._patience_s
         while True:
-            if ready := self._all_have(asked, now=clock()):
+            if ready := self._servers_with(target, now=clock()):
                 return ready
             async with self._turn:
-                up = await self._up()
-                missing = [replica for replica in up if not replica.has(asked)]
+                up = await self._reachable_servers()
+                missing = [replica for replica in up if not replica.has(target)]
                 if missing:
-                    await self._bring(missing, asked)
-                    await self._forget(asked)
-                ready = [replica for replica in up if replica.card and replica.has(asked)]
+                    await self._load_into_all(missing, target)
+                    await self._unload_oldest(target)
+                ready = [replica for replica in up if replica.card and replica.has(target)]
             if ready:
                 return ready
-            self._hopeless()
+            self._raise_if_all_fenced()
             if clock() > until:
                 raise TransientError(f"no sampler answers: {'; '.join(self._states())}")
             await asyncio.sleep(min(BACK_S, self._patience_s / 10))
 
-    def _all_have(self, asked: Asked, *, now: float) -> list[Replica]:
+    def _servers_with(self, target: TargetVersion, *, now: float) -> list[Replica]:
         """The servers that are up, if there is nothing to do before they sample from this version."""
         waiting = [r for r in self.replicas if not r.fenced]
         if any(r.card is None and r.ask_again_at <= now for r in waiting):
             return []
         up = [r for r in waiting if r.card]
-        return up if all(r.has(asked) for r in up) else []
+        return up if all(r.has(target) for r in up) else []
 
-    async def _up(self) -> list[Replica]:
+    async def _reachable_servers(self) -> list[Replica]:
         """The servers that answer, after asking those that are due whether they are there."""
         now = asyncio.get_running_loop().time()
         due = [r for r in self.replicas if not r.card and not r.fenced and r.ask_again_at <= now]
-        await asyncio.gather(*(self._meet(replica) for replica in due))
+        await asyncio.gather(*(self._connect(replica) for replica in due))
         return [r for r in self.replicas if r.card and not r.fenced]
 
-    async def _meet(self, replica: Replica) -> None:
+    async def _connect(self, replica: Replica) -> None:
         try:
             replica.card = await replica.server.card()
             replica.away, replica.silent = None, 0
-        except Gone as error:
-            self.lost(replica, error)
+        except ServerGone as error:
+            self.mark_lost(replica, error)
 
-    def lost(self, replica: Replica, error: Exception) -> None:
+    def mark_lost(self, replica: Replica, error: Exception) -> None:
         """Leave a server out until it answers again."""
         if replica.away is None:
             logger.warning("sampler %s is away: %s", replica.server.url, error)
-        replica.lost(error, now=asyncio.get_running_loop().time())
+        replica.mark_lost(error, now=asyncio.get_running_loop().time())
 
-    async def _bring(self, replicas: Sequence[Replica], asked: Asked) -> None:
+    async def _load_into_all(self, replicas: Sequence[Replica], target: TargetVersion) -> None:
         """Load a version into these servers, all or none."""
-        if asked.sha256 is not None:
-            await self._device.run(self._write, asked)
+        if target.sha256 is not None:
+            await self._device.run(self._write_adapter, target)
         ended = await asyncio.gather(
-            *(self._load(replica, asked) for replica in replicas), return_exceptions=True
+            *(self._load(replica, target) for replica in replicas), return_exceptions=True
         )
         for replica, error in zip(replicas, ended, strict=True):
-            if isinstance(error, Gone):
-                self.lost(replica, error)
-        wrong = [e for e in ended if isinstance(e, BaseException) and not isinstance(e, Gone)]
+            if isinstance(error, ServerGone):
+                self.mark_lost(replica, error)
+        wrong = [e for e in ended if isinstance(e, BaseException) and not isinstance(e, ServerGone)]
         if wrong:
-            if asked.sha256 is not None:
-                await self._unload(asked.name)
+            if target.sha256 is not None:
+                await self._unload(target.name)
             raise wrong[0]
 
-    async def _load(self, replica: Replica, asked: Asked) -> None:
-        """Load a version into one server and look whether it is there. Raises Gone when it broke off
-        meanwhile, also when another request saw that."""
+    async def _load(self, replica: Replica, target: TargetVersion) -> None:
+        """Load a version into one server and check that it is there. Raises ServerGone when the server
+        broke off in the meantime, also if another request noticed that."""
         server, card, noise, holds = replica.server, replica.card, replica.noise, replica.holds
-        broke_off = Gone(f"the sampler {server.url} broke off while a version was loaded")
+        broke_off = ServerGone(f"the sampler {server.url} broke off while a version was loaded")
         if card is None:
             raise broke_off
-        if asked.base_key not in noise:
-            seen = await self._look_at_base(server, card.base, asked)
-            if seen.problem:
+        if target.base_key not in noise:
+            result = await self._check_base(server, card.base, target)
+            if result.problem:
                 raise Refused(
-                    f"the sampler {server.url} cannot be used for this run: {seen.problem}. "
+                    f"the sampler {server.url} cannot be used for this run: {result.problem}. "
                     "Start it with the model of experiment.model_path"
                 )
-            noise[asked.base_key] = seen.distance
-        if asked.sha256 is None or asked.name in holds:
+            noise[target.base_key] = result.distance
+        if target.sha256 is None or target.name in holds:
             return
-        folder = self._folder / asked.name
-        await server.load(asked.name, folder)
+        folder = self._folder / target.name
+        await server.load(target.name, folder)
         listed = (await server.card()).adapters
-        seen = await self._look_at_adapter(server, asked, noise=noise[asked.base_key])
-        if listed.get(asked.name) != str(folder):
-            seen = canary.Seen(seen.distance, "it does not list the adapter that it was given")
+        result = await self._check_adapter(server, target, noise=noise[target.base_key])
+        if listed.get(target.name) != str(folder):
+            result = canary.CanaryResult(
+                result.distance, "it does not list the adapter that it was given"
+            )
         if replica.holds is not holds:
             raise broke_off
-        if seen.problem:
-            await self._fence(replica, asked, seen.problem)
+        if result.problem:
+            await self._fence(replica, target, result.problem)
         else:
-            holds.add(asked.name)
+            holds.add(target.name)
 
-    async def _fence(self, replica: Replica, asked: Asked, problem: str) -> None:
-        replica.fenced = f"{replica.server.url} is fenced: after loading {asked.name} {problem}"
+    async def _fence(self, replica: Replica, target: TargetVersion, problem: str) -> None:
+        replica.fenced = f"{replica.server.url} is fenced: after loading {target.name} {problem}"
         self.warnings.append(replica.fenced)
         logger.error("%s. Nothing is sampled there until this worker restarts", replica.fenced)
-        await asyncio.gather(replica.server.unload(asked.name), return_exceptions=True)
+        await asyncio.gather(replica.server.unload(target.name), return_exceptions=True)
 
-    async def _look_at_base(self, server: Server, base: str, asked: Asked) -> canary.Seen:
-        ask = canary.probe(asked.chat)
-        answer = await server.complete(base, ask)
-        without = await self._learner(asked, ask, answer, loaded=False)
+    async def _check_base(
+        self, server: VllmServer, base: str, target: TargetVersion
+    ) -> canary.CanaryResult:
+        request = canary.probe_request(target.chat)
+        answer = await server.complete(base, request)
+        without = await self._learner_logprobs(target, request, answer, loaded=False)
         return canary.judge_base(answer.logprobs, without)
 
-    async def _look_at_adapter(self, server: Server, asked: Asked, *, noise: float) -> canary.Seen:
-        ask = canary.probe(asked.chat)
-        answer = await server.complete(asked.name, ask)
-        without = await self._learner(asked, ask, answer, loaded=False)
-        learner = await self._learner(asked, ask, answer, loaded=True)
+    async def _check_adapter(
+        self, server: VllmServer, target: TargetVersion, *, noise: float
+    ) -> canary.CanaryResult:
+        request = canary.probe_request(target.chat)
+        answer = await server.complete(target.name, request)
+        without = await self._learner_logprobs(target, request, answer, loaded=False)
+        learner = await self._learner_logprobs(target, request, answer, loaded=True)
         return canary.judge_adapter(answer.logprobs, learner, without, noise=noise)
 
-    async def _learner(
-        self, asked: Asked, ask: Ask, answer: Answer, *, loaded: bool
+    async def _learner_logprobs(
+        self,
+        target: TargetVersion,
+        request: CompletionRequest,
+        answer: SampledTokens,
+        *,
+        loaded: bool,
     ) -> list[float]:
-        version = asked.version
+        version = target.version
         trained = version.trained if loaded else {}
         return await self._device.run(
-            canary.learner_logprobs, version.loaded, trained, version.alpha, ask, answer
+            canary.compute_learner_logprobs, version.loaded, trained, version.alpha, request, answer
         )
 
-    def _write(self, asked: Asked) -> None:
+    def _write_adapter(self, target: TargetVersion) -> None:
         """The adapter as a folder that PEFT and vLLM read. Raises Refused for a rank that no vLLM
         serves, CorruptData when the tensors are not those that were recorded."""
-        pairs = adapter_pairs(asked.version.trained)
+        pairs = adapter_pairs(target.version.trained)
         rank = max((a_r_H.shape[0] for a_r_H, _ in pairs.values()), default=0)
         if not 0 < rank <= MOST_RANK:
             raise Refused(
                 f"vLLM serves LoRA adapters of rank 1 to {MOST_RANK}, this one has {rank}: lower "
                 "advanced.lora_rank, or sample with HEADRACE_SAMPLER=torch"
             )
-        data = export(asked.version.trained)
-        if hashlib.sha256(data).hexdigest() != asked.sha256:
-            raise CorruptData(f"the weights at hand are not those of {asked.name}")
-        version = asked.version
+        data = export(target.version.trained)
+        if hashlib.sha256(data).hexdigest() != target.sha256:
+            raise CorruptData(f"the weights at hand are not those of {target.name}")
+        version = target.version
         config = adapter_config(version.loaded.base, sorted(pairs), rank=rank, alpha=version.alpha)
-        folder = self._folder / asked.name
+        folder = self._folder / target.name
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / ADAPTER_CONFIG, config)
-        _replace(folder / ADAPTER_NAME, data)
+        _write_atomically(folder / ADAPTER_CONFIG, config)
+        _write_atomically(folder / ADAPTER_NAME, data)
 
-    async def _forget(self, asked: Asked) -> None:
+    async def _unload_oldest(self, target: TargetVersion) -> None:
         """Unload what has not been used for longest; a version in use stays."""
-        if asked.sha256 is None:
+        if target.sha256 is None:
             return
-        self._recent.pop(asked.name, None)
-        self._recent[asked.name] = None
+        self._recent.pop(target.name, None)
+        self._recent[target.name] = None
         for name in list(self._recent)[:-KEPT]:
             if not self._used[name]:
                 await self._unload(name)
@@ -296,7 +314,7 @@ class Fleet:
         self._recent.pop(name, None)
         shutil.rmtree(self._folder / name, ignore_errors=True)
 
-    def _hopeless(self) -> None:
+    def _raise_if_all_fenced(self) -> None:
         """Raises CorruptData when every server is fenced: waiting would not help."""
         if all(replica.fenced for replica in self.replicas):
             raise CorruptData(
@@ -314,12 +332,12 @@ class Fleet:
         await asyncio.gather(*(replica.server.aclose() for replica in self.replicas))
 
 
-def _weight(url: str, affinity: str) -> bytes:
+def _rendezvous_weight(url: str, affinity: str) -> bytes:
     """Rendezvous hashing: a server that leaves moves only what it had."""
     return hashlib.sha256(f"{affinity}|{url}".encode()).digest()
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _write_atomically(path: Path, data: bytes) -> None:
     """Write whole, or not at all: a server may be reading."""
     scratch = path.with_name(f".{path.name}.new")
     scratch.write_bytes(data)

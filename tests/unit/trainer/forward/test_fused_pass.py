@@ -17,7 +17,7 @@ from tests.unit.trainer.sampler.test_decode_model import (
 )
 from trainer.forward import fused_pass
 from trainer.forward.decoder import Attend, causal_attend
-from trainer.forward.fused_pass import fits, fused_hidden
+from trainer.forward.fused_pass import can_fuse, fused_hidden
 from trainer.forward.ops import Forward
 from trainer.forward.weights import Trainable
 from trainer.model.base import Base
@@ -48,7 +48,7 @@ def test_values_and_gradients_are_those_of_the_plain_pass(
     base = base_of(config)
     view, shape, attend = views(base)[adapted], decoder(base), causal(base)
     trained = leaves(view)
-    expected = shape.hidden(view, TOKENS, POSITIONS, attend)
+    expected = shape.hidden_states(view, TOKENS, POSITIONS, attend)
     found = fused_hidden(shape, view, TOKENS, POSITIONS, attend, Forward(recompute=recompute))
     torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-11)
     assert found.requires_grad == bool(trained)
@@ -63,11 +63,11 @@ def test_what_is_trained_whole_too_large_or_too_coarse_takes_the_plain_pass(
 ) -> None:
     base = base_of(QWEN3)
     found = views(base)
-    assert all(fits(found[n], num_bytes=1) for n in ("nothing", "all-linear", "some"))
-    assert not fits(found["full"], num_bytes=1), "its weights need gradients"
-    assert not fits(replace(found["some"], dtype=torch.bfloat16), num_bytes=1)
+    assert all(can_fuse(found[n], num_bytes=1) for n in ("nothing", "all-linear", "some"))
+    assert not can_fuse(found["full"], num_bytes=1), "its weights need gradients"
+    assert not can_fuse(replace(found["some"], dtype=torch.bfloat16), num_bytes=1)
     monkeypatch.setattr(fused_pass, "COPY_BYTES", 1)
-    assert not fits(found["some"], num_bytes=2)
+    assert not can_fuse(found["some"], num_bytes=2)
 
 
 def test_the_tensors_of_a_version_are_left_as_they_are() -> None:

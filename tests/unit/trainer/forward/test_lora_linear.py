@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trainer.forward.lora_linear import Adapted, project
+from trainer.forward.lora_linear import AdaptedLinear, project
 
 TOKENS, INPUTS, SCALE = 6, 5, 1.7
 
@@ -14,10 +14,10 @@ def drawn(*shape: int, seed: int, grad: bool = False) -> torch.Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_(grad)
 
 
-def modules() -> list[Adapted]:
+def modules() -> list[AdaptedLinear]:
     """Three, of several widths and ranks, one with a bias."""
     return [
-        Adapted(
+        AdaptedLinear(
             drawn(wide, INPUTS, seed=wide),
             drawn(wide, seed=wide + 1) if wide == 3 else None,
             drawn(rank, INPUTS, seed=wide + 2, grad=True),
@@ -27,7 +27,7 @@ def modules() -> list[Adapted]:
     ]
 
 
-def plain(x: torch.Tensor, module: Adapted) -> torch.Tensor:
+def plain(x: torch.Tensor, module: AdaptedLinear) -> torch.Tensor:
     return F.linear(x, module.weight, module.bias) + SCALE * (x @ module.a.t()) @ module.b.t()
 
 

@@ -11,7 +11,7 @@ from schemas.errors import Refused
 from tests.unit.trainer.batches import CPU, MIXED, accumulate_grpo, policy64
 from tests.unit.trainer.support import TINY, job
 from trainer.forward.decoder import decoder_of
-from trainer.forward.ops import PLAIN, Forward, compiled
+from trainer.forward.ops import PLAIN, Forward, compiled_steps
 from trainer.forward.packing import Example, MicroBatch, pack
 from trainer.forward.transformers_pass import Fallback
 from trainer.forward.varlen_attention import Segment, spans_of
@@ -100,7 +100,7 @@ def test_recomputing_takes_less_memory() -> None:
 def test_compiled_steps_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced as a GPU would have it, run by the eager backend: the code generator is the GPU's."""
     expected = trained(tiny())
-    monkeypatch.setattr(Forward, "steps", lambda self, device: compiled("aot_eager"))
+    monkeypatch.setattr(Forward, "steps", lambda self, device: compiled_steps("aot_eager"))
     assert difference(trained(tiny(compile=True)), expected) <= 1e-6
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from schemas.sampling import Sequence as Row
 from tests.unit.trainer.support import loss_mask
-from trainer.forward.packing import Example, MicroBatch, pack, trees
+from trainer.forward.packing import Example, MicroBatch, build_trees, pack
 
 
 def example(sample: int, context: tuple[int, ...], reply: tuple[int, ...]) -> Example:
@@ -80,9 +80,9 @@ def test_a_row_longer_than_the_micro_batch_stands_alone() -> None:
 
 def test_only_neighbours_with_the_same_context_share() -> None:
     rows = [example(0, (1, 2), (3,)), example(1, (1, 2), (4,)), example(2, (1,), (2, 5))]
-    grown = [(t.num_shared, len(t.examples)) for t in trees(rows, share=True)]
+    grown = [(t.num_shared, len(t.examples)) for t in build_trees(rows, share=True)]
     assert grown == [(2, 2), (0, 1)]
-    assert [len(t.examples) for t in trees(rows, share=False)] == [1, 1, 1]
+    assert [len(t.examples) for t in build_trees(rows, share=False)] == [1, 1, 1]
 
 
 def test_a_group_larger_than_the_micro_batch_is_divided_between_samples() -> None:

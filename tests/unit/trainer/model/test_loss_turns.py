@@ -12,7 +12,7 @@ from schemas.sampling import Message, Turn
 from tests.unit.trainer.support import TINY, request
 from trainer.model.base import build_base
 from trainer.model.chat_template import Chat
-from trainer.model.loss_turns import Row, rows_of
+from trainer.model.loss_turns import TrainingRow, training_rows
 
 END = 6
 TALK = (
@@ -59,11 +59,13 @@ def said(*messages: tuple[str, str]) -> tuple[Message, ...]:
     return tuple(Message.model_validate({"role": r, "content": c}) for r, c in messages)
 
 
-def rows(chat: Chat, *messages: tuple[str, str], learned: LossTurns = "assistant") -> list[Row]:
-    return rows_of(chat, said(*messages), learned=learned)
+def rows(
+    chat: Chat, *messages: tuple[str, str], learned: LossTurns = "assistant"
+) -> list[TrainingRow]:
+    return training_rows(chat, said(*messages), learned=learned)
 
 
-def spans(row: Row) -> list[list[int]]:
+def spans(row: TrainingRow) -> list[list[int]]:
     """The runs of learned ids."""
     found: list[list[int]] = []
     for at, (token, bit) in enumerate(zip(row.ids, row.learned, strict=True)):

@@ -11,7 +11,7 @@ from schemas.errors import CorruptData
 from schemas.sampling import ArtifactRef
 from tests.unit.trainer.support import Shelf, job, request
 from trainer.engine import Engine
-from trainer.model.safetensors_view import ALIGNED_BYTES, in_place, lead
+from trainer.model.safetensors_view import ALIGNED_BYTES, alignment_padding, view_tensors
 from trainer.policy import parse
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ TENSORS = {
 def placed(data: bytes) -> memoryview:
     """As `infra.blobs.verified_read` does it: in aligned memory, behind the lead."""
     room = torch.empty(len(data) + 2 * ALIGNED_BYTES, dtype=torch.uint8).numpy()
-    first = -room.ctypes.data % ALIGNED_BYTES + lead(data[:8])
+    first = -room.ctypes.data % ALIGNED_BYTES + alignment_padding(data[:8])
     content = memoryview(cast("Any", room))[first : first + len(data)]
     content[:] = data
     return content
@@ -48,7 +48,7 @@ def test_they_are_what_the_library_reads() -> None:
 
 def test_what_lies_aligned_is_not_copied_and_the_rest_is() -> None:
     data = placed(save({"a": torch.zeros(16), "b": torch.zeros(3), "c": torch.zeros(16)}))
-    found = in_place(data)
+    found = view_tensors(data)
     data[8 + int.from_bytes(data[:8], "little") :] = b"\xff" * (4 * 35)
     assert found["a"].isnan().all(), "it lies in the file"
     assert found["b"].isnan().all()

@@ -16,7 +16,7 @@ from trainer.model import chat_template, template_process
 from trainer.model.base import build_base
 from trainer.model.char_tokenizer import CHAT_TEMPLATE
 from trainer.model.chat_template import Chat
-from trainer.model.template_process import TemplateProcess, shared
+from trainer.model.template_process import TemplateProcess, shared_process
 
 TALK = (
     Message(role="user", content="1+1?"),
@@ -66,7 +66,9 @@ def test_twin_in_this_process_the_same_template_goes_on(
     """In a thread, which ends with its loop: a shorter one than for ever."""
     shorter = FOR_EVER.replace("99999", "2500")
     monkeypatch.setattr(chat_template, "CHAT_TEMPLATE", shorter)
-    monkeypatch.setattr(shared, "render", lambda *_, **__: pytest.fail("it is rendered here"))
+    monkeypatch.setattr(
+        shared_process, "render", lambda *_, **__: pytest.fail("it is rendered here")
+    )
     chat._tokenizer.chat_template = shorter
     turned = threading.Event()
 
@@ -91,7 +93,7 @@ def test_a_template_writes_there_what_it_writes_here(
         plain, tokenize=False, add_generation_prompt=reply_next
     )
     names = {name: str(value) for name, value in chat._tokenizer.special_tokens_map.items()}
-    assert shared.render(template, plain, reply_next=reply_next, names=names) == here
+    assert shared_process.render(template, plain, reply_next=reply_next, names=names) == here
     assert chat.text(TALK, reply_next=reply_next) == here
 
 

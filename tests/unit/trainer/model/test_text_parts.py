@@ -10,7 +10,7 @@ from tests.kit.tokenizers import PREFIXED, TEMPLATES, Kind, tokenizer_of
 from tests.unit.trainer.support import request
 from trainer.model import text_parts
 from trainer.model.chat_template import Chat
-from trainer.model.loss_turns import rows_of
+from trainer.model.loss_turns import training_rows
 from trainer.model.text_parts import ids_of_parts, prepends
 
 TALK = (("user", "2 + 2 ?"), ("assistant", "4"), ("user", "and one ?"), ("assistant", "It is 5 ."))
@@ -34,12 +34,14 @@ def encoded(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
 
 def whole(chat: Chat, talk: tuple[tuple[str, str], ...]) -> list[int]:
     """The ids of the whole rendered conversation, up to the end of its last turn."""
-    return chat.encode(chat.closed(chat.text(said(*talk), reply_next=False)))
+    return chat.encode(chat.cut_after_last_turn(chat.text(said(*talk), reply_next=False)))
 
 
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was done before: each text by itself."""
-    monkeypatch.setattr(Chat, "parts", lambda chat, texts: [chat.encode(text) for text in texts])
+    monkeypatch.setattr(
+        Chat, "encode_parts", lambda chat, texts: [chat.encode(text) for text in texts]
+    )
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -53,7 +55,7 @@ def test_what_is_trained_has_the_ids_of_the_whole_conversation(kind: Kind, templ
     chat = chat_of(kind, template)
     for answer in ANSWERS:
         talk = (TALK[0], ("assistant", answer), *TALK[2:])
-        (row,) = rows_of(chat, said(*talk), learned="assistant")
+        (row,) = training_rows(chat, said(*talk), learned="assistant")
         assert row.ids == whole(chat, talk)
         learned = [i for i, bit in zip(row.ids, row.learned, strict=True) if bit]
         assert learned.count(chat._end_id) == 2
@@ -70,7 +72,7 @@ def test_twin_in_pieces_nearly_every_answer_begins_with_a_space_of_its_own(
         for answer in ANSWERS:
             chat = chat_of(kind, "mistral")
             talk = (TALK[0], ("assistant", answer))
-            (row,) = rows_of(chat, said(*talk), learned="assistant")
+            (row,) = training_rows(chat, said(*talk), learned="assistant")
             same += row.ids == whole(chat, talk)
     assert same == 0, "of 16"
 
@@ -79,8 +81,8 @@ def test_a_run_of_before_has_the_ids_of_before() -> None:
     tokenizer = tokenizer_of("legacy")
     texts = ("<s>[INST] two", " [/INST]", "It is")
     chat = Chat(tokenizer, frozenset(), apart=True)
-    assert chat.parts(texts) == [chat.encode(text) for text in texts]
-    assert chat.parts(texts) != Chat(tokenizer, frozenset()).parts(texts)
+    assert chat.encode_parts(texts) == [chat.encode(text) for text in texts]
+    assert chat.encode_parts(texts) != Chat(tokenizer, frozenset()).encode_parts(texts)
 
 
 @pytest.mark.parametrize("kind", PREFIXED)
@@ -90,7 +92,7 @@ def test_a_continuation_goes_on_as_the_whole_does(
     chat = chat_of(kind, "plain")
     first = request("2 + 2 ?")
     prompt = chat.prompt_ids(first)
-    _, reply = chat.parts((chat.text(first.messages, reply_next=True), "4"))
+    _, reply = chat.encode_parts((chat.text(first.messages, reply_next=True), "4"))
     turn = Turn(
         prompt_ids=tuple(prompt),
         completion_ids=tuple(reply),
@@ -153,4 +155,4 @@ def test_a_tokenizer_without_places_is_cut_where_the_ids_begin_alike(
 def test_byte_level_ids_are_those_of_each_text_by_itself() -> None:
     chat = chat_of("bytes", "mistral")
     texts = ("<s>[INST] two", " [/INST]", "It is", " 4\n", "\n.</s>")
-    assert chat.parts(texts) == [chat.encode(text) for text in texts]
+    assert chat.encode_parts(texts) == [chat.encode(text) for text in texts]

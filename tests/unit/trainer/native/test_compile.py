@@ -61,7 +61,7 @@ def test_gcc_and_clang_give_the_same_numbers_and_libraries_of_other_names(
         load_library.cache_clear()
         made = built(cc, "DOUBLE", name="learn")
         native = LearnerPass(made, shape, view)
-        hidden = native.hidden(batch.tokens_N, batch.positions_N, batch.segments)
+        hidden = native.hidden_states(batch.tokens_N, batch.positions_N, batch.segments)
         found.append([hidden.detach(), *gradients(hidden, trained)])
         names.append(file_of(made).stem)
     for one, other in zip(*found, strict=True):

@@ -23,7 +23,7 @@ from tests.unit.trainer.sampler.test_decode_model import _llama, base_of, decode
 from tests.unit.trainer.support import Shelf, request
 from trainer.engine import Engine
 from trainer.forward.decoder import causal_attend
-from trainer.forward.weights import trainable
+from trainer.forward.weights import trainable_view
 from trainer.model.lora import fresh_adapter, target_modules
 from trainer.native import decode
 from trainer.native.compile import FLAGS, FOLDER, load_library
@@ -62,7 +62,7 @@ def fused(config: Callable[[], PreTrainedConfig]) -> FusedModel:
     fresh = fresh_adapter(base, target_modules(base, "all-linear"), rank=4, seed=0)
     generator = torch.Generator().manual_seed(1)
     noisy = {n: t + 0.1 * torch.randn(t.shape, generator=generator) for n, t in fresh.items()}
-    view = trainable(base.tensors, noisy, alpha=8.0)
+    view = trainable_view(base.tensors, noisy, alpha=8.0)
     made = decode_model_of(decoder(base), view, num_bytes=base.num_bytes)
     assert isinstance(made, FusedModel)
     return made
@@ -114,7 +114,7 @@ def test_prompts_and_what_follows_them_are_read_as_through_torch(
         seen = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
         attend = causal_attend(seen, kv_heads=model.decoder.kv_heads)
         with torch.no_grad():
-            expected = model.logits(model.hidden(ids, torch.arange(len(ids)), attend))
+            expected = model.logits(model.hidden_states(ids, torch.arange(len(ids)), attend))
         torch.testing.assert_close(
             found[r].log_softmax(-1), expected[len(prompt) :].log_softmax(-1), atol=1e-5, rtol=0
         )
@@ -342,7 +342,7 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_sizes_that_are_no_whole_vectors_are_left_to_torch() -> None:
     base = base_of(heads_of(24, QWEN3_OF_8))
-    view = trainable(base.tensors, {}, alpha=1.0)
+    view = trainable_view(base.tensors, {}, alpha=1.0)
     model = decode_model_of(decoder(base), view, num_bytes=base.num_bytes)
     assert (model.is_narrow, model.native_decoder) == (True, None)
 

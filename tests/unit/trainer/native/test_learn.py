@@ -52,12 +52,12 @@ def micro() -> MicroBatch:
 def found(shape: Decoder, view: Trainable, batch: MicroBatch) -> torch.Tensor:
     native = learner_pass(shape, view)
     assert native is not None
-    return native.hidden(batch.tokens_N, batch.positions_N, batch.segments)
+    return native.hidden_states(batch.tokens_N, batch.positions_N, batch.segments)
 
 
 def expected(shape: Decoder, view: Trainable, batch: MicroBatch) -> torch.Tensor:
     attend = packed_attend(batch, kv_heads=shape.kv_heads)
-    return shape.hidden(view, batch.tokens_N, batch.positions_N, attend)
+    return shape.hidden_states(view, batch.tokens_N, batch.positions_N, attend)
 
 
 def leaves(view: Trainable) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 from tests.unit.trainer.support import TINY, request
 from trainer.forward.decoder import decoder_of
 from trainer.forward.transformers_pass import Fallback
-from trainer.forward.weights import trainable
+from trainer.forward.weights import trainable_view
 from trainer.model.base import build_base
 from trainer.model.chat_template import Chat
 from trainer.policy import LoadedModel
@@ -27,11 +27,11 @@ def test_a_lane_of_free_shape_looks_no_further_than_its_longest_row(fixed: bool,
     batcher, row = Batcher(), _row()
     model = batcher._model(row.version)
     batch = DecodeBatch(model, capacity=64, size=8, fixed=fixed)
-    assert batch._seen() == 64, "an empty batch is asked by the check of its shapes"
+    assert batch._num_places() == 64, "an empty batch is asked by the check of its shapes"
     for prompt in ((1, 2, 3), tuple(range(33))):
         zeros = torch.zeros(2, 1, len(prompt), 16)
         batch.add(replace(row, prompt_ids=prompt), TorchPrompt(torch.zeros(8), zeros, zeros))
-    assert batch._seen() == seen
+    assert batch._num_places() == seen
 
 
 @pytest.mark.parametrize(("narrow", "expected"), [(32, 1), (31, 2)])
@@ -47,7 +47,7 @@ def test_narrow_models_decode_with_one_thread(
 
     model: Any = Batcher()._model(_row().version)
     batch = DecodeBatch(replace(model, bases=None), capacity=32, size=8, fixed=True)
-    monkeypatch.setattr(type(model), "hidden", heard)
+    monkeypatch.setattr(type(model), "hidden_states", heard)
     monkeypatch.setattr(decode_model, "is_narrow", lambda hidden: hidden <= narrow)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -101,7 +101,7 @@ def _row() -> Completion:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_a_row_counts_the_bytes_that_its_cache_takes(dtype: torch.dtype) -> None:
     version = _row().version
-    view = replace(trainable(version.loaded.base.tensors, {}, alpha=1.0), dtype=dtype)
+    view = replace(trainable_view(version.loaded.base.tensors, {}, alpha=1.0), dtype=dtype)
     decoder = version.loaded.decoder
     assert decoder is not None
     batch = DecodeBatch(

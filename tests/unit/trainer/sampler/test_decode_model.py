@@ -10,7 +10,7 @@ from transformers import LlamaConfig, PreTrainedConfig
 from tests.kit.families import SHAPE, drawn, family
 from tests.unit.trainer.support import TINY
 from trainer.forward.decoder import Decoder, causal_attend, decoder_of
-from trainer.forward.weights import Trainable, trainable
+from trainer.forward.weights import Trainable, trainable_view
 from trainer.model.base import Base, build_base
 from trainer.model.lora import fresh_adapter, target_modules
 from trainer.sampler import decode_model
@@ -41,14 +41,14 @@ def views(base: Base) -> dict[str, Trainable]:
 
     def adapter(targets: str | tuple[str, ...]) -> Trainable:
         fresh = fresh_adapter(base, target_modules(base, targets), rank=4, seed=0)
-        return trainable(double, {name: noise(t) for name, t in fresh.items()}, alpha=8.0)
+        return trainable_view(double, {name: noise(t) for name, t in fresh.items()}, alpha=8.0)
 
     full = {name: noise(p.detach()) for name, p in base.model.named_parameters()}
     return {
-        "nothing": trainable(double, {}, alpha=1.0),
+        "nothing": trainable_view(double, {}, alpha=1.0),
         "all-linear": adapter("all-linear"),
         "some": adapter(("k_proj", "up_proj")),
-        "full": trainable(double, full, alpha=1.0),
+        "full": trainable_view(double, full, alpha=1.0),
     }
 
 
@@ -65,10 +65,10 @@ def test_fused_logits_are_the_learner_s(config: Callable[[], PreTrainedConfig]) 
     tokens, positions = torch.arange(20) * 5 % 103, torch.arange(20)
     attend = causal_attend(torch.ones(20, 20, dtype=torch.bool).tril(), kv_heads=shape.kv_heads)
     for name, view in views(base).items():
-        expected = shape.logits(view, shape.hidden(view, tokens, positions, attend))
+        expected = shape.logits(view, shape.hidden_states(view, tokens, positions, attend))
         fused = decode_model_of(shape, view, num_bytes=base.num_bytes)
         assert isinstance(fused, FusedModel)
-        found = fused.logits(fused.hidden(tokens, positions, attend))
+        found = fused.logits(fused.hidden_states(tokens, positions, attend))
         torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-11, msg=name)
 
 
@@ -80,7 +80,7 @@ def test_fusing_leaves_the_version_as_it_is() -> None:
         tokens, shape = torch.arange(4), decoder(base)
         attend = causal_attend(torch.ones(4, 4, dtype=torch.bool).tril(), kv_heads=shape.kv_heads)
         with torch.no_grad():
-            fused.logits(fused.hidden(tokens, tokens, attend))
+            fused.logits(fused.hidden_states(tokens, tokens, attend))
         assert all(torch.equal(view.base[name], before[name]) for name in before)
 
 
@@ -99,8 +99,8 @@ def test_what_cannot_be_copied_or_has_no_complex_twin_is_read_as_it_is(
     monkeypatch.undo()
     fused = decode_model_of(shape, view, num_bytes=base.num_bytes)
     torch.testing.assert_close(
-        apart.logits(apart.hidden(tokens, tokens, attend)),
-        fused.logits(fused.hidden(tokens, tokens, attend)),
+        apart.logits(apart.hidden_states(tokens, tokens, attend)),
+        fused.logits(fused.hidden_states(tokens, tokens, attend)),
         atol=1e-11,
         rtol=1e-11,
     )
