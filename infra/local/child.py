@@ -1,8 +1,8 @@
-"""A process that the supervisor keeps alive: started, restarted with growing pauses, stopped.
+"""A process that the supervisor keeps alive: it is started, restarted with growing pauses, and stopped.
 
-Each incarnation gets a worker id of its own, so that the supervisor can end its lease the moment it
-is dead. A child is in a session of its own (a terminal's Ctrl-C reaches the supervisor only, which
-then stops things in order) and is killed by the kernel when the supervisor dies.
+Each incarnation has a worker id of its own, so that the supervisor can end its lease as soon as it is
+dead. A child has a session of its own: a terminal's Ctrl-C reaches only the supervisor, which then stops
+everything in order. The kernel kills a child when the supervisor dies.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ LARGEST_LOG_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to run. `stop_s` is how long it may take to stop before it is killed; `forked` are the
-    arguments for a fork server, where it can be made by one."""
+    """What to run. `stop_s` is how long it may take to stop before it is killed. `forked` are the
+    arguments for a fork server, if one can start it."""
 
     name: str
     argv: Sequence[str]
@@ -39,7 +39,7 @@ class ChildSpec:
     stop_s: float
     forked: Sequence[str] | None = None
     leased: bool = False
-    """Whether it holds a lease in the database while it is at work."""
+    """Whether it holds a lease in the database while it works."""
 
 
 class Child:
@@ -75,27 +75,27 @@ class Child:
         return self._process.pid if self._process else None
 
     def due_in_s(self) -> float | None:
-        """Seconds until it is to be started (0: now); None while it runs."""
+        """Seconds until it should be started (0: now); None while it runs."""
         return None if self._process else max(0.0, self._due_at - self._clock())
 
-    def waits(self) -> bool:
-        """Whether it is better started a little later."""
-        return self._process is None and self._forks is not None and self._forks.starting()
+    def should_wait(self) -> bool:
+        """Whether its start should wait, because the fork server will soon be ready."""
+        return self._process is None and self._forks is not None and self._forks.is_starting()
 
     def start(self) -> None:
         self.starts += 1
         self.worker = f"{socket.gethostname()}-{self.starts}-{uuid4().hex[:12]}"
         self._started_at = self._clock()
-        make_room(self.log)
+        rotate_log(self.log)
         environment = {**self.spec.environment, "HEADRACE_WORKER_ID": self.worker}
-        self._process = self._fork(environment) or self._started(environment)
+        self._process = self._fork(environment) or self._spawn(environment)
 
     def _fork(self, environment: Mapping[str, str]) -> Process | None:
         if self._forks is None or self.spec.forked is None:
             return None
         return self._forks.fork(self.spec.forked, environment, self.log)
 
-    def _started(self, environment: Mapping[str, str]) -> Process:
+    def _spawn(self, environment: Mapping[str, str]) -> Process:
         with self.log.open("ab") as output:
             return subprocess.Popen(
                 self.spec.argv,
@@ -108,7 +108,7 @@ class Child:
             )
 
     def reap(self) -> int | None:
-        """The exit code of an incarnation that has just been found dead; its restart is planned."""
+        """The exit code of an incarnation that has just ended, else None. Plans its restart."""
         if self._process is None or (code := self._process.poll()) is None:
             return None
         self._process = None
@@ -118,12 +118,12 @@ class Child:
         return code
 
     def kill(self) -> None:
-        """End it at once; it is found dead, and started again, as if it had died."""
+        """Kill it. It is restarted like after any other death."""
         if self._process is not None:
             self._process.kill()
 
     def stop(self) -> None:
-        """Ask it to stop, wait, and kill it when it does not."""
+        """Ask it to stop, wait, and kill it if it does not."""
         if self._process is None:
             return
         self._process.terminate()
@@ -136,33 +136,32 @@ class Child:
 
 
 def pause_s(deaths: int) -> float:
-    """The pause before a restart after so many early deaths in a row: none after the first."""
+    """Seconds to wait before a restart after `deaths` early deaths in a row; 0 after the first."""
     if deaths <= 1:
         return 0.0
     return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(deaths - 2, 16)))
 
 
-def make_room(log: Path) -> None:
-    """Once a log is large, keep what it holds beside it and empty it, while others go on writing: they
-    append, so their next line is the first of the empty file. Lines that are written in between are
-    lost. Raises nothing: a log that cannot be copied is only emptied. Follows no links, because a
-    directory of logs may belong to another user."""
-    with contextlib.suppress(OSError), _opened(log, os.O_RDWR) as file:
+def rotate_log(log: Path) -> None:
+    """Copy a log that has grown large to `rotated_log` and empty it. Its writers append, so their next
+    line is the first of the empty file; lines written in between are lost. Raises nothing: a log that
+    cannot be copied is only emptied. Follows no links, because another user may own the directory."""
+    with contextlib.suppress(OSError), _open_log(log, os.O_RDWR) as file:
         if os.fstat(file.fileno()).st_size <= LARGEST_LOG_BYTES:
             return
         try:
-            with _opened(former_log(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as kept:
+            with _open_log(rotated_log(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as kept:
                 shutil.copyfileobj(file, kept, 1 << 20)
         except OSError:
-            former_log(log).unlink(missing_ok=True)
+            rotated_log(log).unlink(missing_ok=True)
         os.ftruncate(file.fileno(), 0)
 
 
-def _opened(path: Path, flags: int) -> BinaryIO:
+def _open_log(path: Path, flags: int) -> BinaryIO:
     descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
     return os.fdopen(descriptor, "rb" if flags == os.O_RDWR else "wb")
 
 
-def former_log(log: Path) -> Path:
-    """Where the lines are that were written before the newest ones."""
+def rotated_log(log: Path) -> Path:
+    """The file that holds the older lines of a log."""
     return log.with_suffix(".log.1")

@@ -1,9 +1,9 @@
-"""A database's directory outside of the directory that it belongs to.
+"""A home's database directory that lies outside of the home.
 
-A server of Postgres refuses to run as root, and the unprivileged user that runs it then may not reach a
-private home. So as root its directory lies below /var/lib/headrace, and a link in the home leads there.
-Whoever removes the home has lost the link, so what is made anew at the same place gets a directory of
-its own; a home that was moved finds what it had.
+Postgres refuses to run as root, and the unprivileged user that runs it instead may not be able to enter
+a private home. So for root the database lies below /var/lib/headrace, and a link in the home leads
+there. Removing the home removes the link, so a new home at the same path gets a directory of its own. A
+home that was moved keeps its database.
 """
 
 import shutil
@@ -15,25 +15,25 @@ from schemas.errors import InvalidConfig
 SYSTEM_ROOT = Path("/var/lib/headrace")
 
 
-def found(link: Path) -> Path | None:
+def find_directory(link: Path) -> Path | None:
     """The directory that `link` leads to; None when there is no link. Raises InvalidConfig when the link
-    is a copy: two owners of one directory would each ruin what the other wrote."""
+    was copied, because two homes that share one database would each damage it."""
     if not link.is_symlink():
         return None
     directory = link.readlink()
     owner = _owner(directory) or link.absolute()
     if owner != link.absolute() and owner.is_symlink() and owner.readlink() == directory:
         raise InvalidConfig(
-            f"{link.parent} is a copy of {owner.parent}, whose database it would share; make a copy "
-            "by `headrace backup` and `headrace restore`"
+            f"{link.parent} is a copy of {owner.parent} and would share its database; copy it with "
+            "`headrace backup` and `headrace restore`"
         )
     return directory
 
 
-def made(link: Path) -> Path:
-    """The directory that `link` leads to, both made now if there is no link. Raises InvalidConfig when
-    the link is a copy."""
-    directory = found(link)
+def ensure_directory(link: Path) -> Path:
+    """The directory that `link` leads to. Creates both if there is no link. Raises InvalidConfig when
+    the link was copied."""
+    directory = find_directory(link)
     if directory is None:
         directory = SYSTEM_ROOT / uuid4().hex[:16]
         link.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -45,9 +45,9 @@ def made(link: Path) -> Path:
 
 
 def remove(link: Path) -> None:
-    """Remove the directory that `link` leads to, and the link. Raises InvalidConfig when the link is a
-    copy."""
-    directory = found(link)
+    """Remove the directory that `link` leads to, and the link. Raises InvalidConfig when the link was
+    copied."""
+    directory = find_directory(link)
     if directory is not None:
         shutil.rmtree(directory, ignore_errors=True)
         _note(directory).unlink(missing_ok=True)
@@ -55,7 +55,7 @@ def remove(link: Path) -> None:
 
 
 def _owner(directory: Path) -> Path | None:
-    """The link that the directory was made for."""
+    """The link that the directory was created for."""
     try:
         return Path(_note(directory).read_text().strip())
     except FileNotFoundError:
@@ -63,5 +63,5 @@ def _owner(directory: Path) -> Path | None:
 
 
 def _note(directory: Path) -> Path:
-    """The file that says so: beside the directory, for what is inside is the server's user's."""
+    """The file that names the link, outside of the directory because the server's user owns that."""
     return directory.with_name(f"{directory.name}.owner")

@@ -1,4 +1,4 @@
-"""Children that do not outlive their parent, however it ends (Linux: prctl(2))."""
+"""Child processes that end with their parent, however it ends (Linux: prctl(2))."""
 
 import ctypes
 import os
@@ -11,8 +11,8 @@ _libc = ctypes.CDLL(None)
 
 
 def die_with(parent: int, *, by: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
-    """What runs in a child before its program: the kernel sends it `by` when `parent` (the thread that
-    started it) ends; and it takes all signals again, whatever its parent had blocked."""
+    """A `preexec_fn` for a child. The kernel then sends the signal `by` to the child when `parent` (the
+    thread that started it) ends. It also unblocks all signals that the parent had blocked."""
 
     def prepare() -> None:
         _libc.prctl(PR_SET_PDEATHSIG, by)

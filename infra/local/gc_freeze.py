@@ -1,11 +1,11 @@
-"""The garbage collector of a process that has loaded what it needs."""
+"""Tune the garbage collector of a process that has loaded its libraries."""
 
 import gc
 
 
 def freeze() -> None:
-    """What is loaded by now stays for as long as the process does, so the collector, which stops
-    everything for as long as it looks, need not look at it again: that takes tens of milliseconds, with
-    the numerical libraries hundreds. Nor does it write to pages that forks share."""
+    """Exclude everything that is loaded by now from later collections, since it stays until the process
+    ends. A collection stops everything, for tens of milliseconds, or hundreds with the numerical
+    libraries. Freezing also keeps the collector from writing to pages that forks share."""
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
-"""The home of a platform on one machine: a private directory, its token, its lock, its state file.
+"""The home of a platform on one machine: a private directory with a token, a lock and a state file.
 
-One supervisor owns a home at a time: it holds an exclusive lock for as long as it lives, so the lock
-cannot outlive its owner. Everything in a home is readable by its owner only.
+One supervisor owns a home at a time. It holds an exclusive lock for as long as it lives, so the lock
+cannot outlive it. Only the user that owns a home can read what is in it.
 """
 
 import fcntl
@@ -32,13 +32,13 @@ class ChildState:
 
     @property
     def restarts(self) -> int:
-        """How often it was started again; 0 also before its first start."""
+        """How often it was restarted; 0 also before its first start."""
         return max(0, self.starts - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorState:
-    """What runs under a home's supervisor. `postgres_pid` is None where the database is not ours."""
+    """What runs under a home's supervisor. `postgres_pid` is None with a database of the user's own."""
 
     pid: int
     url: str
@@ -49,7 +49,7 @@ class SupervisorState:
 
 
 def prepare(home: Path) -> None:
-    """Make the home and its token, both private. Raises InvalidConfig when it cannot be ours."""
+    """Create the home and its token, both private. Raises InvalidConfig when we cannot use it."""
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         home.chmod(0o700)
@@ -57,7 +57,7 @@ def prepare(home: Path) -> None:
         _make_token(home / "token")
     except OSError as error:
         raise InvalidConfig(
-            f"HEADRACE_HOME {home} cannot be used ({error.strerror}); name a directory of your own"
+            f"HEADRACE_HOME {home} cannot be used ({error.strerror}); set it to a directory of your own"
         ) from error
 
 
@@ -73,8 +73,9 @@ def _make_token(path: Path) -> None:
 
 
 @contextmanager
-def owned(home: Path) -> Iterator[None]:
-    """Own the home while inside. Raises Conflict, naming the owner's pid, when another does."""
+def own(home: Path) -> Iterator[None]:
+    """Own the home inside the block. Raises Conflict, with the owner's pid, when another process
+    does."""
     descriptor = os.open(home / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         if not _lock(descriptor):
@@ -100,7 +101,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def owner(home: Path) -> int | None:
-    """The pid of the supervisor that owns the home now, if one does."""
+    """The pid of the supervisor that owns the home now; None if none does."""
     path = home / LOCK
     if not path.exists():
         return None
@@ -112,7 +113,7 @@ def owner(home: Path) -> int | None:
 
 
 def write_state(home: Path, state: SupervisorState) -> None:
-    """Replace the state file, whole."""
+    """Replace the state file atomically."""
     scratch = home / f"{STATE}.{os.getpid()}"
     scratch.write_text(json.dumps(asdict(state), indent=2) + "\n")
     scratch.chmod(0o600)
@@ -120,7 +121,7 @@ def write_state(home: Path, state: SupervisorState) -> None:
 
 
 def read_state(home: Path) -> SupervisorState | None:
-    """The state of the supervisor that owns the home now; None when nobody does."""
+    """The state of the supervisor that owns the home now; None when none does."""
     pid = owner(home)
     path = home / STATE
     if pid is None or not path.exists():

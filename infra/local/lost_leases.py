@@ -1,8 +1,8 @@
-"""Which processes are alive and work for nobody: they hold no lease, and do not end.
+"""Finds processes that are alive but hold no lease, and so do no work.
 
-A process that lost its lease ends by itself. Where that fails, its supervisor ends it, once the database
-has said for some time, at every look, that it has none. Whatever keeps us from knowing (a database that
-is away, a machine or a process that was stopped) starts that time again.
+A process that loses its lease normally ends by itself. If that fails, its supervisor kills it, once
+every check for some time has found that it has no lease. That time starts again whenever a check cannot
+know: the database is not available, or the machine or the process was stopped.
 """
 
 import asyncio
@@ -16,27 +16,27 @@ import asyncpg
 from infra.postgres.errors import CLIENT_ERRORS
 
 LOOK_S = 10.0
-"""How often the leases are looked at."""
+"""How often the leases are checked."""
 
 WITHIN_S = 2.0
-"""How long the database may take to answer: the supervisor has one thread."""
+"""How long the database may take to answer. It is short because the supervisor has one thread."""
 
 LEASELESS_S = 40.0
-"""How long a process may live without the lease that it once had. It ends by itself before."""
+"""How long a process may live after it lost its lease. Normally it ends by itself before that."""
 
 STARTING_S = 600.0
-"""How long a process that never had one may take to its first."""
+"""How long a process may take until its first lease."""
 
 
 @dataclass(slots=True)
 class _Seen:
     had_one: bool = False
     since: float | None = None
-    """When the looks without a lease began."""
+    """When the first of the checks in a row without a lease was."""
 
 
 class LeaseWatch:
-    """Remembers the looks. One per supervisor."""
+    """Remembers the results of the checks. One per supervisor."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,19 +44,19 @@ class LeaseWatch:
         self._looked_at = clock()
 
     def due_in_s(self) -> float:
-        """Seconds until the next look."""
+        """Seconds until the next check."""
         return max(0.0, self._looked_at + LOOK_S - self._clock())
 
-    def look(
+    def observe(
         self,
         running: Collection[str],
         live: Collection[str] | None,
         *,
         still: Collection[str] = (),
     ) -> Mapping[str, float]:
-        """One look: the workers that run, those of them with a live lease (None: the database did not
-        say), and those that somebody stopped. Returns how many seconds each of the others has been seen
-        without, so far."""
+        """Record one check: the running workers, those of them with a live lease (None: the database did
+        not answer), and those that a signal has stopped (`still`). Returns, for each worker without a
+        lease, for how many seconds it has been seen without one."""
         now = self._clock()
         jumped = now - self._looked_at > 3 * LOOK_S + WITHIN_S
         self._looked_at = now
@@ -71,13 +71,13 @@ class LeaseWatch:
                 seen.since = now
         return {w: now - seen.since for w, seen in self._seen.items() if seen.since is not None}
 
-    def overdue(self, worker: str, without_s: float) -> bool:
-        """Whether a process that has been without a lease for so long is to be ended."""
+    def is_overdue(self, worker: str, without_s: float) -> bool:
+        """Whether a process that has had no lease for `without_s` should be killed."""
         return without_s >= (LEASELESS_S if self._seen[worker].had_one else STARTING_S)
 
 
 async def live_workers(url: str, workers: Collection[str]) -> frozenset[str] | None:
-    """Those of these workers whose lease is live; None when the database does not say so soon."""
+    """Those of these workers whose lease is live; None when the database does not answer in time."""
     connection = None
     try:
         async with asyncio.timeout(WITHIN_S):
@@ -96,8 +96,8 @@ async def live_workers(url: str, workers: Collection[str]) -> frozenset[str] | N
             connection.terminate()
 
 
-def stands_still(pid: int) -> bool:
-    """Whether a process was stopped by a signal: who did that goes on with it."""
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped the process, so that it cannot renew its lease."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,11 +1,11 @@
 """`headrace up`: everything on one machine under one process.
 
-Starts Postgres (unless HEADRACE_DATABASE_URL names one), brings its schema up to date, starts the
-control process and the device worker, restarts what dies, and on SIGTERM or SIGINT stops it all in
-order: workers, control, Postgres. It has one thread and waits for signals, and looks at the size of the
-logs now and then, so it costs next to nothing while nothing happens; a dead child is a signal too, and
-its lease is ended at once, so that the work it held is taken up without waiting for the lease to run
-out.
+It starts Postgres (unless HEADRACE_DATABASE_URL names one), migrates its schema, starts the control
+process and the device worker, and restarts processes that die. On SIGTERM or SIGINT it stops everything
+in order: workers, control, Postgres. It has one thread, which waits for signals and checks the size of
+the logs now and then, so it costs almost nothing while nothing happens. The death of a child is a signal
+too. Its lease is ended at once, so that others take over its work without waiting for the lease to
+expire.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from pathlib import Path
 
 from infra.adapters import check_blobs
 from infra.local import embedded_postgres, home
-from infra.local.child import Child, ChildSpec, make_room
+from infra.local.child import Child, ChildSpec, rotate_log
 from infra.local.embedded_postgres import EmbeddedPostgres
-from infra.local.forkserver import ForkServer, reap_strangers
-from infra.local.lost_leases import LeaseWatch, live_workers, stands_still
+from infra.local.forkserver import ForkServer, reap_orphans
+from infra.local.lost_leases import LeaseWatch, is_stopped, live_workers
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.migrate import migrate
 from infra.postgres.pool import connect
@@ -47,39 +47,39 @@ HOSTED: dict[str, dict[str, tuple[str, ...]]] = {
 """The setting `workers` -> process -> the consumers that it hosts."""
 
 PYTHON = (sys.executable, "-P", "-m")
-"""-P: the directory that someone calls from must not shadow our modules."""
+"""-P: the current directory must not shadow our modules."""
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})
 WATCHED = STOP | {signal.SIGCHLD}
 VLLM_STOP_S = 30.0
 SPIN = "2000"
-"""How often a thread of numerical code looks for its next share before it sleeps: some 100 us, longer
-than it takes from one matrix product to the next. To be woken costs as much as a small product."""
+"""How often a thread of numerical code checks for work before it sleeps: some 100 us, longer than the
+time between two matrix products. Waking a thread costs as much as a small product."""
 READY_POLL_S = 0.05
 READY_S = 120.0
 REVIVE_S = 3.0
 """The embedded server is started again at most this often."""
 LOGS_S = 10.0
-"""How often it looks whether a log has grown too large."""
+"""How often the size of the logs is checked."""
 NO_LEASE = "no lease for"
 EARLY_DEATHS = 3
-"""So many deaths of the control process before it ever answered mean that it never will."""
+"""After this many deaths of the control process before it ever answered, `headrace up` fails."""
 
 
 def supervise(
     settings: Settings, environ: Mapping[str, str], *, on_ready: Callable[[], None]
 ) -> None:
-    """Run until told to stop; `on_ready` is called once, when the server answers.
+    """Run until a signal says stop. Calls `on_ready` once, when the server answers.
 
-    Raises Conflict when the home has an owner or the port is taken, InvalidConfig or TransientError
-    when the blobs' store, the database or the control process cannot be used.
+    Raises Conflict when another supervisor owns the home or the port is in use, and InvalidConfig or
+    TransientError when the blob store, the database or the control process cannot be used.
     """
     home.prepare(settings.home)
-    with home.owned(settings.home):
+    with home.own(settings.home):
         check_port(settings.host, settings.port)
         asyncio.run(check_blobs(settings))
         with _database(settings) as (url, server):
             asyncio.run(migrate(url))
-            wanted = specs(settings, environ, database_url=url)
+            wanted = child_specs(settings, environ, database_url=url)
             logs = settings.home / "logs"
             forks = fork_server(wanted, log=logs / "forkserver.log")
             children = tuple(
@@ -89,21 +89,21 @@ def supervise(
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises Conflict when something listens there already."""
+    """Raise Conflict when something already listens there."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             raise Conflict(
-                f"port {port} on {host} cannot be had ({error.strerror}); stop what listens there, "
-                f"or choose another with HEADRACE_URL=http://{host}:PORT"
+                f"port {port} on {host} is already in use or not available ({error.strerror}); stop the "
+                f"process that listens there, or set HEADRACE_URL=http://{host}:PORT to another port"
             ) from error
 
 
 @contextmanager
 def _database(settings: Settings) -> Iterator[tuple[str, EmbeddedPostgres | None]]:
-    """The database's URL, and the embedded server when it is ours to run."""
+    """The database's URL, and the embedded server if we run one."""
     if settings.database_url is not None:
         yield settings.database_url, None
         return
@@ -114,14 +114,15 @@ def _database(settings: Settings) -> Iterator[tuple[str, EmbeddedPostgres | None
         server.stop()
 
 
-def specs(
+def child_specs(
     settings: Settings, environ: Mapping[str, str], *, database_url: str
 ) -> tuple[ChildSpec, ...]:
-    """The processes of one machine: one device worker that hosts all consumers, or (`settings.workers`)
-    one that samples and one that learns, or a worker for each consumer, as on a cluster; and a vLLM
-    server, where one is to be started, which stops after those who ask it. Threads of
-    numerical code are set on purpose: all cores for a device worker (half of them where two work at
-    once), and waiting threads spin for a moment only, then sleep, for others need the cores too."""
+    """The processes of one machine. `settings.workers` chooses one device worker that hosts all
+    consumers, a sampler and a learner, or a worker for each consumer, as on a cluster. A vLLM server is
+    added where one is configured; it stops after the workers that use it.
+
+    Threads of numerical code are limited: a device worker has all cores (half of them when two work at
+    once). Waiting threads spin for a moment and then sleep, because others need the cores too."""
     shared = {
         **environ,
         "HEADRACE_HOME": str(settings.home),
@@ -159,14 +160,14 @@ def specs(
 
 
 def fork_server(wanted: Sequence[ChildSpec], *, log: Path) -> ForkServer:
-    """The process that the device workers are forked from; it has imported what they need under the
-    environment that they have in common."""
+    """The process that device workers are forked from. It has imported the libraries that they need,
+    with the environment that they share."""
     environment = next(spec.environment for spec in wanted if spec.forked is not None)
     return ForkServer((*PYTHON, "consumers.process.fork_server"), environment, log=log)
 
 
 class Supervisor:
-    """Keeps `children` alive; they are stopped in the reverse of their order."""
+    """Keeps `children` alive, and stops them in reverse order."""
 
     def __init__(
         self,
@@ -189,16 +190,16 @@ class Supervisor:
         self._watch = LeaseWatch()
 
     def run(self, on_ready: Callable[[], None]) -> None:
-        """Start, watch, restart; returns after everything was stopped."""
+        """Start the children and restart those that die. Returns after everything is stopped."""
         former = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
         try:
-            while not self._told_to_stop():
+            while not self._wait_for_stop():
                 self._restart()
-                self._look_at_leases()
-                self._shorten_logs()
-                if not self._ready and self._answers():
+                self._check_leases()
+                self._rotate_logs()
+                if not self._ready and self._is_ready():
                     self._ready = True
-                    self._record()
+                    self._save_state()
                     on_ready()
         finally:
             for child in reversed(self._children):
@@ -207,17 +208,17 @@ class Supervisor:
                 self._forks.stop()
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
-    def _shorten_logs(self) -> None:
-        """Whatever is written while this goes on, each log and its former half stay bounded."""
+    def _rotate_logs(self) -> None:
+        """Keep each log and its rotated part below their size limit."""
         logs = [*(self._settings.home / "logs").glob("*.log")]
         for log in (*logs, self._server.log) if self._server else logs:
-            make_room(log)
+            rotate_log(log)
 
-    def _told_to_stop(self) -> bool:
-        """Wait for a signal, or until something is due. True when the signal means: stop."""
+    def _wait_for_stop(self) -> bool:
+        """Wait for a signal, or until something is due. Returns True if the signal means stop."""
         due = [LOGS_S]
         due += [
-            READY_POLL_S if child.waits() else s
+            READY_POLL_S if child.should_wait() else s
             for child in self._children
             if (s := child.due_in_s()) is not None
         ]
@@ -227,20 +228,21 @@ class Supervisor:
             due.append(max(0.0, self._revived_at + REVIVE_S - time.monotonic()))
         if not self._ready:
             due.append(READY_POLL_S)
-        if self._leased():
+        if self._leased_children():
             due.append(self._watch.due_in_s())
         came = signal.sigtimedwait(WATCHED, min(due))
         return came is not None and came.si_signo in STOP
 
     def _revive(self) -> bool:
-        """Start the embedded server again if it died, be it that its disk is still full: nobody else
-        would. Returns whether it did."""
+        """Start the embedded server again if it died, even if its disk may still be full, because
+        nothing else would. Returns whether it was started."""
         server = self._server
         if server is None or server.process.poll() is None:
             return False
         if time.monotonic() < self._revived_at + REVIVE_S:
             return False
-        logger.warning("postgres ended with %s; it is started again", server.process.returncode)
+        code = server.process.returncode
+        logger.warning("postgres ended with exit code %s; starting it again", code)
         self._revived_at = time.monotonic()
         server.revive()
         return True
@@ -248,73 +250,76 @@ class Supervisor:
     def _restart(self) -> None:
         changed = self._revive()
         if self._forks is not None:
-            self._forks.keep()
+            self._forks.ensure_running()
         for child in self._children:
             code = child.reap()
             if code is not None:
-                logger.warning("%s ended with %s", child.spec.name, code)
+                logger.warning("%s ended with exit code %s", child.spec.name, code)
                 self._expire(child)
-                self._give_up_early(child)
-            if child.due_in_s() == 0.0 and not child.waits():
+                self._fail_early(child)
+            if child.due_in_s() == 0.0 and not child.should_wait():
                 child.start()
                 changed = True
         if self._forks is not None:
-            reap_strangers(self._known(self._forks))
+            reap_orphans(self._waited_pids(self._forks))
         if changed:
-            self._record()
+            self._save_state()
 
-    def _leased(self) -> dict[str, Child]:
-        """The children at work that should hold a lease, by worker id."""
+    def _leased_children(self) -> dict[str, Child]:
+        """The running children that should hold a lease, by worker id."""
         return {c.worker: c for c in self._children if c.spec.leased and c.pid is not None}
 
-    def _look_at_leases(self) -> None:
-        """End who is alive and has had no lease for long: it does nothing, and holds up what it held."""
-        if self._watch.due_in_s() > 0 or not (running := self._leased()):
+    def _check_leases(self) -> None:
+        """Kill children without a lease for too long: they do no work, and hold up their claims."""
+        if self._watch.due_in_s() > 0 or not (running := self._leased_children()):
             return
-        still = {w for w, child in running.items() if child.pid and stands_still(child.pid)}
+        still = {w for w, child in running.items() if child.pid and is_stopped(child.pid)}
         live = asyncio.run(live_workers(self._url, running.keys()))
-        without = self._watch.look(running.keys(), live, still=still)
+        without = self._watch.observe(running.keys(), live, still=still)
         changed = False
         for worker, child in running.items():
             note = "" if child.note.startswith(NO_LEASE) else child.note
             if worker in without:
                 note = f"{NO_LEASE} {without[worker]:.0f} s"
-                if self._watch.overdue(worker, without[worker]):
+                if self._watch.is_overdue(worker, without[worker]):
                     logger.error(
-                        "%s (pid %s) is alive, with %s: it is killed", worker, child.pid, note
+                        "killing %s (pid %s): it is alive but has %s", worker, child.pid, note
                     )
                     note = f"was killed: {note}"
                     child.kill()
             changed |= note != child.note
             child.note = note
         if changed:
-            self._record()
+            self._save_state()
 
-    def _known(self, forks: ForkServer) -> set[int]:
-        """The pids that somebody here waits for."""
+    def _waited_pids(self, forks: ForkServer) -> set[int]:
+        """The pids that something in this process waits for."""
         server = self._server.process.pid if self._server else None
         pids = (server, forks.pid, *(child.state.pid for child in self._children))
         return {pid for pid in pids if pid is not None}
 
     def _expire(self, child: Child) -> None:
-        """End the dead child's lease. A database that is away only means waiting for the lease."""
+        """End the dead child's lease. Without the database the lease expires by itself."""
         try:
             asyncio.run(_expire(self._url, child.worker))
         except (HeadraceError, OSError) as error:
-            logger.warning("the lease of %s runs out by itself: %s", child.worker, error)
+            logger.warning(
+                "the lease of %s could not be ended, it expires by itself: %s", child.worker, error
+            )
 
-    def _give_up_early(self, child: Child) -> None:
+    def _fail_early(self, child: Child) -> None:
         if self._ready or child is not self._children[0] or child.starts < EARLY_DEATHS:
             return
         raise Refused(
-            f"the {child.spec.name} process does not start; the end of {child.log}:\n{tail(child.log)}"
+            f"the {child.spec.name} process does not start; see the end of {child.log}:\n"
+            f"{tail(child.log)}"
         )
 
-    def _answers(self) -> bool:
-        """Whether the control process answers /readyz. Raises TransientError when it is too late."""
+    def _is_ready(self) -> bool:
+        """Whether the control process answers /readyz. Raises TransientError after READY_S."""
         if time.monotonic() > self._ready_by:
             raise TransientError(
-                f"the server did not answer within {READY_S:.0f} s; look into "
+                f"the server did not answer within {READY_S:.0f} s; see its log, "
                 f"{self._children[0].log}"
             )
         connection = http.client.HTTPConnection(self._settings.host, self._settings.port, timeout=2)
@@ -326,8 +331,9 @@ class Supervisor:
         finally:
             connection.close()
 
-    def _record(self) -> None:
-        """Only `headrace status` reads it: a full disk must not end what runs."""
+    def _save_state(self) -> None:
+        """Write the state file. Only `headrace status` reads it, so a full disk must not stop the
+        rest."""
         state = home.SupervisorState(
             pid=os.getpid(),
             url=self._settings.url,
@@ -339,7 +345,7 @@ class Supervisor:
         try:
             home.write_state(self._settings.home, state)
         except OSError as error:
-            logger.warning("the state of the processes cannot be noted: %s", error)
+            logger.warning("the state file of the supervisor cannot be written: %s", error)
 
 
 async def _expire(url: str, worker: str) -> None:

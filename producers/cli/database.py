@@ -30,7 +30,7 @@ def existing_database(settings: "Settings") -> Iterator[str]:
     if home.owner(settings.home) is not None:
         yield place.url
         return
-    with home.owned(settings.home):
+    with home.own(settings.home):
         server = embedded.start(settings.home)
         try:
             yield server.url
@@ -49,7 +49,7 @@ def new_database(settings: "Settings") -> Iterator[str]:
         yield settings.database_url
         return
     home.prepare(settings.home)
-    with home.owned(settings.home):
+    with home.own(settings.home):
         server = embedded.start(settings.home)
         try:
             yield server.url

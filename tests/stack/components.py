@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.local.data_directory import made
+from infra.local.data_directory import ensure_directory
 from tests.stack.kafka import KafkaServer, kafka_server
 from tests.stack.postgres import PostgresServer
 from tests.stack.s3 import S3Server, s3_server
@@ -50,7 +50,7 @@ def _postgres(directory: Path) -> Iterator[PostgresServer]:
     """The stack's database. As root it lives outside of `directory`, which the unprivileged user that
     must run it may not be able to reach."""
     place = directory / "postgres"
-    server = PostgresServer(made(place) if os.geteuid() == 0 else place)
+    server = PostgresServer(ensure_directory(place) if os.geteuid() == 0 else place)
     server.start()
     try:
         yield server

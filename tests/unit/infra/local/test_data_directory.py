@@ -24,39 +24,47 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_a_home_finds_what_it_had(home: Path) -> None:
-    assert data_directory.found(home / "postgres") is None
-    made = data_directory.made(home / "postgres")
+    assert data_directory.find_directory(home / "postgres") is None
+    made = data_directory.ensure_directory(home / "postgres")
     assert made.is_dir()
-    assert data_directory.made(home / "postgres") == data_directory.found(home / "postgres") == made
+    assert (
+        data_directory.ensure_directory(home / "postgres")
+        == data_directory.find_directory(home / "postgres")
+        == made
+    )
 
 
 def test_a_home_made_anew_at_the_same_place_has_nothing_of_the_former(home: Path) -> None:
-    former = data_directory.made(home / "postgres")
+    former = data_directory.ensure_directory(home / "postgres")
     shutil.rmtree(home)
-    assert data_directory.found(home / "postgres") is None
-    assert data_directory.made(home / "postgres") != former
+    assert data_directory.find_directory(home / "postgres") is None
+    assert data_directory.ensure_directory(home / "postgres") != former
     assert former.is_dir(), "nothing is removed that nobody asked to remove"
 
 
 def test_a_home_that_was_moved_keeps_its_database(home: Path) -> None:
-    had = data_directory.made(home / "postgres")
+    had = data_directory.ensure_directory(home / "postgres")
     moved = home.rename(home.with_name("moved"))
-    assert data_directory.made(moved / "postgres") == had
+    assert data_directory.ensure_directory(moved / "postgres") == had
     home.mkdir()
-    assert data_directory.made(home / "postgres") != had
+    assert data_directory.ensure_directory(home / "postgres") != had
 
 
 def test_a_copy_of_a_home_is_refused(home: Path) -> None:
-    data_directory.made(home / "postgres")
+    data_directory.ensure_directory(home / "postgres")
     copy = home.with_name("copy")
     shutil.copytree(home, copy, symlinks=True)
-    for use in (data_directory.found, data_directory.made, data_directory.remove):
+    for use in (
+        data_directory.find_directory,
+        data_directory.ensure_directory,
+        data_directory.remove,
+    ):
         with pytest.raises(InvalidConfig, match=f"a copy of {home}"):
             use(copy / "postgres")
 
 
 def test_what_is_removed_leaves_nothing(home: Path, system_root: Path) -> None:
     data_directory.remove(home / "postgres")
-    data_directory.made(home / "postgres")
+    data_directory.ensure_directory(home / "postgres")
     data_directory.remove(home / "postgres")
     assert list(system_root.iterdir()) == list(home.iterdir()) == []

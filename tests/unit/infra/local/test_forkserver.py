@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.forkserver import PR_SET_CHILD_SUBREAPER, ForkServer, Process, reap_strangers
+from infra.local.forkserver import PR_SET_CHILD_SUBREAPER, ForkServer, Process, reap_orphans
 from tests.kit.platform import eventually
 
 pytestmark = pytest.mark.processes
@@ -37,14 +37,16 @@ ENVIRONMENT = {**os.environ, "SAYS": "the server"}
 @pytest.fixture
 def forks(tmp_path: Path) -> Iterator[ForkServer]:
     server = ForkServer([sys.executable, "-c", SERVER], ENVIRONMENT, log=tmp_path / "server.log")
-    server.keep()
+    server.ensure_running()
     yield server
     server.stop()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 def ready(forks: ForkServer) -> None:
-    eventually(lambda: None if forks.starting() else True, within_s=30, what="the server is ready")
+    eventually(
+        lambda: None if forks.is_starting() else True, within_s=30, what="the server is ready"
+    )
 
 
 def made(forks: ForkServer, log: Path, *arguments: str) -> Process:
@@ -79,20 +81,20 @@ def test_where_it_is_not_ready_or_dead_there_is_no_worker_and_it_comes_back(tmp_
     server = ForkServer(program, ENVIRONMENT, log=tmp_path / "l", clock=lambda: now[0])
     assert server.due_in_s() == 0.0
     assert server.fork((), ENVIRONMENT, tmp_path / "log") is None
-    server.keep()
-    assert server.starting()
+    server.ensure_running()
+    assert server.is_starting()
     assert server.due_in_s() is None
     ready(server)
     first = server.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
     eventually(lambda: server.due_in_s(), within_s=30, what="its death is seen")
-    assert not server.starting()
+    assert not server.is_starting()
     assert server.fork((), ENVIRONMENT, tmp_path / "log") is None
     now[0] += 60.0
-    server.keep()
+    server.ensure_running()
     assert server.pid != first
-    assert not server.starting(), "workers do not wait for it a second time"
+    assert not server.is_starting(), "workers do not wait for it a second time"
     worker = eventually(
         lambda: server.fork(("a",), ENVIRONMENT, tmp_path / "log"), within_s=30, what="a worker"
     )
@@ -108,8 +110,8 @@ from pathlib import Path
 from infra.local.forkserver import ForkServer
 log = Path({str(tmp_path / "log")!r})
 server = ForkServer([sys.executable, "-c", {SERVER!r}], dict(os.environ), log=log)
-server.keep()
-while server.starting(): time.sleep(0.01)
+server.ensure_running()
+while server.is_starting(): time.sleep(0.01)
 worker = server.fork(("stay",), dict(os.environ), log)
 server.stop()
 print(worker.pid, flush=True)
@@ -136,7 +138,7 @@ def test_what_nobody_waits_for_is_reaped_and_ours_is_left(tmp_path: Path) -> Non
     deadline = time.monotonic() + 30
     while Path(f"/proc/{stranger}").exists():
         assert time.monotonic() < deadline
-        reap_strangers({ours.pid})
+        reap_orphans({ours.pid})
         ours.poll()
     assert ours.wait() == 0
 

@@ -14,7 +14,7 @@ from schemas.errors import Conflict, InvalidConfig
 HOLD = """
 import sys, pathlib
 from infra.local import home
-with home.owned(pathlib.Path(sys.argv[1])):
+with home.own(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -56,12 +56,12 @@ def test_a_second_owner_is_refused_and_told_the_pid_of_the_first(tmp_path: Path)
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"
     assert home.owner(tmp_path) == holder.pid
-    with pytest.raises(Conflict, match=rf"pid {holder.pid}\)"), home.owned(tmp_path):
+    with pytest.raises(Conflict, match=rf"pid {holder.pid}\)"), home.own(tmp_path):
         pass
     holder.kill()
     holder.communicate()
     assert home.owner(tmp_path) is None
-    with home.owned(tmp_path):
+    with home.own(tmp_path):
         assert (tmp_path / home.LOCK).read_text().strip() == str(os.getpid())
 
 
@@ -70,7 +70,7 @@ def test_a_state_counts_only_while_its_supervisor_lives(tmp_path: Path) -> None:
     child = home.ChildState("worker", 7, "w", 1, "log")
     state = home.SupervisorState(os.getpid(), "http://x", True, "now", 5, (child,))
     assert home.read_state(tmp_path) is None
-    with home.owned(tmp_path):
+    with home.own(tmp_path):
         home.write_state(tmp_path, state)
         assert home.read_state(tmp_path) == state
         document = json.loads((tmp_path / home.STATE).read_text())

@@ -32,8 +32,8 @@ class Watched:
         overdue, until = False, self.now + seconds
         while self.now < until:
             self.now += every_s
-            without = self.watch.look([ME], live, still=still)
-            overdue |= any(self.watch.overdue(w, s) for w, s in without.items())
+            without = self.watch.observe([ME], live, still=still)
+            overdue |= any(self.watch.is_overdue(w, s) for w, s in without.items())
         return overdue
 
 

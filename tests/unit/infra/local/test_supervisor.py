@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from infra.local.child import LARGEST_LOG_BYTES, Child, ChildSpec, make_room, pause_s
+from infra.local.child import LARGEST_LOG_BYTES, Child, ChildSpec, pause_s, rotate_log
 from infra.local.free_port import free_port
-from infra.local.supervisor import check_port, specs, tail
+from infra.local.supervisor import check_port, child_specs, tail
 from infra.settings.settings import Settings
 from schemas.errors import Conflict
 from tests.kit.platform import PATIENCE, eventually
@@ -73,7 +73,7 @@ children = tuple(
         ("worker", sys.argv[4], [str(root / "order")]),
     )
 )
-with home.owned(root):
+with home.own(root):
     supervisor.Supervisor(settings, children, url="").run(lambda: print("ready", flush=True))
 """
 
@@ -204,12 +204,12 @@ def test_shortening_follows_no_link(tmp_path: Path) -> None:
     large.write_bytes(b"x")
     os.truncate(large, LARGEST_LOG_BYTES + 1)
     (tmp_path / "a.log").symlink_to(large)
-    make_room(tmp_path / "a.log")
+    rotate_log(tmp_path / "a.log")
     assert large.stat().st_size > LARGEST_LOG_BYTES
     (tmp_path / "large.log").hardlink_to(large)
     (tmp_path / "other").write_text("not a log")
     (tmp_path / "large.log.1").symlink_to(tmp_path / "other")
-    make_room(tmp_path / "large.log")
+    rotate_log(tmp_path / "large.log")
     assert large.stat().st_size == 0
     assert (tmp_path / "other").read_text() == "not a log"
 
@@ -325,13 +325,13 @@ def test_a_taken_port_is_named_with_what_to_do() -> None:
 
 def test_threads_are_set_on_purpose_and_a_user_may_choose(tmp_path: Path) -> None:
     settings = Settings.load({"HEADRACE_HOME": str(tmp_path)})
-    control, worker = specs(settings, {}, database_url="postgresql:///x")
+    control, worker = child_specs(settings, {}, database_url="postgresql:///x")
     assert worker.environment["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
     assert worker.environment["OMP_WAIT_POLICY"] == "PASSIVE"
     assert 0 < int(worker.environment["GOMP_SPINCOUNT"]) < 10_000, "a moment, not milliseconds"
     assert control.environment["HEADRACE_DATABASE_URL"] == "postgresql:///x"
     own = {"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "7"}
-    _, chosen = specs(settings, own, database_url="postgresql:///x")
+    _, chosen = child_specs(settings, own, database_url="postgresql:///x")
     assert own.items() <= chosen.environment.items()
 
 

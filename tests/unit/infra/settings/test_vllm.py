@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from infra.local.free_port import free_port
-from infra.local.supervisor import specs
+from infra.local.supervisor import child_specs
 from infra.settings.settings import BadSetting, Settings
 from infra.settings.vllm import RESERVE
 from tests.kit.platform import eventually
@@ -76,7 +76,7 @@ def test_a_device_takes_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_starts_after_the_server_and_before_those_who_ask_it() -> None:
     said = {**ASKED, "HEADRACE_WORKERS": "two", "HEADRACE_VLLM_API_KEY": "secret"}
     settings = Settings.load({**said, "HEADRACE_VLLM_ARGUMENTS": "--dtype bfloat16"})
-    children = specs(settings, said, database_url="postgresql://x")
+    children = child_specs(settings, said, database_url="postgresql://x")
     assert [child.name for child in children] == ["control", "vllm", "sampler", "learner"]
     vllm = children[1]
     assert vllm.argv[:3] == (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
@@ -110,9 +110,9 @@ stand_ins = {
 children = tuple(
     Child(dataclasses.replace(spec, argv=stand_ins.get(spec.name, spec.argv), forked=None),
           log=root / "logs" / (spec.name + ".log"))
-    for spec in supervisor.specs(settings, os.environ, database_url="postgresql://x")
+    for spec in supervisor.child_specs(settings, os.environ, database_url="postgresql://x")
 )
-with home.owned(root):
+with home.own(root):
     supervisor.Supervisor(settings, children, url="").run(lambda: print("ready", flush=True))
 """
 

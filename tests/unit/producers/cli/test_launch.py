@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.home import ChildState, SupervisorState, owned, prepare, write_state
+from infra.local.home import ChildState, SupervisorState, own, prepare, write_state
 from producers.cli.errors import Failure
 from producers.cli.launch import await_workers
 from tests.unit.producers.cli.conftest import FakeServer, Run
@@ -16,10 +16,10 @@ STATUS = {"version": "0", "home": "/h", "workers": []}
 
 @pytest.fixture
 def home(server: FakeServer, tmp_path: Path) -> Iterator[Path]:
-    """A home that is owned by a supervisor: this process."""
+    """A home that is own by a supervisor: this process."""
     path = tmp_path / "home"
     prepare(path)
-    with owned(path):
+    with own(path):
         yield path
 
 
