@@ -16,7 +16,7 @@ STATUS = {"version": "0", "home": "/h", "workers": []}
 
 @pytest.fixture
 def home(server: FakeServer, tmp_path: Path) -> Iterator[Path]:
-    """A home that is own by a supervisor: this process."""
+    """A home that is owned by a supervisor: this process."""
     path = tmp_path / "home"
     prepare(path)
     with own(path):
