@@ -1,7 +1,7 @@
 """The run and evaluation TOML: sections, keys, bounds and defaults.
 
-The whole file is strict: an unknown section or key is refused with what was probably meant. A key
-that is valid but whose feature is not built yet is refused by name at submit, never ignored.
+The whole file is checked strictly. An unknown section or key is refused with a suggestion. A key whose
+feature is not built yet is refused at submit and never ignored.
 """
 
 from typing import Annotated, Literal
@@ -42,9 +42,9 @@ class Experiment(Section):
     """`rollout` and `entrypoint` may be absent for sft only; `dataset` is a registered dataset."""
 
     rollout: Name | None = None
-    """the directory below `rollouts/` whose code runs"""
+    """the directory under `rollouts/` whose code runs"""
     entrypoint: str | None = None
-    """its file with the AgentWorkflow and the Grader, as `main.py`"""
+    """the file in it with the AgentWorkflow and the Grader, for example `main.py`"""
     model_path: Annotated[str, StringConstraints(min_length=1)]
     """`scratch:NAME`, a Hugging Face id, an absolute directory, or `RUN@STEP` (`RUN@last`)"""
     dataset: Annotated[str, StringConstraints(min_length=1)]
@@ -59,34 +59,35 @@ class Training(Section):
     lr: float = Field(default=1e-6, gt=0, le=1)
     """the highest learning rate"""
     total_epochs: int = Field(default=1, ge=1, le=10_000)
-    """how often each row of the dataset is taken, unless `advanced.max_steps` is given"""
+    """how often each row of the dataset is used, unless `advanced.max_steps` is set"""
     n_samples_per_prompt: int = Field(default=8, ge=1, le=1024)
-    """samples of a group; their grades must fit into an event: 136, fewer with reward functions"""
+    """samples in a group; at most 136, and fewer with reward functions, because their grades must fit
+    into one event"""
     rollout_batch_size: int = Field(default=32, ge=1, le=1_000_000)
-    """groups of a step; they must fit into an event: 121 with 8 samples each"""
+    """groups in a step; at most 121 with 8 samples each, because they must fit into one event"""
     max_prompt_length: int = Field(default=8192, ge=1, le=262_144)
-    """tokens; a longer prompt fails its sample, nothing is cut"""
+    """the most tokens in a prompt; a sample with a longer prompt fails, nothing is cut off"""
     max_response_length: int = Field(default=8192, ge=1, le=262_144)
-    """tokens that a sample may generate"""
+    """the most tokens that a sample may generate"""
     agent_workflow_timeout_s: float = Field(default=450, ge=1, le=86_400)
-    """seconds that the workflow has for a sample"""
+    """the most seconds that the workflow may take for a sample"""
     grader_timeout_s: float = Field(default=150, ge=1, le=86_400)
-    """seconds that the grader has for a group"""
+    """the most seconds that the grader may take for a group"""
 
 
 class Sampling(Section):
     rollout_temperature: float = Field(default=1.0, ge=0, le=2)
-    """divides the logits, in the sampler and in the learner"""
+    """the logits are divided by it, in the sampler and in the learner"""
     rollout_top_p: float = Field(default=1.0, ge=0, le=1)
-    """1.0 in training: another value is refused, for it would bias every ratio"""
+    """must be 1.0 in training, because any other value would bias every ratio"""
 
 
 class Checkpoints(Section):
     eval_interval: int | None = Field(default=None, ge=1, le=1_000_000)
-    """steps between validations on `advanced.validation_dataset`; the first version and the last
-    are validated anyway"""
+    """steps between validations on `advanced.validation_dataset`; the first and the last version are
+    always validated"""
     checkpoint_save_freq: int = Field(default=20, ge=1, le=1_000_000)
-    """steps between checkpoints; the last step makes one anyway"""
+    """steps between checkpoints; the last step always makes one"""
 
 
 class RewardWeight(Section):
@@ -95,122 +96,122 @@ class RewardWeight(Section):
     name: Annotated[str, StringConstraints(min_length=1)]
     """a function of the rollout that is marked with `@reward`"""
     weight: float = Field(default=1.0)
-    """what its value is multiplied with"""
+    """its value is multiplied by this"""
 
 
 class Advanced(Section):
-    """Everything of ours. A key that is left out has its algorithm's own default."""
+    """Everything else. A key that is left out has the default of the run's algorithm."""
 
     algorithm: Algorithm = "grpo"
     """the objective ([algorithms](algorithms.md))"""
     execution_mode: ExecutionMode = "sync"
     """whether sampling runs ahead of training ([architecture](architecture.md))"""
     max_steps_off_policy: int | None = Field(default=None, ge=0, le=64)
-    """by how many steps; default: what the mode says, 4 for `fully_async`"""
+    """how many steps sampling may run ahead; default: the mode's own value, 4 for `fully_async`"""
     weight_sync_interval: int = Field(default=1, ge=1, le=64)
-    """policy versions between those that samplers take"""
+    """how many policy versions lie between two weight updates of the samplers"""
     max_steps: int | None = Field(default=None, ge=1, le=10_000_000)
-    """steps of the run, instead of epochs"""
+    """steps in the run, instead of epochs"""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """of everything random: order of the rows, first values, samples"""
+    """seed of everything random: the order of rows, the initial weights and the samples"""
     deterministic: bool = False
-    """the same run again has the same bits; costs speed"""
+    """repeating the run gives identical bits; this costs speed"""
     date: Day | None = None
-    """the day, as `"2026-11-22"`, that a chat template which asks for the time is told; default: the
-    day of the submit"""
+    """the current date for chat templates that ask for it, as `"2026-11-22"`; default: the day of the
+    submit"""
     tuning: Literal["lora", "full"] = "lora"
-    """what is trained: an adapter, or all weights"""
+    """what is trained: a LoRA adapter, or all weights"""
     lora_rank: int = Field(default=16, ge=1, le=512)
-    """rank of the adapter"""
+    """the adapter's rank"""
     lora_alpha: float = Field(default=32.0, gt=0, le=4096)
-    """the adapter is scaled by this over its rank"""
+    """the adapter's output is scaled by `lora_alpha / lora_rank`"""
     lora_targets: str | tuple[str, ...] = Field(default="all-linear")
-    """`all-linear`, or the names of the linear layers that get one"""
+    """`all-linear`, or the names of the linear layers that get an adapter"""
     kl_coef: float | None = Field(default=None, ge=0, le=10)
-    """weight of the KL to the base model"""
+    """weight of the KL divergence from the base model"""
     clip_low: float | None = Field(default=None, gt=0, le=10)
-    """how far below 1 the ratio counts"""
+    """how far below 1 the ratio may be before it is clipped"""
     clip_high: float | None = Field(default=None, gt=0, le=10)
-    """how far above 1 the ratio counts"""
+    """how far above 1 the ratio may be before it is clipped"""
     loss_aggregation: LossAggregation | None = None
-    """over what the mean of the loss is taken"""
+    """what the loss is averaged over"""
     clip_delta: float | None = Field(default=None, gt=1, le=1000)
-    """bounds the ratio where the advantage is negative"""
+    """upper bound of the ratio where the advantage is negative (dual clip)"""
     kl_estimator: KlEstimator | None = None
-    """which estimate of the KL"""
+    """which estimator of the KL divergence is used"""
     kl_in: KlPlace | None = None
-    """whether it is part of the loss or of the reward"""
+    """whether the KL divergence is added to the loss or to the reward"""
     correction: Correction = "ratio"
-    """how off-policy samples are corrected for"""
+    """how the loss corrects for off-policy samples"""
     correction_level: CorrectionLevel | None = None
-    """over what the weight of the correction is taken"""
+    """whether a correction weight belongs to a token, a sequence or a sequence's geometric mean"""
     correction_low: float | None = Field(default=None, ge=0, le=1)
-    """smaller weights are masked"""
+    """tokens or sequences with a smaller correction weight are masked"""
     correction_high: float | None = Field(default=None, ge=1, le=1000)
-    """larger weights are truncated or masked"""
+    """larger correction weights are truncated, or their tokens or sequences are masked"""
     off_policy_threshold: float | None = Field(default=None, gt=0, le=100)
-    """a bad sequence is left out whose mean log(mu / pi) is larger"""
+    """a sequence with a negative advantage is masked when its mean log(mu / pi) is larger"""
     updates_per_step: int = Field(default=1, ge=1, le=64)
     """optimizer updates on each batch"""
     filter_groups: bool | None = None
-    """drop groups whose rewards are all equal, and ask for others"""
+    """drop groups whose rewards are all equal, and request other groups"""
     max_replacements: int | None = Field(default=None, ge=0, le=64)
-    """how often a dropped group is replaced"""
+    """how often a dropped group may be replaced"""
     overlong_buffer: int | None = Field(default=None, ge=0, le=262_144)
-    """tokens before the limit from which on a long answer is penalised"""
+    """the last tokens before the limit, in which a long answer is penalised"""
     overlong_penalty: float | None = Field(default=None, ge=0, le=1000)
-    """the largest such penalty"""
+    """the penalty of an answer at the limit"""
     group_baseline: bool | None = None
-    """take the group's mean off before whitening"""
+    """subtract the group's mean before whitening"""
     gamma: float | None = Field(default=None, gt=0, le=1)
-    """discount of later rewards"""
+    """discount factor of later rewards"""
     gae_lambda: float | None = Field(default=None, ge=0, le=1)
     """lambda of generalised advantage estimation"""
     value_clip: float | None = Field(default=None, gt=0, le=1000)
-    """how far a value may move in a step"""
+    """how far a value may change in a step before it is clipped"""
     value_coef: float | None = Field(default=None, gt=0, le=100)
     """weight of the value loss"""
     critic_lr: float | None = Field(default=None, gt=0, le=1)
     """the critic's learning rate"""
     grad_clip: float = Field(default=1.0, gt=0, le=1e6)
-    """the largest norm of the gradients; larger ones are scaled down"""
+    """the largest norm of the gradients; larger gradients are scaled down to it"""
     weight_decay: float = Field(default=0.0, ge=0, le=1)
-    """of AdamW; norms and biases have none"""
+    """weight decay of AdamW; norms and biases have none"""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    """of AdamW"""
+    """beta1 of AdamW"""
     adam_beta2: float | None = Field(default=None, ge=0, lt=1)
-    """of AdamW; default: 0.95, for `sft` 0.98"""
+    """beta2 of AdamW; default: 0.95, and 0.98 for `sft`"""
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
-    """steps in which the learning rate rises"""
+    """steps in which the learning rate rises to `training.lr`"""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """how it falls afterwards"""
+    """how the learning rate falls afterwards"""
     lr_min_ratio: float = Field(default=0.0, ge=0, le=1)
-    """to what share of `training.lr`"""
+    """the share of `training.lr` to which it falls"""
     micro_batch_tokens: int | None = Field(default=None, ge=16, le=10_000_000)
-    """tokens of a pass of the learner, 4096 by default ([models](models.md))"""
+    """tokens in a pass of the learner, 4096 by default ([models](models.md))"""
     precision: Precision = "float32"
-    """in which the base model is held and computed with ([models](models.md))"""
+    """number format in which the base model is stored and computed ([models](models.md))"""
     recompute: bool = False
-    """keep less of a pass and compute it again ([models](models.md))"""
+    """keep fewer activations in memory and compute them again ([models](models.md))"""
     compile: bool = False
-    """`torch.compile`, on a GPU ([models](models.md))"""
+    """use `torch.compile`, on a GPU ([models](models.md))"""
     rewards: tuple[RewardWeight, ...] = Field(default=())
-    """reward functions to add up, instead of a Grader: `[[advanced.rewards]]` with `name` and
-    `weight`"""
+    """reward functions whose weighted sum is the reward, instead of a Grader: `[[advanced.rewards]]`
+    with `name` and `weight`"""
     validation_dataset: str | None = None
-    """a registered dataset that is held out"""
+    """a registered dataset that is used for validation and not for training"""
     validation_samples: int = Field(default=1, ge=1, le=1024)
-    """samples of each of its rows"""
+    """samples per row of the validation dataset"""
     validation_temperature: float = Field(default=0.0, ge=0, le=2)
     """0 is greedy"""
     loss_turns: LossTurns | None = None
-    """which turns of a conversation are learned"""
+    """which turns of a conversation are trained on"""
     batch_size: int = Field(default=16, ge=1, le=65_536)
-    """`sft`: rows of a step"""
+    """`sft`: rows in a step"""
     max_sequence_length: int = Field(default=2048, ge=8, le=262_144)
-    """`sft`: tokens of a row; a longer one is cut at its end"""
+    """`sft`: the most tokens in a row; a longer row is cut off at its end"""
     state_interval: int | None = Field(default=None, ge=1, le=10_000)
-    """steps between versions that are stored whole, for recovery; default: 1, more for large
+    """steps between versions that are stored completely, for recovery; default: 1, more for large
     models"""
 
 
@@ -218,7 +219,7 @@ class Secrets(Section):
     required: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")], ...] = Field(
         default=()
     )
-    """not built yet: refused"""
+    """not built yet; a config that sets it is refused"""
 
 
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Z_][A-Z0-9_]*$")]
@@ -233,39 +234,39 @@ class RunConfig(Section):
     checkpoints: Checkpoints = Checkpoints()
     advanced: Advanced = Advanced()
     env: dict[EnvName, str] = {}
-    """variables for user code, by name; what begins with HEADRACE_, LD_ or PYTHON is refused, and so are
-    PATH, HOME and GLIBC_TUNABLES"""
+    """environment variables for user code, by name; names that begin with HEADRACE_, LD_ or PYTHON are
+    refused, and so are PATH, HOME and GLIBC_TUNABLES"""
     secrets: Secrets = Secrets()
 
 
 class Evaluation(Section):
     limit: int | None = Field(default=None, ge=1)
-    """the first so many rows; default: a tenth of all, drawn from the seed"""
+    """evaluate only this many rows, the first ones; default: a tenth of all rows, drawn from the seed"""
     n: int = Field(default=1, ge=1, le=1024)
-    """samples of a row, as many as `training.n_samples_per_prompt` may be"""
+    """samples per row; the limits of `training.n_samples_per_prompt` apply"""
     batch_size: int = Field(default=1, ge=1, le=10_000)
-    """rows that are asked for at once"""
+    """rows that are requested at once"""
     pass_threshold: float = Field(default=1.0)
-    """a sample passes whose reward is at least this"""
+    """a sample passes when its reward is at least this"""
     agent_workflow_timeout_s: float = Field(default=450, ge=1, le=86_400)
-    """seconds that the workflow has for a sample"""
+    """the most seconds that the workflow may take for a sample"""
     grader_timeout_s: float = Field(default=150, ge=1, le=86_400)
-    """seconds that the grader has for a row"""
+    """the most seconds that the grader may take for a row"""
 
 
 class EvalAdvanced(Section):
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """of the rows and the samples"""
+    """seed of the drawn rows and the samples"""
     deterministic: bool = False
-    """the same evaluation again has the same bits; costs speed"""
+    """repeating the evaluation gives identical bits; this costs speed"""
     date: Day | None = None
     """as in training"""
     temperature: float = Field(default=0.0, ge=0, le=2)
     """0 is greedy"""
     max_prompt_length: int = Field(default=8192, ge=1, le=262_144)
-    """tokens; a longer prompt fails its sample, nothing is cut"""
+    """the most tokens in a prompt; a sample with a longer prompt fails, nothing is cut off"""
     max_response_length: int = Field(default=8192, ge=1, le=262_144)
-    """tokens that a sample may generate"""
+    """the most tokens that a sample may generate"""
     rewards: tuple[RewardWeight, ...] = Field(default=())
     """as in training"""
 
@@ -277,6 +278,6 @@ class EvalConfig(Section):
     evaluation: Evaluation = Evaluation()
     advanced: EvalAdvanced = EvalAdvanced()
     env: dict[EnvName, str] = {}
-    """variables for user code, by name; what begins with HEADRACE_, LD_ or PYTHON is refused, and so are
-    PATH, HOME and GLIBC_TUNABLES"""
+    """environment variables for user code, by name; names that begin with HEADRACE_, LD_ or PYTHON are
+    refused, and so are PATH, HOME and GLIBC_TUNABLES"""
     secrets: Secrets = Secrets()

@@ -1,11 +1,14 @@
-"""The catalogue as documents: `python -m schemas.event_pages docs` writes events.md and asyncapi.json.
+"""The event catalogue as documents: `python -m schemas.event_pages docs` writes events.md and
+asyncapi.json.
 
-Both follow from `schemas/events.py` alone; tests/golden/test_documents.py fails when they are stale.
+Both are derived from `schemas/events.py` alone. tests/golden/test_documents.py fails when they are out
+of date.
 """
 
 import inspect
 import json
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,15 +19,16 @@ Json = dict[str, object]
 
 
 def events_markdown() -> str:
-    """docs/events.md: every event in the order a run lives them."""
+    """docs/events.md: every event, in the order in which they occur in a run."""
     return "\n".join(_lines()) + "\n"
 
 
 def _lines() -> Iterator[str]:
     yield "# Events"
     yield ""
-    yield "Generated from `schemas/events.py` by `python -m schemas.event_pages docs`. In the order of a"
-    yield "run's life. *Gate*: whether the run's effects may be claimed after the event."
+    yield "This page is generated from `schemas/events.py` by `python -m schemas.event_pages docs`."
+    yield "It lists the events in the order in which they occur in a run. *Gate* says whether workers"
+    yield "may claim the run's effects after the event."
     for event in ALL_EVENTS:
         gate = f" Gate: {event.gate}." if event.gate else ""
         yield ""
@@ -32,7 +36,8 @@ def _lines() -> Iterator[str]:
         yield ""
         yield f"`{event.type}` version {event.version}, topic `{event.topic}`.{gate}"
         yield ""
-        yield " ".join((inspect.getdoc(event) or "").split())
+        text = " ".join((inspect.getdoc(event) or "").split())
+        yield from textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
         yield ""
         yield "| field | type | |"
         yield "|---|---|---|"

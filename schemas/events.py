@@ -1,9 +1,10 @@
-"""THE catalogue: every event, in the order a run lives them.
+"""The catalogue of all events, in the order in which they occur in a run.
 
-Events are facts in the past tense, frozen, small (64 KiB at most); tokens, transcripts and weights
-travel as ArtifactRef. Each class says its wire type, its version, its Kafka topic, and (`gate`)
-whether it opens, pauses or closes the run it belongs to. An additive change with a default keeps the
-version; anything else bumps it and adds a function to `schemas/upcasts.py`.
+Events are facts in the past tense. They are frozen and at most 64 KiB large. Tokens, transcripts
+and weights are referenced by an ArtifactRef. Each class states its wire type, its version, its
+Kafka topic, and (`gate`) whether it opens, pauses or closes the run that it belongs to. A change
+that adds a field with a default keeps the version. Any other change raises it and adds a function
+to `schemas/upcasts.py`.
 """
 
 from datetime import datetime
@@ -60,9 +61,10 @@ DEAD_LETTER_TOPIC = "rl.dead-letter.v1"
 class Event(BaseModel):
     """Root of all events.
 
-    `stream` is the stream an event belongs to (its owner appends it there, or an edge). `key` is the
-    Kafka message key. `run_id` names the run, evaluation or workspace the event is about. `name`
-    tells apart events that one cause brings about; together with the cause it is the event's id.
+    `stream` is the stream that the event belongs to. The stream's owner, or an edge, appends it
+    there. `key` is the Kafka message key. `run_id` names the run, evaluation or workspace that the
+    event is about. `name` distinguishes the events that one cause leads to. The cause and the name
+    together give the event its id.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -73,7 +75,8 @@ class Event(BaseModel):
 
     @property
     def hold(self) -> Hold | None:
-        """Whether the run is held until something is put right, whatever its gate; or released."""
+        """Whether the event holds its run, whatever its gate, until a person corrects something, or
+        releases it."""
         return None
 
     @property
@@ -107,8 +110,9 @@ class _WorkspaceEvent(Event):
 
 
 class RepositoryPushed(_WorkspaceEvent):
-    """A repository may have something new, or a run needs a commit of it. A hint: sync resolves the
-    ref when it runs. `requester` is the stream that waits for the answer, if one does."""
+    """A repository may have new commits, or a run needs one of its commits. The event is only a hint:
+    sync resolves the branch or commit when it runs. `requester` is the stream that waits for the
+    result, if there is one."""
 
     type: ClassVar[str] = "rl.workspace.pushed"
     workspace_name: str
@@ -118,7 +122,7 @@ class RepositoryPushed(_WorkspaceEvent):
 
 
 class WorkspaceSynced(_WorkspaceEvent):
-    """A commit was fetched, its snapshot stored, its entry points looked into."""
+    """A commit was fetched, its snapshot was stored, and its entry points were examined."""
 
     type: ClassVar[str] = "rl.workspace.synced"
     push: UUID
@@ -129,7 +133,7 @@ class WorkspaceSynced(_WorkspaceEvent):
 
 
 class WorkspaceRejected(_WorkspaceEvent):
-    """The commit could not be fetched or its tree cannot be used; `message` says what to do."""
+    """A commit could not be fetched, or its files cannot be used. `message` says what to do."""
 
     type: ClassVar[str] = "rl.workspace.rejected"
     push: UUID
@@ -138,9 +142,9 @@ class WorkspaceRejected(_WorkspaceEvent):
 
 
 class DatasetRegistered(Event):
-    """A dataset was uploaded, validated and stored. `columns` are named as they are read; `mapping` says
-    what the file called those that have another name there. `characters`: those of prompts and labels,
-    sorted, the first 512."""
+    """A dataset was uploaded, validated and stored. `columns` are the names after mapping. `mapping`
+    holds the renamed columns: the file's name of each and the name under which it is read.
+    `characters` holds the characters of prompts and labels, sorted, the first 512."""
 
     type: ClassVar[str] = "rl.dataset.registered"
     topic: ClassVar[str] = WORKSPACE_TOPIC
@@ -162,7 +166,8 @@ class DatasetRegistered(Event):
 
 
 class DatasetDeleted(Event):
-    """A user deleted a dataset. Its registration is gone from the log; its name is free."""
+    """A user deleted a dataset. Its registration is removed from the log, and its name can be used
+    again."""
 
     type: ClassVar[str] = "rl.dataset.deleted"
     topic: ClassVar[str] = WORKSPACE_TOPIC
@@ -191,7 +196,7 @@ class _RunEvent(Event):
 
 
 class _StepEvent(_RunEvent):
-    """One of a kind for each step."""
+    """An event that occurs at most once per step."""
 
     step: int
 
@@ -201,9 +206,9 @@ class _StepEvent(_RunEvent):
 
 
 class RunRequested(_RunEvent):
-    """A validated, admitted request for a run. `workspace` is None when no user code is needed; chat
-    templates take `date`, the day of the request, for today, unless the config names another.
-    `warnings`: what can be run and is probably not meant."""
+    """A validated request for a run. `workspace` is None when the run needs no user code. `date` is
+    the day of the request. Chat templates that ask for the current date get it, unless the config
+    names another day. `warnings` lists what is allowed and probably not intended."""
 
     type: ClassVar[str] = "rl.run.requested"
     run_name: str
@@ -218,12 +223,12 @@ class RunRequested(_RunEvent):
 
     @property
     def today(self) -> str | None:
-        """What the run's chat templates take for today."""
+        """The current date as the run's chat templates see it."""
         return self.config.advanced.date or self.date
 
 
 class RunRejected(_RunEvent):
-    """The run cannot start: its commit or entry point does not hold what its config needs."""
+    """The run cannot start, because its commit or entry point lacks something that its config needs."""
 
     type: ClassVar[str] = "rl.run.rejected"
     gate: ClassVar[Gate | None] = "closed"
@@ -231,7 +236,8 @@ class RunRejected(_RunEvent):
 
 
 class RunStarted(_RunEvent):
-    """The plan of the run is fixed. `template` is what its training groups share, but the policy."""
+    """The plan of the run is fixed. `template` is what all of its training groups share, except for
+    the policy."""
 
     type: ClassVar[str] = "rl.run.started"
     gate: ClassVar[Gate | None] = "open"
@@ -256,7 +262,8 @@ class _PolicyEvent(Event):
 
 
 class PolicyInitialized(_PolicyEvent):
-    """Version 0 of the run's policy exists and is durable. `metrics`: what was measured of it."""
+    """Version 0 of the run's policy exists and is stored durably. `metrics` holds what was measured of
+    it."""
 
     type: ClassVar[str] = "rl.policy.initialized"
     spec: TrainSpec
@@ -268,7 +275,7 @@ class PolicyInitialized(_PolicyEvent):
 
 
 class PolicyFailed(_PolicyEvent):
-    """The learner could not build or step the policy; the run cannot go on."""
+    """The learner could not build the policy or take a step with it. The run cannot continue."""
 
     type: ClassVar[str] = "rl.policy.failed"
     step: int
@@ -277,7 +284,8 @@ class PolicyFailed(_PolicyEvent):
 
 
 class _OwnerEvent(Event):
-    """About groups of a step; `owner` is the run, or the evaluation, and has it in its stream."""
+    """An event about the groups of a step. `owner` is the run or the evaluation whose stream "
+    "holds it."""
 
     topic: ClassVar[str] = RUN_TOPIC
     owner: str
@@ -294,8 +302,8 @@ class _OwnerEvent(Event):
 
 
 class GroupsRequested(_OwnerEvent):
-    """Groups of a step are due. Carries (dataset, row) pairs, never rows. `owner` is the run, or the
-    evaluation."""
+    """The groups of a step are to be generated. The event holds pairs of dataset and row number, and
+    never the rows themselves. `owner` is the run or the evaluation."""
 
     type: ClassVar[str] = "rl.groups.requested"
     slots: tuple[Slot, ...]
@@ -307,7 +315,7 @@ class GroupsRequested(_OwnerEvent):
         return f"{self.type}/{self.purpose}/{self.step}/{first.slot}/{first.replacement}"
 
     def group_specs(self) -> tuple[GroupSpec, ...]:
-        """The groups asked for, each complete."""
+        """The full specification of each requested group."""
         prefix = f"{self.owner}-{self.purpose}-{self.step}"
         return tuple(
             GroupSpec(
@@ -337,8 +345,8 @@ class _GroupEvent(Event):
 
 
 class SampleGenerated(_GroupEvent):
-    """One sample of a group, run by a user workflow, is finished (or failed, as data). No
-    `artifact`: its workers died or gave up, and `entry` is all there is."""
+    """One sample of a group was generated by a user workflow, or it failed (a failure is recorded as
+    data). Without an `artifact`, its workers died or gave up, and `entry` holds all that is known."""
 
     type: ClassVar[str] = "rl.sample.generated"
     entry: SampleEntry
@@ -351,8 +359,8 @@ class SampleGenerated(_GroupEvent):
 
 
 class GroupGenerated(_GroupEvent):
-    """All samples of a group are finished. `parts` hold them, in index order; a sample whose
-    entry has failed may be missing there. `seconds`: what the slowest of them took."""
+    """All samples of a group are generated. `parts` hold them in the order of their index. A failed
+    sample may be missing there. `seconds` is the time of the slowest sample."""
 
     type: ClassVar[str] = "rl.group.generated"
     entries: tuple[SampleEntry, ...]
@@ -361,8 +369,8 @@ class GroupGenerated(_GroupEvent):
 
 
 class GroupGraded(_GroupEvent):
-    """The grader scored a group. `artifact` holds all its samples. On `rl.run.v1`, because the run
-    decides on it."""
+    """The grader scored a group. `artifact` holds all of its samples. The event is on `rl.run.v1`,
+    because the run decides on it."""
 
     type: ClassVar[str] = "rl.group.graded"
     topic: ClassVar[str] = RUN_TOPIC
@@ -382,9 +390,9 @@ class GroupGraded(_GroupEvent):
 
 
 class SettledGroup(BaseModel):
-    """A group that is kept for its batch, or dropped with the reason. `version`: the policy version
-    that sampled it. `ungraded`: samples that were generated but have no reward, counted by the category
-    of what went wrong in the grader."""
+    """A group that is kept for its batch, or dropped with a reason. `version` is the policy version
+    that sampled it. `ungraded` counts the samples that were generated and have no reward, by the
+    category of the grader's failure."""
 
     model_config = ConfigDict(frozen=True)
     group: BatchGroup
@@ -398,15 +406,16 @@ class SettledGroup(BaseModel):
 
 
 class GroupsSettled(_OwnerEvent):
-    """The owner took note of graded groups: kept, or dropped with the reason."""
+    """The owner has processed graded groups: each is kept, or dropped with a reason."""
 
     type: ClassVar[str] = "rl.groups.settled"
     groups: tuple[SettledGroup, ...]
 
 
 class BatchAssembled(_StepEvent):
-    """The batch of a step is fixed: groups in slot order (RL), or positions of the shuffled dataset
-    (SFT, `rows`). `durable`: the version this step makes must be stored whole."""
+    """The batch of a step is fixed: groups in the order of their slots (RL), or positions in the
+    shuffled dataset (SFT, `rows`). `durable` means that the version which this step makes must be
+    stored completely."""
 
     type: ClassVar[str] = "rl.batch.assembled"
     groups: tuple[BatchGroup, ...] = ()
@@ -416,8 +425,9 @@ class BatchAssembled(_StepEvent):
 
 
 class PolicyUpdated(_PolicyEvent):
-    """One optimizer step was taken: version `step` exists. `pinned`: it is stored whole because a
-    checkpoint needs it, so its optimizer state is never collected."""
+    """The learner took the optimizer step of one batch, so policy version `step` exists. `pinned`
+    means that the version is stored completely for a checkpoint, so its optimizer state is never
+    deleted."""
 
     type: ClassVar[str] = "rl.policy.updated"
     step: int
@@ -430,9 +440,9 @@ class PolicyUpdated(_PolicyEvent):
 
 
 class StepSkipped(_StepEvent):
-    """A step left the weights as they were: no group could be used, and version `step` is an alias of
-    the one before; or the numbers of its `batch` (the BatchAssembled, kept for inspection) were not
-    finite."""
+    """A step did not change the weights. Either no group could be used, and version `step` is an alias
+    of the one before, or the numbers of its `batch` were not finite (that is the BatchAssembled,
+    which is kept for inspection)."""
 
     type: ClassVar[str] = "rl.step.skipped"
     reason: str
@@ -440,9 +450,10 @@ class StepSkipped(_StepEvent):
 
 
 class StepSettled(_StepEvent):
-    """The run took note of a step: its version, its reward, all its metrics, and what the manifest of
-    its checkpoint needs. Step 0 is the start: version 0, and the run's fixed checkpoint files. `at`:
-    when, in Unix seconds; for the time split of the next step."""
+    """The run has processed a step. The event records its version, its reward, all of its metrics, and
+    what the manifest of its checkpoint needs. Step 0 is the start, with version 0 and the
+    checkpoint files that stay the same for the whole run. `at` is the time in Unix seconds, from
+    which the next step's time is measured."""
 
     type: ClassVar[str] = "rl.step.settled"
     state: StateRef
@@ -457,8 +468,8 @@ class StepSettled(_StepEvent):
 
 
 class RunWarned(_StepEvent):
-    """Something a user should look at; the run goes on. `about` sampler: servers that were fenced,
-    said once for each message."""
+    """Something that a user should look at. The run continues. When `about` is `sampler`, sampling
+    servers were fenced; this is reported once per message."""
 
     type: ClassVar[str] = "rl.run.warned"
     message: str
@@ -466,7 +477,8 @@ class RunWarned(_StepEvent):
 
 
 class CheckpointRequested(_RunEvent):
-    """The run wants the checkpoint of a settled step: on cadence, at a stop, at the end."""
+    """The run asks for the checkpoint of a settled step: at the configured interval, at a stop, or at
+    the end."""
 
     type: ClassVar[str] = "rl.checkpoint.requested"
     spec: CheckpointSpec
@@ -478,7 +490,7 @@ class CheckpointRequested(_RunEvent):
 
 
 class CheckpointSaved(Event):
-    """A checkpoint's manifest is in place; whoever reads it can verify every byte."""
+    """A checkpoint's manifest is written. Readers can verify every byte of the checkpoint with it."""
 
     type: ClassVar[str] = "rl.checkpoint.saved"
     topic: ClassVar[str] = RUN_TOPIC
@@ -496,7 +508,7 @@ class CheckpointSaved(Event):
 
 
 class CheckpointFailed(Event):
-    """A checkpoint could not be put; the run fails with the last good one named."""
+    """A checkpoint could not be stored. The run fails and names its last good checkpoint."""
 
     type: ClassVar[str] = "rl.checkpoint.failed"
     topic: ClassVar[str] = RUN_TOPIC
@@ -514,7 +526,7 @@ class CheckpointFailed(Event):
 
 
 class CheckpointSettled(_StepEvent):
-    """The run took note of a checkpoint."""
+    """The run has processed a saved checkpoint."""
 
     type: ClassVar[str] = "rl.checkpoint.settled"
     manifest_sha256: Sha256
@@ -534,8 +546,8 @@ class _EvaluationEvent(Event):
 
 
 class EvaluationRequested(_EvaluationEvent):
-    """An evaluation is wanted: by a user (`config`), or by a run at a step (`run`, `step`), which
-    appends it to its own stream. `rows` are the dataset rows, in order."""
+    """An evaluation was requested by a user (`config`), or by a run at one of its steps (`run`,
+    `step`), which appends the event to its own stream. `rows` are the dataset rows, in order."""
 
     type: ClassVar[str] = "rl.evaluation.requested"
     eval_name: str
@@ -563,7 +575,7 @@ class EvaluationRequested(_EvaluationEvent):
 
 
 class EvaluationStarted(_EvaluationEvent):
-    """The evaluation's owner took it up; `template` is complete."""
+    """The evaluation's owner started it. `template` is complete."""
 
     type: ClassVar[str] = "rl.evaluation.started"
     template: GroupTemplate
@@ -598,7 +610,7 @@ class EvaluationStopRequested(_EvaluationEvent):
 
 
 class EvaluationSettled(_StepEvent):
-    """The run took note of its validation at a step."""
+    """The run has processed the validation of a step."""
 
     type: ClassVar[str] = "rl.evaluation.settled"
     reward: float | None
@@ -620,14 +632,15 @@ class _VerificationEvent(Event):
 
 
 class VerificationRequested(_VerificationEvent):
-    """A user wants a run rebuilt from its log, and every hash compared."""
+    """A user asked to rebuild a run from its log and to compare every hash."""
 
     type: ClassVar[str] = "rl.verification.requested"
 
 
 class VerificationCompleted(_VerificationEvent):
-    """A verification ended. No findings and no `error`: every version and checkpoint was built again
-    and has the hash that the log holds. `error`: it could not be carried out."""
+    """A verification ended. Without findings and without an `error`, every version and checkpoint was
+    rebuilt and has the hash that the log holds. `error` means that the verification could not be
+    carried out."""
 
     type: ClassVar[str] = "rl.verification.completed"
     gate: ClassVar[Gate | None] = "closed"
@@ -646,7 +659,7 @@ class RunPauseRequested(_RunEvent):
 
 
 class RunPaused(_RunEvent):
-    """The run rests at a step boundary; its workers are free."""
+    """The run is paused at a step boundary, and its workers are free."""
 
     type: ClassVar[str] = "rl.run.paused"
     gate: ClassVar[Gate | None] = "paused"
@@ -655,13 +668,13 @@ class RunPaused(_RunEvent):
 
 
 class RunResumeRequested(_RunEvent):
-    """A user asked a paused run to go on."""
+    """A user asked a paused run to continue."""
 
     type: ClassVar[str] = "rl.run.resume-requested"
 
 
 class RunResumed(_RunEvent):
-    """The run goes on from where it paused."""
+    """The run continues from where it paused."""
 
     type: ClassVar[str] = "rl.run.resumed"
     gate: ClassVar[Gate | None] = "open"
@@ -675,7 +688,7 @@ class RunStopRequested(_RunEvent):
 
 
 class RunStopped(_RunEvent):
-    """The run was stopped by a user; its final checkpoint is saved."""
+    """A user stopped the run. Its final checkpoint is saved."""
 
     type: ClassVar[str] = "rl.run.stopped"
     gate: ClassVar[Gate | None] = "closed"
@@ -683,7 +696,8 @@ class RunStopped(_RunEvent):
 
 
 class RunFailed(_RunEvent):
-    """The run cannot go on. kind error: its code, data or learning; crash: its processes died."""
+    """The run cannot continue. `kind` is `error` when its code, data or learning failed, and `crash`
+    when its processes died."""
 
     type: ClassVar[str] = "rl.run.failed"
     gate: ClassVar[Gate | None] = "closed"
@@ -692,7 +706,7 @@ class RunFailed(_RunEvent):
 
 
 class RunFinished(_RunEvent):
-    """All steps are taken, all checkpoints saved, all validations settled."""
+    """All steps are taken, all checkpoints are saved and all validations are settled."""
 
     type: ClassVar[str] = "rl.run.finished"
     gate: ClassVar[Gate | None] = "closed"
@@ -701,16 +715,17 @@ class RunFinished(_RunEvent):
 
 
 class RunRenamed(_RunEvent):
-    """A user gave a run another name. Names are labels: ids and everything recorded stay as they are."""
+    """A user gave a run another name. Names are labels: ids and everything that was recorded stay the
+    same."""
 
     type: ClassVar[str] = "rl.run.renamed"
     run_name: str
 
 
 class RunArchived(_RunEvent):
-    """An ended run's events and artifacts were moved into `archive`, a file in the blob store; only its
-    request and its checkpoints stay in the log. The other fields are where the run ended, so that it can
-    still be listed."""
+    """An ended run's events and artifacts were moved into `archive`, a file in the blob store. Only
+    the run's request and its checkpoints stay in the log. The other fields record the state in
+    which the run ended, so that it can still be listed."""
 
     type: ClassVar[str] = "rl.run.archived"
     gate: ClassVar[Gate | None] = "closed"
@@ -730,8 +745,8 @@ class RunArchived(_RunEvent):
 
 
 class RunRestored(_RunEvent):
-    """An archived run's events and artifacts were brought back from its archive. Its file is not needed
-    any more."""
+    """An archived run's events and artifacts were restored from its archive. The archive file is no
+    longer needed."""
 
     type: ClassVar[str] = "rl.run.restored"
     archive_sha256: Sha256
@@ -739,17 +754,19 @@ class RunRestored(_RunEvent):
 
 
 class RunDeleted(_RunEvent):
-    """A user deleted an ended run. Nothing else of it stays in the log; its name is free."""
+    """A user deleted an ended run. Nothing else of it stays in the log, and its name can be used
+    again."""
 
     type: ClassVar[str] = "rl.run.deleted"
     gate: ClassVar[Gate | None] = "closed"
 
 
 class MessageDeadLettered(Event):
-    """A message that `consumer` could not decide on; nothing else waits for it. `message_id` is the
-    event's (for an outcome the effect's), `message_stream` and `message_version` its place in the log.
-    `payload` shows its bytes; where that is not all of them, `content` is. `headers` are those it came
-    with, `trace` is where the decider failed. `pauses`: its run waits until it is driven again."""
+    """A message that `consumer` could not process. Nothing else waits for it. `message_id` is the id
+    of the event (for an outcome, of the effect). `message_stream` and `message_version` are its
+    place in the log. `payload` shows its bytes; if they are too long, `content` holds all of them.
+    `headers` are the message's headers, and `trace` is the traceback of the failure. `pauses` means
+    that its run waits until the message is delivered again."""
 
     type: ClassVar[str] = "rl.dead-letter.message"
     topic: ClassVar[str] = DEAD_LETTER_TOPIC
@@ -785,8 +802,8 @@ class MessageDeadLettered(Event):
 
 
 class MessageRedriven(Event):
-    """A dead letter is to be delivered again, to the consumer that could not decide on it and to no
-    other; its run goes on. `letter` is the MessageDeadLettered event."""
+    """A dead letter is delivered again, only to the consumer that failed on it. Its run continues.
+    `letter` is the id of the MessageDeadLettered event."""
 
     type: ClassVar[str] = "rl.dead-letter.redriven"
     topic: ClassVar[str] = DEAD_LETTER_TOPIC

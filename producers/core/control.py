@@ -145,11 +145,13 @@ def _changes_anything(verb: str, name: str, standing: Standing) -> bool:
     if verb == "stop":
         return not standing.stopping
     if standing.stopping:
-        raise Conflict(f"run {name} is stopping; it cannot {verb} any more")
+        raise Conflict(f"run {name} is stopping, so it cannot {verb}; wait until it has stopped")
     if verb == "pause":
         if standing.paused:
-            raise Conflict(f"run {name} is already paused; `headrace train resume {name}`")
+            raise Conflict(
+                f"run {name} is already paused; `headrace train resume {name}` resumes it"
+            )
         return not standing.pausing
     if not standing.paused and not standing.pausing:
-        raise Conflict(f"run {name} is not paused")
+        raise Conflict(f"run {name} is not paused; `headrace train pause {name}` pauses it")
     return True

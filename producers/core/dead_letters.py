@@ -51,18 +51,20 @@ class DeadLetters:
         row, recorded, event = await self._find(ref)
         if row["redriven_at"] is not None:
             raise Conflict(
-                f"dead letter {recorded.id} was driven again already; if its consumer refused it once "
-                "more, that is another letter: `headrace dlq list`"
+                f"dead letter {recorded.id} was already delivered again; if its consumer failed on "
+                "it again, "
+                "that is another dead letter, which `headrace dlq list` shows"
             )
         if not event.message_stream:
             raise Conflict(
-                f"dead letter {recorded.id} never was an event of this log ({event.cause}); there is "
-                "nothing to deliver"
+                f"dead letter {recorded.id} was never an event of this log ({event.cause}), so it "
+                "cannot "
+                "be delivered; leave it as it is"
             )
         if not await self._log.events_at([(event.message_stream, event.message_version)]):
             raise Conflict(
-                f"the message of dead letter {recorded.id} is not in the log any more: what it is about "
-                f"({event.about}) was archived or deleted"
+                f"the message of dead letter {recorded.id} is not in the log, because {event.about} was "
+                "archived or deleted; `headrace train restore RUN` brings back an archived run"
             )
         again = MessageRedriven(
             consumer=event.consumer,
@@ -80,15 +82,21 @@ class DeadLetters:
     async def _find(self, ref: str) -> tuple[LetterJson, Recorded, MessageDeadLettered]:
         found = await self._letters.find(ref)
         if len(found) > 1:
-            raise InvalidConfig(f"more than one dead letter begins with {ref!r}; write more of it")
+            raise InvalidConfig(
+                f"more than one dead letter begins with {ref!r}; give more characters of its id"
+            )
         if not found:
             raise NotFound(
-                f"there is no dead letter {ref!r}; `headrace dlq list` shows all (at least {SHORTEST} "
-                "characters of an id are needed)"
+                f"there is no dead letter {ref!r}; `headrace dlq list` shows all (give at least "
+                f"{SHORTEST} "
+                "characters of an id)"
             )
         [row] = found
         stream = dead_letter_stream(row["consumer"])
         for recorded in await self._log.events_at([(stream, row["version"])]):
             if isinstance(recorded.event, MessageDeadLettered):
                 return row, recorded, recorded.event
-        raise NotFound(f"dead letter {ref!r} is not in the log; was the read model of another one?")
+        raise NotFound(
+            f"dead letter {ref!r} is in the read model and not in the log; check that both are of one "
+            "database"
+        )

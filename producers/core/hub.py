@@ -74,7 +74,8 @@ async def _fetch_config(hub: str, name: str) -> Config:
             data += chunk
             if len(data) > MAX_CONFIG_BYTES:
                 raise InvalidConfig(
-                    f"the config.json of {name} has more than {MAX_CONFIG_BYTES} bytes"
+                    f"the config.json of {name} has more than {MAX_CONFIG_BYTES} bytes; check the "
+                    "model's name"
                 )
     config = parse_object(bytes(data))
     if config is None:
@@ -91,7 +92,9 @@ def _refusal(hub: str, name: str, answer: httpx.Response, *, with_token: bool) -
             "server and workers"
         )
     if code == "EntryNotFound":
-        return f"{hub}/{name} has no config.json, so Transformers cannot load it"
+        return (
+            f"{hub}/{name} has no config.json, so Transformers cannot load it; choose another model"
+        )
     token = "this HF_TOKEN may not read it" if with_token else "it is private (set HF_TOKEN)"
     return f"{hub} has no model {name}, or {token}; check the spelling, {INSTEAD}"
 

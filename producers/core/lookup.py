@@ -93,7 +93,9 @@ class Lookup:
         """`run@step`, `run@last` or `run@best` (the highest reward; of equals the latest)."""
         parts = CHECKPOINT.fullmatch(ref)
         if parts is None:
-            raise NotFound(f"{ref!r} is no checkpoint; write run@step, run@last or run@best")
+            raise NotFound(
+                f"{ref!r} is not the name of a checkpoint; write run@step, run@last or run@best"
+            )
         run = await self.run(parts["run"])
         stream = checkpoint_stream(run.run)
         loaded = await self._log.load({stream: 0})
@@ -103,7 +105,7 @@ class Lookup:
             if isinstance(recorded.event, CheckpointSaved)
         }
         if not saved:
-            raise NotFound(f"run {run.run_name} has no checkpoint yet")
+            raise NotFound(f"run {run.run_name} has no checkpoint yet; wait for its first one")
         if parts["step"] == "last":
             return saved[max(saved)]
         if parts["step"] == "best":

@@ -24,7 +24,7 @@ async def resolve_model(path: str, *, seed: int, lookup: Lookup) -> ModelRef:
     if HUB.fullmatch(path):
         return ModelRef(kind="hub", name=path)
     raise InvalidConfig(
-        f"{path!r} is no model: use {PREFIX}NAME, run@step, run@last, run@best, an absolute "
+        f"{path!r} does not name a model; use {PREFIX}NAME, run@step, run@last, run@best, an absolute "
         "directory or a hub id like Qwen/Qwen3-0.6B"
     )
 
@@ -42,14 +42,18 @@ def _directory(path: str) -> ModelRef:
         directory = Path(path).expanduser()
     except RuntimeError as error:
         raise InvalidConfig(
-            f"{path!r} names the home of a user that the server does not have"
+            f"{path!r} names the home of a user that the server does not have; give an absolute path"
         ) from error
     if not directory.is_absolute():
         raise InvalidConfig(
-            f"{path!r} is relative; the server needs the absolute path of the directory"
+            f"{path!r} is a relative path; give the absolute path of the directory on the server"
         )
     if not directory.is_dir():
-        raise InvalidConfig(f"there is no directory {path} on the server")
+        raise InvalidConfig(
+            f"there is no directory {path} on the server; give the path of a model's directory"
+        )
     if not (directory / "config.json").is_file():
-        raise InvalidConfig(f"{path} is not a model's directory: it has no config.json")
+        raise InvalidConfig(
+            f"{path} is not a model's directory, because it has no config.json; give another path"
+        )
     return ModelRef(kind="directory", name=str(directory))

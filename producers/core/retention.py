@@ -55,14 +55,14 @@ class Retention:
         """Give a run another name; the former one is free. Raises InvalidConfig, Conflict."""
         if not NAME.fullmatch(name):
             message = (
-                f"{name!r} cannot name a run: use letters, digits, '.', '_' and '-', at most 100"
+                f"{name!r} cannot name a run; use letters, digits, '.', '_' and '-', at most 100"
             )
             raise InvalidConfig(message, issues=(Issue("name", message),))
         found = await self._lookup.whole_run(ref)
         if found.run_name == name:
             return found.run, Cursor()
         if await self._names.take("run", name, found.run) != found.run:
-            raise Conflict(f"there is a run called {name}; choose another name")
+            raise Conflict(f"the name {name} is already used by another run; choose another name")
         recorded = await self._append_rename(RunRenamed(run=found.run, run_name=name), cause)
         await self._names.release("run", found.run_name, found.run)
         return found.run, recorded.cursor
@@ -130,7 +130,10 @@ class Retention:
         found = await self._lookup.run(ref)
         notice = await self._notice(found.run)
         if notice is None:
-            raise Conflict(f"run {found.run_name} is not archived; there is nothing to restore")
+            raise Conflict(
+                f"run {found.run_name} is not archived, so it cannot be restored; `headrace train "
+                "archive` archives runs"
+            )
         back = RunRestored(
             run=found.run, archive_sha256=notice.archive.sha256, num_events=notice.num_events
         )

@@ -56,13 +56,20 @@ async def trace(log: EventStore, run: RunRequested, sample: str) -> tuple[Hop, .
         key = GroupKey.parse(group)
     except ValueError as error:
         raise InvalidConfig(
-            f"{sample!r} is no sample; `headrace train samples {run.run_name}` shows their ids"
+            f"{sample!r} is not the id of a sample; `headrace train samples {run.run_name}` shows "
+            "the ids"
         ) from error
     if key.owner != run.run:
-        raise NotFound(f"sample {sample} is not of run {run.run_name}")
+        raise NotFound(
+            f"sample {sample} belongs to another run; `headrace train samples {run.run_name}` shows "
+            "its ids"
+        )
     found = await _find_events(log, run, group, key)
     if found[2] is None:
-        raise NotFound(f"run {run.run_name} never asked for sample {sample}")
+        raise NotFound(
+            f"run {run.run_name} has no sample {sample}; `headrace train samples {run.run_name}` "
+            "shows its ids"
+        )
     return tuple(_hops(found))
 
 

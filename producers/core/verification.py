@@ -56,7 +56,9 @@ class Verifications:
                     return _from_completed(event)
                 case VerificationRequested(run=run):
                     return Verification(identity, run, "running")
-        raise NotFound(f"there is no verification {identity!r}; `headrace train verify RUN` asks")
+        raise NotFound(
+            f"there is no verification {identity!r}; `headrace train verify RUN` starts one"
+        )
 
 
 def _from_completed(event: VerificationCompleted) -> Verification:

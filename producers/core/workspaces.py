@@ -38,7 +38,7 @@ class Workspaces:
         """Register a repository, or fetch one again that is registered. Raises InvalidConfig for a
         bad name, Refused when `url` is no repository, Conflict when the name stands for another."""
         if name is not None and not NAME.fullmatch(name):
-            message = f"{name!r} cannot name a workspace: use a-z, 0-9, '-' and '_', at most 63"
+            message = f"{name!r} cannot name a workspace; use a-z, 0-9, '-' and '_', at most 63"
             raise InvalidConfig(message, issues=(Issue("name", message),))
         url = url.rstrip("/") if len(url) > 1 else url
         await self._repositories.check(url)
@@ -47,7 +47,8 @@ class Workspaces:
             if recorded is not None:
                 return recorded
         raise Conflict(
-            f"workspace {name} exists for another repository; choose another name with --name"
+            f"the name {name} is already used by a workspace of another repository; choose another name "
+            "with --name"
         )
 
     async def _push(self, url: str, name: str) -> Recorded | None:
@@ -82,7 +83,7 @@ class Workspaces:
                 )
         known = ", ".join(await self._names.all("workspace")) or "none"
         raise NotFound(
-            f"there is no workspace {ref!r} (there are: {known}); `headrace workspace add PATH`"
+            f"there is no workspace {ref!r} (there are: {known}); `headrace workspace add PATH` adds one"
         )
 
     async def choose(self, ref: str | None) -> Workspace:
@@ -91,10 +92,10 @@ class Workspaces:
             return await self.find(ref)
         known = await self._names.all("workspace")
         if not known:
-            raise NotFound("there is no workspace yet; add one: `headrace workspace add PATH`")
+            raise NotFound("there is no workspace yet; `headrace workspace add PATH` adds one")
         if len(known) > 1:
-            message = f"name the workspace, one of: {', '.join(known)}"
-            raise InvalidConfig(message, issues=(Issue("workspace", message),))
+            message = f"is not given, and there are several; name one of: {', '.join(known)}"
+            raise InvalidConfig(f"workspace {message}", issues=(Issue("workspace", message),))
         return await self.find(next(iter(known)))
 
 

@@ -72,7 +72,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if status == 404:
         return problem(404, "NOT_FOUND", f"there is nothing at {request.url.path}")
     if status == 405:
-        return problem(405, "METHOD", f"{request.method} is not for {request.url.path}")
+        return problem(
+            405, "METHOD", f"method {request.method} is not allowed for {request.url.path}"
+        )
     return problem(status, "HTTP", str(error))
 
 

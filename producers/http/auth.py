@@ -33,7 +33,8 @@ class Guard:
             refusal = problem(
                 421,
                 "UNKNOWN_HOST",
-                "this server does not go by that Host; set HEADRACE_URL to the name it is reached by",
+                "the Host header does not name this server; set HEADRACE_URL to the name by which "
+                "it is reached",
             )
         elif scope["path"] not in OPEN_PATHS and not self._has_token(headers):
             refusal = problem(
@@ -43,7 +44,9 @@ class Guard:
                 headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
             )
         elif "\0" in scope["path"] or b"%00" in scope.get("query_string", b""):
-            refusal = problem(400, "VALIDATION", "a NUL character is no part of any name here")
+            refusal = problem(
+                400, "VALIDATION", "the address holds a NUL character; no name contains one"
+            )
         else:
             await self._app(scope, receive, send)
             return

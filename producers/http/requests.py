@@ -26,13 +26,13 @@ class JsonBody:
     def text(self, name: str) -> str:
         value = self.optional(name)
         if value is None:
-            raise _invalid_field(name, "is missing")
+            raise _invalid_field(name, "is missing; it must be a string")
         return value
 
     def optional(self, name: str) -> str | None:
         value = self.values.get(name)
         if value is not None and (not isinstance(value, str) or not value or "\0" in value):
-            raise _invalid_field(name, "must be a string that is not empty")
+            raise _invalid_field(name, f"must be a string that is not empty, got {value!r:.40}")
         return value
 
     def table(self, name: str) -> Mapping[str, object]:
@@ -44,13 +44,13 @@ class JsonBody:
     def flag(self, name: str) -> bool:
         value = self.values.get(name, False)
         if not isinstance(value, bool):
-            raise _invalid_field(name, "must be true or false")
+            raise _invalid_field(name, f"must be true or false, got {value!r:.40}")
         return value
 
     def number(self, name: str, *, default: float, least: float, most: float) -> float:
         value = self.values.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _invalid_field(name, "must be a number")
+            raise _invalid_field(name, f"must be a number, got {value!r:.40}")
         if not least <= value <= most:
             raise _invalid_field(name, f"must be from {least:g} to {most:g}, got {value:g}")
         return value
@@ -62,18 +62,25 @@ async def body_of(request: Request, fields: Sequence[str]) -> JsonBody:
     async for chunk in request.stream():
         data += chunk
         if len(data) > MAX_JSON_BYTES:
-            raise InvalidConfig(f"the body has more than {MAX_JSON_BYTES} bytes")
+            raise InvalidConfig(f"the body must have at most {MAX_JSON_BYTES} bytes; send less")
     try:
         values = json.loads(data or b"{}", parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        raise InvalidConfig(f"the body is not JSON: {error}") from error
+        raise InvalidConfig(f"the body is not JSON: {error}; send a JSON object") from error
     if not isinstance(values, dict):
-        raise InvalidConfig("the body must be a JSON object")
+        raise InvalidConfig(f"the body must be a JSON object, got a {type(values).__name__}")
     for name in values:
         if name not in fields:
             close = difflib.get_close_matches(name, fields, n=1)
-            issue = Issue(name, "Unrecognized field", close[0] if close else None)
-            raise InvalidConfig(f"{name} is not a field of this request", issues=(issue,))
+            issue = Issue(
+                name,
+                f"unrecognized field; this request has: {', '.join(fields) or 'none'}",
+                close[0] if close else None,
+            )
+            raise InvalidConfig(
+                f"unrecognized field {name}; this request has: {', '.join(fields) or 'none'}",
+                issues=(issue,),
+            )
     return JsonBody(values)
 
 
@@ -83,7 +90,9 @@ def idempotency_key(request: Request) -> str:
     if key is None:
         return uuid4().hex
     if not KEY.fullmatch(key):
-        raise InvalidConfig("Idempotency-Key must be 1 to 200 visible ASCII characters")
+        raise InvalidConfig(
+            f"Idempotency-Key must be 1 to 200 visible ASCII characters, got {key[:40]!r}"
+        )
     return key
 
 

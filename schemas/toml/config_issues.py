@@ -76,7 +76,9 @@ def _cross_key_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
 def _missing_user_code(experiment: Experiment) -> Iterator[Issue]:
     for name in ("rollout", "entrypoint"):
         if not getattr(experiment, name):
-            yield Issue(f"experiment.{name}", "is missing; only sft runs without user code")
+            yield Issue(
+                f"experiment.{name}", "is missing; add it (only sft runs without user code)"
+            )
 
 
 def _entrypoint_issues(experiment: Experiment) -> Iterator[Issue]:

@@ -11,9 +11,14 @@ def reserved_env(name: str) -> str | None:
     if name.startswith(OURS):
         return "is reserved; choose a name with another beginning"
     if name.startswith(LOADER):
-        return "may not be set: the dynamic linker would obey it before any limit holds"
+        return (
+            "may not be set, because the dynamic linker would obey it before any limit holds; "
+            "leave it out"
+        )
     if name.startswith(INTERPRETER):
-        return "may not be set: it changes how Python starts; do it in the rollout's code"
+        return (
+            "may not be set, because it changes how Python starts; set it up in the rollout's code"
+        )
     if name in FIXED:
-        return "may not be set: it is the same for all rollouts; use a variable of your own"
+        return "may not be set, because it is the same for all rollouts; choose another name"
     return None

@@ -1,11 +1,13 @@
 """The keys of the TOMLs as a page: `python -m schemas.toml.page docs/config.md` writes it.
 
-It follows from `schemas/config.py` alone; tests/golden/test_documents.py fails when it is stale.
+It is derived from `schemas/config.py` alone. tests/golden/test_documents.py fails when it is out of
+date.
 """
 
 import ast
 import inspect
 import sys
+import textwrap
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -26,12 +28,15 @@ BOUNDS = {"ge": "from", "gt": "above", "le": "up to", "lt": "below"}
 HEAD = """\
 # Config
 
-What a TOML may contain. Generated from `schemas/config.py` by
-`python -m schemas.toml.page docs/config.md`. The whole file is checked strictly when it is submitted:
-an unknown section or key, a value out of bounds and a key that the run would not read are errors, and
-each error suggests what was probably meant. `headrace workspace init` creates a workspace whose
-`configs/` are a starting point. *By algorithm*: see [algorithms](algorithms.md#keys-and-defaults) for
-the defaults.
+What a TOML may contain. This page is generated from `schemas/config.py` by
+`python -m schemas.toml.page docs/config.md`.
+
+A TOML is checked strictly when it is submitted. An unknown section or key, a value out of bounds,
+and a key that the run would not read are errors. Each error says what to change, and all of them
+are reported together. `producers/core/validation/validate.py` lists where each check is made.
+
+`headrace workspace init` creates a workspace with example `configs/`. Where the default is
+*by algorithm*, see [algorithms](algorithms.md#keys-and-defaults).
 """
 
 
@@ -42,8 +47,8 @@ def config_markdown() -> str:
 
 @cache
 def meanings() -> dict[tuple[str, str], str]:
-    """(class, key) -> what stands below the key in the source. Only this page needs it, so nobody else
-    waits for it."""
+    """(class, key) -> the text below the key in the source. It is read only when this page is
+    written."""
     found = {}
     for cls in ast.parse(inspect.getsource(config)).body:
         if isinstance(cls, ast.ClassDef):
@@ -78,7 +83,8 @@ def _sections(whole: type[Section], *, known: set[str] | None = None) -> Iterato
         yield f"### `[{name}]`"
         yield ""
         if not (isinstance(kind, type) and issubclass(kind, Section)):
-            yield f"{said[whole.__name__, name]}."
+            text = f"{said[whole.__name__, name]}."
+            yield from textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
             continue
         if kind.__doc__ and kind.__doc__ != Section.__doc__:
             yield " ".join((inspect.getdoc(kind) or "").split())

@@ -69,7 +69,10 @@ def _non_json_issues(key: str, value: object) -> Iterator[Issue]:
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if not _is_text(name):
-                yield Issue(key or "config", f"holds a key that is not text, {ascii(name)[:60]}")
+                yield Issue(
+                    key or "config",
+                    f"has a key that is not text, {ascii(name)[:60]}; correct its encoding",
+                )
             else:
                 yield from _non_json_issues(f"{key}.{_shorten(name)}".lstrip("."), inner)
     elif isinstance(value, list):
@@ -109,15 +112,17 @@ def _issue(details: ErrorDetails, model: type[BaseModel]) -> Issue:
         return _unrecognized_issue(location, details["input"], model)
     if location[:1] == ("env",) and location[-1] == "[key]":
         return Issue(
-            f"env.{location[1]}", "is no name for a variable; use A-Z, 0-9 and _, like API_HOST"
+            f"env.{location[1]}", "is not the name of a variable; use A-Z, 0-9 and _, like API_HOST"
         )
     if kind == "missing":
         if len(location) == 1:
-            return Issue(str(location[0]), f"section [{location[0]}] is missing")
-        return Issue(_key(location), "is missing")
+            return Issue(str(location[0]), f"is missing; add the section [{location[0]}]")
+        return Issue(_key(location), "is missing; add it")
     section = model.model_fields.get(str(location[0])) if location else None
     if len(location) == 1 and section is not None:
-        return Issue(str(location[0]), f"must be a table: [{location[0]}]")
+        return Issue(
+            str(location[0]), f"must be a table [{location[0]}], got {_quote(details['input'])}"
+        )
     if location[:2] == LORA_TARGETS:
         got = _quote(details["input"])
         return Issue(_key(location), f"must be a string or a list of strings, got {got}")
@@ -137,7 +142,8 @@ def _unrecognized_issue(location: tuple[Any, ...], value: object, model: type[Ba
         sections = list(model.model_fields)
         close = difflib.get_close_matches(name, sections, n=1)
         if isinstance(value, dict):
-            return Issue(name, "unrecognized section", close[0] if close else None)
+            message = f"unrecognized section; the sections are: {', '.join(sections)}"
+            return Issue(name, message, close[0] if close else None)
         elsewhere = keys.get(name) or hint(name, keys.values())
         message = "unrecognized key outside of a section; move it into a section"
         return Issue(name, message, elsewhere)
@@ -152,7 +158,9 @@ def _unrecognized_issue(location: tuple[Any, ...], value: object, model: type[Ba
         for key, full in keys.items()
     }
     best = max(likeness, key=lambda full: likeness[full])
-    return Issue(_key(location), "unrecognized key", best if likeness[best] >= ALIKE else None)
+    if likeness[best] < ALIKE:
+        return Issue(_key(location), "unrecognized key; docs/config.md lists every key")
+    return Issue(_key(location), "unrecognized key", best)
 
 
 def _known_keys(model: type[BaseModel]) -> dict[str, str]:

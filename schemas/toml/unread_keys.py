@@ -70,13 +70,18 @@ def _unread_by_sft(config: RunConfig, named: frozenset[str]) -> Iterator[Issue]:
         return
     for key in ("advanced.validation_samples", "advanced.validation_temperature"):
         if validated and key in named:
-            message = "is not read without experiment.rollout: validation measures the loss"
+            message = (
+                "is not read without experiment.rollout, because validation measures the loss; "
+                "leave it out"
+            )
             yield Issue(key, message)
     for key in CODE:
         if key in named:
             yield Issue(key, "is not read without experiment.rollout; leave it out")
     if config.env:
-        yield Issue("env", "is not read without experiment.rollout: no user code runs")
+        yield Issue(
+            "env", "is not read without experiment.rollout, because no user code runs; leave it out"
+        )
 
 
 def _keys_in_file(config: RunConfig) -> Iterator[str]:

@@ -28,12 +28,12 @@ def mapping_of(said: object) -> dict[str, str]:
     for target in targets:
         if target not in READ:
             raise _invalid_mapping(
-                f"{target!r} is not a column that is read; map to one of: {', '.join(READ)}"
+                f"maps to {target!r}, which nothing reads; map to one of: {', '.join(READ)}"
             )
         if targets.count(target) > 1:
-            raise _invalid_mapping(f"maps two columns to {target}; keep one")
+            raise _invalid_mapping(f"maps two columns to {target}; keep one of them")
     if not all(said):
-        raise _invalid_mapping("has a column without a name")
+        raise _invalid_mapping("has a column with an empty name; name the column")
     return {str(source): str(target) for source, target in said.items()}
 
 
@@ -44,7 +44,7 @@ def from_query(text: str | None) -> dict[str, str]:
     try:
         said = json.loads(text[:MAX_BYTES])
     except (ValueError, RecursionError) as error:
-        raise _invalid_mapping("is not a JSON object") from error
+        raise _invalid_mapping(f"must be a JSON object, got {text[:40]!r}") from error
     return mapping_of(said)
 
 
@@ -66,7 +66,7 @@ def mapping_problems(columns: Sequence[str], mapping: Columns) -> Iterator[str]:
         if source not in columns:
             yield f"has no column {source} to map to {target}; it has: {', '.join(columns) or 'none'}"
         elif target in columns and target not in mapping:
-            yield f"has a column {target} already; map that to another name, or rename it"
+            yield f"already has a column {target}; map that column to another name, or rename it"
 
 
 def unread(columns: Sequence[str]) -> list[str]:

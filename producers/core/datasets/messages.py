@@ -25,12 +25,13 @@ def parse_conversation(value: object, *, labelled: bool) -> tuple[tuple[Message,
     listed = _parse_list(value)
     messages = tuple(_parse_message(i, one) for i, one in enumerate(listed))
     if not messages:
-        raise BadMessages("is an empty list")
+        raise BadMessages("is an empty list; give at least one message")
     last = messages[-1]
     if labelled:
         if last.role not in ("user", "tool"):
             raise BadMessages(
-                f"ends with the {last.role}; beside a label it is a prompt, and ends with the user"
+                f"ends with the {last.role}; with a label column it is a prompt and must end with "
+                "the user"
             )
         return messages, None
     if last.role != "assistant":
@@ -39,9 +40,9 @@ def parse_conversation(value: object, *, labelled: bool) -> tuple[tuple[Message,
             "give the answer in a column ground_truth)"
         )
     if len(messages) == 1:
-        raise BadMessages("has nothing before the answer")
+        raise BadMessages("has only the answer; put the question before it")
     if not last.content:
-        raise BadMessages("ends with an answer that is empty")
+        raise BadMessages("ends with an empty answer; give the answer's text")
     return messages[:-1], last.content
 
 
@@ -62,8 +63,8 @@ def _parse_message(index: int, value: object) -> Message:
         raise BadMessages(f"[{index}] must be an object with role and content")
     if unknown := sorted(set(value) - {"role", "content"}):
         raise BadMessages(
-            f"[{index}] has {', '.join(map(repr, unknown))}, which would be dropped; only role and "
-            "content are read: write tool calls into the content, as the model would say them"
+            f"[{index}] has {', '.join(map(repr, unknown))}; only role and content are read, so "
+            "write tool calls into the content, as the model would say them"
         )
     try:
         return Message.model_validate(value, strict=True)

@@ -54,8 +54,8 @@ def check_name(name: str) -> None:
     """Raises InvalidConfig when a dataset cannot be called so."""
     if not NAME.fullmatch(name):
         raise InvalidConfig(
-            f"{name!r} cannot name a dataset: use letters, digits, '.', '_' and '-', at most 128",
-            issues=(Issue("name", "must be letters, digits, '.', '_' and '-'"),),
+            f"{name!r} cannot name a dataset; use letters, digits, '.', '_' and '-', at most 128",
+            issues=(Issue("name", f"must be letters, digits, '.', '_' and '-', got {name!r}"),),
         )
 
 
@@ -67,7 +67,7 @@ def file_kind(file_name: str) -> str:
     hint = "use .jsonl or .csv"
     if suffix == ".parquet":
         hint = "convert it to JSON Lines, as `headrace dataset upload` does"
-    message = f"{file_name}: {suffix or 'a file without an ending'} is not read here; {hint}"
+    message = f"{file_name} cannot be read, because its ending is {suffix or 'missing'}; {hint}"
     raise InvalidConfig(message, issues=(Issue("file_name", message),))
 
 
@@ -85,7 +85,11 @@ async def receive_upload(body: AsyncIterator[bytes], directory: Path) -> AsyncIt
                 if size > MAX_FILE_BYTES:
                     raise InvalidConfig(
                         f"the file has more than {MAX_FILE_BYTES >> 20} MiB; split it",
-                        issues=(Issue("file", f"is larger than {MAX_FILE_BYTES >> 20} MiB"),),
+                        issues=(
+                            Issue(
+                                "file", f"must have at most {MAX_FILE_BYTES >> 20} MiB; split it"
+                            ),
+                        ),
                     )
                 file.write(chunk)
         yield Path(name)
@@ -126,7 +130,9 @@ async def check(
             await child.wait()
     if child.returncode != 0:
         broken = FileReport()
-        broken.add("file", "could not be read within the limits on memory and time; simplify it")
+        broken.add(
+            "file", "cannot be read within the limits on memory and time; split it or simplify it"
+        )
         return Checked(broken, out)
     return Checked(_parse_report(printed), out)
 
@@ -193,7 +199,9 @@ async def registration(log: EventStore, ref: str) -> tuple[Recorded, DatasetRegi
         for recorded in loaded[stream]:
             if isinstance(recorded.event, DatasetRegistered):
                 return recorded, recorded.event
-    raise NotFound(f"there is no dataset {ref!r}; `headrace dataset upload FILE --name {ref}`")
+    raise NotFound(
+        f"there is no dataset {ref!r}; `headrace dataset upload FILE --name {ref}` makes one"
+    )
 
 
 def refusal(file_name: str, report: FileReport) -> InvalidConfig:

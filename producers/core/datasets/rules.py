@@ -143,10 +143,12 @@ class Rules:
         self._report.columns = self._columns
         self._label = next((name for name in LABELS if name in values), None)
         if len(values) > MAX_COLUMNS:
-            self._report.add("file", f"has {len(values)} columns; at most {MAX_COLUMNS} may be")
+            self._report.add(
+                "file", f"has {len(values)} columns; a dataset may have at most {MAX_COLUMNS}"
+            )
             return False
         if "messages" in values and {"user_prompt", "system_prompt"} & set(values):
-            self._report.add("file", "has messages and prompt columns; keep one of them")
+            self._report.add("file", "has messages and prompt columns; keep one of the two forms")
             return False
         if "metadata" in values or "messages" in values:
             return True
@@ -156,7 +158,7 @@ class Rules:
         if missing:
             found = ", ".join(values) or "none"
             self._report.add(
-                "file", f"Missing required columns: {', '.join(missing)}; it has: {found}"
+                "file", f"missing required columns: {', '.join(missing)}; it has: {found}"
             )
         return not missing
 
@@ -251,10 +253,10 @@ class Rules:
         """One type per key path over all rows; nothing empty, nothing too deep or too wide."""
         where = self._at(line, path)
         if depth > MAX_DEPTH:
-            self._report.add(where, f"is nested deeper than {MAX_DEPTH}")
+            self._report.add(where, f"is nested deeper than {MAX_DEPTH} levels; flatten it")
         elif isinstance(value, dict):
             if not value:
-                self._report.add(where, "is an empty object")
+                self._report.add(where, "is an empty object; give it a key, or leave it out")
             for key, inner in value.items():
                 self._paths(line, f"{path}.{key}", inner, depth=depth + 1)
         else:
@@ -263,13 +265,17 @@ class Rules:
     def _one_type(self, line: int, path: str, value: object) -> None:
         where = self._at(line, path)
         if isinstance(value, int) and not -INT64 <= value < INT64:
-            self._report.add(where, "does not fit in 64 bits")
+            self._report.add(
+                where, f"does not fit in 64 bits, got {_quote(value)}; write it as text"
+            )
         kind = type_name(value)
         if kind == "null":
             return
         first, at = self._types.setdefault(path, (kind, line))
         if first != kind and len(self._types) <= MAX_COLUMNS * MAX_DEPTH:
-            self._report.add(where, f"is a {kind}; it is a {first} in line {at}")
+            self._report.add(
+                where, f"is a {kind} and was a {first} in line {at}; use one type per column"
+            )
 
 
 def type_name(value: object) -> str:
@@ -292,12 +298,14 @@ def bounded_lines(file: IO[bytes]) -> Iterator[tuple[int, str]]:
         number += 1
         if len(data) > MAX_ROW_BYTES:
             raise BadRow(
-                f"line {number}", f"is longer than {MAX_ROW_BYTES} bytes; a row may not be"
+                f"line {number}", f"must have at most {MAX_ROW_BYTES} bytes; shorten the row"
             )
         try:
             text = data.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise BadRow(f"line {number}", f"is not UTF-8 at byte {error.start + 1}") from error
+            raise BadRow(
+                f"line {number}", f"is not UTF-8 at byte {error.start + 1}; save the file as UTF-8"
+            ) from error
         yield number, text
 
 
@@ -309,7 +317,9 @@ def read_jsonl(file: IO[bytes]) -> Iterator[tuple[int, Values]]:
         try:
             value = loads(text)
         except RecursionError as error:
-            raise BadRow(f"line {number}", "is nested too deep") from error
+            raise BadRow(
+                f"line {number}", f"is nested deeper than {MAX_DEPTH} levels; flatten it"
+            ) from error
         except ValueError as error:
             raise BadRow(f"line {number}", f"is not JSON: {error}") from error
         if not isinstance(value, dict):
@@ -326,10 +336,13 @@ def read_csv(file: IO[bytes]) -> Iterator[tuple[int, Values]]:
         return
     names = header[1]
     if len(set(names)) < len(names):
-        raise BadRow("line 1", "names a column twice")
+        raise BadRow("line 1", "names a column twice; rename one of them")
     for number, cells in rows:
         if len(cells) != len(names):
-            raise BadRow(f"line {number}", f"has {len(cells)} cells; the header has {len(names)}")
+            raise BadRow(
+                f"line {number}",
+                f"has {len(cells)} cells; it must have {len(names)}, like the header",
+            )
         yield number, dict(zip(names, cells, strict=True))
 
 

@@ -85,7 +85,9 @@ async def chat(request: Request) -> Response:
     )
     doors = await services(request).readmodel.doors.open()
     if not doors:
-        raise TransientError("no device worker is running; `headrace status` shows what runs")
+        raise TransientError(
+            "no device worker is running; start one, `headrace status` shows what runs"
+        )
     turn = await _sample_turn(doors[0], asked)
     prompt, completion = len(turn.prompt_ids), len(turn.completion_ids)
     return ApiResponse(
@@ -139,7 +141,9 @@ def _chat_messages(body: JsonBody) -> tuple[Message, ...]:
         issue = Issue("messages", message)
         raise InvalidConfig(f"messages {message}", issues=(issue,)) from error
     if not messages:
-        raise InvalidConfig("messages is empty", issues=(Issue("messages", "is empty"),))
+        raise InvalidConfig(
+            "messages must not be empty", issues=(Issue("messages", "must not be empty"),)
+        )
     return messages
 
 

@@ -46,7 +46,7 @@ async def upload_content(request: Request) -> Response:
     core, ref = services(request), request.path_params["ref"]
     announced = await core.readmodel.uploads.find(ref)
     if announced is None:
-        raise NotFound(f"no upload {ref} is announced; POST /api/v1/datasets first")
+        raise NotFound(f"upload {ref} was not announced; send POST /api/v1/datasets first")
     name, file_name = announced
     mapping = from_query(request.query_params.get("mapping"))
     async with registration.receive_upload(
@@ -79,7 +79,9 @@ async def validate(request: Request) -> Response:
     """Whether a file would be taken, without keeping it."""
     file_name = request.query_params.get("file_name")
     if not file_name:
-        raise InvalidConfig("name the file: ?file_name=data.jsonl")
+        raise InvalidConfig(
+            "file_name is missing from the query; give it, like ?file_name=data.jsonl"
+        )
     kind = registration.file_kind(file_name)
     mapping = from_query(request.query_params.get("mapping"))
     home = services(request).settings.home

@@ -125,7 +125,7 @@ def _parse_cursor(text: str | None) -> Cursor:
     try:
         return Cursor.parse(text)
     except ValueError as error:
-        message = f"{text[:40]!r} is not a cursor that this API gave out"
+        message = f"{text[:40]!r} is not a cursor of this API; use one that a former answer gave"
         raise InvalidConfig(message, issues=(Issue("after", message),)) from error
 
 
@@ -136,7 +136,7 @@ def _parse_types(request: Request) -> list[str] | None:
     types = given.split(",")
     unknown = [kind for kind in types if kind not in EVENT_TYPES]
     if unknown:
-        message = f"{unknown[0]} is no type of event; docs/events.md lists them"
+        message = f"{unknown[0]!r} is not a type of event; use one of those in docs/events.md"
         raise InvalidConfig(message, issues=(Issue("types", message),))
     return types
 

@@ -190,7 +190,7 @@ async def log_page(request: Request, owner: str) -> Response:
     """A page of the log lines of a run or an evaluation."""
     direction = request.query_params.get("direction") or "older"
     if direction not in ("older", "newer"):
-        raise InvalidConfig("direction must be older or newer")
+        raise InvalidConfig(f"direction must be older or newer, got {direction[:20]!r}")
     try:
         lines, following = await services(request).readmodel.runs.logs(
             owner,
@@ -199,7 +199,9 @@ async def log_page(request: Request, owner: str) -> Response:
             older=direction == "older",
         )
     except ValueError as error:
-        raise InvalidConfig("cursor is not one that this API gave out") from error
+        raise InvalidConfig(
+            "cursor is not one of this API; use one that a former answer gave"
+        ) from error
     return ApiResponse({"logs": lines, "next_cursor": following})
 
 

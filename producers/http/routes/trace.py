@@ -15,7 +15,10 @@ from schemas.errors import InvalidConfig, Issue
 async def hops(request: Request) -> Response:
     sample = request.query_params.get("sample")
     if not sample:
-        raise InvalidConfig("name the sample: ?sample=ID", issues=(Issue("sample", "is missing"),))
+        raise InvalidConfig(
+            "sample is missing from the query; give it, like ?sample=ID",
+            issues=(Issue("sample", "is missing from the query; give it, like ?sample=ID"),),
+        )
     run = await services(request).lookup.whole_run(request.path_params["ref"])
     found = await trace(services(request).log, run, sample)
     return ApiResponse({"sample": sample, "hops": [asdict(hop) for hop in found]})

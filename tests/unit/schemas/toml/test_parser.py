@@ -100,7 +100,7 @@ def test_a_good_file_has_the_defaults() -> None:
         ({"experiment": {"entrypoint": "/x.py"}}, "experiment.entrypoint", "inside", None),
         ({"experiment": {"entrypoint": "main"}}, "experiment.entrypoint", "Python file", None),
         ({"training": 3}, "training", "must be a table", None),
-        ({"env": {"lower": "x"}}, "env.lower", "no name for a variable", None),
+        ({"env": {"lower": "x"}}, "env.lower", "not the name of a variable", None),
         ({"env": {"A": 1}}, "env.A", "must be a string", None),
         ({"env": {"_OSMOSIS_X": "1"}}, "env._OSMOSIS_X", "reserved", None),
         ({"env": {"LD_PRELOAD": "x"}}, "env.LD_PRELOAD", "dynamic linker", None),
@@ -144,7 +144,7 @@ def test_a_branch_and_a_commit_are_one_too_many() -> None:
 
 
 def test_missing_things_are_named() -> None:
-    with pytest.raises(InvalidConfig, match=r"section \[experiment\] is missing"):
+    with pytest.raises(InvalidConfig, match=r"add the section \[experiment\]"):
         parse_run({})
     with pytest.raises(InvalidConfig, match=r"experiment.dataset: is missing"):
         parse_run({"experiment": {"model_path": "m"}})

@@ -87,20 +87,20 @@ def test_a_conversation_in_csv_is_json_text(tmp_path: Path) -> None:
     ("row", "says"),
     [
         (talk("1?"), "ends with the user; a demonstration ends with the assistant"),
-        (talk("1?", "one", label="x"), "ends with the assistant; beside a label"),
-        (talk("1?", ""), "an answer that is empty"),
+        (talk("1?", "one", label="x"), "ends with the assistant; with a label"),
+        (talk("1?", ""), "ends with an empty answer"),
         ({"messages": []}, "is an empty list"),
         ({"messages": "hello"}, "not a list of messages"),
         ({"messages": {"role": "user"}}, "must be a list"),
-        ({"messages": [{"role": "assistant", "content": "a"}]}, "nothing before the answer"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "has only the answer"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "[0] needs a role of system, user"),
         ({"messages": ["hello"]}, "[0] must be an object"),
         (
             {"messages": [{"role": "user", "content": "a", "tool_calls": []}]},
-            "[0] has 'tool_calls', which would be dropped",
+            "[0] has 'tool_calls'; only role and content are read",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content that is a str"),
-        ({"messages": [], "user_prompt": "q"}, "keep one of them"),
+        ({"messages": [], "user_prompt": "q"}, "keep one of the two forms"),
     ],
 )
 def test_a_conversation_that_cannot_be_is_named(
@@ -130,7 +130,7 @@ def test_a_byte_order_mark_and_blank_lines_are_no_problem(tmp_path: Path) -> Non
         ("", "file", "empty"),
         ("\n\n", "file", "empty"),
         (lines(*good(3)), "file", "has 3 rows; a dataset needs at least 4"),
-        (lines({"prompt": "a", "ground_truth": "b"}), "file", "Missing required columns: user_pr"),
+        (lines({"prompt": "a", "ground_truth": "b"}), "file", "missing required columns: user_pr"),
         (lines(*good()) + "{oops\n", "line 5", "is not JSON"),
         (lines(*good()) + "[1]\n", "line 5", "must be a JSON object"),
         (lines(*good()) + '{"user_prompt": "\\ud800"}', "line 5", "surrogates"),
@@ -139,7 +139,7 @@ def test_a_byte_order_mark_and_blank_lines_are_no_problem(tmp_path: Path) -> Non
         (
             lines(*good(), {"user_prompt": "a", "ground_truth": 1}),
             "line 5, column ground_truth",
-            "is a number; it is a string in line 1",
+            "is a number and was a string in line 1",
         ),
         (
             lines(*good(), {"user_prompt": " ", "ground_truth": "x"}),
@@ -165,7 +165,7 @@ def test_a_byte_order_mark_and_blank_lines_are_no_problem(tmp_path: Path) -> Non
         (
             lines(*good(metadata={"a": 1}), *good(1, metadata={"a": "x"})),
             "line 5, column metadata.a",
-            "is a string; it is a number in line 1",
+            "is a string and was a number in line 1",
         ),
     ],
 )
@@ -181,7 +181,7 @@ def test_what_is_wrong_is_named_by_line_and_column(
 @pytest.mark.parametrize(
     ("content", "where", "says"),
     [
-        ("user_prompt,label\na\n", "line 2", "has 1 cells; the header has 2"),
+        ("user_prompt,label\na\n", "line 2", "has 1 cells; it must have 2"),
         ("a,a\n", "line 1", "twice"),
         ('user_prompt,label\n"a" b,c\n', "line 2", "is not CSV"),
         ("user_prompt,label\n", "file", "empty"),
@@ -211,7 +211,7 @@ def test_text_must_be_utf8(tmp_path: Path) -> None:
 def test_a_row_may_not_be_huge(tmp_path: Path, kind: str) -> None:
     head = lines(*good()) if kind == "jsonl" else "user_prompt,label\na,b\n"
     report, _ = check(tmp_path, head + '"' + "x" * MAX_ROW_BYTES + '"\n', kind)
-    assert "longer than" in report.issues[0].message
+    assert "must have at most" in report.issues[0].message
 
 
 def gsm8k(count: int = 4) -> str:
@@ -221,7 +221,7 @@ def gsm8k(count: int = 4) -> str:
 
 def test_a_public_dataset_is_read_as_it_is_with_a_mapping(tmp_path: Path) -> None:
     refused, _ = check(tmp_path, gsm8k())
-    assert "Missing required columns" in refused.issues[0].message
+    assert "missing required columns" in refused.issues[0].message
     report, rows = check(tmp_path, gsm8k(), question="user_prompt", answer="ground_truth")
     assert report.issues == []
     assert report.columns == ("user_prompt", "ground_truth")
@@ -240,7 +240,7 @@ def test_a_mapping_that_does_not_fit_is_named(tmp_path: Path) -> None:
     )
     both = lines(*({"question": "q", "user_prompt": "p", "ground_truth": "a"} for _ in range(4)))
     twice, _ = check(tmp_path, both, question="user_prompt")
-    assert "has a column user_prompt already" in twice.issues[0].message
+    assert "already has a column user_prompt" in twice.issues[0].message
 
 
 def test_what_is_wrong_is_named_as_the_file_names_it(tmp_path: Path) -> None:
@@ -269,11 +269,11 @@ def test_the_characters_of_prompts_and_labels_are_counted(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("said", "says"),
     [
-        ({"q": "prompt"}, "not a column that is read"),
+        ({"q": "prompt"}, "which nothing reads"),
         ({"q": "user_prompt", "p": "user_prompt"}, "maps two columns to user_prompt"),
         ({"q": 1}, "must be an object of names"),
         ([], "must be an object of names"),
-        ({"": "user_prompt"}, "without a name"),
+        ({"": "user_prompt"}, "an empty name"),
     ],
 )
 def test_a_mapping_must_make_sense(said: object, says: str) -> None:
@@ -287,5 +287,5 @@ def test_a_mapping_travels_in_a_path() -> None:
     assert from_query(httpx.URL(f"/x{query}").params["mapping"]) == mapping
     assert as_query({}) == ""
     assert from_query(None) == {}
-    with pytest.raises(InvalidConfig, match="not a JSON object"):
+    with pytest.raises(InvalidConfig, match="must be a JSON object"):
         from_query("{")
