@@ -169,7 +169,7 @@ def test_a_user_without_a_home_is_told_to_name_one(
     with pytest.raises(BadSetting, match=r"HEADRACE_HOME is not set.*no home directory; set it"):
         Settings.load({})
     assert Settings.load({"HEADRACE_HOME": str(tmp_path)}).home == tmp_path
-    with pytest.raises(InvalidConfig, match="name a server in HEADRACE_DATABASE_URL"):
+    with pytest.raises(InvalidConfig, match="set HEADRACE_DATABASE_URL to a server"):
         embedded_postgres.check_user()
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
     assert describe_user() == "uid 54321"
