@@ -1,7 +1,7 @@
 """A known bug: a bug that a public trainer really had, put into our code for the length of a test.
 
 A mutation replaces a piece of one function's source and swaps the function's code object, so that
-every caller gets the mutant, however it imported the function. The piece must stand in the source
+every caller gets the mutant, however it imported the function. The piece must occur in the source
 exactly once: code that moves on takes its known bugs along, or their test says so.
 """
 

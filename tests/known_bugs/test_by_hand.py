@@ -1,4 +1,4 @@
-"""Numbers by hand where no other test stands in front of a known bug."""
+"""Numbers by hand, for known bugs that no other test catches."""
 
 import math
 from types import SimpleNamespace
@@ -67,7 +67,7 @@ def test_the_reward_is_paid_at_the_last_action() -> None:
 
 
 def test_every_action_sees_the_reward_at_the_end() -> None:
-    """Also those before a tool answered: what stands in between is no step of the policy."""
+    """Also those before a tool answered. Tokens in between are not steps of the policy."""
     advantage, _ = gae(
         floats(0, 0, 1), floats(0, 0, 0), torch.tensor([0, 0, 0]), gamma=0.5, gae_lambda=1.0
     )

@@ -22,7 +22,7 @@ import pytest
 
 VERL_DIRECTORY = Path(sys.prefix) / "oracles"
 CLUSTER_LIBRARIES = ("ray", "tensordict", "tensordict.tensorclass", "codetiming", "omegaconf")
-"""verl imports them beside its formulas (and a reader of settings); no formula uses them."""
+"""verl imports them next to its formulas (and a reader of settings). No formula uses them."""
 
 PINS = {"trl": "1.16.0", "liger_kernel": "0.8.5"}
 

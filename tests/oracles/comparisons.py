@@ -1,7 +1,7 @@
 """What is compared with what: each objective's loss of a case, ours and by every oracle that has it.
 
 All of ours goes through the whole of the update: groups, packing, micro-batches, weights. Where a
-reference divides by something else, the factor is written out beside it.
+reference divides by something else, the factor is written out next to it.
 """
 
 from collections.abc import Callable
