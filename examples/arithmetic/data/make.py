@@ -1,17 +1,18 @@
 """Makes the data of the arithmetic example: sums of two-digit numbers whose units carry.
 
-A question is `What is 47 + 38?`; an answer shows its working, `15+70=85`: units, plus tens, is the
-sum. Of the demonstrations only a third is careful; the others forget the carry (`15+70=75`), as real
-demonstrations are flawed. So a model that imitates them well is right about one time in three, and
-the careful habit is there for reinforcement learning to select.
+A question is `What is 47 + 38?`. An answer shows its working: `15+70=85` means units plus tens is the
+sum. Only a third of the demonstrations are careful; the others forget the carry (`15+70=75`), because
+real demonstrations have flaws too. So a model that imitates them well is right about one time in
+three, and it has the careful habit, which reinforcement learning can select.
 
     python data/make.py [--seed N] [--out DIR]
 
 writes three files of JSON Lines:
-    sft.jsonl       demonstrations        ground_truth = the working a student wrote, right or wrong
+    sft.jsonl       demonstrations        ground_truth = a student's working, right or wrong
     rl.jsonl        training questions    ground_truth = the true sum
     heldout.jsonl   held-out questions    ground_truth = the true sum
-Held-out questions share no *unordered* pair with the other two: whoever saw 47 + 38 also saw 38 + 47.
+Held-out questions share no *unordered* pair with the other two files, because a model that has seen
+47 + 38 knows 38 + 47 too.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def carrying_pairs() -> list[Pair]:
 
 
 def split(pairs: Sequence[Pair], draw: random.Random) -> tuple[list[Pair], list[Pair]]:
-    """Unordered pairs -> (training, held out)."""
+    """Split unordered pairs into training and held-out pairs."""
     shuffled = list(pairs)
     draw.shuffle(shuffled)
     return shuffled[NUM_HELD_OUT:], shuffled[:NUM_HELD_OUT]
@@ -49,7 +50,7 @@ def question(pair: Pair) -> str:
 
 
 def working(pair: Pair, *, careful: bool) -> str:
-    """The answer with its working; a careless student forgets the carry of the units."""
+    """The answer with its working. A careless student forgets the carry of the units."""
     units = pair[0] % 10 + pair[1] % 10
     tens = sum(pair) - units
     answer = tens + units if careful else tens + units % 10
@@ -57,7 +58,7 @@ def working(pair: Pair, *, careful: bool) -> str:
 
 
 def demonstrations(pairs: Sequence[Pair], draw: random.Random) -> list[dict[str, str]]:
-    """Demonstrations over random training pairs; exactly the share CAREFUL of them is right."""
+    """Demonstrations for random training pairs, of which exactly the share CAREFUL is right."""
     num_careful = round(NUM_DEMONSTRATIONS * CAREFUL)
     rows = []
     for number in range(NUM_DEMONSTRATIONS):
@@ -73,7 +74,7 @@ def questions(pairs: Iterable[Pair]) -> list[dict[str, str]]:
 
 
 def make(seed: int) -> dict[str, list[dict[str, str]]]:
-    """File name -> rows; a function of the seed alone."""
+    """The rows of each file, by file name. They depend on the seed only."""
     draw = random.Random(seed)
     training, held_out = split(carrying_pairs(), draw)
     ordered = sorted({p for a, b in training for p in ((a, b), (b, a))})
@@ -88,10 +89,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the data of the arithmetic example.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
-    asked = parser.parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    for name, rows in make(asked.seed).items():
-        path = asked.out / name
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name, rows in make(arguments.seed).items():
+        path = arguments.out / name
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         print(f"{path}: {len(rows)} rows")
 

@@ -1,10 +1,10 @@
-"""Ask the model for a sum, and pay for a right answer."""
+"""Ask the model for a sum, and reward a right answer."""
 
 from headrace import AgentWorkflow, Grader
 
 
 class Solve(AgentWorkflow):
-    """One turn: the question goes to the model, its reply is the sample."""
+    """One turn: send the question to the model; its reply is the sample."""
 
     async def run(self, ctx):
         reply = await ctx.chat(ctx.prompt)
@@ -12,9 +12,9 @@ class Solve(AgentWorkflow):
 
 
 class Check(Grader):
-    """1 if what stands after the last `=`, up to the answer's end, is the true sum, else 0.
+    """Reward 1 if the text after the last `=` is the true sum, else 0.
 
-    The working before it earns nothing: which habit leads to the right sum is for the model to find.
+    The working before it gets no reward, so the model has to find the habit that leads to the right sum.
     """
 
     async def grade(self, ctx):
