@@ -29,10 +29,11 @@ from infra.failpoints import hit
 from infra.maintenance.archive_file import BLOBS, EVENTS, ROWS, ArchiveWriter, Member, members
 from infra.ports.event_log import Cursor
 from infra.postgres.advisory_lock import exclusively
-from infra.postgres.codec import COLUMNS, edge_ids, encode
+from infra.postgres.codec import edge_ids, encode
 from infra.postgres.errors import translating_errors
 from infra.postgres.notify import News, Notifier
 from infra.postgres.pool import Database, open_session
+from infra.postgres.queries import queries
 from schemas.errors import Conflict, CorruptData, NotFound, TransientError
 from schemas.events import DatasetDeleted, Event, RunArchived, RunDeleted, RunRestored
 from schemas.ids import checkpoint_stream, run_stream
@@ -45,41 +46,7 @@ LOOK_EVERY_S = 0.2
 LOCK_S = 30.0
 """How long a restore waits for the collector of orphans."""
 
-OWNERS = """
-select $1 union select data ->> 'evaluation' from events
-where stream = $2 and type = 'rl.evaluation.requested'
-"""
-"""Who events of a run's history are about: the run, and the validations that it asked for."""
-
-HISTORY = f"""
-select {COLUMNS} from events
-where run_id = any ($1) and stream not like 'dead-letter-%' and stream <> $2
-  and not (stream = $3 and version = 1)
-order by xid, position
-"""  # noqa: S608 - constants
-"""What an archive holds: all but the request, which is the first event of the run's stream, and the
-checkpoints. Dead letters belong to their consumers."""
-
-KEPT = f"select {COLUMNS} from events where stream = $1 or stream = $2 and version = 1"  # noqa: S608 - constants
-
-INSERT = """
-insert into events (position, xid, id, stream, version, type, schema_version, data, run_id, causation,
-                    correlation, traceparent, time) overriding system value
-select position, xid::xid8, id, stream, version, type, schema_version, data::json, run_id, causation,
-       correlation, traceparent, time
-from unnest($1::bigint[], $2::text[], $3::uuid[], $4::text[], $5::integer[], $6::text[], $7::integer[],
-            $8::text[], $9::text[], $10::uuid[], $11::uuid[], $12::text[], $13::timestamptz[])
-     as e (position, xid, id, stream, version, type, schema_version, data, run_id, causation,
-           correlation, traceparent, time)
-"""
-
-BEHIND = """
-select w.consumer from watermarks w, (
-    select xid, position from events where run_id = $1 order by xid desc, position desc limit 1) last
-where (w.xid, w.position) < (last.xid, last.position) order by w.consumer limit 1
-"""
-
-NOTICE = "select xid::text from events where stream = $1 and version = 2 and type = $2"
+SQL = queries("event_log")
 
 
 class Moved(Exception):
@@ -137,16 +104,14 @@ class Archives:
         for RunArchived what the archive holds, `num_events`. Raises Conflict while it cannot be removed,
         Moved when it has other events, TransientError while some consumer has not read them."""
         whole = isinstance(notice, RunDeleted)
-        sql = "select * from remove_run($1, $2, $3, $4, $5, $6, $7, $8)"
-        return await self._told(sql, (notice.run, whole, num_events), notice, cause)
+        return await self._remove("remove_run", (notice.run, whole, num_events), notice, cause)
 
     async def remove_dataset(
         self, notice: DatasetDeleted, uris: Sequence[str], *, cause: UUID
     ) -> Cursor:
         """Take a dataset's registration out of the log; its blobs at `uris` are collected later. Raises
         Moved when it is gone already, TransientError."""
-        sql = "select * from remove_dataset($1, $2, $3, $4, $5, $6, $7)"
-        return await self._told(sql, (notice.dataset, list(uris)), notice, cause)
+        return await self._remove("remove_dataset", (notice.dataset, list(uris)), notice, cause)
 
     async def restore(self, archive: ArtifactRef, notice: RunRestored, *, cause: UUID) -> Cursor:
         """Bring a history back; `notice` is appended to it. Raises CorruptData when the archive is
@@ -166,7 +131,9 @@ class Archives:
 
     async def _until_read(self, run: str) -> None:
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
-        while (consumer := await self._database.durable.fetchval(BEHIND, run)) is not None:
+        while (
+            consumer := await self._database.durable.fetchval(SQL["consumer_behind"], run)
+        ) is not None:
             if asyncio.get_running_loop().time() > deadline:
                 raise _behind(consumer)
             await asyncio.sleep(LOOK_EVERY_S)
@@ -176,13 +143,13 @@ class Archives:
     ) -> Cursor:
         async with connection.transaction():
             arguments = (run_stream(notice.run), RunArchived.type)
-            xid = await connection.fetchval(NOTICE, *arguments)
+            xid = await connection.fetchval(SQL["notice"], *arguments)
             if xid is None:
                 raise Moved
             async for member in _each(path, notice.run):
                 if member.kind == ROWS:
                     await connection.execute(
-                        "insert into artifacts (sha256, data) values ($1, $2) on conflict do nothing",
+                        SQL["insert_artifact"],
                         member.name,
                         member.content.read(),
                     )
@@ -190,22 +157,23 @@ class Archives:
                     events = await asyncio.to_thread(member.events)
                     # In a cluster that the database was moved to, old transaction ids mean nothing.
                     rows = _rows(events, xid="0" if xid == "0" else None)
-                    await connection.execute(INSERT, *rows)
-            sql = "select * from restore_run($1, $2, $3, $4, $5, $6, $7)"
+                    await connection.execute(SQL["insert_events"], *rows)
             first = (notice.run, notice.num_events)
-            row = await _called(connection, sql, *first, *_noticed(notice, cause))
+            row = await _call(connection, "restore_run", *first, *_notice_columns(notice, cause))
         hit("archive.restored")
         self._notifier.ping([News.LOG])
         return Cursor(row["r_xid"], row["r_position"])
 
-    async def _told(self, sql: str, first: Sequence[object], notice: Event, cause: UUID) -> Cursor:
+    async def _remove(
+        self, query: str, first: Sequence[object], notice: Event, cause: UUID
+    ) -> Cursor:
         """Call a function that removes; wait a while for consumers that have not read so far."""
-        arguments = (*first, *_noticed(notice, cause))
+        arguments = (*first, *_notice_columns(notice, cause))
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
         async with _session(self._database.url) as connection:
             while True:
                 try:
-                    row = await _called(connection, sql, *arguments)
+                    row = await _call(connection, query, *arguments)
                     break
                 except TransientError:
                     if asyncio.get_running_loop().time() > deadline:
@@ -262,7 +230,7 @@ class _Packing:
         await self._begin(connection, run)
         page: list[Any] = []
         arguments = (self.owners, checkpoint_stream(run), run_stream(run))
-        async for row in connection.cursor(HISTORY, *arguments, prefetch=PAGE):
+        async for row in connection.cursor(SQL["history"], *arguments, prefetch=PAGE):
             page.append(row)
             if len(page) == PAGE:
                 await self._page(page)
@@ -272,8 +240,12 @@ class _Packing:
     async def _begin(self, connection: Any, run: str) -> None:
         """Look who the events are about, and which artifacts stay because something that stays names
         them."""
-        self.owners = [row[0] for row in await connection.fetch(OWNERS, run, run_stream(run))]
-        for row in await connection.fetch(KEPT, checkpoint_stream(run), run_stream(run)):
+        self.owners = [
+            row[0] for row in await connection.fetch(SQL["owners"], run, run_stream(run))
+        ]
+        for row in await connection.fetch(
+            SQL["kept_events"], checkpoint_stream(run), run_stream(run)
+        ):
             kept = (named.ref for named in named_in(row, ""))
             self._seen |= {ref.uri for ref in kept if not ref.uri.startswith(ROW)}
 
@@ -290,20 +262,18 @@ class _Packing:
             if not named.ref.uri.startswith(ROW):
                 await self._large(named)
         if rows:
-            await asyncio.to_thread(self._writer.page, [_written(row) for row in rows])
+            await asyncio.to_thread(self._writer.page, [_archived_columns(row) for row in rows])
 
     async def _small(self, wanted: Sequence[Named]) -> None:
         hashes = [named.ref.sha256 for named in wanted]
-        found = await self._database.durable.fetch(
-            "select sha256, data from artifacts where sha256 = any ($1)", hashes
-        )
+        found = await self._database.durable.fetch(SQL["small_artifacts"], hashes)
         data = {row["sha256"]: row["data"] for row in found}
         for named in wanted:
             content = data.get(named.ref.sha256)
             if content is None and not named.needed:
                 continue
             if content is None or hashlib.sha256(content).hexdigest() != named.ref.sha256:
-                raise _damaged(named)
+                raise _damage_of(named)
             self._seen.add(named.ref.uri)
             await asyncio.to_thread(self._writer.row, named.ref.sha256, content)
 
@@ -318,10 +288,10 @@ class _Packing:
             sha256, _ = await _download(self._blobs, named.ref.uri, self._scratch)
         except NotFound as error:
             if named.needed:
-                raise _damaged(named) from error
+                raise _damage_of(named) from error
             return
         if sha256 != named.ref.sha256:
-            raise _damaged(named)
+            raise _damage_of(named)
         self._seen.add(named.ref.uri)
         await asyncio.to_thread(self._writer.blob, key, self._scratch)
 
@@ -332,7 +302,7 @@ def _behind(consumer: str) -> TransientError:
     )
 
 
-def _damaged(named: Named) -> CorruptData:
+def _damage_of(named: Named) -> CorruptData:
     return CorruptData(
         f"{named.ref.uri}, which {named.by} names, is gone or damaged, so that the run cannot be "
         "archived; `headrace doctor --deep` shows all damages"
@@ -350,10 +320,10 @@ async def _session(url: str) -> AsyncIterator[Any]:
         connection.terminate()
 
 
-async def _called(connection: Any, sql: str, *arguments: object) -> Any:
+async def _call(connection: Any, query: str, *arguments: object) -> Any:
     """Call a function of migration 0016; its refusals become our errors."""
     try:
-        return await connection.fetchrow(sql, *arguments)
+        return await connection.fetchrow(SQL[query], *arguments)
     except asyncpg.PostgresError as error:
         said = str(error.args[0])
         if error.sqlstate == "HR001":
@@ -370,12 +340,12 @@ async def _called(connection: Any, sql: str, *arguments: object) -> Any:
         ) from error
 
 
-def _noticed(notice: Event, cause: UUID) -> tuple[object, ...]:
+def _notice_columns(notice: Event, cause: UUID) -> tuple[object, ...]:
     [identity] = edge_ids([notice], cause)
     return identity, notice.type, notice.version, encode(notice), cause
 
 
-def _written(row: Any) -> Mapping[str, Any]:
+def _archived_columns(row: Any) -> Mapping[str, Any]:
     """A row of the log as the archive keeps it; `data` is the very text that was recorded."""
     return {
         **{name: row[name] for name in ("position", "xid", "stream", "version", "type")},
@@ -391,7 +361,7 @@ def _written(row: Any) -> Mapping[str, Any]:
 
 
 def _rows(events: Sequence[Mapping[str, Any]], *, xid: str | None) -> list[list[Any]]:
-    """The columns of INSERT."""
+    """The columns of the query insert_events."""
     return [
         [event["position"] for event in events],
         [xid or str(event["xid"]) for event in events],

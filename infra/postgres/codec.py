@@ -11,11 +11,6 @@ from schemas.errors import Refused
 from schemas.events import EVENT_TYPES, MAX_EVENT_BYTES, Event
 from schemas.ids import EventId, StreamName, derive_id
 
-COLUMNS = (
-    "position, xid, id, stream, version, type, schema_version, data, run_id, causation,"
-    " correlation, traceparent, time"
-)
-
 
 def edge_ids(events: Sequence[Event], cause: UUID) -> list[EventId]:
     """The ids of what an edge appends. Raises ValueError when they would not differ."""
@@ -117,7 +112,7 @@ def written_as(new: NewEvent, row: Any) -> Recorded:
 
 
 def recorded_in(row: Any) -> Recorded:
-    """The event in a row of `COLUMNS`; its payload is not decoded yet."""
+    """The event in a row of the log (`event_columns` in the queries); its payload is not decoded yet."""
     return Recorded(
         id=EventId(row["id"]),
         stream=StreamName(row["stream"]),

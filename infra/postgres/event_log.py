@@ -22,27 +22,15 @@ from infra.ports.event_log import (
     Recorded,
     Snapshot,
 )
-from infra.postgres.codec import COLUMNS, arguments_of, edge_ids, known_in, recorded_in, written_as
-from infra.postgres.horizon import BELOW_OWN_HORIZON, Horizon
+from infra.postgres.codec import arguments_of, edge_ids, known_in, recorded_in, written_as
+from infra.postgres.horizon import Horizon
 from infra.postgres.notify import News, Notifier
 from infra.postgres.pool import Database
+from infra.postgres.queries import queries
 from schemas.events import EVENT_TYPES, Event
 from schemas.ids import ConsumerName, EventId, StreamName
 
-KNOWN = "id = any ($1) and causation = correlation"
-"""Events of edges, and of nobody else: what an edge appends begins a correlation of its own. An index
-holds just these, so that the log itself remembers what was appended, for good and without a copy."""
-
-UNCONSUMED = (
-    "not exists (select from inbox i where i.consumer = {name} and i.event_id = {e}.id)"
-    " and not exists (select from watermarks m where m.consumer = {name}"
-    " and (m.xid, m.position) >= ({e}.xid, {e}.position))"
-)
-"""Whether a consumer has not consumed an event. One statement, so one snapshot: who no longer sees a
-purged inbox row sees the watermark."""
-
-COMMIT = f"select * from commit_decision({', '.join(f'${n}' for n in range(1, 35))})"  # noqa: S608 - constants
-
+SQL = queries("event_log")
 
 MISSES = {"HR001": "stale", "HR002": "fenced", "HR004": "duplicate"}
 """What `commit_decision` raises, as the kind of a CommitMiss."""
@@ -83,8 +71,7 @@ class PostgresLog:
         self, streams: Mapping[StreamName, int], *, limit: int | None = None
     ) -> Mapping[StreamName, Sequence[Recorded]]:
         rows = await self._pool.fetch(
-            f"select {COLUMNS} from unnest($1::text[], $2::integer[]) as w (name, above)"  # noqa: S608 - constants
-            " join events on stream = w.name and version > w.above order by stream, version limit $3",
+            SQL["load"],
             list(streams),
             list(streams.values()),
             limit,
@@ -96,14 +83,12 @@ class PostgresLog:
 
     async def versions(self, streams: Iterable[StreamName]) -> Mapping[StreamName, int]:
         names = sorted(streams)
-        rows = await self._pool.fetch(
-            "select stream, version from streams where stream = any ($1)", names
-        )
+        rows = await self._pool.fetch(SQL["versions"], names)
         return {**dict.fromkeys(names, 0), **{row["stream"]: row["version"] for row in rows}}
 
     async def commit(self, commit: Commit) -> Sequence[Recorded]:
         try:
-            rows = await self._pool.fetch(COMMIT, *arguments_of(commit))
+            rows = await self._pool.fetch(SQL["commit"], *arguments_of(commit))
         except asyncpg.PostgresError as error:
             raise _missed(error) or error from error
         except ValueError as error:  # no text, or an argument that is none of its type
@@ -153,12 +138,9 @@ class PostgresLog:
         types: Sequence[str] | None = None,
         upto: Cursor | None = None,
     ) -> tuple[Sequence[Recorded], Cursor]:
-        # What was below a horizon once is complete for good. Another horizon, as of now, could be below
-        # it and hide events that the reader would then jump over.
-        end = self._horizon.below if upto is None else "(xid, position) <= ($4, $5)"
+        end = self._horizon.below if upto is None else "upto_cursor"
         rows = await self._pool.fetch(
-            f"select {COLUMNS} from events where (xid, position) > ($1, $2)"  # noqa: S608 - constants
-            f" and {end} order by xid, position limit $3",
+            SQL.variant("tail", end=end),
             after.xid,
             after.position,
             limit,
@@ -171,10 +153,8 @@ class PostgresLog:
         return known_in(wanted), Cursor(last["xid"], last["position"])
 
     async def has_events_after(self, after: Cursor) -> bool:
-        # Without the order the planner walks through the whole log when nothing is ahead.
         found = await self._pool.fetchval(
-            "select position from events where (xid, position) > ($1, $2)"
-            " order by xid, position limit 1",
+            SQL["position_after"],
             after.xid,
             after.position,
         )
@@ -182,29 +162,24 @@ class PostgresLog:
         return found is not None
 
     async def visible_head(self) -> Cursor:
-        row = await self._pool.fetchrow(
-            f"select xid, position from events where {BELOW_OWN_HORIZON}"  # noqa: S608 - constants
-            " order by xid desc, position desc limit 1"
-        )
+        row = await self._pool.fetchrow(SQL["visible_head"])
         return Cursor(row["xid"], row["position"]) if row else Cursor()
 
     async def reaches(self, cursor: Cursor) -> bool:
         found = await self._pool.fetchval(
-            "select position from events where (xid, position) >= ($1, $2)"
-            " order by xid, position limit 1",
+            SQL["position_from"],
             cursor.xid,
             cursor.position,
         )
         return found is not None or cursor == Cursor()
 
     async def clock_time(self) -> datetime:
-        told: datetime = await self._pool.fetchval("select clock_timestamp()")
+        told: datetime = await self._pool.fetchval(SQL["clock_time"])
         return told
 
     async def events_at(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
         rows = await self._pool.fetch(
-            f"select {COLUMNS} from unnest($1::text[], $2::integer[]) as w (name, at)"  # noqa: S608 - constants
-            " join events on stream = w.name and version = w.at",
+            SQL["events_at"],
             [stream for stream, _ in places],
             [version for _, version in places],
         )
@@ -214,10 +189,7 @@ class PostgresLog:
         self, places: Mapping[tuple[StreamName, int], Collection[ConsumerName]]
     ) -> Sequence[tuple[Recorded, frozenset[ConsumerName]]]:
         rows = await self._pool.fetch(
-            f"select {COLUMNS}, array(select n from unnest(string_to_array(w.names, ' ')) n"  # noqa: S608 - constants
-            f" where {UNCONSUMED.format(name='n', e='e')}) as awaiting"
-            " from unnest($1::text[], $2::integer[], $3::text[]) as w (held, at, names)"
-            " join events e on e.stream = w.held and e.version = w.at",
+            SQL["unconsumed_at"],
             [stream for stream, _ in places],
             [version for _, version in places],
             [" ".join(names) for names in places.values()],
@@ -230,9 +202,7 @@ class PostgresLog:
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
     ) -> Sequence[Recorded]:
         rows = await self._pool.fetch(
-            f"select {COLUMNS} from events where run_id = $1 and (xid, position) > ($2, $3)"  # noqa: S608 - constants
-            f" and {self._horizon.below} and ($5::text[] is null or type = any ($5))"
-            " order by xid, position limit $4",
+            SQL.variant("read_run", end=self._horizon.below),
             run,
             after.xid,
             after.position,
@@ -244,7 +214,7 @@ class PostgresLog:
     async def find(self, event_id: UUID, *, stream: StreamName) -> Recorded | None:
         """One event of a stream by its id."""
         row = await self._pool.fetchrow(
-            f"select {COLUMNS} from events where stream = $1 and id = $2",  # noqa: S608 - constants
+            SQL["find"],
             stream,
             event_id,
         )
@@ -254,8 +224,7 @@ class PostgresLog:
         self, keys: Sequence[tuple[ConsumerName, EventId]]
     ) -> frozenset[tuple[ConsumerName, EventId]]:
         rows = await self._pool.fetch(
-            "select consumer, event_id from inbox"
-            " join unnest($1::text[], $2::uuid[]) as w (name, id) on consumer = name and event_id = id",
+            SQL["consumed"],
             [name for name, _ in keys],
             [event_id for _, event_id in keys],
         )
@@ -267,9 +236,7 @@ class PostgresLog:
         if not messages:
             return []
         rows = await self._pool.fetch(
-            "select n from unnest($1::text[], $2::uuid[], $3::xid8[], $4::bigint[])"  # noqa: S608 - constants
-            " with ordinality as w (name, id, xid, position, n)"
-            f" where {UNCONSUMED.format(name='w.name', e='w')} order by n",
+            SQL["unconsumed"],
             [name for name, _ in messages],
             [recorded.id for _, recorded in messages],
             [recorded.cursor.xid for _, recorded in messages],
@@ -278,33 +245,22 @@ class PostgresLog:
         return [messages[row["n"] - 1] for row in rows]
 
     async def watermark(self, consumer: ConsumerName) -> Cursor:
-        row = await self._pool.fetchrow(
-            "select xid, position from watermarks where consumer = $1", consumer
-        )
+        row = await self._pool.fetchrow(SQL["watermark"], consumer)
         return Cursor(row["xid"], row["position"]) if row else Cursor()
 
     async def advance(self, consumers: Sequence[ConsumerName], cursor: Cursor) -> None:
         names = sorted(consumers)  # who waits for another waits in the order of both
         await self._lazy.execute(
-            "insert into watermarks as w (consumer, xid, position) select n, $2, $3"
-            " from unnest($1::text[]) n"
-            " on conflict (consumer) do update set xid = excluded.xid, position = excluded.position"
-            " where (excluded.xid, excluded.position) > (w.xid, w.position)",
+            SQL["advance"],
             names,
             cursor.xid,
             cursor.position,
         )
-        # What another process deletes at this moment is as good as gone.
-        await self._lazy.execute(
-            "delete from inbox where ctid = any (array(select ctid from inbox"
-            " where consumer = any ($1) and xid < $2 for update skip locked))",
-            names,
-            cursor.xid,
-        )
+        await self._lazy.execute(SQL["purge_inbox"], names, cursor.xid)
 
     async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None:
         row = await self._pool.fetchrow(
-            "select version, state from snapshots where stream = $1 and fold_version = $2",
+            SQL["snapshot"],
             stream,
             fold_version,
         )
@@ -314,10 +270,7 @@ class PostgresLog:
         self, stream: StreamName, fold_version: int, snapshot: Snapshot
     ) -> None:
         await self._lazy.execute(
-            "insert into snapshots as s (stream, fold_version, version, state)"
-            " values ($1, $2, $3, $4) on conflict (stream, fold_version) do update"
-            " set version = excluded.version, state = excluded.state"
-            " where excluded.version > s.version",
+            SQL["save_snapshot"],
             stream,
             fold_version,
             snapshot.version,
@@ -325,9 +278,7 @@ class PostgresLog:
         )
 
     async def artifact(self, sha256: str) -> bytes | None:
-        data: bytes | None = await self._pool.fetchval(
-            "select data from artifacts where sha256 = $1", sha256
-        )
+        data: bytes | None = await self._pool.fetchval(SQL["artifact"], sha256)
         return data
 
     async def _before(
@@ -336,9 +287,7 @@ class PostgresLog:
         """The versions of these streams, and whether events with these ids were appended. One snapshot:
         who finds the streams unmoved in the commit has seen all that was appended to them."""
         rows = await self._pool.fetch(
-            "select w.stream, coalesce(s.version, 0) as version,"  # noqa: S608 - constants
-            f" exists (select from events where {KNOWN}) as appended"
-            " from unnest($2::text[]) as w (stream) left join streams s using (stream)",
+            SQL["before_append"],
             list(ids),
             sorted(streams),
         )
@@ -348,7 +297,7 @@ class PostgresLog:
     async def _appended(self, ids: Sequence[EventId]) -> list[Recorded]:
         """What an edge appended before under these ids, in order."""
         rows = await self._pool.fetch(
-            f"select {COLUMNS} from events where {KNOWN} order by position",  # noqa: S608 - constants
+            SQL["appended"],
             list(ids),
         )
         return [recorded_in(row) for row in rows]

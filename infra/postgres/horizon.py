@@ -1,9 +1,9 @@
-"""Which horizon the log is read by: no transaction below it can still commit an event.
+"""Which horizon the log is read by. Below a horizon no transaction can still commit an event.
 
-The server's own costs nothing, but it covers all databases of the server: a transaction that writes in
-another one would hold our log back. The horizon of our own writers leaves those out. It is as safe
-(migration 0015 says why) and never lower, but it costs a look at all sessions, so it is read only once
-the other one has hidden an event for a while.
+The server's horizon costs nothing, but it covers all databases of the server, so a transaction that
+writes in another database would hold our log back. The horizon of our own writers leaves those out. It
+is as safe (`own_horizon` in `sql/schema.sql` says why) and never lower, but it reads the list of all
+sessions. So it is used only once the server's horizon has hidden an event for a while.
 """
 
 import time
@@ -11,15 +11,12 @@ from collections.abc import Callable
 
 from infra.ports.event_log import Cursor
 
-BELOW_HORIZON = "xid < pg_snapshot_xmin(pg_current_snapshot())"
-BELOW_OWN_HORIZON = "xid < (select own_horizon(pg_current_snapshot()))"
-
 HIDDEN_S = 0.3
-"""An event is hidden for this long before the horizon of our own writers is read. A commit of ours that
-waits for a slow disk should not be enough."""
+"""How long an event is hidden before the horizon of our own writers is used. It is longer than a commit
+of ours that waits for a slow disk should take."""
 
 OWN_S = 30.0
-"""It is then read for this long: the foreign transaction may stay open for hours."""
+"""How long it is then used: the transaction in another database may stay open for hours."""
 
 MOST_CURSORS = 32
 
@@ -34,11 +31,12 @@ class Horizon:
 
     @property
     def below(self) -> str:
-        """The condition on an event."""
-        return BELOW_OWN_HORIZON if self._clock() < self._own_until else BELOW_HORIZON
+        """The condition on an event, as a part of `sql/queries/event_log.sql`."""
+        return "below_own_horizon" if self._clock() < self._own_until else "below_horizon"
 
     def seen(self, after: Cursor, *, hidden: bool) -> None:
-        """A reader that has read up to `after` found a committed event above it, or none."""
+        """Note whether a reader that has read up to `after` found a committed event above it that its
+        horizon hid."""
         if not hidden:
             self._hidden.pop(after, None)
             return

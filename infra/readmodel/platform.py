@@ -5,18 +5,13 @@ from datetime import datetime
 from typing import TypedDict
 
 from infra.postgres.pool import Database
+from infra.postgres.queries import queries
 from schemas.ids import WorkerId
 
-COUNTED = 1000
-"""What lies above a cursor is counted so far; these questions are asked every few seconds."""
+SQL = queries("read_model")
 
-ABOVE = """
-(select case when c.above < $1 then c.above else greatest(c.above, coalesce((select position
-    from events order by xid desc, position desc limit 1), 0) - {mark}.position) end
- from (select count(*) as above from (select from events e
-       where (e.xid, e.position) > ({mark}.xid, {mark}.position)
-       order by e.xid, e.position limit $1) found) c)
-"""
+COUNTED = 1000
+"""Up to how many events above a cursor are counted; this is asked every few seconds."""
 
 
 class WorkerJson(TypedDict):
@@ -33,8 +28,9 @@ class LaneJson(TypedDict):
 
 
 class BusJson(TypedDict):
-    """`kind` log: the embedded bus, and nothing else is said. `relay_behind`: events not published;
-    `seen_s`: since when the broker was not seen; `lag`: per group, records not acknowledged."""
+    """`kind` is "log" for the embedded bus, which has none of the other facts. `relay_behind` counts the
+    events that are not published, `seen_s` is how long ago the broker was last seen, and `lag` counts
+    the records that each group has not acknowledged."""
 
     kind: str
     relay_behind: int
@@ -52,24 +48,20 @@ class Door:
     key: str
 
 
-class Platform:
-    """Queries over the spine's tables."""
+class PlatformState:
+    """Queries over workers, effects, the bus and the horizon."""
 
     def __init__(self, database: Database) -> None:
         self._pool = database.durable
 
     async def alive(self) -> datetime:
-        """The database's clock. Raises what asyncpg raises when it is away."""
-        now: datetime = await self._pool.fetchval("select clock_timestamp()")
+        """The database's clock. Raises DatabaseUnavailable when it does not answer."""
+        now: datetime = await self._pool.fetchval(SQL["clock_time"])
         return now
 
     async def workers(self) -> list[WorkerJson]:
         """Workers with a live lease."""
-        rows = await self._pool.fetch(
-            "select id, host, pid, lanes,"
-            " extract(epoch from expires_at - clock_timestamp())::float8 as remaining"
-            " from workers where expires_at > clock_timestamp() order by started_at"
-        )
+        rows = await self._pool.fetch(SQL["workers"])
         return [
             WorkerJson(
                 id=row["id"],
@@ -83,43 +75,33 @@ class Platform:
 
     async def effects(self) -> dict[str, LaneJson]:
         """Effects per lane: claimed under a live lease, or waiting."""
-        rows = await self._pool.fetch(
-            "select lane, count(*) filter (where w.id is not null) as claimed, count(*) as total"
-            " from effects e left join workers w"
-            " on w.id = e.worker and w.expires_at > clock_timestamp() group by lane"
-        )
+        rows = await self._pool.fetch(SQL["effects_per_lane"])
         return {
             row["lane"]: LaneJson(waiting=row["total"] - row["claimed"], claimed=row["claimed"])
             for row in rows
         }
 
     async def oldest_waiting_s(self) -> float:
-        """The age of the oldest effect that is due, whose run does not rest, and that nobody holds."""
-        age = await self._pool.fetchval(
-            "select extract(epoch from clock_timestamp() - min(e.due_at))::float8 from effects e"
-            " where e.due_at <= clock_timestamp() and not e.shut and not exists (select from workers w"
-            " where w.id = e.worker and w.expires_at > clock_timestamp())"
-        )
+        """The age of the oldest effect that is due and not held, of a run that is neither paused nor
+        held."""
+        age = await self._pool.fetchval(SQL["oldest_waiting_s"])
         return float(age or 0.0)
 
     async def lag(self) -> dict[str, int]:
-        """Consumer -> events of the log above its watermark: counted up to `COUNTED`, and beyond that as
-        many as positions were given since (a transaction that was rolled back leaves a gap)."""
+        """Consumer -> events of the log above its watermark. They are counted up to `COUNTED`; a larger
+        number is the difference of positions, and includes the gaps of transactions that were rolled
+        back."""
         rows = await self._pool.fetch(
-            f"select w.consumer, {ABOVE.format(mark='w')} as lag from watermarks w",  # noqa: S608 - constants
+            SQL["lag"],
             COUNTED,
         )
         return {row["consumer"]: row["lag"] for row in rows}
 
     async def bus(self, kind: str) -> BusJson:
-        """What stands between the log and the consumers."""
-        lags = await self._pool.fetch("select consumers, records from bus_lag order by consumers")
-        skips = await self._pool.fetch("select reason, count from bus_skips order by reason")
-        relay = await self._pool.fetchrow(
-            "select extract(epoch from clock_timestamp() - r.seen_at)::float8 as seen_s,"  # noqa: S608 - constants
-            f" {ABOVE.format(mark='r')} as behind from relay r",
-            COUNTED,
-        )
+        """The bus between the log and the consumers."""
+        lags = await self._pool.fetch(SQL["bus_lag"])
+        skips = await self._pool.fetch(SQL["bus_skips"])
+        relay = await self._pool.fetchrow(SQL["relay"], COUNTED)
         return BusJson(
             kind=kind,
             relay_behind=relay["behind"] if relay else 0,
@@ -129,63 +111,46 @@ class Platform:
         )
 
     async def horizon_age_s(self) -> float:
-        """Since when the oldest writing transaction of our database holds the log's horizon back."""
-        age = await self._pool.fetchval("select horizon_age_s()")
+        """How long the oldest writing transaction of our database has held the log's horizon back."""
+        age = await self._pool.fetchval(SQL["horizon_age_s"])
         return float(age or 0.0)
 
     async def step_metrics(self) -> list[tuple[str, str, float]]:
         """(run, key, value) of the last step of each run that is running."""
-        rows = await self._pool.fetch(
-            "select r.name, m.key, m.value from runs r join metric_points m"
-            " on m.run = r.run and m.step = r.current_step where r.status = 'running'"
-            " and (m.key like 'time/%' or m.key in ('train/lag', 'rollout/raw_reward'))"
-        )
+        rows = await self._pool.fetch(SQL["metrics_of_last_steps"])
         return [(row["name"], row["key"], row["value"]) for row in rows]
 
     async def tokens_per_s(self, *, steps: int = 10) -> dict[str, float]:
-        """Run -> generated tokens that it trained on, per second over its last so many steps."""
+        """Run -> generated tokens that it trained on, per second over its last `steps` steps."""
         rows = await self._pool.fetch(
-            "with recent as (select r.name, m.step, m.value, m.at,"
-            " min(m.step) over (partition by r.run) as first from runs r join metric_points m"
-            " on m.run = r.run and m.key = 'rollout/tokens' and m.step > r.current_step - $1"
-            " where r.status = 'running')"
-            " select name, sum(value) filter (where step > first)"
-            " / extract(epoch from max(at) - min(at))::float8 as rate from recent"
-            " group by name having max(at) > min(at)",
+            SQL["tokens_per_s"],
             steps,
         )
         return {row["name"]: row["rate"] for row in rows}
 
     async def run_counts(self) -> dict[str, int]:
         """Status -> runs."""
-        rows = await self._pool.fetch("select status, count(*) from runs group by status")
+        rows = await self._pool.fetch(SQL["count_runs_by_status"])
         return {row["status"]: row["count"] for row in rows}
 
 
 class Doors:
-    """Where device workers answer the API."""
+    """Where device workers answer requests of the API."""
 
     def __init__(self, database: Database) -> None:
         self._pool = database.durable
 
     async def announce(self, worker: WorkerId, url: str, key: str) -> None:
+        """Record where a worker answers, and forget the doors of workers that are gone for an hour."""
         await self._pool.execute(
-            "insert into worker_doors (worker, url, key) values ($1, $2, $3)"
-            " on conflict (worker) do update set url = excluded.url, key = excluded.key,"
-            " updated_at = clock_timestamp()",
+            SQL["announce_door"],
             worker,
             url,
             key,
         )
-        await self._pool.execute(
-            "delete from worker_doors d where not exists (select from workers w"
-            " where w.id = d.worker) and updated_at < clock_timestamp() - interval '1 hour'"
-        )
+        await self._pool.execute(SQL["forget_old_doors"])
 
     async def open(self) -> list[Door]:
         """The doors of workers with a live lease, the newest first."""
-        rows = await self._pool.fetch(
-            "select d.worker, d.url, d.key from worker_doors d join workers w on w.id = d.worker"
-            " where w.expires_at > clock_timestamp() order by d.updated_at desc"
-        )
+        rows = await self._pool.fetch(SQL["open_doors"])
         return [Door(row["worker"], row["url"], row["key"]) for row in rows]

@@ -1,4 +1,4 @@
-"""What the API reads about runs. A page costs the same however many runs there are."""
+"""What the API reads about runs. A page costs the same, however many runs there are."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -6,36 +6,13 @@ from typing import Any, TypedDict, cast
 
 from infra.ports.event_log import Cursor
 from infra.postgres.pool import Database
+from infra.postgres.queries import queries
 
-UNKNOWN_AFTER_S = 60
-"""A running run without progress for so long, while no worker lives, has status unknown."""
-
-STATUS = f"""case when r.status = 'running' and r.phase <> 'paused'
-  and coalesce(r.last_at, r.created_at) < clock_timestamp() - interval '{UNKNOWN_AFTER_S} seconds'
-  and not exists (select from workers where expires_at > clock_timestamp())
-  then 'unknown' else r.status end"""
-
-HELD = "from dead_letters d where d.about = r.run and d.pauses and d.redriven_at is null"
-"""A run with such a letter waits, whatever its own events say."""
-
-PHASE = f"""case when r.status in ('pending', 'running') and exists (select {HELD}) then 'paused'
-  when r.status = 'running' and r.phase = 'train' and r.current_step >= r.total_steps
-  then 'finalize' else r.phase end"""
-
-ERROR = f"""case when r.status in ('pending', 'running') then coalesce(r.error, (select
-  'held by dead letter ' || d.letter || ' of ' || d.consumer || ': ' || d.cause {HELD}
-  order by d.created_at limit 1), (select 'waiting: ' || f.error from effects f
-  where f.run_id = r.run and f.error is not null order by f.due_at desc limit 1)) else r.error end"""  # noqa: S608 - constants
-"""Why it ended; of one that goes on, why it does not get on."""
-
-SUMMARY = f"""r.run as id, r.name, {STATUS} as status, {PHASE} as phase, r.algorithm,
-  r.execution_mode, r.model, r.dataset, r.rollout, r.workspace, r.commit_sha, r.current_step,
-  r.total_steps, r.reward, r.created_at, r.started_at, r.completed_at, r.archived_at,
-  {ERROR} as error"""
+SQL = queries("read_model")
 
 
 class RunJson(TypedDict):
-    """A run as lists show it. `config` is JSON text, and only there for one run alone."""
+    """A run as lists show it."""
 
     id: str
     name: str
@@ -82,14 +59,16 @@ class LogJson(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PageRange:
+    """Which part of a list a page shows."""
+
     limit: int = 50
     offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A graded group; `first` is the position of its first sample among all that were asked for."""
+    """A graded group. `first` is the position of its first sample among all samples of the query."""
 
     group: str
     step: int
@@ -109,43 +88,31 @@ class Runs:
 
     async def page(
         self,
-        page: Page,
+        page: PageRange,
         *,
         status: str | None = None,
         search: str | None = None,
         archived: bool = False,
     ) -> tuple[list[RunJson], int]:
-        """The newest runs first, and how many there are in all: those that were archived, or the
-        rest."""
-        where = [f"({STATUS}) = $1"] if status else ["$1::text is null"]
-        where.append(f"r.archived_at is {'not ' if archived else ''}null")
-        if search:
-            where.append("(r.name || ' ' || r.model || ' ' || r.dataset) ilike $2")
-        else:
-            where.append("$2::text is null")
-        condition = " and ".join(where)
-        pattern = f"%{_escaped(search)}%" if search else None
+        """A page of runs, the newest first, and how many there are in all. `archived` selects the runs
+        that were archived instead of the others."""
+        filters = {
+            "status": "with_status" if status else "with_any_status",
+            "archived": "archived" if archived else "present",
+            "words": "with_words" if search else "with_any_words",
+        }
+        pattern = f"%{_escape_like(search)}%" if search else None
         rows = await self._pool.fetch(
-            f"select {SUMMARY} from runs r where {condition}"  # noqa: S608 - constants
-            " order by r.created_at desc, r.run limit $3 offset $4",
-            status,
-            pattern,
-            page.limit,
-            page.offset,
+            SQL.variant("page_of_runs", **filters), status, pattern, page.limit, page.offset
         )
-        total = await self._pool.fetchval(
-            f"select count(*) from runs r where {condition}",  # noqa: S608 - constants
-            status,
-            pattern,
-        )
+        total = await self._pool.fetchval(SQL.variant("count_runs", **filters), status, pattern)
         return [cast(RunJson, dict(row)) for row in rows], int(total)
 
     async def ended_before(self, moment: datetime) -> list[RunJson]:
         """Runs that ended before `moment`, the oldest first, and were neither archived nor restored
         since; at most 1000."""
         rows = await self._pool.fetch(
-            f"select {SUMMARY} from runs r where r.archived_at is null"  # noqa: S608 - constants
-            " and greatest(r.completed_at, r.restored_at) < $1 order by r.completed_at limit 1000",
+            SQL["runs_ended_before"],
             moment,
         )
         return [cast(RunJson, dict(row)) for row in rows]
@@ -153,8 +120,7 @@ class Runs:
     async def get(self, ref: str) -> tuple[RunJson, str] | None:
         """A run by id or name, and its config as JSON text."""
         row = await self._pool.fetchrow(
-            f"select {SUMMARY}, r.config from runs r where r.run = $1 or r.name = $1"  # noqa: S608 - constants
-            " order by (r.run = $1) desc, r.created_at desc limit 1",
+            SQL["run"],
             ref,
         )
         if row is None:
@@ -165,16 +131,12 @@ class Runs:
 
     async def dataset_ref(self, run: str) -> str | None:
         """The run's dataset, a DatasetRef as JSON."""
-        found: str | None = await self._pool.fetchval(
-            "select dataset_ref from runs where run = $1", run
-        )
+        found: str | None = await self._pool.fetchval(SQL["dataset_ref_of_run"], run)
         return found
 
     async def metrics(self, run: str) -> dict[str, list[PointJson]]:
         """Key -> points in order of step."""
-        rows = await self._pool.fetch(
-            "select key, step, value, at from metric_points where run = $1 order by key, step", run
-        )
+        rows = await self._pool.fetch(SQL["metrics"], run)
         found: dict[str, list[PointJson]] = {}
         for row in rows:
             point = PointJson(step=row["step"], value=row["value"], at=row["at"])
@@ -182,26 +144,20 @@ class Runs:
         return found
 
     async def checkpoints(self, run: str) -> list[CheckpointJson]:
-        """In order of step."""
+        """The run's checkpoints, in order of step."""
         rows = await self._pool.fetch(
-            "select c.step, coalesce(r.name, c.run) || '@' || c.step as ref, c.reward, c.uri,"
-            " c.manifest_sha256, c.adapter_sha256, c.created_at"
-            " from checkpoints c left join runs r using (run) where c.run = $1 order by c.step",
+            SQL["checkpoints"],
             run,
         )
         return [cast(CheckpointJson, dict(row)) for row in rows]
 
     async def groups(
-        self, owner: str, purpose: str, page: Page, *, step: int | None = None
+        self, owner: str, purpose: str, page: PageRange, *, step: int | None = None
     ) -> tuple[list[GroupRow], int]:
-        """The groups that hold the samples of a page (a page counts samples), and all samples."""
+        """The groups that hold the samples of a page, and how many samples there are in all. A page
+        counts samples."""
         rows = await self._pool.fetch(
-            "select *, sum(num_samples) over () as total from ("
-            "  select step, slot, replacement, dataset_row, artifact, grades, num_samples,"
-            "    sum(num_samples) over (order by step, slot, replacement) - num_samples as first"
-            "  from graded_groups where owner = $1 and purpose = $2"
-            "    and ($3::int is null or step = $3)"
-            ") g order by first",
+            SQL["groups"],
             owner,
             purpose,
             step,
@@ -216,24 +172,19 @@ class Runs:
         return [_group(owner, purpose, row) for row in wanted], total
 
     async def num_groups(self, owner: str, purpose: str) -> int:
-        """How many groups are graded."""
-        count: int = await self._pool.fetchval(
-            "select count(*) from graded_groups where owner = $1 and purpose = $2", owner, purpose
-        )
+        """How many groups of `owner` are graded."""
+        count: int = await self._pool.fetchval(SQL["count_groups"], owner, purpose)
         return count
 
     async def logs(
         self, run: str, *, limit: int, cursor: str | None = None, older: bool = True
     ) -> tuple[list[LogJson], str | None]:
-        """A page of lines in the order of the log, and the cursor to go on from: without one the
-        newest lines (older) or the first ones, else those beyond `cursor`. Raises ValueError when
-        the cursor is not one."""
+        """A page of lines in the order of the log, and the cursor of the next page. Without `cursor` the
+        page holds the newest lines (`older`) or the first ones, and with it those beyond it. Raises
+        ValueError when `cursor` is not a cursor of this method."""
         at, line = _log_cursor(cursor, older=older)
-        compare, order = ("<", "desc") if older else (">", "asc")
         rows = await self._pool.fetch(
-            "select xid, position, line, at as timestamp, level, step, message from log_lines"  # noqa: S608 - constants
-            f" where run = $1 and (xid, position, line) {compare} ($2, $3, $4)"
-            f" order by xid {order}, position {order}, line {order} limit $5",
+            SQL["older_log_lines" if older else "newer_log_lines"],
             run,
             at.xid,
             at.position,
@@ -277,5 +228,5 @@ def _log_cursor(text: str | None, *, older: bool) -> tuple[Cursor, int]:
     return Cursor.parse(position), int(line, 16)
 
 
-def _escaped(search: str) -> str:
+def _escape_like(search: str) -> str:
     return search.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")

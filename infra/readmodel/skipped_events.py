@@ -4,17 +4,14 @@ turning them into rows failed, and those that it has not reached yet."""
 from typing import TypedDict
 
 from infra.postgres.pool import Database
-from infra.readmodel.platform import ABOVE, COUNTED
+from infra.postgres.queries import queries
+from infra.readmodel.platform import COUNTED
 from schemas.ids import ConsumerName
+
+SQL = queries("read_model")
 
 SHOWN = 5
 """How many skipped events an answer lists; all are counted."""
-
-BEHIND = f"""
-select {ABOVE.format(mark="m")} from (select 1) one
-left join watermarks w on w.consumer = $2
-cross join lateral (select coalesce(w.xid, '0'::xid8) as xid, coalesce(w.position, 0) as position) m
-"""  # noqa: S608 - constants
 
 
 class SkippedEventJson(TypedDict):
@@ -44,23 +41,14 @@ class SkippedEvents:
 
     async def by_type(self) -> dict[str, int]:
         """Event type -> skipped events."""
-        rows = await self._pool.fetch(
-            "select event_type, count(*) from skipped_events where projection = $1"
-            " group by event_type order by event_type",
-            self._projection,
-        )
+        rows = await self._pool.fetch(SQL["count_skipped_events"], self._projection)
         return {row["event_type"]: row["count"] for row in rows}
 
     async def summary(self) -> ReadModelJson:
         """How complete the read model is."""
-        rows = await self._pool.fetch(
-            "select event_type, stream, version, run, error from skipped_events"
-            " where projection = $1 order by xid, position limit $2",
-            self._projection,
-            SHOWN,
-        )
+        rows = await self._pool.fetch(SQL["skipped_events"], self._projection, SHOWN)
         return ReadModelJson(
-            behind=await self._pool.fetchval(BEHIND, COUNTED, self._projection),
+            behind=await self._pool.fetchval(SQL["behind"], COUNTED, self._projection),
             skipped=sum((await self.by_type()).values()),
             skipped_events=[
                 SkippedEventJson(

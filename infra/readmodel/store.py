@@ -1,8 +1,9 @@
-"""The read model on Postgres: what the projector writes, and the doors to what the API reads.
+"""The read model on Postgres: what the projector writes, and the queries that the API reads.
 
-A batch and the cursor that it moves are one transaction, so a crash never shows half a batch or
-counts one twice; the commit need not wait for the disk, for the log can always say it again. All
-but names, uploads and doors (edge tables) is a function of the log: `reset`, then project anew.
+A batch and the cursor that it moves are one transaction, so a crash never shows half a batch or counts
+one twice. The commit does not wait for the disk, because the log can always be projected again. Except
+for names, uploads and doors, every table is a function of the log: `reset` empties them, and the
+projector fills them again.
 """
 
 import asyncio
@@ -15,8 +16,9 @@ from infra.ports.event_log import Cursor
 from infra.postgres.names import PostgresNames
 from infra.postgres.notify import News
 from infra.postgres.pool import Database
-from infra.readmodel.dead_letters import Letters
-from infra.readmodel.platform import Doors, Platform
+from infra.postgres.queries import queries
+from infra.readmodel.dead_letters import DeadLetterRows
+from infra.readmodel.platform import Doors, PlatformState
 from infra.readmodel.registry import Evaluations, Registry, Uploads
 from infra.readmodel.rows import (
     ChangeEvaluation,
@@ -44,6 +46,8 @@ from infra.readmodel.skipped_events import SkippedEvents
 from infra.readmodel.wait_facts import Waits
 from schemas.ids import ConsumerName, WorkerId
 
+SQL = queries("read_model")
+
 PROJECT = ConsumerName("project")
 """The watermark that is the read model's cursor."""
 
@@ -66,37 +70,20 @@ CHANGES: tuple[tuple[type[Write], str, str], ...] = (
     (ChangeLetter, "dead_letters", "letter"),
 )
 
-LINES = """delete from log_lines l
-where (l.run = $1 or l.run in (select evaluation from evaluations where run = $1)) and not exists (
-  select from events e where e.xid = l.xid::text::xid8 and e.position = l.position)"""
-SKIPPED = """delete from skipped_events s
-where (s.run = $1 or s.run in (select evaluation from evaluations where run = $1)) and not exists (
-  select from events e where e.xid = s.xid::text::xid8 and e.position = s.position)"""
-GROUPS = """delete from graded_groups
-where owner = $1 or owner in (select evaluation from evaluations where run = $1)"""
 HISTORY = (
-    LINES,
-    SKIPPED,
-    GROUPS,
-    "delete from evaluations where run = $1",
-    "delete from metric_points where run = $1",
+    "drop_log_lines_without_events",
+    "drop_skipped_events_without_events",
+    "drop_groups",
+    "drop_evaluations",
+    "drop_metrics",
 )
 DROPS: tuple[tuple[type[Write], str, tuple[str, ...]], ...] = (
     (DropHistory, "run", HISTORY),
-    (
-        DropRun,
-        "run",
-        (
-            *HISTORY,
-            "delete from log_lines where run = $1",
-            "delete from checkpoints where run = $1",
-            "delete from runs where run = $1",
-        ),
-    ),
-    (DropDataset, "dataset", ("delete from datasets where dataset = $1",)),
-    (Unarchive, "run", (LINES, "update runs set archived_at = null where run = $1")),
+    (DropRun, "run", (*HISTORY, "drop_log_lines", "drop_checkpoints", "drop_run")),
+    (DropDataset, "dataset", ("drop_dataset",)),
+    (Unarchive, "run", ("drop_log_lines_without_events", "unarchive_run")),
 )
-"""What is forgotten because its events left the log: the last thing that a batch does."""
+"""What is removed because its events left the log, by the names of its queries. A batch does it last."""
 
 LOOK_EVERY_S = 0.05
 """How often a waiter looks at the cursor of a projector in another process."""
@@ -135,8 +122,7 @@ W = TypeVar("W")
 
 
 class ReadModel:
-    """Applies writes; `runs`, `registry`, `evaluations`, `platform`, `letters`, `skipped_events` and
-    `waits` answer."""
+    """Applies writes. The attributes (`runs`, `registry`, `letters`, ...) hold the queries."""
 
     def __init__(self, database: Database) -> None:
         self._lazy = database.lazy
@@ -149,21 +135,19 @@ class ReadModel:
         self.evaluations = Evaluations(database)
         self.uploads = Uploads(database)
         self.doors = Doors(database)
-        self.platform = Platform(database)
-        self.letters = Letters(database)
+        self.platform = PlatformState(database)
+        self.letters = DeadLetterRows(database)
         self.skipped_events = SkippedEvents(database, PROJECT)
         self.waits = Waits(database)
 
     async def cursor(self) -> Cursor:
-        """Up to where the log is projected."""
-        row = await self._lazy.fetchrow(
-            "select xid, position from watermarks where consumer = $1", PROJECT
-        )
+        """The cursor up to which the log is projected."""
+        row = await self._lazy.fetchrow(SQL["cursor"], PROJECT)
         return Cursor(row["xid"], row["position"]) if row else Cursor()
 
     async def apply(self, writes: Sequence[Write], *, before: Cursor, after: Cursor) -> bool:
-        """Write a batch and move the cursor from `before` to `after`. False, with nothing written,
-        when the cursor stands elsewhere: another process projects too."""
+        """Write a batch and move the cursor from `before` to `after`. Returns False, with nothing
+        written, when the cursor is not at `before`, because another process projects too."""
         async with self._lazy.acquire() as connection, connection.transaction():
             if not await _move(connection, before, after):
                 return False
@@ -171,19 +155,20 @@ class ReadModel:
                 if rows := [write for write in writes if type(write) is kind]:
                     await connection.execute(_insert(kind, table), *_columns(kind, rows))
             for kind, table, key in CHANGES:
-                if rows := _merged([write for write in writes if type(write) is kind], key):
+                if rows := _merge_by_key([write for write in writes if type(write) is kind], key):
                     await connection.execute(_update(kind, table, key), *_columns(kind, rows))
             for kind, key, statements in DROPS:
                 for write in writes:
                     if type(write) is kind:
                         for statement in statements:
-                            await connection.execute(statement, getattr(write, key))
+                            await connection.execute(SQL[statement], getattr(write, key))
         self._at = after
         self._moved.set()
         return True
 
     async def caught_up(self, cursor: Cursor, *, timeout_s: float = 2.0) -> bool:
-        """Wait until everything up to `cursor` is projected, so that who wrote can read it."""
+        """Wait until everything up to `cursor` is projected, so that a caller can read what it wrote.
+        Returns whether it was within `timeout_s`."""
         if self._turn != self._lazy.history.turns:
             self._turn, self._at = self._lazy.history.turns, Cursor()
         with contextlib.suppress(TimeoutError):
@@ -199,35 +184,33 @@ class ReadModel:
         return False
 
     async def reset(self) -> None:
-        """Forget everything that follows from the log, and move the cursor to its beginning. Projectors
+        """Remove everything that follows from the log, and move the cursor to its beginning. Projectors
         of all processes are woken, and project the whole log again."""
         tables = ", ".join(table for kind, table in PUTS if kind is not PutSkippedEvent)
         async with self._lazy.acquire() as connection, connection.transaction():
-            await connection.execute(f"truncate {tables}")
+            await connection.execute(SQL.variant("empty_tables", tables=tables))
             # Few rows, and a table that the role of processes must not truncate.
-            await connection.execute("delete from skipped_events where projection = $1", PROJECT)
-            await connection.execute("delete from watermarks where consumer = $1", PROJECT)
+            await connection.execute(SQL["forget_skipped_events"], PROJECT)
+            await connection.execute(SQL["forget_cursor"], PROJECT)
             await connection.execute(f"notify {News.LOG}")
         self._at = Cursor()
 
 
 async def announce_door(database: Database, worker: WorkerId, url: str, key: str) -> None:
-    """Tell the API where this worker's engine answers, and the key it asks for."""
+    """Record for the API where this worker's engine answers, and the key that it requires."""
     await Doors(database).announce(worker, url, key)
 
 
 async def _move(connection: Any, before: Cursor, after: Cursor) -> bool:
     if before == Cursor():
         await connection.execute(
-            "insert into watermarks (consumer, xid, position) values ($1, $2, $3)"
-            " on conflict do nothing",
+            SQL["begin_cursor"],
             PROJECT,
             before.xid,
             before.position,
         )
     status = await connection.execute(
-        "update watermarks set xid = $4, position = $5"
-        " where consumer = $1 and xid = $2 and position = $3",
+        SQL["move_cursor"],
         PROJECT,
         before.xid,
         before.position,
@@ -246,40 +229,41 @@ def _columns(kind: type[Write], rows: Sequence[object]) -> list[list[Any]]:
 
 
 def _storable(value: object) -> object:
-    """Postgres has no NUL in text; what user code says may hold one."""
+    """Postgres text cannot hold NUL, and output of user code may contain it."""
     return value.replace("\0", "\ufffd") if isinstance(value, str) else value
 
 
-def _unnest(names: Sequence[str]) -> str:
+def _arrays(names: Sequence[str]) -> str:
     types = (COLUMN_TYPES.get(name, "text") for name in names)
-    return f"unnest({', '.join(f'${n}::{kind}[]' for n, kind in enumerate(types, 1))})"
+    return ", ".join(f"${n}::{kind}[]" for n, kind in enumerate(types, 1))
 
 
 def _insert(kind: type[Write], table: str) -> str:
     names = _names(kind)
-    return (
-        f"insert into {table} ({', '.join(names)}) select * from {_unnest(names)}"  # noqa: S608 - names of our classes' fields
-        " on conflict do nothing"
-    )
+    return SQL.variant("put_rows", table=table, columns=", ".join(names), arrays=_arrays(names))
 
 
 def _update(kind: type[Write], table: str, key: str) -> str:
     names = _names(kind)
     changes = ", ".join(f"{n} = coalesce(c.{n}, t.{n})" for n in names if n != key)
-    return (
-        f"update {table} t set {changes} from {_unnest(names)} as c ({', '.join(names)})"  # noqa: S608 - names of our classes' fields
-        f" where t.{key} = c.{key}"
+    return SQL.variant(
+        "change_rows",
+        table=table,
+        key=key,
+        columns=", ".join(names),
+        arrays=_arrays(names),
+        changes=changes,
     )
 
 
-def _merged(changes: Sequence[Any], key: str) -> list[Any]:
-    """One change per row: of several, the last that says something about a column stands."""
+def _merge_by_key(changes: Sequence[Any], key: str) -> list[Any]:
+    """One change per row. Of several changes, the last one with a value for a column wins."""
     merged: dict[str, Any] = {}
     for change in changes:
         identity = getattr(change, key)
         if identity in merged:
-            said = {f.name: getattr(change, f.name) for f in fields(change)}
-            news = {name: value for name, value in said.items() if value is not None}
-            change = replace(merged[identity], **news)
+            values = {f.name: getattr(change, f.name) for f in fields(change)}
+            given = {name: value for name, value in values.items() if value is not None}
+            change = replace(merged[identity], **given)
         merged[identity] = change
     return list(merged.values())

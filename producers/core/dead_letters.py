@@ -7,14 +7,14 @@ from uuid import UUID
 
 from infra.ports.event_log import EventStore, Recorded
 from infra.ports.services import Artifacts
-from infra.readmodel.dead_letters import SHORTEST, LetterJson
+from infra.readmodel.dead_letters import SHORTEST_REF, LetterJson
 from schemas.errors import Conflict, InvalidConfig, NotFound
 from schemas.events import MessageDeadLettered, MessageRedriven
 from schemas.ids import dead_letter_stream, derive_id
 
 
 class LetterFinder(Protocol):
-    """What is known of dead letters (`infra.readmodel.dead_letters.Letters`)."""
+    """What is known of dead letters (`infra.readmodel.dead_letters.DeadLetterRows`)."""
 
     async def find(self, ref: str) -> list[LetterJson]: ...
 
@@ -88,8 +88,7 @@ class DeadLetters:
         if not found:
             raise NotFound(
                 f"there is no dead letter {ref!r}; `headrace dlq list` shows all (give at least "
-                f"{SHORTEST} "
-                "characters of an id)"
+                f"{SHORTEST_REF} characters of an id)"
             )
         [row] = found
         stream = dead_letter_stream(row["consumer"])

@@ -9,7 +9,7 @@ from uuid import UUID
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from infra.readmodel.runs import Page
+from infra.readmodel.runs import PageRange
 from schemas.errors import InvalidConfig, Issue, Refused
 from schemas.redact import redact
 
@@ -26,7 +26,7 @@ class ApiResponse(JSONResponse):
         ).encode()
 
 
-def page_response(items: str, rows: Sequence[object], total: int, page: Page) -> ApiResponse:
+def page_response(items: str, rows: Sequence[object], total: int, page: PageRange) -> ApiResponse:
     """A page of a list, with where the next one starts."""
     following = page.offset + len(rows)
     more = following < total
@@ -40,9 +40,9 @@ def page_response(items: str, rows: Sequence[object], total: int, page: Page) ->
     )
 
 
-def page_of(request: Request, *, limit: int = 50) -> Page:
+def page_of(request: Request, *, limit: int = 50) -> PageRange:
     """`limit` and `offset` of a request. Raises InvalidConfig."""
-    return Page(
+    return PageRange(
         limit=number(request, "limit", default=limit, least=1, most=MAX_LIMIT),
         offset=number(request, "offset", default=0, least=0, most=2**31),
     )

@@ -19,10 +19,12 @@ import asyncpg
 import pytest
 
 from infra.ports.event_log import Cursor
+from infra.postgres import event_log
 from infra.postgres.event_log import PostgresLog
-from infra.postgres.horizon import BELOW_OWN_HORIZON, Horizon
+from infra.postgres.horizon import Horizon
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database
+from infra.postgres.queries import DIRECTORY, Queries
 from tests.kit.postgres import database_of, execute
 
 pytestmark = pytest.mark.postgres
@@ -89,7 +91,7 @@ class AlwaysOwn(Horizon):
 
     @property
     def below(self) -> str:
-        return BELOW_OWN_HORIZON
+        return "below_own_horizon"
 
 
 @asynccontextmanager
@@ -208,21 +210,21 @@ NAIVE = """(select coalesce(
 before the sessions are looked at is in neither."""
 
 
-class HeldUp(Horizon):
-    """Between its snapshot and its look at the sessions a reader waits for a lock."""
-
-    @property
-    def below(self) -> str:
-        return "xid < (select held_up_horizon(pg_current_snapshot()))"
+HELD_UP_QUERIES = Queries(
+    "event_log",
+    (DIRECTORY / "event_log.sql").read_text().replace("own_horizon(", "held_up_horizon("),
+)
+"""Between its snapshot and its look at the sessions a reader waits for a lock."""
 
 
 @pytest.mark.parametrize("horizon", [RIGHT, pytest.param(NAIVE, id="twin")])
 async def test_a_writer_that_ends_while_sessions_are_looked_at_is_not_passed(
-    log: PostgresLog, database: Database, horizon: str
+    log: PostgresLog, database: Database, horizon: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its event is older than one that is committed already."""
     await execute(database.url, HELD_UP.format(horizon))
-    log._horizon = HeldUp()
+    monkeypatch.setattr(event_log, "SQL", HELD_UP_QUERIES)
+    log._horizon = AlwaysOwn()
     older = await asyncpg.connect(database.url)
     await older.execute("begin")
     hidden = await older.fetchval(INSERT, uuid4(), "run-older", 1, PAYLOAD)

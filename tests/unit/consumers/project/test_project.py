@@ -17,7 +17,7 @@ from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database
 from infra.readmodel.rows import ChangeRun, ChangeWorkspace, PutMetric, PutRun, Write
-from infra.readmodel.runs import Page
+from infra.readmodel.runs import PageRange
 from infra.readmodel.store import ReadModel
 from schemas.events import (
     ALL_EVENTS,
@@ -277,4 +277,4 @@ async def test_two_projectors_show_each_event_once(database: Database) -> None:
         assert not await two.apply(found, before=Cursor(), after=after)
         assert await two.cursor() == after
         assert (await two.runs.logs("r1", limit=9))[0][0]["message"].startswith("Run a-run")
-        assert (await two.runs.page(Page()))[1] == 1
+        assert (await two.runs.page(PageRange()))[1] == 1

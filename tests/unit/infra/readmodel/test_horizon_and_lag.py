@@ -14,7 +14,7 @@ from infra.ports.event_log import Cursor
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database
-from infra.readmodel.platform import COUNTED, Platform
+from infra.readmodel.platform import COUNTED, PlatformState
 from schemas.events import RunWarned
 from schemas.ids import ConsumerName, StreamName
 from tests.kit.postgres import connected, execute, fresh_database, need_programs
@@ -64,7 +64,7 @@ async def test_who_only_reads_holds_nothing_back_and_raises_no_alarm(database: D
             async with asyncio.timeout(60):
                 while not await seen(log, cursor):
                     await asyncio.sleep(0.01)
-                while await Platform(database).horizon_age_s() > 0:
+                while await PlatformState(database).horizon_age_s() > 0:
                     await asyncio.sleep(0.01)
 
 
@@ -77,7 +77,7 @@ async def test_who_writes_holds_back_what_is_committed_after_and_is_told_of(
             cursor = await appended(log)
             assert not await seen(log, cursor)
             assert await log.has_events_after(Cursor())
-            assert await Platform(database).horizon_age_s() > 0
+            assert await PlatformState(database).horizon_age_s() > 0
         async with asyncio.timeout(60):
             while not await seen(log, cursor):
                 await asyncio.sleep(0.01)
@@ -90,7 +90,7 @@ async def test_lag_is_exact_when_small_and_by_positions_when_large(database: Dat
         FILL.format(events=events),
     )
     async with Notifier(database) as notifier:
-        log, platform = PostgresLog(database, notifier), Platform(database)
+        log, platform = PostgresLog(database, notifier), PlatformState(database)
         held = (await log.load({STREAM: 0}))[STREAM]
         await log.advance([FAR], held[0].cursor)
         await log.advance([NEAR], held[-8].cursor)
@@ -123,7 +123,7 @@ async def test_a_prepared_transaction_holds_the_log_back_until_somebody_ends_it(
     older than what was appended meanwhile."""
     await execute(preparing, f"begin;{FILL.format(events=1)};prepare transaction 'left'")
     async with connected(preparing) as database, Notifier(database) as notifier:
-        log, platform = PostgresLog(database, notifier), Platform(database)
+        log, platform = PostgresLog(database, notifier), PlatformState(database)
         cursor = await appended(log)
         assert await log.tail(Cursor(), limit=100) == ([], Cursor())
         assert await log.has_events_after(Cursor())
@@ -152,7 +152,7 @@ async def test_another_database_of_the_server_holds_nothing_back(
     """Neither an open transaction that writes there nor a prepared one, both older than the event. By
     the server's horizon alone, the twin, the event stays hidden."""
     async with connected(preparing) as database, Notifier(database) as notifier:
-        log, platform = PostgresLog(database, notifier), Platform(database)
+        log, platform = PostgresLog(database, notifier), PlatformState(database)
         wait = TailWait(log, notifier.subscribe())
         await execute(elsewhere, f"begin;{FILL.format(events=1)};prepare transaction 'there'")
         writing = "insert into streams values ('s', 1)"
@@ -182,7 +182,7 @@ async def test_a_long_log_is_not_walked_for_its_lag(database: Database) -> None:
         " where indrelid = 'events'::regclass) + pg_stat_get_xact_tuples_returned('events'::regclass)"
     )
     async with database.durable.acquire() as connection, connection.transaction():
-        platform = Platform(database)
+        platform = PlatformState(database)
         platform._pool = connection
         before = await connection.fetchval(read)
         assert (await platform.lag())["far"] == 20 * COUNTED

@@ -319,7 +319,8 @@ async def test_only_what_has_ended_can_be_archived_or_deleted(app: Application) 
         assert "run first is running" in answer.json()["detail"]
 
 
-NEVER_BEHIND = "select null where $1::text = ''"
+async def no_look_before(_: Archives, __: str) -> None:
+    """In place of the look whether a consumer is behind."""
 
 
 @pytest.mark.parametrize("looks_before", [True, False])
@@ -329,7 +330,7 @@ async def test_nothing_is_removed_that_a_consumer_has_not_read(
     """The look before spares the work; what counts is the one in the transaction."""
     monkeypatch.setattr("infra.maintenance.archive.PATIENCE_S", 0.3)
     if not looks_before:
-        monkeypatch.setattr("infra.maintenance.archive.BEHIND", NEVER_BEHIND)
+        monkeypatch.setattr(Archives, "_until_read", no_look_before)
     await ended.services.log.advance([ConsumerName("learn")], Cursor(1, 1))
     answer = await ended.post("/runs/first/archive", {})
     assert answer.status_code == 503
@@ -345,7 +346,7 @@ async def test_nothing_is_removed_that_a_consumer_has_not_read(
 async def test_twin_without_the_watermarks_events_go_that_nobody_has_read(
     ended: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.maintenance.archive.BEHIND", NEVER_BEHIND)
+    monkeypatch.setattr(Archives, "_until_read", no_look_before)
     await ended.services.log.advance([ConsumerName("learn")], Cursor(1, 1))
     async with administering(ended.database.url) as admin:
         await admin.execute(

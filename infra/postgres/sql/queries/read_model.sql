@@ -1,0 +1,402 @@
+-- The read model: what `infra/readmodel/` writes and asks.
+-- How this file is read: `infra/postgres/queries.py`.
+
+-- == Runs =================================================================================================
+
+-- A running run without progress for 60 seconds, while no worker lives, has status unknown.
+
+-- part: run_status
+case when r.status = 'running' and r.phase <> 'paused'
+  and coalesce(r.last_at, r.created_at) < clock_timestamp() - interval '60 seconds'
+  and not exists (select from workers where expires_at > clock_timestamp())
+  then 'unknown' else r.status end
+
+-- A run with such a letter waits, whatever its own events say.
+
+-- part: from_letters_that_hold_it
+from dead_letters d where d.about = r.run and d.pauses and d.redriven_at is null
+
+-- part: run_phase
+case when r.status in ('pending', 'running') and exists (select {from_letters_that_hold_it}) then 'paused'
+  when r.status = 'running' and r.phase = 'train' and r.current_step >= r.total_steps
+  then 'finalize' else r.phase end
+
+-- Why the run ended, or why a run that goes on makes no progress.
+
+-- part: run_error
+case when r.status in ('pending', 'running') then coalesce(r.error, (select
+  'held by dead letter ' || d.letter || ' of ' || d.consumer || ': ' || d.cause {from_letters_that_hold_it}
+  order by d.created_at limit 1), (select 'waiting: ' || f.error from effects f
+  where f.run_id = r.run and f.error is not null order by f.due_at desc limit 1)) else r.error end
+
+-- part: run_summary
+r.run as id, r.name, {run_status} as status, {run_phase} as phase, r.algorithm,
+  r.execution_mode, r.model, r.dataset, r.rollout, r.workspace, r.commit_sha, r.current_step,
+  r.total_steps, r.reward, r.created_at, r.started_at, r.completed_at, r.archived_at,
+  {run_error} as error
+
+-- A page of runs is filtered by status, by whether they are archived, and by words. Each filter is a choice
+-- and not an `or` on its argument, so that the plan fits what is asked. The parts that filter nothing name
+-- the argument all the same, because Postgres must know its type.
+
+-- part: with_status
+({run_status}) = $1
+
+-- part: with_any_status
+$1::text is null
+
+-- part: archived
+r.archived_at is not null
+
+-- part: present
+r.archived_at is null
+
+-- part: with_words
+(r.name || ' ' || r.model || ' ' || r.dataset) ilike $2
+
+-- part: with_any_words
+$2::text is null
+
+-- name: page_of_runs
+select {run_summary} from runs r
+where {status: with_status | with_any_status} and {archived: archived | present}
+  and {words: with_words | with_any_words}
+order by r.created_at desc, r.run limit $3 offset $4
+
+-- name: count_runs
+select count(*) from runs r
+where {status: with_status | with_any_status} and {archived: archived | present}
+  and {words: with_words | with_any_words}
+
+-- name: runs_ended_before
+select {run_summary} from runs r where r.archived_at is null
+and greatest(r.completed_at, r.restored_at) < $1 order by r.completed_at limit 1000
+
+-- name: run
+select {run_summary}, r.config from runs r where r.run = $1 or r.name = $1
+order by (r.run = $1) desc, r.created_at desc limit 1
+
+-- name: dataset_ref_of_run
+select dataset_ref from runs where run = $1
+
+-- name: metrics
+select key, step, value, at from metric_points where run = $1 order by key, step
+
+-- name: checkpoints
+select c.step, coalesce(r.name, c.run) || '@' || c.step as ref, c.reward, c.uri,
+  c.manifest_sha256, c.adapter_sha256, c.created_at
+from checkpoints c left join runs r using (run) where c.run = $1 order by c.step
+
+-- name: groups
+select *, sum(num_samples) over () as total from (
+  select step, slot, replacement, dataset_row, artifact, grades, num_samples,
+    sum(num_samples) over (order by step, slot, replacement) - num_samples as first
+  from graded_groups where owner = $1 and purpose = $2
+    and ($3::int is null or step = $3)
+) g order by first
+
+-- name: count_groups
+select count(*) from graded_groups where owner = $1 and purpose = $2
+
+-- name: older_log_lines
+select xid, position, line, at as timestamp, level, step, message from log_lines
+where run = $1 and (xid, position, line) < ($2, $3, $4)
+order by xid desc, position desc, line desc limit $5
+
+-- name: newer_log_lines
+select xid, position, line, at as timestamp, level, step, message from log_lines
+where run = $1 and (xid, position, line) > ($2, $3, $4)
+order by xid asc, position asc, line asc limit $5
+
+
+-- == Datasets, workspaces, evaluations ====================================================================
+
+-- Datasets, and uploads that are not datasets yet.
+
+-- part: datasets_and_uploads
+(select dataset as id, name, 'uploaded' as status, null as error, file_name, file_size,
+   num_rows, columns, ref::json -> 'content' ->> 'sha256' as sha256, created_at from datasets
+ union all
+ select id, name, status, error, file_name, null::bigint, null::integer, null, null,
+   created_at from dataset_uploads u
+ where not exists (select from datasets d where d.dataset = u.id))
+
+-- name: page_of_datasets
+select * from {datasets_and_uploads} d order by created_at desc, id limit $1 offset $2
+
+-- name: count_datasets
+select (select count(*) from datasets) + (select count(*) from dataset_uploads u where
+not exists (select from datasets d where d.dataset = u.id))
+
+-- name: dataset
+select * from {datasets_and_uploads} d where id = $1 or name = $1
+order by (id = $1) desc, (status = 'uploaded') desc limit 1
+
+-- name: announce_upload
+insert into dataset_uploads (id, name, file_name, status)
+values ($1, $2, $3, 'pending') on conflict (id) do update
+set file_name = excluded.file_name, status = 'pending', error = null
+
+-- name: upload
+select name, file_name from dataset_uploads where id = $1
+
+-- name: forget_upload
+delete from dataset_uploads where id = $1
+
+-- name: mark_upload
+update dataset_uploads set status = $2, error = $3 where id = $1
+
+-- part: select_workspaces
+select workspace as id, name, url, status, commit_sha, rollouts,
+  nullif(error, '') as error, created_at, updated_at from workspaces
+
+-- name: page_of_workspaces
+{select_workspaces} order by created_at desc, workspace limit $1 offset $2
+
+-- name: count_workspaces
+select count(*) from workspaces
+
+-- name: workspace
+{select_workspaces} where workspace = $1 or name = $1 order by (workspace = $1) desc limit 1
+
+-- Evaluations that users asked for have no run; those of a run belong to the run.
+
+-- part: select_evaluations
+select evaluation as id, name, status, model, dataset, rollout, reward, metrics,
+  created_at, started_at, completed_at, error, config, total, dataset_ref,
+  (select count(*) from graded_groups g where g.owner = e.evaluation and g.purpose = 'evaluate')
+  as completed from evaluations e
+
+-- name: page_of_evaluations
+{select_evaluations} where run is null order by created_at desc, evaluation limit $1 offset $2
+
+-- name: count_evaluations
+select count(*) from evaluations where run is null
+
+-- name: evaluation
+{select_evaluations} where evaluation = $1 or name = $1
+order by (evaluation = $1) desc, created_at desc limit 1
+
+
+-- == Dead letters =========================================================================================
+
+-- part: select_letters
+select letter as id, version, consumer, message_type, about, cause, pauses, created_at, redriven_at
+from dead_letters
+
+-- part: letters_to_show
+($1 or redriven_at is null) and ($2::text is null or about = $2)
+
+-- name: page_of_letters
+{select_letters} where {letters_to_show} order by created_at desc, letter limit $3 offset $4
+
+-- name: count_letters
+select count(*) from dead_letters where {letters_to_show}
+
+-- name: letters_that_begin_with
+{select_letters} where starts_with(letter, $1) order by letter limit 2
+
+-- name: count_waiting_letters
+select count(*) from dead_letters where redriven_at is null
+
+
+-- == The platform =========================================================================================
+
+-- name: clock_time
+select clock_timestamp()
+
+-- name: workers
+select id, host, pid, lanes, extract(epoch from expires_at - clock_timestamp())::float8 as remaining
+from workers where expires_at > clock_timestamp() order by started_at
+
+-- name: effects_per_lane
+select lane, count(*) filter (where w.id is not null) as claimed, count(*) as total
+from effects e left join workers w on w.id = e.worker and w.expires_at > clock_timestamp()
+group by lane
+
+-- name: oldest_waiting_s
+select extract(epoch from clock_timestamp() - min(e.due_at))::float8 from effects e
+where e.due_at <= clock_timestamp() and not e.shut and not exists (
+  select from workers w where w.id = e.worker and w.expires_at > clock_timestamp())
+
+-- How many events lie above the cursor `m`. They are counted up to $1, because this is asked every few
+-- seconds; beyond that it is the number of positions given since (a transaction that was rolled back leaves a
+-- gap).
+
+-- part: events_above
+(select case when c.above < $1 then c.above else greatest(c.above, coalesce((select position
+    from events order by xid desc, position desc limit 1), 0) - m.position) end
+ from (select count(*) as above from (select from events e
+       where (e.xid, e.position) > (m.xid, m.position)
+       order by e.xid, e.position limit $1) found) c)
+
+-- name: lag
+select m.consumer, {events_above} as lag from watermarks m
+
+-- name: relay
+select extract(epoch from clock_timestamp() - m.seen_at)::float8 as seen_s,
+  {events_above} as behind from relay m
+
+-- name: behind
+select {events_above} from (select 1) one
+left join watermarks w on w.consumer = $2
+cross join lateral (select coalesce(w.xid, '0'::xid8) as xid, coalesce(w.position, 0) as position) m
+
+-- name: count_skipped_events
+select event_type, count(*) from skipped_events where projection = $1
+group by event_type order by event_type
+
+-- name: skipped_events
+select event_type, stream, version, run, error from skipped_events
+where projection = $1 order by xid, position limit $2
+
+-- name: bus_lag
+select consumers, records from bus_lag order by consumers
+
+-- name: bus_skips
+select reason, count from bus_skips order by reason
+
+-- name: horizon_age_s
+select horizon_age_s()
+
+-- name: metrics_of_last_steps
+select r.name, m.key, m.value from runs r join metric_points m
+on m.run = r.run and m.step = r.current_step where r.status = 'running'
+and (m.key like 'time/%' or m.key in ('train/lag', 'rollout/raw_reward'))
+
+-- name: tokens_per_s
+with recent as (select r.name, m.step, m.value, m.at,
+    min(m.step) over (partition by r.run) as first from runs r join metric_points m
+    on m.run = r.run and m.key = 'rollout/tokens' and m.step > r.current_step - $1
+    where r.status = 'running')
+select name, sum(value) filter (where step > first)
+    / extract(epoch from max(at) - min(at))::float8 as rate from recent
+group by name having max(at) > min(at)
+
+-- name: count_runs_by_status
+select status, count(*) from runs group by status
+
+-- name: announce_door
+insert into worker_doors (worker, url, key) values ($1, $2, $3)
+on conflict (worker) do update set url = excluded.url, key = excluded.key,
+updated_at = clock_timestamp()
+
+-- name: forget_old_doors
+delete from worker_doors d where not exists (select from workers w
+where w.id = d.worker) and updated_at < clock_timestamp() - interval '1 hour'
+
+-- name: open_doors
+select d.worker, d.url, d.key from worker_doors d join workers w on w.id = d.worker
+where w.expires_at > clock_timestamp() order by d.updated_at desc
+
+
+-- == What a run waits for =================================================================================
+
+-- The facts about a run ($1; null: about the platform as a whole). $2 is the stream of the run, under which
+-- it requested the fetch of its commit. At most 200 effects are read. Watermarks move every few seconds, so
+-- an event that is younger than 15 seconds may have been consumed above one.
+
+-- name: facts
+select
+  (select case when g.state = 'open' and g.holds > 0 then 'paused' else g.state end
+   from run_gates g where g.run_id = $1) as gate,
+  (select json_agg(json_build_object('id', d.letter, 'consumer', d.consumer, 'cause', d.cause))
+   from dead_letters d where d.pauses and d.redriven_at is null and ($1::text is null or d.about = $1))
+   as letters,
+  (select json_agg(json_build_object('type', e.type, 'lane', e.lane, 'worker', e.worker,
+     'lease_s', e.lease_s, 'due_s', e.due_s, 'attempts', e.attempts, 'crashes', e.crashes,
+     'error', e.error))
+   from (select e.type, e.lane, e.worker, e.attempts, e.crashes, e.error,
+           extract(epoch from w.expires_at - clock_timestamp())::float8 as lease_s,
+           extract(epoch from e.due_at - clock_timestamp())::float8 as due_s
+         from effects e left join workers w on w.id = e.worker
+         where ($1::text is null and not e.shut) or (e.run_id = $1 or
+           (e.lane = 'control' and e.type = 'FetchCommit' and e.data ->> 'requester' = $2))
+         order by e.due_at limit 200) e) as effects,
+  (select json_agg(json_build_object('id', w.id, 'host', w.host, 'pid', w.pid, 'lanes', w.lanes,
+     'lease_s', extract(epoch from w.expires_at - clock_timestamp())::float8,
+     'held', (select count(*) from effects e where e.worker = w.id)))
+   from workers w where w.expires_at > clock_timestamp()) as workers,
+  exists (select from events v where ($1::text is null or v.run_id = $1)
+     and v.xid >= (select own_horizon(pg_current_snapshot()))) as hidden,
+  (select json_agg(m.consumer order by m.consumer) from watermarks m,
+     (select v.id, v.xid, v.position, v.time from events v where v.run_id = $1
+      order by v.xid desc, v.position desc limit 1) last
+   where (m.xid, m.position) < (last.xid, last.position) and m.consumer <> 'project'
+     and last.time < clock_timestamp() - interval '15 seconds'
+     and not exists (select from inbox i where i.consumer = m.consumer and i.event_id = last.id))
+   as undecided,
+  (select extract(epoch from clock_timestamp() - r.seen_at)::float8 from relay r) as seen_s
+
+-- name: horizon_holders
+select current_database()::text as database, username, pid, name, application, address,
+  extract(epoch from clock_timestamp() - since)::float8 as since_s from horizon_holders()
+
+
+-- == What the projector writes ============================================================================
+
+-- name: cursor
+select xid, position from watermarks where consumer = $1
+
+-- name: begin_cursor
+insert into watermarks (consumer, xid, position) values ($1, $2, $3) on conflict do nothing
+
+-- name: move_cursor
+update watermarks set xid = $4, position = $5 where consumer = $1 and xid = $2 and position = $3
+
+-- name: forget_cursor
+delete from watermarks where consumer = $1
+
+-- name: forget_skipped_events
+delete from skipped_events where projection = $1
+
+-- Rows of one kind (`infra/readmodel/rows.py`): its fields are the columns. A field of a change that is null
+-- leaves the column as it is.
+
+-- name: put_rows
+insert into {table: ...} ({columns: ...}) select * from unnest({arrays: ...})
+on conflict do nothing
+
+-- name: change_rows
+update {table: ...} t set {changes: ...} from unnest({arrays: ...}) as c ({columns: ...})
+where t.{key: ...} = c.{key: ...}
+
+-- name: empty_tables
+truncate {tables: ...}
+
+-- What is removed because its events left the log.
+
+-- name: drop_log_lines_without_events
+delete from log_lines l
+where (l.run = $1 or l.run in (select evaluation from evaluations where run = $1)) and not exists (
+  select from events e where e.xid = l.xid::text::xid8 and e.position = l.position)
+
+-- name: drop_skipped_events_without_events
+delete from skipped_events s
+where (s.run = $1 or s.run in (select evaluation from evaluations where run = $1)) and not exists (
+  select from events e where e.xid = s.xid::text::xid8 and e.position = s.position)
+
+-- name: drop_groups
+delete from graded_groups
+where owner = $1 or owner in (select evaluation from evaluations where run = $1)
+
+-- name: drop_evaluations
+delete from evaluations where run = $1
+
+-- name: drop_metrics
+delete from metric_points where run = $1
+
+-- name: drop_log_lines
+delete from log_lines where run = $1
+
+-- name: drop_checkpoints
+delete from checkpoints where run = $1
+
+-- name: drop_run
+delete from runs where run = $1
+
+-- name: drop_dataset
+delete from datasets where dataset = $1
+
+-- name: unarchive_run
+update runs set archived_at = null where run = $1
