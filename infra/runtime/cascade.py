@@ -34,7 +34,7 @@ class Delivery:
 
     `record` is the event as the log holds it, and `brought_by` the event that the bus brought; both are
     None within a cascade. They differ for a dead letter that is driven again. What it leads to follows
-    from the message, as it would have then. What its consumer has consumed is the event that brought it.
+    from the message, as it would have then; its consumer's inbox remembers the event that brought it.
     """
 
     consumer: AnyConsumer

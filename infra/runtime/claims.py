@@ -120,8 +120,7 @@ class Claims:
         )
 
     async def count_unfinished(self) -> int:
-        """How many effects there are that this process could perform now or later, whoever holds
-        them."""
+        """How many effects this process could perform now or later, including those that others hold."""
         return await self._effects.count_unfinished(
             lanes=self._hosting.lanes, consumers=self._performing
         )

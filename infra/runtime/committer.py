@@ -148,7 +148,7 @@ class Committer:
         """What remains to be decided of a batch after a problem, and what is left to the bus."""
         deliveries, left_to_bus = batch
         if isinstance(problem, CommitMiss):
-            return [DeliveryBatch(await self._unsettled(deliveries, problem), left_to_bus)]
+            return [DeliveryBatch(await self._still_to_decide(deliveries, problem), left_to_bus)]
         if isinstance(problem, DraftRefused):
             return await self._quarantine.split_refused(batch, problem)
         culprit = problem.delivery
@@ -158,7 +158,7 @@ class Committer:
         remaining = await self._quarantine.isolate(deliveries, problem)
         return [DeliveryBatch(each, left_to_bus) for each in remaining]
 
-    async def _unsettled(
+    async def _still_to_decide(
         self, deliveries: Sequence[Delivery], miss: CommitMiss
     ) -> Sequence[Delivery]:
         """The deliveries that a miss did not settle: not consumed elsewhere, and not fenced."""

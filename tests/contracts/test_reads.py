@@ -26,7 +26,7 @@ CHECKED = "raise exception '%', p_streams[i] using errcode = 'HR001';"
 
 @dataclass
 class Bench:
-    """A log, and two sessions of writers beside it."""
+    """A log, and two sessions that write to its database."""
 
     database: Database
     log: PostgresLog

@@ -171,7 +171,7 @@ async def test_what_is_no_store_at_all(web_server: str, monkeypatch: pytest.Monk
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A store with an account `reader` beside its owner."""
+    """A store with a second account, `reader`."""
     needed()
     with s3_server(tmp_path_factory.mktemp("guarded"), users=True) as server:
         made = subprocess.run(

@@ -65,7 +65,7 @@ def test_a_breakpoint_in_the_step_stops_a_real_run(tmp_path: Path) -> None:
         async with in_memory(tmp_path / "home") as started, asyncio.timeout(360):
             await started.workspaces.add(str(workspace), "w")
             await started.upload("numbers", rows)
-            await started.finished(config, workspace="w")
+            await started.run_to_end(config, workspace="w")
 
     with debugger.attached():
         asyncio.run(finished())

@@ -53,19 +53,21 @@ def test_three_steps_without_a_number_end_the_run_and_name_its_last_good_checkpo
                 SubmitRequest(config, workspace="w"), key="k"
             )
             assert isinstance(asked.event, RunRequested)
-            while not started.told(RunFailed):
+            while not started.events_of(RunFailed):
                 await asyncio.sleep(0.02)
-            [failed] = started.told(RunFailed)
+            [failed] = started.events_of(RunFailed)
             assert f"last good checkpoint: {asked.event.run}@4" in failed.message
             assert "3 to 5" in failed.message
             assert "training.lr" in failed.message
-            skipped = started.told(StepSkipped)
+            skipped = started.events_of(StepSkipped)
             assert [event.step for event in skipped] == [3, 4, 5]
             assert all(event.batch is not None for event in skipped)
-            states = [event.state.weights_sha256 for event in started.told(StepSettled)]
+            states = [event.state.weights_sha256 for event in started.events_of(StepSettled)]
             assert len(set(states[:3])) == 3
             assert set(states[2:]) == {states[2]}
-            saved = {event.spec.step: event.spec.state for event in started.told(CheckpointSaved)}
+            saved = {
+                event.spec.step: event.spec.state for event in started.events_of(CheckpointSaved)
+            }
             assert saved[4].weights_sha256 == saved[2].weights_sha256 == states[2]
 
     asyncio.run(told())

@@ -64,18 +64,22 @@ def ended(workspace: Path, home: Path, mode: str, *, latency_seed: int | None) -
         ):
             await started.workspaces.add(str(workspace), "w")
             await started.upload("numbers", rows)
-            await started.finished(config(mode), workspace="w")
+            await started.run_to_end(config(mode), workspace="w")
             told = [recorded.event for recorded in started.world.events]
-            assert len(started.told(BatchAssembled)) == STEPS
-            assert all(len(batch.groups) == 2 for batch in started.told(BatchAssembled))
-            lags = [event.metrics["train/lag"] for event in started.told(StepSettled)[1:]]
-            graded = started.told(GroupGraded)
+            assert len(started.events_of(BatchAssembled)) == STEPS
+            assert all(len(batch.groups) == 2 for batch in started.events_of(BatchAssembled))
+            lags = [event.metrics["train/lag"] for event in started.events_of(StepSettled)[1:]]
+            graded = started.events_of(GroupGraded)
             learned = {e.step: n for n, e in enumerate(told) if isinstance(e, PolicyUpdated)}
             return Ended(
                 adapter=started.final_adapter(),
                 lags=lags,
-                drifts=[e.metrics["train/sampler_mismatch"] for e in started.told(StepSettled)[1:]],
-                pinned={r.step: r.template.policy.version for r in started.told(GroupsRequested)},
+                drifts=[
+                    e.metrics["train/sampler_mismatch"] for e in started.events_of(StepSettled)[1:]
+                ],
+                pinned={
+                    r.step: r.template.policy.version for r in started.events_of(GroupsRequested)
+                },
                 graded=[(e.spec.group_key.step, e.spec.group_key.slot) for e in graded],
                 ahead=sum(
                     n < learned.get(e.step - 1, 0)

@@ -30,7 +30,7 @@ def in_memory_adapter(workspace: Path, tmp_path_factory: pytest.TempPathFactory)
         async with in_memory(home / "home") as started, asyncio.timeout(360):
             await started.workspaces.add(str(workspace), "w")
             await started.upload("numbers", rows)
-            await started.finished(run_config(), workspace="w")
+            await started.run_to_end(run_config(), workspace="w")
             return started.final_adapter()
 
     return asyncio.run(trained())

@@ -1,5 +1,5 @@
-"""Headrace in one process and in memory: the real consumers, trainer, sandbox and producers over the
-in-memory twins of database, bus and blobs."""
+"""Headrace in one process and in memory: the real consumers, trainer, sandbox and producers, over the
+in-memory adapters of database, bus and blobs."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -65,26 +65,26 @@ class InMemory:
             names=self.names,
         )
 
-    async def finished(self, config: dict[str, dict[str, Any]], *, workspace: str) -> str:
-        """The id of a run of this, once it has ended well."""
+    async def run_to_end(self, config: dict[str, dict[str, Any]], *, workspace: str) -> str:
+        """Submit a run of this config, and return its id once it has finished."""
         requested = await self.submitter.submit_run(
             SubmitRequest(config, workspace=workspace), key="a-key"
         )
         assert isinstance(requested.event, RunRequested)
         run = requested.event.run
-        while not any(e.run == run for e in self.told(RunFinished)):
-            failed = [e.message for e in self.told(RunFailed)]
+        while not any(e.run == run for e in self.events_of(RunFinished)):
+            failed = [e.message for e in self.events_of(RunFailed)]
             assert not failed, failed
             await asyncio.sleep(0.02)
         return run
 
     def final_adapter(self) -> str:
         """The hash of the weights of the last checkpoint."""
-        weights = max(self.told(CheckpointSaved), key=lambda e: e.spec.step).spec.state.weights
+        weights = max(self.events_of(CheckpointSaved), key=lambda e: e.spec.step).spec.state.weights
         assert weights is not None
         return weights.sha256
 
-    def told(self, kind: type[E]) -> list[E]:
+    def events_of(self, kind: type[E]) -> list[E]:
         """All events of a kind, in the order of the log."""
         return [r.event for r in self.world.events if isinstance(r.event, kind)]
 
@@ -93,8 +93,8 @@ class InMemory:
 async def in_memory(
     home: Path, *, latency_seed: int | None = None, vllm: tuple[str, ...] = ()
 ) -> AsyncIterator[InMemory]:
-    """Everything at work until the block ends. `latency_seed`: the seed of how long samples and steps
-    take beyond their time; None: no longer. `vllm`: the servers that sample, if any do."""
+    """A platform that works until the block ends. `latency_seed`: the seed of how much longer samples
+    and steps take; None: no longer. `vllm`: the servers that sample, if any."""
     from trainer.engine import Engine
     from trainer.sampler.vllm.fleet import VllmServers
 

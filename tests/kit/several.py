@@ -1,6 +1,6 @@
-"""Several runtimes over one log in memory: who reads, decides, commits or performs next is drawn from a
-seed, and what each remembers of streams is lost now and then. What performing comes to follows from the
-effect."""
+"""Several runtimes over one log in memory. A seed decides which of them reads, decides, commits or
+performs next, and now and then a runtime forgets the states that it has cached. The outcome of an effect
+follows from the effect alone."""
 
 import asyncio
 import random
@@ -28,7 +28,7 @@ from infra.settings.settings import Settings
 from schemas.effects import Effect, Outcome
 from schemas.events import Event
 from schemas.ids import ConsumerName, StreamName, WorkerId
-from tests.kit.simulate import CAUSE, outcome_of, told
+from tests.kit.simulate import CAUSE, outcome_of, stream_texts
 
 LOOK_S = 0.01
 
@@ -40,7 +40,7 @@ TURNS = 6
 
 
 class SlowLog(MemoryLog):
-    """Answers after some turns of the event loop, in which others go on."""
+    """Answers only after some turns of the event loop, in which the others continue."""
 
     def __init__(self, world: World, draw: random.Random) -> None:
         super().__init__(world)
@@ -65,8 +65,8 @@ class SlowLog(MemoryLog):
 
 
 class SharedBus(MemoryBus):
-    """Brings each record to one of the runtimes that host its consumer, whichever, and now and then to
-    all of them, as a broker does whose partitions wander."""
+    """Brings each record to any one of the runtimes that host its consumer, and now and then to all of
+    them, as a broker does while its partitions are reassigned."""
 
     def __init__(self, world: World, crowd: "Crowd", number: int, *, batch: int) -> None:
         super().__init__(world, batch=batch)
@@ -90,8 +90,8 @@ class SharedBus(MemoryBus):
 
 
 def make_forgetful(committer: Committer, draw: random.Random, forgets: float) -> None:
-    """It loses each state that it remembers with probability `forgets`, whenever it decides. No effect
-    whose outcome it decides on took any time."""
+    """Make it lose each cached state with probability `forgets` before each decision. Every effect
+    appears to have taken no time."""
     commit, write, states = committer.commit, committer._write, committer._states
 
     async def commit_untimed(deliveries: Sequence[Delivery]) -> None:
@@ -107,14 +107,14 @@ def make_forgetful(committer: Committer, draw: random.Random, forgets: float) ->
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Who hosts what: the names of the consumers of each runtime; and how they are disturbed."""
+    """The names of the consumers that each runtime hosts, and how the runtimes are disturbed."""
 
     hosted: tuple[tuple[str, ...], ...]
     seed: int = 0
     forgets: float = 0.0
 
     @classmethod
-    def drawn(cls, seed: int) -> "Crowd":
+    def from_seed(cls, seed: int) -> "Crowd":
         """Two to four runtimes that host everything, or each consumer by itself, two to four times."""
         draw = random.Random(seed)
         together: list[tuple[str, ...]] = [tuple(REGISTRY)]
@@ -127,26 +127,26 @@ ALONE = Crowd((tuple(REGISTRY),))
 """One runtime that hosts everything."""
 
 
-async def told_by(crowd: Crowd, events: Sequence[Event]) -> list[str]:
-    """All streams, as told in the end, of what `events` lead to."""
-    return told(await world_of(crowd, events))
+async def stream_texts_of(crowd: Crowd, events: Sequence[Event]) -> list[str]:
+    """The texts of all streams that `events` lead to."""
+    return stream_texts(await world_of(crowd, events))
 
 
 async def world_of(crowd: Crowd, events: Sequence[Event], *, within_s: float = 60.0) -> World:
-    """What `events` lead to; in made time (tests/kit/virtual.py). Raises AssertionError when there is no
-    end within so many seconds."""
+    """The world that `events` lead to, in simulated time (tests/kit/virtual.py). Raises AssertionError
+    when it does not come to rest in time."""
     world, draw = World(), random.Random(crowd.seed)
     await MemoryLog(world).append(events, cause=CAUSE)
     async with _at_work(world, crowd, draw):
         for _ in range(int(within_s / LOOK_S)):
-            if _rests(world):
+            if _is_at_rest(world):
                 return world
             await asyncio.sleep(LOOK_S)
-    raise AssertionError("it does not come to an end")
+    raise AssertionError(f"the runtimes are not at rest after {within_s} s")
 
 
-def _rests(world: World) -> bool:
-    """Whether everything is consumed and nothing is asked for."""
+def _is_at_rest(world: World) -> bool:
+    """Whether everything is consumed and no effect is left."""
     if world.effects:
         return False
     consumers = [_load(name) for name in REGISTRY]

@@ -1,7 +1,7 @@
 """The real deciders over an in-memory log, with scripted outcomes, delivered in any way a bus may.
 
-`cascade`: one process hosts all consumers. `hop_by_hop`: one process each, and a choice (drawn by the
-test) of what is delivered, delivered again, or performed next.
+With `apart` each consumer is a process of its own, otherwise one process hosts all of them. The test
+chooses what is delivered, delivered again, or performed next.
 """
 
 import re
@@ -47,7 +47,7 @@ UUIDS = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 
 
 def outcome_of(effect: Effect) -> Outcome:
-    """What performing `effect` comes to: a function of the effect alone."""
+    """The outcome of performing `effect`: a function of the effect alone."""
     match effect:
         case FetchCommit():
             found = DiscoveredRollout(
@@ -78,8 +78,8 @@ def _entry(index: int) -> SampleEntry:
     return SampleEntry(index=index, prompt_tokens=4, completion_tokens=3, num_turns=1)
 
 
-def told(world: World) -> list[str]:
-    """All streams as payloads; ids and the order of independent facts left out."""
+def stream_texts(world: World) -> list[str]:
+    """All streams as sorted payloads, without ids, and without the order of independent facts."""
     return sorted(
         f"{r.stream} {r.event.type} {UUIDS.sub('*', r.event.model_dump_json())}"
         for r in world.events
@@ -134,7 +134,8 @@ class Simulation:
 
     @classmethod
     async def begin(cls, events: Sequence[Event], *, apart: bool) -> "Simulation":
-        """`events` were appended by an edge; consumers live apart or in one process."""
+        """A world to which an edge has appended `events`. The consumers are `apart`, or in one
+        process."""
         simulation = cls()
         consumers = tuple(load(name) for name in REGISTRY)
         hosted = [(consumer,) for consumer in consumers] if apart else [consumers]
@@ -146,7 +147,8 @@ class Simulation:
         return next(p for p in self.processes if name in {c.name for c in p.consumers})
 
     def deliverable(self, copies: int = 0) -> list[tuple[AnyConsumer, Recorded]]:
-        """What some consumer reads and has not consumed, or has not been brought so many times."""
+        """The records that a consumer reads and has not consumed, or to which they were not delivered
+        `copies` times."""
         consumers = [consumer for p in self.processes for consumer in p.consumers]
         return [
             (consumer, recorded)
@@ -189,8 +191,8 @@ class Simulation:
         )
 
     async def run(self, choose: Callable[[int], int], *, copies: int = 0) -> None:
-        """Until nothing is left, and everything was brought `copies` times; `choose(n)` picks one of n
-        things to do next."""
+        """Continue until nothing is left, and everything was delivered `copies` times. `choose(n)` picks
+        one of n things to do next."""
         for _ in range(5000):
             ready = self.deliverable(copies)
             todo = len(ready) + len(self.world.effects)
@@ -201,10 +203,11 @@ class Simulation:
                 await self.deliver(*ready[number])
             else:
                 await self.perform(number - len(ready))
-        raise AssertionError("it does not come to an end")
+        raise AssertionError("the simulation does not end after 5000 things done")
 
     async def deliver_all_again(self) -> None:
-        """Every record once more, as after a broker lost its offsets: only the inbox knows them."""
+        """Deliver every record once more, as a broker does that has lost its offsets. Only the inbox
+        knows that they were consumed."""
         for process in self.processes:
             for consumer in process.consumers:
                 for recorded in list(self.world.events):
@@ -212,5 +215,5 @@ class Simulation:
                         process.states.forget([recorded.stream])
                         await self.deliver(consumer, recorded)
 
-    def told(self) -> list[str]:
-        return told(self.world)
+    def stream_texts(self) -> list[str]:
+        return stream_texts(self.world)

@@ -54,7 +54,7 @@ async def trained(folder: Path, *, model: str, vllm: tuple[str, ...]) -> Trained
     async with in_memory(folder / "home", vllm=vllm) as started, asyncio.timeout(720):
         await started.workspaces.add(str(workspace), "w")
         await started.upload("numbers", rows)
-        run = await started.finished(config, workspace="w")
+        run = await started.run_to_end(config, workspace="w")
         asked = Verifications(started.log, Lookup(started.log, started.names))
         found = await asked.request(run, cause=uuid4())
         while found.status == "running":

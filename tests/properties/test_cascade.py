@@ -61,7 +61,7 @@ def reference(mode: str) -> list[str]:
     async def cascaded() -> list[str]:
         simulation = await Simulation.begin(events(mode), apart=False)
         await simulation.run(lambda todo: 0)
-        return simulation.told()
+        return simulation.stream_texts()
 
     return asyncio.run(cascaded())
 
@@ -84,7 +84,7 @@ def test_any_order_of_delivery_ends_in_the_same_streams(mode: str, seed: int, ap
         await simulation.run(draw.randrange)
         return simulation
 
-    assert asyncio.run(tell()).told() == reference(mode)
+    assert asyncio.run(tell()).stream_texts() == reference(mode)
 
 
 COPIES = 10
@@ -104,7 +104,7 @@ def test_ten_copies_of_each_record_in_any_order_end_in_the_same_streams(
 
     simulation = asyncio.run(tell())
     assert min(simulation.delivered.values()) >= COPIES
-    assert simulation.told() == reference(mode)
+    assert simulation.stream_texts() == reference(mode)
 
 
 @settings(max_examples=5)
@@ -115,11 +115,11 @@ def test_delivering_everything_again_changes_nothing(mode: str, seed: int) -> No
     async def tell() -> tuple[list[str], list[str]]:
         simulation = await Simulation.begin(events(mode), apart=True)
         await simulation.run(draw.randrange)
-        before = simulation.told()
+        before = simulation.stream_texts()
         await simulation.deliver_all_again()
         simulation.world.inbox.clear()
         await simulation.deliver_all_again()
-        return before, simulation.told()
+        return before, simulation.stream_texts()
 
     before, after = asyncio.run(tell())
     assert before == reference(mode)

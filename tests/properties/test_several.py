@@ -1,4 +1,4 @@
-"""Two to four runtimes that host the same consumers end in the streams of one, whoever is quick and
+"""Two to four runtimes that host the same consumers end in the streams of one, whichever is quick and
 whatever each still remembers of streams that the others have moved."""
 
 from dataclasses import replace
@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from infra.memory.event_log import MemoryLog
 from infra.ports.event_log import Commit
 from tests.kit import virtual
-from tests.kit.several import ALONE, Crowd, told_by
+from tests.kit.several import ALONE, Crowd, stream_texts_of
 from tests.properties.test_cascade import MODE, events
 
 
 @cache
 def reference(mode: str) -> list[str]:
-    return virtual.run(told_by(ALONE, events(mode)))
+    return virtual.run(stream_texts_of(ALONE, events(mode)))
 
 
 @settings(max_examples=30)
 @given(MODE, st.integers(0, 2**32))
 def test_several_runtimes_end_in_the_streams_of_one(mode: str, seed: int) -> None:
     assert sum("rl.run.finished" in line for line in reference(mode)) == 1
-    assert virtual.run(told_by(Crowd.drawn(seed), events(mode))) == reference(mode)
+    assert virtual.run(stream_texts_of(Crowd.from_seed(seed), events(mode))) == reference(mode)
 
 
 def test_twin_without_the_versions_that_were_read_they_do_not(
@@ -39,5 +39,5 @@ def test_twin_without_the_versions_that_were_read_they_do_not(
 
     expected = reference("sync")
     monkeypatch.setattr(MemoryLog, "_check", what_grows_alone)
-    crowds = [Crowd.drawn(seed) for seed in range(20)]
-    assert any(virtual.run(told_by(crowd, events("sync"))) != expected for crowd in crowds)
+    crowds = [Crowd.from_seed(seed) for seed in range(20)]
+    assert any(virtual.run(stream_texts_of(crowd, events("sync"))) != expected for crowd in crowds)
