@@ -106,12 +106,12 @@ def prepare_batch(
     examples = examples_of(groups)
     sample_E = sample_of_each_action(examples)
 
-    # Rewards, less the penalty for overlong answers. A reward that is not finite counts as missing.
+    # Rewards, minus the penalty for overlong answers. A reward that is not finite counts as missing.
     rewards = [finite_or_none(reward) for group in groups for reward in group.rewards]
     reward_S = with_length_penalty(rewards, examples, hyperparameters)
 
     # What only the policy before the update knows: critic values, log pi_prox, a KL in the reward.
-    # This is an extra forward pass, taken only if the run's settings need one of them.
+    # It takes one more forward pass over the batch, and only if the hyperparameters need it.
     measured = measure_before_update(policy, examples, objective, hyperparameters)
 
     # Rewards -> advantages (for GRPO: `advantages` below), and with a critic also returns.
@@ -192,8 +192,7 @@ def micro_batch_loss(
         kl_M = kl_to_reference(policy, micro, logprob_M, hyperparameters)
         loss_M = loss_M + hyperparameters.kl_coef * kl_M
     if value_M is not None:
-        value_loss_M = critic_loss(value_M, fixed, hyperparameters, means)
-        loss_M = loss_M + hyperparameters.value_coef * value_loss_M
+        loss_M = loss_M + critic_loss(value_M, fixed, hyperparameters, means)
 
     # One weight per action makes it the loss of the step.
     loss = (fixed["weight"] * loss_M).sum()

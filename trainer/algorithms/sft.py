@@ -58,40 +58,6 @@ class Demonstrations:
         }
 
 
-def demonstrations(
-    chat: Chat, conversations: Sequence[Conversation], *, max_tokens: int, learned: LossTurns
-) -> Demonstrations:
-    """Conversations as training rows. Raises Refused if one does not end with an assistant message."""
-    examples: list[Example] = []
-    cut = lost = 0
-    for i, conversation in enumerate(conversations):
-        rows = training_rows(chat, _messages(conversation), learned=learned)
-        packed = [example_of(row, i, max_tokens=max_tokens) for row in rows]
-        examples += packed
-        cut += any(len(row.ids) > max_tokens for row in rows)
-        lost += not any(example.num_actions for example in packed)
-    return Demonstrations(tuple(examples), len(conversations), cut, lost)
-
-
-def _messages(conversation: Conversation) -> tuple[Message, ...]:
-    messages = tuple(
-        Message.model_validate({"role": role, "content": text})
-        for role, text in conversation.messages
-    )
-    if not messages or messages[-1].role != "assistant":
-        raise Refused(f"row {conversation.row}: the last message must be the assistant's answer")
-    return messages
-
-
-def example_of(row: TrainingRow, sample: int, *, max_tokens: int) -> Example:
-    """A row in the form that is packed, cut at its end."""
-    tokens = tuple(row.ids[:max_tokens])
-    learned = tuple(row.learned[:max_tokens])
-    return Example(
-        sample, TokenSequence(tokens=tokens, loss_mask=learned, logprobs=(0.0,) * len(tokens))
-    )
-
-
 def step(
     policy: Policy,
     optimizers: Optimizers,
@@ -167,6 +133,40 @@ def demonstrations_of(
         conversations,
         max_tokens=advanced.max_sequence_length,
         learned=advanced.loss_turns or "assistant",
+    )
+
+
+def demonstrations(
+    chat: Chat, conversations: Sequence[Conversation], *, max_tokens: int, learned: LossTurns
+) -> Demonstrations:
+    """Conversations as training rows. Raises Refused if one does not end with an assistant message."""
+    examples: list[Example] = []
+    cut = lost = 0
+    for i, conversation in enumerate(conversations):
+        rows = training_rows(chat, _messages(conversation), learned=learned)
+        packed = [example_of(row, i, max_tokens=max_tokens) for row in rows]
+        examples += packed
+        cut += any(len(row.ids) > max_tokens for row in rows)
+        lost += not any(example.num_actions for example in packed)
+    return Demonstrations(tuple(examples), len(conversations), cut, lost)
+
+
+def _messages(conversation: Conversation) -> tuple[Message, ...]:
+    messages = tuple(
+        Message.model_validate({"role": role, "content": text})
+        for role, text in conversation.messages
+    )
+    if not messages or messages[-1].role != "assistant":
+        raise Refused(f"row {conversation.row}: the last message must be the assistant's answer")
+    return messages
+
+
+def example_of(row: TrainingRow, sample: int, *, max_tokens: int) -> Example:
+    """A row in the form that is packed, cut at its end."""
+    tokens = tuple(row.ids[:max_tokens])
+    learned = tuple(row.learned[:max_tokens])
+    return Example(
+        sample, TokenSequence(tokens=tokens, loss_mask=learned, logprobs=(0.0,) * len(tokens))
     )
 
 

@@ -15,7 +15,8 @@ from trainer.objective.objective import ActionValues
 def critic_loss(
     value_M: torch.Tensor, fixed: ActionValues, hyperparameters: Hyperparameters, means: Means
 ) -> torch.Tensor:
-    """The loss of the critic at each action. It is 0 where the sample has no reward to learn from."""
+    """The loss of the critic at each action, times value_coef. It is 0 where the sample has no reward to
+    learn from."""
     loss_M, clipped_M = value_loss(
         value_M, fixed["value"], fixed["return"], clip=hyperparameters.value_clip
     )
@@ -23,7 +24,7 @@ def critic_loss(
     means.add_sum("train/value_loss", (fixed["weight"] * loss_M).sum())
     means.add("train/value_clip_ratio", clipped_M)
     means.add("train/value", value_M.detach())
-    return loss_M
+    return hyperparameters.value_coef * loss_M
 
 
 def value_loss(
