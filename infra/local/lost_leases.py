@@ -75,6 +75,10 @@ class LeaseWatch:
         """Whether a process that has had no lease for `without_s` should be killed."""
         return without_s >= (LEASELESS_S if self._seen[worker].had_one else STARTING_S)
 
+    def is_starting(self, worker: str, without_s: float) -> bool:
+        """Whether a process without a lease is still within the time that it has until its first one."""
+        return not self._seen[worker].had_one and without_s < STARTING_S
+
 
 async def live_workers(url: str, workers: Collection[str]) -> frozenset[str] | None:
     """Those of these workers whose lease is live; None when the database does not answer in time."""

@@ -279,7 +279,7 @@ class Supervisor:
         changed = False
         for worker, child in running.items():
             note = "" if child.note.startswith(NO_LEASE) else child.note
-            if worker in without:
+            if worker in without and not self._watch.is_starting(worker, without[worker]):
                 note = f"{NO_LEASE} {without[worker]:.0f} s"
                 if self._watch.is_overdue(worker, without[worker]):
                     logger.error(

@@ -17,7 +17,7 @@ from producers.cli.display.units import run_status
 from producers.cli.exporters.sink import flatten_config
 
 IDENTITY_KEYS = ("id", "name", "status", "phase", "algorithm", "execution_mode", "model", "dataset")
-PROGRESS_KEYS = ("current_step", "total_steps", "reward", "error")
+PROGRESS_KEYS = ("current_step", "total_steps", "reward", "error", "archived_at")
 PINNED_KEYS = ("commit_sha", "model", "dataset")
 """The fields of a run, outside its config, in which two runs may differ."""
 
@@ -116,6 +116,12 @@ def print_comparison(found: Document, *, metrics: Sequence[str], rows: int) -> N
     _check_metrics(metrics, found["metrics"])
     runs: list[Document] = found["runs"]
     names = [str(run["name"]) for run in runs]
+    for run in runs:
+        if run["archived_at"]:
+            name = run["name"]
+            say(
+                f"note: {name} is archived and has no curves; restore it: headrace train restore {name}"
+            )
     columns = ("", *names)
     statuses = ("status", *(run_status(run) for run in runs))
     print_table("Runs", columns, [statuses, ("algorithm", *(run["algorithm"] for run in runs))])

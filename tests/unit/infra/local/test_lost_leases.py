@@ -50,6 +50,15 @@ def test_who_starts_has_more_time() -> None:
     assert watched.looks(2 * LOOK_S, [])
 
 
+def test_a_process_is_starting_until_its_first_lease_or_until_that_is_overdue() -> None:
+    watched = Watched()
+    watched.looks(LOOK_S, [])
+    assert watched.watch.is_starting(ME, LOOK_S)
+    assert not watched.watch.is_starting(ME, STARTING_S)
+    watched.looks(LOOK_S, [ME])
+    assert not watched.watch.is_starting(ME, LOOK_S)
+
+
 def test_a_lease_that_is_had_again_is_none_lost() -> None:
     watched = Watched()
     for _ in range(20):

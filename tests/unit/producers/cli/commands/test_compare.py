@@ -105,6 +105,17 @@ def test_people_see_settings_curves_held_out_rewards_and_checkpoints(
     assert not any("training.n" in line for line in lines)
 
 
+def test_an_archived_run_is_said_to_have_no_curves(two: FakeServer, headrace: Run) -> None:
+    archived = run("old", {}, lr=1e-5, ended=40)
+    archived["run"]["archived_at"] = at(50)
+    two.answer("GET", "/runs/old", archived | {"metrics": {}})
+    out = headrace("train", "compare", "a", "old").out
+    assert "note: old is archived and has no curves; restore it: headrace train restore old" in out
+    assert "a is archived" not in out
+    found = headrace("train", "compare", "a", "old", "--json").document
+    assert [r["archived_at"] for r in found["runs"]] == [None, at(50)]
+
+
 def test_long_curves_are_thinned_for_people(server: FakeServer, headrace: Run) -> None:
     rewards = {step: step / 100 for step in range(1, 41)}
     for name in ("a", "b"):
