@@ -3,9 +3,9 @@ Reads: GroupGenerated.  Emits: GroupGraded.  Stream: grade.
 Does: runs the user's Grader or reward functions (lane: user).  Waits for: nothing.
 Safe to repeat because: one grade stream per group; a second outcome decides nothing.
 
-Every sample gets a grade. One that failed, or whose grader failed or gave something that is not a
-finite number, gets the reward None and the reason: it stays out of every baseline, and is never
-turned into a 0, which would be a statement about the sample.
+Every sample gets a grade. If the sample or its grader failed, or the grader returned something that is
+not a finite number, the reward is None and the grade holds the reason. Such a sample is left out of
+every baseline. Its reward is never turned into 0, which would be a statement about the sample.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ from schemas.sampling import ArtifactRef, Grade, SampleBatch, SampleFailure, Sam
 from schemas.specs import GroupSpec, SampleEntry
 
 NO_SAMPLES = ArtifactRef(uri="none:", sha256=hashlib.sha256(b"").hexdigest(), size=0)
-"""Stands for the samples of a group that has none and whose grading was given up. All its rewards
-are None, so no batch will ever read it."""
+"""The artifact of a group that has no samples and whose grading failed. All its rewards are None, so no
+batch will ever read it."""
 
 GradeMessage = GroupGenerated | GroupScored | Failed
 
@@ -50,7 +50,7 @@ def evolve(state: GradeState, event: GroupGraded) -> GradeState:
 
 
 def handle(state: GradeState, message: GradeMessage, meta: Meta) -> Decision:
-    """A generated group is graded once, whatever its grader does."""
+    """Grade a generated group once, whatever its grader does."""
     if state.graded:
         return NOTHING
     match message:
@@ -86,12 +86,12 @@ def _decide_grades(
 
 
 def routes(message: GradeMessage) -> tuple[StreamName, ...]:
-    """A group is graded on a stream of its own."""
+    """Each group has a grade stream."""
     return (grade_stream(message.spec.group),) if isinstance(message, GroupGenerated) else ()
 
 
 async def perform(effect: GradeGroup, ports: Ports) -> GroupScored:
-    """Read the samples, grade those that did not fail, put them together in one artifact. Raises
+    """Read the samples, grade those that did not fail, and put all of them in one artifact. Raises
     TransientError when the sandbox is gone, CorruptData when a part cannot be read."""
     batches = [_parse_batch(await ports.artifacts.get(part), part) for part in effect.parts]
     found = {record.index: record for batch in batches for record in batch.samples}
@@ -118,7 +118,7 @@ def _parse_batch(data: bytes, ref: ArtifactRef) -> SampleBatch:
 
 
 def _missing_record(entry: SampleEntry) -> SampleRecord:
-    """A sample that is in no part: it failed, as its entry says."""
+    """The record of a sample that is in no part, because it failed; its entry has the reason."""
     failure = SampleFailure(
         category=FailureCategory(entry.failure or FailureCategory.INTERNAL),
         message=entry.message or "the sample was lost",
@@ -129,7 +129,7 @@ def _missing_record(entry: SampleEntry) -> SampleRecord:
 async def _call_grader(
     spec: GroupSpec, samples: Sequence[SampleRecord], ports: Ports
 ) -> tuple[Grade, ...]:
-    """What the user's grader says. A grader that fails as a whole fails each grade."""
+    """The grades of the user's grader. If the grader fails, each of its grades has failed."""
     rollout = spec.template.rollout
     if rollout is None or not samples:
         return ()
@@ -148,17 +148,17 @@ async def _call_grader(
 
 
 def _validate_grade(record: SampleRecord, grade: Grade | None, num_samples: int) -> Grade:
-    """The sample's grade as the log takes it: a finite reward, or None and why."""
+    """The sample's grade as it enters the log: a finite reward, or None and the reason."""
     if grade is None:
         failure = record.failure or SampleFailure(
-            category=FailureCategory.VALIDATION, message="the grader gave this sample no reward"
+            category=FailureCategory.VALIDATION, message="the grader returned no reward"
         )
         grade = Grade(index=record.index, reward=None, failure=failure)
     reward, failed = grade.reward, grade.failure
     if reward is not None and not _is_usable(reward):
         failed = SampleFailure(
             category=FailureCategory.VALIDATION,
-            message=f"the reward must be a finite number of at most {LARGEST:g}, not {reward!r}",
+            message=f"the reward is {reward!r}; return a finite number of at most {LARGEST:g}",
         )
     if failed is not None:
         message = excerpt(failed.message, num_samples=num_samples)
@@ -172,7 +172,7 @@ def _validate_grade(record: SampleRecord, grade: Grade | None, num_samples: int)
 
 
 LARGEST = 1e30
-"""A larger reward is a mistake of its grader, and no learner could take its square."""
+"""A larger reward is a mistake of its grader, and its square would overflow in the learner."""
 
 
 def _is_usable(value: object) -> bool:

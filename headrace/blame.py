@@ -1,7 +1,7 @@
 """Which line of the workspace's code an error came from.
 
-Only frames of the workspace count: a grader that calls `json.loads` on bad text is told its own line,
-not one of the standard library's.
+Only frames of the workspace count. If a grader calls `json.loads` on bad text, the error names the
+line of the grader and not one of the standard library.
 """
 
 import traceback
@@ -13,7 +13,8 @@ LONGEST = 2000
 MOST_CALLERS = 4
 
 CAN_IMPORT = (
-    "a rollout can import only the standard library, headrace and the files beside its entry point"
+    "a rollout can import only the standard library, headrace and the files in the folder of its "
+    "entry point"
 )
 
 
@@ -35,7 +36,7 @@ def blame(error: BaseException, entry: Path) -> str:
 
 
 def import_hint(error: BaseException) -> str:
-    """What a rollout can import, behind the error of an import that it cannot."""
+    """What a rollout can import, as a hint after the error of an import that failed."""
     if not isinstance(error, ModuleNotFoundError):
         return ""
     return f" ({CAN_IMPORT})"
@@ -45,7 +46,7 @@ def _text(error: BaseException) -> str:
     try:
         return str(error)
     except BaseException:  # user code's `__str__` raises whatever it likes
-        return "its text cannot be read: `__str__` raised"
+        return "the text of this error cannot be read, because its `__str__` raised"
 
 
 def own_frames(error: BaseException, entry: Path) -> list[traceback.FrameSummary]:

@@ -1,6 +1,6 @@
-"""What an entry point's namespace holds: one workflow at most, one grader at most, reward functions.
+"""Finds what an entry point defines: at most one workflow, at most one grader, and reward functions.
 
-Every refusal names the file and the line, as a compiler would.
+Every error names the file and the line, as a compiler would.
 """
 
 import inspect
@@ -61,8 +61,7 @@ def _only(module: types.ModuleType, base: type, method: str) -> type | None:
         if isinstance(value, type) and issubclass(value, base) and value is not base
     }
     classes = list(found.values())
-    # A base class that another of them extends is not a second candidate only if it is abstract in
-    # our sense: it leaves the method to its subclass.
+    # A base class that leaves the method to its subclasses is abstract, and not a second candidate.
     classes = [c for c in classes if getattr(c, method) is not getattr(base, method)] or classes
     path = Path(module.__file__ or "?")
     file = workspace_path(path, path)

@@ -1,4 +1,4 @@
-"""Graders: how the attempts at a dataset row are paid."""
+"""Graders: how the attempts at a dataset row get their rewards."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ class Sample:
 
 @dataclass
 class GraderContext:
-    """What a grader is given. `samples` maps names to attempts; `label` is the ground truth."""
+    """The input of a grader. `samples` maps names to attempts; `label` is the ground truth."""
 
     label: str | None
     metadata: dict[str, object]
@@ -23,16 +23,18 @@ class GraderContext:
     rewards: dict[str, object] = field(default_factory=dict)
 
     def set_sample_reward(self, name: str, value: float) -> None:
-        """Pay a sample. A sample without a reward, or with one that is no finite number, stays out of
-        training. Raises KeyError for a name that is not in `samples`."""
+        """Set the reward of a sample. A sample without a reward, or whose reward is not a finite number,
+        is left out of training. Raises KeyError for a name that is not in `samples`."""
         if name not in self.samples:
             raise KeyError(f"there is no sample {name!r}; there are: {', '.join(self.samples)}")
         self.rewards[name] = value
 
     def set_reward(self, value: float) -> None:
-        """Pay the only sample. Raises ValueError when there are several."""
+        """Set the reward of the only sample. Raises ValueError when there are several."""
         if len(self.samples) != 1:
-            raise ValueError("several samples: use set_sample_reward(name, value)")
+            raise ValueError(
+                f"there are {len(self.samples)} samples; use set_sample_reward(name, value)"
+            )
         self.set_sample_reward(next(iter(self.samples)), value)
 
 
@@ -40,5 +42,5 @@ class Grader:
     """Subclass it once per entry point and write `grade`."""
 
     async def grade(self, ctx: GraderContext) -> None:
-        """Pay every sample of `ctx.samples`."""
+        """Set a reward for every sample of `ctx.samples`."""
         raise NotImplementedError("write `async def grade(self, ctx)`")

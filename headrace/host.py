@@ -1,9 +1,9 @@
 """The program inside a confined process: hosts one role of one entry point.
 
 Started by `launch.py`, which has set its limits, as `python -I host.py ROLE FD_IN FD_OUT ENTRYPOINT`.
-Messages are JSON with a length before each; `infra/sandbox/host_messages.py` says what the parent takes.
-Attempts run side by side in one loop. A thread tells the parent which attempt holds the loop when
-nothing else moves, so that the parent can end it and no other.
+Messages are JSON, each with its length in front; `infra/sandbox/host_messages.py` says which the parent
+accepts. Attempts run concurrently in one loop. When the loop does not turn, a thread tells the parent
+which attempt blocks it, so that the parent can end that attempt and no other.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from headrace.grading import GraderContext, Sample
 from headrace.workflow import WorkflowContext
 
 Json = dict[str, Any]
-"""A message: what it holds is known to who sends it and to who takes it, both ours."""
+"""A message. Its keys are known to the sender and the receiver, which are both ours."""
 
 PR_SET_DUMPABLE = 4
 MOST_MESSAGES = 4096
@@ -41,8 +41,8 @@ current: contextvars.ContextVar[str | None] = contextvars.ContextVar("current", 
 
 
 def hide() -> None:
-    """Keep other processes of this user from tracing this one, and from reading its memory: they may be
-    another rollout's. An exec would undo it, so it is done here."""
+    """Keep other processes of this user from tracing this one and from reading its memory, because they
+    may belong to another rollout. An exec would undo this, so it is done here."""
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
@@ -121,7 +121,7 @@ async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) ->
 async def answer(
     call: Callable[[Json], Awaitable[Json]], message: Json, channel: Channel, entry: Path
 ) -> None:
-    """One call, under its deadline; whatever user code raises is an answer too."""
+    """Run one call under its deadline, and send the result. An error of user code is a result too."""
     deadline: float = message["deadline_s"]
     limit = asyncio.timeout(deadline)
     try:
@@ -129,7 +129,7 @@ async def answer(
             result = await call(message)
     except BaseException as error:
         if limit.expired() and isinstance(error, TimeoutError):
-            result = {"category": "timeout", "error": f"not done after {deadline:g} s"}
+            result = {"category": "timeout", "error": f"not finished after {deadline:g} s"}
         else:
             result = {"category": "raised", "error": blame(error, entry)}
     channel.send({"id": message["id"], **result})
@@ -139,7 +139,9 @@ def workflow_call(module: types.ModuleType) -> Callable[[Json], Awaitable[Json]]
     """Calls of the workflow role: one attempt each."""
     workflow = discovery.workflow_of(module)
     if workflow is None:
-        raise discovery.EntryPointError("there is no AgentWorkflow")
+        raise discovery.EntryPointError(
+            "this file has no AgentWorkflow; write a subclass of headrace.AgentWorkflow"
+        )
 
     async def call(message: Json) -> Json:
         context = WorkflowContext(
@@ -168,7 +170,9 @@ def conversation(returned: object) -> list[Json] | None:
     messages: list[Json] = []
     for message in returned:
         if not isinstance(message, dict) or not {"role", "content"} <= set(message):
-            raise TypeError("run returned a message without role and content")
+            raise TypeError(
+                "run returned a message without role or content; give each message both"
+            )
         role, content = str(message["role"])[:LONGEST_NAME], str(message["content"] or "")
         messages.append({"role": role, "content": content})
     size = sum(len(message["content"]) for message in messages)
@@ -194,7 +198,9 @@ def grader_call(module: types.ModuleType, entry: Path) -> Callable[[Json], Await
             ]
             return {"grades": rewards}
         if grader is None:
-            raise discovery.EntryPointError("there is no Grader")
+            raise discovery.EntryPointError(
+                "this file has no Grader; write a subclass of headrace.Grader"
+            )
         context = GraderContext(
             label=message["label"],
             metadata=message["metadata"],
@@ -211,8 +217,8 @@ def grader_call(module: types.ModuleType, entry: Path) -> Callable[[Json], Await
 async def weighted_reward(
     sample: Sample, message: Json, functions: dict[str, Callable[..., object]], entry: Path
 ) -> Json:
-    """The weighted sum of the reward functions for one sample. A function that raises, or returns
-    something that is not a number, fails this sample and no other."""
+    """The weighted sum of the reward functions for one sample. A function that raises, or that returns
+    something other than a finite number, fails this sample only."""
     parts: dict[str, Any] = {}
     for weight in message["rewards"]:
         name = str(weight["name"])
@@ -235,28 +241,32 @@ def without_reward(sample: Sample, why: str) -> Json:
 
 
 def grader_reward(sample: Sample, value: Any, parts: dict[str, float]) -> Json:
-    """One sample's reward as the grader set it."""
+    """One sample's reward, as the grader returned it."""
     wrong = problem(value, "the grader")
     reward = None if wrong else float(value)
     return {"index": sample.index, "reward": reward, "parts": parts, "error": wrong}
 
 
 def problem(value: object, who: str) -> str | None:
-    """Why `value` is no reward, or None."""
+    """Why `value` is not a reward, or None."""
     if value is None:
-        return f"{who} set no reward"
+        return f"{who} returned no reward for this sample; return one for every sample"
     if not isinstance(value, (int, float)):
         kind = type(value).__name__
-        return f"{who} returned {kind} {str(value)[:80]!r}; a reward is a number"
+        return f"{who} returned {kind} {str(value)[:80]!r}; return a number as the reward"
     try:
         finite = math.isfinite(value)
     except OverflowError:
         finite = False
-    return None if finite else f"{who} returned {str(value)[:80]}; a reward is a finite number"
+    return (
+        None
+        if finite
+        else f"{who} returned {str(value)[:80]}; return a finite number as the reward"
+    )
 
 
 def discover(entrypoint: Path) -> Json:
-    """The discover role: what the entry point holds."""
+    """The discover role: which workflow, grader and reward functions the entry point has."""
     try:
         module = discovery.load(entrypoint)
         workflow, grader = discovery.workflow_of(module), discovery.grader_of(module)
@@ -265,7 +275,10 @@ def discover(entrypoint: Path) -> Json:
     rewards = sorted(discovery.rewards_of(module))
     classes = [found.__name__ if found else None for found in (workflow, grader)]
     if any(len(name or "") > LONGEST_NAME for name in (*classes, *rewards)):
-        return {"error": f"a class or reward function has a name of over {LONGEST_NAME} characters"}
+        return {
+            "error": f"a class or reward function has a name of over {LONGEST_NAME} characters"
+            "; shorten it"
+        }
     if len(rewards) > MOST_REWARDS:
         return {"error": f"there are {len(rewards)} reward functions; keep at most {MOST_REWARDS}"}
     return {"workflow": classes[0], "grader": classes[1], "rewards": rewards}

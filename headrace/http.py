@@ -40,7 +40,7 @@ async def post_json(url: str, body: object, *, key: str) -> dict[str, object]:
 
 
 async def _idle() -> Idle:
-    """Those of the running loop."""
+    """The idle connections of the running loop."""
     loop = asyncio.get_running_loop()
     if loop not in _kept:
         keeper = _close_with_loop(loop)
@@ -50,7 +50,8 @@ async def _idle() -> Idle:
 
 
 async def _close_with_loop(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
-    """Waits in its `yield` for as long as the loop lives: a loop that ends closes its generators."""
+    """Wait in `yield` for as long as the loop lives. A loop that ends closes its generators, so this one
+    closes the connections then."""
     try:
         yield
     finally:
@@ -63,7 +64,7 @@ async def _close_with_loop(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[No
 async def _post(
     connection: Connection, request: bytes, free: list[Connection]
 ) -> dict[str, object]:
-    """Ask over this connection, and keep it for the next request if it is good for one."""
+    """Send a request over this connection, and keep the connection if it can be used again."""
     try:
         status, answer, reusable = await _exchange(connection, request)
     except BaseException:
@@ -80,8 +81,8 @@ async def _post(
 
 
 class _Idled(ConnectionError):
-    """The connection was closed without a byte of an answer: a server does that to one that nobody used
-    for a while, perhaps at the moment when somebody does."""
+    """The connection was closed before the first byte of an answer. A server does that to a connection
+    that was idle for a while, perhaps just when the next request is sent."""
 
 
 async def _exchange(connection: Connection, request: bytes) -> tuple[int, bytes, bool]:
@@ -102,7 +103,10 @@ async def _exchange(connection: Connection, request: bytes) -> tuple[int, bytes,
     }
     length = int(headers.get("content-length", "0"))
     if length > LONGEST_BODY:
-        raise ConnectionError(f"the policy endpoint wants to send {length} bytes")
+        raise ConnectionError(
+            f"the answer of the policy endpoint has {length} bytes, more than {LONGEST_BODY}; ask for "
+            "fewer tokens"
+        )
     try:
         answer = await reader.readexactly(length)
     except asyncio.IncompleteReadError as error:

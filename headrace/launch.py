@@ -1,8 +1,8 @@
 """The first program of a confined process: it sets the limits, then becomes the host of user code.
 
-Started as `python -I -S launch.py ROLE FD_IN FD_OUT ENTRYPOINT`. The rollout's own variables come under
-names with a prefix, so that nothing of the user's, not even a variable that the dynamic linker would
-obey, has an effect before the limits hold. What is set here cannot be taken back.
+Started as `python -I -S launch.py ROLE FD_IN FD_OUT ENTRYPOINT`. The rollout's own variables have a
+prefix in their names, so nothing of the user has an effect before the limits hold, not even a variable
+that the dynamic linker reads. User code cannot undo what is set here.
 """
 
 import ctypes
@@ -26,7 +26,10 @@ def confine() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "PR_SET_NO_NEW_PRIVS is refused by this kernel")
+        raise OSError(
+            ctypes.get_errno(),
+            "this kernel refuses PR_SET_NO_NEW_PRIVS; run Headrace on Linux 3.5 or later",
+        )
     limits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_AS: MEMORY_BYTES,

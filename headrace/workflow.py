@@ -14,9 +14,9 @@ ChatMessage = dict[str, object]
 
 @dataclass(frozen=True)
 class WorkflowContext:
-    """What a workflow is given. It never holds the row's ground truth.
+    """The input of a workflow. It never holds the row's ground truth.
 
-    `base_url` and `api_key` open an OpenAI-compatible endpoint that is this attempt's own.
+    `base_url` and `api_key` belong to an OpenAI-compatible endpoint for this attempt only.
     """
 
     prompt: list[ChatMessage]
@@ -26,28 +26,30 @@ class WorkflowContext:
 
     @cached_property
     def artifacts_dir(self) -> Path:
-        """A directory of this attempt's own, made when it is first asked for and gone with the attempt.
-        Most attempts need none, and to remove one takes as long as all else that the SDK does."""
+        """A directory for this attempt only. It is made at its first use and removed after the attempt.
+        Most attempts need none, and removing one takes as long as everything else the SDK does."""
         return Path(tempfile.mkdtemp(prefix="sample-"))
 
     def discard(self) -> None:
-        """The attempt is over: remove its directory, if it has one."""
+        """Remove the directory of the attempt, if it has one."""
         if "artifacts_dir" in self.__dict__:
             shutil.rmtree(self.artifacts_dir, ignore_errors=True)
 
     async def chat(self, messages: list[ChatMessage], **options: object) -> ChatMessage:
         """Ask the policy for the next assistant message.
 
-        `options` are those of OpenAI's chat completions: `max_tokens`, and `stop`, one string or up to
-        four, before the first of which the answer ends. The run's own temperature and top_p always win.
-        Raises RuntimeError with the endpoint's message when the request is refused; what the endpoint
-        does not support it refuses by name.
+        `options` are those of OpenAI's chat completions: `max_tokens`, and `stop`, which is one string
+        or up to four. The answer ends before the first stop string. The run's own temperature and top_p
+        are always used. Raises RuntimeError with the endpoint's message when the request is refused. The
+        message names any option that the endpoint does not support.
         """
         body = {"model": "policy", "messages": messages, **options}
         answer = await post_json(f"{self.base_url}/chat/completions", body, key=self.api_key)
         choices = answer["choices"]
         if not isinstance(choices, list):
-            raise TypeError("the endpoint answered without choices")
+            raise TypeError(
+                "the answer of the endpoint has no list `choices`; use ctx.base_url of this attempt"
+            )
         message: ChatMessage = choices[0]["message"]
         return {"role": message["role"], "content": message["content"]}
 

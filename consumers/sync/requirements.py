@@ -1,7 +1,7 @@
-"""What a rollout's `pyproject.toml` asks for, and whether it can be had.
+"""Which dependencies a rollout's `pyproject.toml` declares, and whether they are available.
 
-User code runs on the standard library and `headrace`. A rollout that declares anything else would fail
-at its first import, in the middle of a run, so it is refused when its commit is synced.
+User code runs on the standard library and `headrace`. A rollout that needs anything else would fail at
+its first import, in the middle of a run. So it is refused when its commit is synced.
 """
 
 import re
@@ -13,13 +13,14 @@ MOST_BYTES = 64 << 10
 """The longest `pyproject.toml` that is parsed: it comes from a hostile repository."""
 
 CAN_IMPORT = (
-    "a rollout can import only the standard library, headrace and the files beside its entry point"
+    "a rollout can import only the standard library, headrace and the files in the folder of its "
+    "entry point"
 )
 PROVIDED = ("headrace", "python")
 
 
 def unmet_requirements(tree: tarfile.TarFile, rollout: str) -> str | None:
-    """Why the rollout cannot run on what is provided, with the file to edit; None if it can."""
+    """Why the rollout cannot run with what is installed, with the file to edit; None if it can."""
     path = f"rollouts/{rollout}/pyproject.toml"
     try:
         member = tree.getmember(path)

@@ -67,7 +67,7 @@ def test_a_helper_file_is_named(tmp_path: Path) -> None:
 
 def test_an_error_that_cannot_be_printed_is_still_named(tmp_path: Path) -> None:
     said = raised(tmp_path, "rude")
-    assert said.startswith("rollouts/headrace/main.py:16 in rude: Rude: its text cannot be read")
+    assert said.startswith("rollouts/headrace/main.py:16 in rude: Rude: the text of this error")
 
 
 def test_an_error_without_a_line_of_ours_says_what_it_is(tmp_path: Path) -> None:
