@@ -36,7 +36,7 @@ async def belong(database: Database, blobs: Blobs, settings: Settings) -> str:
         raise Conflict(
             f"the blobs in {settings.blobs} are not those that the database was used with since "
             f"{owner['since']:%Y-%m-%d %H:%M}: they were removed or replaced. Bring them back, or "
-            f"begin anew with an empty database: {_anew(database.url)}"
+            f"start with an empty database: {_anew(database.url)}"
         )
     raise Conflict(
         f"the database belongs to the installation of {owner['place']}, whose blobs are in "

@@ -101,7 +101,7 @@ def _checked_path(raw: bytes, *, mode: str, kind: str) -> str:
     if mode == "120000":
         raise Refused(f"{path} is a symbolic link; commit the file itself")
     if kind != "tree" and (kind != "blob" or mode not in ("100644", "100755")):
-        raise Refused(f"{path} is a submodule or no plain file; commit the files themselves")
+        raise Refused(f"{path} is a submodule or not a plain file; commit the files themselves")
     if path.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\\" in path:
         raise Refused(f"{path!r} is not a path inside the repository")
     if any(part.lower().startswith(".git") and part not in HARMLESS for part in parts):

@@ -278,7 +278,7 @@ def unpack(snapshot: bytes, directory: Path) -> None:
         for member in tar:
             target = directory / member.name
             if not member.isfile() or not target.resolve().is_relative_to(directory.resolve()):
-                raise CorruptData(f"the snapshot holds {member.name!r}, which is no plain file")
+                raise CorruptData(f"the snapshot holds {member.name!r}, which is not a plain file")
             source = tar.extractfile(member)
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
             target.write_bytes(source.read() if source else b"")

@@ -26,7 +26,7 @@ def read_config(path: Path) -> Document:
     except FileNotFoundError as error:
         raise Failure(
             "NOT_FOUND",
-            f"the config file {path} does not exist; configs are usually in configs/training/*.toml",
+            f"the config file {path} does not exist; give a path like configs/training/run.toml",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         issue = Issue(str(path), str(error))

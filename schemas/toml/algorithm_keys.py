@@ -31,10 +31,13 @@ def algorithm_issues(config: RunConfig) -> Iterator[Issue]:
     if advanced.overlong_penalty is not None and not buffer:
         yield Issue(
             "advanced.overlong_penalty",
-            "needs advanced.overlong_buffer, the length from which the penalty grows",
+            "needs advanced.overlong_buffer; set it, or leave this key out",
         )
     if advanced.max_replacements is not None and not filters_groups(advanced):
-        yield Issue("advanced.max_replacements", "needs advanced.filter_groups = true")
+        yield Issue(
+            "advanced.max_replacements",
+            "needs advanced.filter_groups = true; set it, or leave this key out",
+        )
     if advanced.algorithm in GROUPED and config.training.n_samples_per_prompt < 2:
         yield Issue(
             "training.n_samples_per_prompt",

@@ -127,7 +127,7 @@ def _validation_key_issues(config: RunConfig) -> Iterator[Issue]:
         "advanced.validation_temperature": advanced.validation_temperature != 0,
     }
     for key in (key for key, is_changed in changed.items() if is_changed):
-        yield Issue(key, "needs advanced.validation_dataset, the held-out dataset to validate on")
+        yield Issue(key, "needs advanced.validation_dataset; set it, or leave this key out")
 
 
 def _step_size_issues(config: RunConfig) -> Iterator[Issue]:

@@ -159,7 +159,7 @@ def _unrecognized_issue(location: tuple[Any, ...], value: object, model: type[Ba
     }
     best = max(likeness, key=lambda full: likeness[full])
     if likeness[best] < ALIKE:
-        return Issue(_key(location), "unrecognized key; docs/config.md lists every key")
+        return Issue(_key(location), "unrecognized key; use one of those in docs/config.md")
     return Issue(_key(location), "unrecognized key", best)
 
 

@@ -117,7 +117,7 @@ async def test_a_store_that_overwrites_what_it_shall_create(bucket: Bucket) -> N
         del request.headers["If-None-Match"]
 
     store.client.meta.events.register("before-sign.s3.PutObject", unconditional)
-    with pytest.raises(InvalidConfig, match="overwrites what it was told to create"):
+    with pytest.raises(InvalidConfig, match="overwrites what it must only create"):
         await S3Blobs(store).probe()
     assert not bucket.contents()
 

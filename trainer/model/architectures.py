@@ -37,7 +37,7 @@ def check_known(config: PreTrainedConfig, *, what: str) -> None:
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return
     raise Refused(
-        f"{what} is of the architecture {config.model_type!r}, which is no causal language model in "
+        f"{what} is of the architecture {config.model_type!r}, which is not a causal language model in "
         f"Transformers {version}. {advice()}"
     )
 

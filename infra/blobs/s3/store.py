@@ -132,7 +132,7 @@ class S3Blobs:
             await self.put(key, b"second", create_only=True)
         if await self.get(uri) != b"first":
             raise StoreRefuses(
-                f"the S3 store at {self._store.address} overwrites what it was told to create "
+                f"the S3 store at {self._store.address} overwrites what it must only create "
                 "(PutObject with If-None-Match: *); use one with conditional writes"
             )
         if [blob.key for blob in await self.keys(key)] != [key]:

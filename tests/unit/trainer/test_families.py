@@ -226,7 +226,7 @@ def test_a_model_without_a_key_value_cache_is_refused(tmp_path: Path) -> None:
 
 def test_an_architecture_without_a_causal_model_is_refused(tmp_path: Path) -> None:
     T5Config(d_model=16, num_layers=1).save_pretrained(tmp_path)
-    with pytest.raises(Refused, match=r"'t5', which is no causal language model.*Families"):
+    with pytest.raises(Refused, match=r"'t5', which is not a causal language model.*Families"):
         build_base(ModelRef(kind="directory", name=str(tmp_path)), {}, device=CPU)
 
 

@@ -288,7 +288,7 @@ class Fleet:
             )
         data = export(target.version.trained)
         if hashlib.sha256(data).hexdigest() != target.sha256:
-            raise CorruptData(f"the weights at hand are not those of {target.name}")
+            raise CorruptData(f"the exported weights are not those of {target.name}")
         version = target.version
         config = adapter_config(version.loaded.base, sorted(pairs), rank=rank, alpha=version.alpha)
         folder = self._folder / target.name
