@@ -18,7 +18,7 @@ SMALL_BYTES = 64 * 1024
 ROW = "row:"
 
 
-def verified(ref: ArtifactRef, data: bytes | None) -> bytes:
+def check_content(ref: ArtifactRef, data: bytes | None) -> bytes:
     """`data` if it is what `ref` promises. Raises NotFound, CorruptData."""
     if data is None:
         raise NotFound(f"the artifact {ref.uri} is gone")
@@ -56,11 +56,11 @@ class ArtifactStore:
         held = self._cache.get(ref.sha256) if cached else None
         if held is not None:
             self._cache.move_to_end(ref.sha256)
-            return verified(ref, held)
+            return check_content(ref, held)
         if ref.uri.startswith(ROW):
-            data = verified(ref, await self._log.artifact(ref.sha256))
+            data = check_content(ref, await self._log.artifact(ref.sha256))
         else:
-            data = verified(ref, await self._blobs.get(ref.uri))
+            data = check_content(ref, await self._blobs.get(ref.uri))
         self.remember(ref.sha256, data)
         return data
 
@@ -113,7 +113,9 @@ class StagedArtifacts:
 
     async def get(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
         staged = self._pending.get(ref.sha256)
-        return verified(ref, staged.data) if staged else await self._store.get(ref, cached=cached)
+        return (
+            check_content(ref, staged.data) if staged else await self._store.get(ref, cached=cached)
+        )
 
     async def discard(self, ref: ArtifactRef) -> None:
         await self._store.discard(ref)

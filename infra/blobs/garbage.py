@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 
 from infra.blobs.artifacts import ROW
 from infra.blobs.installed import InstalledBlobs
-from infra.blobs.references import named
+from infra.blobs.references import named_artifacts
 from infra.ports.clock import Clock
 from infra.postgres.advisory_lock import exclusively
 from infra.postgres.pool import Database
@@ -73,7 +73,7 @@ async def collect(
             connection.transaction(isolation="repeatable_read", readonly=True),
         ):
             snapshot = await connection.fetchval("select pg_current_snapshot()::text")
-            async for found in named(connection, rows=True):
+            async for found in named_artifacts(connection, rows=True):
                 if found.ref.uri.startswith(ROW):
                     kept.add(found.ref.sha256)
                 else:

@@ -59,15 +59,15 @@ class InstalledBlobs:
         return await self._inner.put_file(key, path)
 
     async def get(self, uri: str) -> bytes:
-        return await self._inner.get(await self.located(uri))
+        return await self._inner.get(await self.current_uri(uri))
 
     async def chunks(self, uri: str) -> AsyncIterator[bytes]:
-        async for piece in self._inner.chunks(await self.located(uri)):
+        async for piece in self._inner.chunks(await self.current_uri(uri)):
             yield piece
 
     async def delete(self, uri: str) -> None:
         """Not while a backup is being taken; the bytes are an orphan then."""
-        found = await self.located(uri)
+        found = await self.current_uri(uri)
         async with self._database.lazy.acquire() as connection, connection.transaction():
             if await connection.fetchval("select pg_try_advisory_xact_lock_shared($1)", KEEPING):
                 await self._inner.delete(found)
@@ -82,14 +82,14 @@ class InstalledBlobs:
         return [blob for blob in await self._inner.keys(prefix) if blob.key != KEY]
 
     async def file(self, uri: str) -> Path | None:
-        return await self._inner.file(await self.located(uri))
+        return await self._inner.file(await self.current_uri(uri))
 
     async def key(self, uri: str) -> str | None:
         """The key of a uri; None when it was never one of ours."""
-        found = await self.located(uri)
+        found = await self.current_uri(uri)
         return found.removeprefix(f"{self._here}/") if found.startswith(f"{self._here}/") else None
 
-    async def located(self, uri: str) -> str:
+    async def current_uri(self, uri: str) -> str:
         """The uri under which the bytes lie now; one that was never ours stays as it is."""
         if uri.startswith(f"{self._here}/"):
             return uri

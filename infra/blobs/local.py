@@ -48,14 +48,14 @@ class LocalBlobs:
         return target.as_uri()
 
     async def get(self, uri: str) -> bytes:
-        path = self._located(uri)
+        path = self._path_of(uri)
         try:
             return await asyncio.to_thread(path.read_bytes)
         except FileNotFoundError as error:
             raise NotFound(f"no blob at {uri}") from error
 
     async def chunks(self, uri: str) -> AsyncIterator[bytes]:
-        path = self._located(uri)
+        path = self._path_of(uri)
         try:
             file = await asyncio.to_thread(path.open, "rb")
         except FileNotFoundError as error:
@@ -65,14 +65,14 @@ class LocalBlobs:
                 yield piece
 
     async def delete(self, uri: str) -> None:
-        path = self._located(uri)
+        path = self._path_of(uri)
         try:
             await asyncio.to_thread(path.unlink, missing_ok=True)
         except OSError as error:
             raise TransientError(f"{path} cannot be deleted ({error.strerror})") from error
 
     async def file(self, uri: str) -> Path | None:
-        return self._located(uri) if uri.startswith("file://") else None
+        return self._path_of(uri) if uri.startswith("file://") else None
 
     async def exists(self, key: str) -> str | None:
         path = self._path(key)
@@ -80,9 +80,9 @@ class LocalBlobs:
 
     async def keys(self, prefix: str) -> Sequence[BlobInfo]:
         check_prefix(prefix)
-        return await asyncio.to_thread(self._listed, prefix)
+        return await asyncio.to_thread(self._list, prefix)
 
-    def _listed(self, prefix: str) -> list[BlobInfo]:
+    def _list(self, prefix: str) -> list[BlobInfo]:
         found = []
         for directory, folders, names in os.walk(self._root / prefix.rpartition("/")[0]):
             if Path(directory) == self._root:
@@ -106,7 +106,7 @@ class LocalBlobs:
         check_key(key)
         return self._root / key
 
-    def _located(self, uri: str) -> Path:
+    def _path_of(self, uri: str) -> Path:
         """The path of a uri of ours. Raises NotFound for any other."""
         path = Path(unquote(urlsplit(uri).path))
         if not uri.startswith("file://") or not path.resolve().is_relative_to(self._root.resolve()):

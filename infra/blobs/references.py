@@ -24,7 +24,7 @@ where data::text like '%"uri"%' order by xid, position
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedArtifact:
     """An artifact that an event names. `needed`: its bytes must be there, while
     those of versions kept for recovery alone may have been collected. `by` is `stream/version`."""
 
@@ -33,7 +33,7 @@ class Named:
     by: str
 
 
-async def named(connection: Any, *, rows: bool = False) -> AsyncIterator[Named]:
+async def named_artifacts(connection: Any, *, rows: bool = False) -> AsyncIterator[NamedArtifact]:
     """Everything that the events of this transaction's snapshot name, in the log's order; an artifact
     comes as often as it is named. `rows`: also those that are rows of the database."""
     async for row in connection.cursor(EVENTS, prefetch=PAGE):
@@ -43,21 +43,21 @@ async def named(connection: Any, *, rows: bool = False) -> AsyncIterator[Named]:
                 yield found
 
 
-def named_by(event: Event, by: str) -> Iterator[Named]:
+def named_by(event: Event, by: str) -> Iterator[NamedArtifact]:
     """What one event names, rows too."""
     spare = collectable(event)
     for ref in references(event):
-        yield Named(ref, needed=ref.uri not in spare, by=by)
+        yield NamedArtifact(ref, needed=ref.uri not in spare, by=by)
 
 
-def named_in(row: Any, by: str) -> Iterator[Named]:
+def named_in(row: Any, by: str) -> Iterator[NamedArtifact]:
     """What the event in a row of the log names, rows too; also where it cannot be decoded."""
     try:
         event = decode_event(row["type"], row["schema_version"], row["data"])
     except HeadraceError:
         # Of a newer version, or unreadable: whatever looks like a reference is one.
         yield from (
-            Named(ref, needed=True, by=by) for ref in _looking_like(json.loads(row["data"]))
+            NamedArtifact(ref, needed=True, by=by) for ref in _looking_like(json.loads(row["data"]))
         )
         return
     yield from named_by(event, by)

@@ -37,7 +37,7 @@ class TailWait:
     @property
     def has_wakeup(self) -> bool:
         """Whether a wake-up has come since `begin_read`."""
-        return self._wakeup.called
+        return self._wakeup.is_set
 
     async def wait(self, after: Cursor, *, within_s: float = SLOW_POLL_S) -> None:
         """Wait until there may be events after `after`, where there were none. At most `within_s`."""

@@ -24,7 +24,7 @@ import asyncpg
 from infra.blobs.artifacts import ROW
 from infra.blobs.garbage import COLLECTING
 from infra.blobs.installed import InstalledBlobs
-from infra.blobs.references import Named, named_in
+from infra.blobs.references import NamedArtifact, named_in
 from infra.failpoints import hit
 from infra.maintenance.archive_file import BLOBS, EVENTS, ROWS, ArchiveWriter, Member, members
 from infra.ports.event_log import Cursor
@@ -54,7 +54,7 @@ class Moved(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedArchive:
     """An archive that lies in the blob store, verified."""
 
     ref: ArtifactRef
@@ -78,7 +78,7 @@ class Archives:
         process uses it."""
         await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
-    async def pack(self, run: str) -> Packed:
+    async def pack(self, run: str) -> PackedArchive:
         """Write a run's history into the store; nothing is removed. Raises CorruptData when an artifact
         that it needs is gone or damaged, TransientError, also while a consumer has not read the run's
         events: it could not be removed then."""
@@ -95,7 +95,7 @@ class Archives:
                 writer.abandon()
             ref = await self._put(run, path)
         hit("archive.packed")
-        return Packed(ref, writer.events, writer.artifacts)
+        return PackedArchive(ref, writer.events, writer.artifacts)
 
     async def remove(
         self, notice: RunArchived | RunDeleted, *, cause: UUID, num_events: int = 0
@@ -251,7 +251,7 @@ class _Packing:
 
     async def _page(self, rows: Sequence[Any]) -> None:
         """The artifacts of a page of events that were not met before, then the events."""
-        new: dict[str, Named] = {}
+        new: dict[str, NamedArtifact] = {}
         for row in rows:
             for named in named_in(row, f"{row['stream']}/{row['version']}"):
                 known = new.get(named.ref.uri)
@@ -264,7 +264,7 @@ class _Packing:
         if rows:
             await asyncio.to_thread(self._writer.page, [_archived_columns(row) for row in rows])
 
-    async def _small(self, wanted: Sequence[Named]) -> None:
+    async def _small(self, wanted: Sequence[NamedArtifact]) -> None:
         hashes = [named.ref.sha256 for named in wanted]
         found = await self._database.durable.fetch(SQL["small_artifacts"], hashes)
         data = {row["sha256"]: row["data"] for row in found}
@@ -277,7 +277,7 @@ class _Packing:
             self._seen.add(named.ref.uri)
             await asyncio.to_thread(self._writer.row, named.ref.sha256, content)
 
-    async def _large(self, named: Named) -> None:
+    async def _large(self, named: NamedArtifact) -> None:
         """A blob of the run itself. Others (datasets, snapshots, what another run made) stay: the
         request names them, or their own owner does."""
         key = await self._blobs.key(named.ref.uri)
@@ -302,7 +302,7 @@ def _behind(consumer: str) -> TransientError:
     )
 
 
-def _damage_of(named: Named) -> CorruptData:
+def _damage_of(named: NamedArtifact) -> CorruptData:
     return CorruptData(
         f"{named.ref.uri}, which {named.by} names, is gone or damaged, so that the run cannot be "
         "archived; `headrace doctor --deep` shows all damages"

@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from infra.blobs.installation import belong
 from infra.blobs.installed import KEEPING, InstalledBlobs, install
-from infra.blobs.references import Named, named
+from infra.blobs.references import NamedArtifact, named_artifacts
 from infra.ports.services import Blobs
-from infra.postgres.migrate import due
+from infra.postgres.migrate import pending_migrations
 from infra.postgres.pool import administering, connect
 from infra.settings.settings import Settings
 from schemas.errors import Conflict, InvalidConfig, NotFound
@@ -98,7 +98,7 @@ async def back_up(url: str, store: Blobs, settings: Settings, target: Path) -> C
                 await _copy_table(admin, row["table_name"], row["columns"], target)
                 for row in await admin.fetch(LISTED, ELSEWHERE)
             ]
-            wanted = await _wanted(admin)
+            wanted = await _artifacts_to_copy(admin)
         copied, faults = await _copy_blobs(wanted, blobs, target)
     contents = Contents(
         installation=owner,
@@ -149,7 +149,7 @@ async def _migrations(admin: Any) -> dict[str, str]:
     empty = await admin.fetchval("select to_regclass('migrations') is null")
     rows = [] if empty else await admin.fetch("select name, checksum from migrations order by name")
     applied = {row["name"]: row["checksum"] for row in rows}
-    if due(applied):
+    if pending_migrations(applied):
         raise InvalidConfig(
             "the database is not at the schema of this version: `headrace up` or "
             "`python -m infra.postgres.migrate` brings it there"
@@ -166,10 +166,10 @@ async def _copy_table(admin: Any, name: str, columns: list[str], target: Path) -
     )
 
 
-async def _wanted(admin: Any) -> dict[str, Named]:
+async def _artifacts_to_copy(admin: Any) -> dict[str, NamedArtifact]:
     """What the events of the snapshot name, by uri."""
-    wanted: dict[str, Named] = {}
-    async for found in named(admin):
+    wanted: dict[str, NamedArtifact] = {}
+    async for found in named_artifacts(admin):
         known = wanted.get(found.ref.uri)
         if known is None or found.needed:
             wanted[found.ref.uri] = found
@@ -177,7 +177,7 @@ async def _wanted(admin: Any) -> dict[str, Named]:
 
 
 async def _copy_blobs(
-    wanted: dict[str, Named], blobs: InstalledBlobs, target: Path
+    wanted: dict[str, NamedArtifact], blobs: InstalledBlobs, target: Path
 ) -> tuple[Iterable[Blob], list[str]]:
     copied: dict[str, Blob] = {}
     faults: list[str] = []

@@ -15,7 +15,7 @@ from typing import Any
 from infra.blobs.artifacts import ROW
 from infra.blobs.installation import belong
 from infra.blobs.installed import InstalledBlobs, install
-from infra.blobs.references import PAGE, Named, named_by
+from infra.blobs.references import PAGE, NamedArtifact, named_by
 from infra.ports.services import Blobs
 from infra.postgres.pool import administering, connect
 from infra.settings.settings import Settings
@@ -80,28 +80,28 @@ class Inspection:
 
 
 @dataclass
-class _Told:
+class _Recorded:
     """What the log says, as far as it must be looked up."""
 
-    rows: dict[str, Named] = field(default_factory=dict)
-    blobs: dict[str, Named] = field(default_factory=dict)
+    rows: dict[str, NamedArtifact] = field(default_factory=dict)
+    blobs: dict[str, NamedArtifact] = field(default_factory=dict)
     saved: dict[str, list[CheckpointSaved]] = field(default_factory=lambda: defaultdict(list))
 
 
 async def inspect(url: str, store: Blobs, settings: Settings) -> Inspection:
     """Inspect the database at `url` and the blobs in `store`. Raises Conflict when they do not belong
     together, TransientError when one does not answer."""
-    found, told = Inspection(), _Told()
+    found, recorded = Inspection(), _Recorded()
     async with administering(url) as admin, connect(url, size=1) as database:
         await belong(database, store, settings)
         blobs = await install(store, database)
         async with admin.transaction(isolation="repeatable_read", readonly=True):
             await _streams(admin, found)
-            await _events(admin, told, found)
-            await _rows(admin, told.rows, found)
-        for named in told.blobs.values():
+            await _events(admin, recorded, found)
+            await _rows(admin, recorded.rows, found)
+        for named in recorded.blobs.values():
             await _blob(named, blobs, found)
-        for saved in told.saved.values():
+        for saved in recorded.saved.values():
             await _manifests(saved, blobs, found)
     return found
 
@@ -120,7 +120,7 @@ async def _streams(admin: Any, found: Inspection) -> None:
             found.add(Kind.WRONG_HEAD, stream, message)
 
 
-async def _events(admin: Any, told: _Told, found: Inspection) -> None:
+async def _events(admin: Any, recorded: _Recorded, found: Inspection) -> None:
     """Each event can be read; note what it names."""
     async for row in admin.cursor(EVENTS, prefetch=PAGE):
         found.events += 1
@@ -131,14 +131,14 @@ async def _events(admin: Any, told: _Told, found: Inspection) -> None:
             found.add(Kind.UNREADABLE_EVENT, by, str(error))
             continue
         for named in named_by(event, by):
-            known = told.rows if named.ref.uri.startswith(ROW) else told.blobs
+            known = recorded.rows if named.ref.uri.startswith(ROW) else recorded.blobs
             if named.needed or named.ref.uri not in known:
                 known[named.ref.uri] = named
         if isinstance(event, CheckpointSaved):
-            told.saved[event.spec.run].append(event)
+            recorded.saved[event.spec.run].append(event)
 
 
-async def _rows(admin: Any, rows: Mapping[str, Named], found: Inspection) -> None:
+async def _rows(admin: Any, rows: Mapping[str, NamedArtifact], found: Inspection) -> None:
     """Each small artifact is there, and all of them are what their names say."""
     kept = await admin.fetch(
         "select sha256, octet_length(data) as size, encode(sha256(data), 'hex') = sha256 as good"
@@ -158,13 +158,13 @@ async def _rows(admin: Any, rows: Mapping[str, Named], found: Inspection) -> Non
             found.add(Kind.DAMAGED_ROW, named.ref.uri, message)
 
 
-async def _blob(named: Named, blobs: InstalledBlobs, found: Inspection) -> None:
+async def _blob(named: NamedArtifact, blobs: InstalledBlobs, found: Inspection) -> None:
     uri = named.ref.uri
     if await blobs.key(uri) is None:
         found.add(Kind.FOREIGN_NAME, uri, f"it is not in our blobs; {named.by} names it")
         return
     try:
-        size, sha256 = await _hashed(blobs, uri)
+        size, sha256 = await _hash(blobs, uri)
     except NotFound:
         if named.needed:
             found.add(Kind.MISSING_BLOB, uri, f"it is gone; {named.by} names it")
@@ -178,7 +178,7 @@ async def _blob(named: Named, blobs: InstalledBlobs, found: Inspection) -> None:
         found.add(Kind.DAMAGED_BLOB, uri, message)
 
 
-async def _hashed(blobs: Blobs, uri: str) -> tuple[int, str]:
+async def _hash(blobs: Blobs, uri: str) -> tuple[int, str]:
     size, digest = 0, hashlib.sha256()
     async for piece in blobs.chunks(uri):
         size += len(piece)

@@ -13,7 +13,7 @@ from typing import Any
 from infra.blobs.installation import adopt, whereabouts
 from infra.maintenance.backup import BLOBS, TABLES, Blob, Contents, Table, contents_of, sha256_of
 from infra.ports.services import Blobs
-from infra.postgres.migrate import LOCK, TABLE, apply, due, migrate, migrations
+from infra.postgres.migrate import LOCK, TABLE, apply, migrate, migrations, pending_migrations
 from infra.postgres.pool import administering
 from infra.settings.settings import Settings
 from schemas.errors import Conflict, CorruptData, InvalidConfig
@@ -35,7 +35,7 @@ async def restore(url: str, store: Blobs, settings: Settings, source: Path) -> C
     backup, or a newer one), CorruptData (its bytes are not what was backed up; nothing was changed),
     Conflict (the database or the blobs are not empty), TransientError."""
     contents = contents_of(source)
-    _known(contents)
+    _require_known_schema(contents)
     for table in contents.tables:
         _verify(source / TABLES / table.name, table.sha256)
     async with administering(url) as admin:
@@ -59,10 +59,10 @@ async def restore(url: str, store: Blobs, settings: Settings, source: Path) -> C
     return contents
 
 
-def _known(contents: Contents) -> None:
+def _require_known_schema(contents: Contents) -> None:
     """Raises InvalidConfig unless we know the schema that the backup has."""
     try:
-        due(contents.migrations)
+        pending_migrations(contents.migrations)
     except InvalidConfig as error:
         raise InvalidConfig(f"the backup cannot be restored here: {error.message}") from error
 

@@ -97,7 +97,7 @@ class PostgresEffects:
                 raise StaleGeneration(worker, generation) from error
             raise
         return [
-            _claimed(row) for row in sorted(rows, key=lambda row: (row["due_at"], row["created"]))
+            _claim_in(row) for row in sorted(rows, key=lambda row: (row["due_at"], row["created"]))
         ]
 
     async def retry(
@@ -192,7 +192,7 @@ class PostgresEffects:
         return count
 
 
-def _claimed(row: Any) -> Claimed:
+def _claim_in(row: Any) -> Claimed:
     return Claimed(
         id=EffectId(row["id"]),
         effect=EFFECT_TYPES[row["type"]].model_validate_json(row["data"]),

@@ -40,7 +40,7 @@ REFUSED = ("22", "23", "54")
 beyond a limit. Asked again, the answer is the same."""
 
 
-def _missed(error: asyncpg.PostgresError) -> CommitMiss | CommitRefused | None:
+def _miss_in(error: asyncpg.PostgresError) -> CommitMiss | CommitRefused | None:
     """What an error of `commit_decision` means; None when it is none of the decision's."""
     state, message = str(error.sqlstate), str(error.args[0])
     if state in MISSES:
@@ -90,7 +90,7 @@ class PostgresLog:
         try:
             rows = await self._pool.fetch(SQL["commit"], *arguments_of(commit))
         except asyncpg.PostgresError as error:
-            raise _missed(error) or error from error
+            raise _miss_in(error) or error from error
         except ValueError as error:  # no text, or an argument that is none of its type
             raise CommitRefused(f"the database cannot hold it: {error}") from error
         self._notifier.ping(
@@ -109,7 +109,7 @@ class PostgresLog:
         while True:
             expected, appended = await self._before({event.stream for event in events}, ids)
             if appended:
-                return await self._appended(ids)
+                return await self._find_appended(ids)
             versions = dict(expected)
             new = []
             for event_id, event in zip(ids, events, strict=True):
@@ -158,7 +158,7 @@ class PostgresLog:
             after.xid,
             after.position,
         )
-        self._horizon.seen(after, hidden=found is not None)
+        self._horizon.note(after, hidden=found is not None)
         return found is not None
 
     async def visible_head(self) -> Cursor:
@@ -294,7 +294,7 @@ class PostgresLog:
         versions = {StreamName(row["stream"]): row["version"] for row in rows}
         return versions, any(row["appended"] for row in rows)
 
-    async def _appended(self, ids: Sequence[EventId]) -> list[Recorded]:
+    async def _find_appended(self, ids: Sequence[EventId]) -> list[Recorded]:
         """What an edge appended before under these ids, in order."""
         rows = await self._pool.fetch(
             SQL["appended"],

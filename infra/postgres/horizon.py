@@ -34,7 +34,7 @@ class Horizon:
         """The condition on an event, as a part of `sql/queries/event_log.sql`."""
         return "below_own_horizon" if self._clock() < self._own_until else "below_horizon"
 
-    def seen(self, after: Cursor, *, hidden: bool) -> None:
+    def note(self, after: Cursor, *, hidden: bool) -> None:
         """Note whether a reader that has read up to `after` found a committed event above it that its
         horizon hid."""
         if not hidden:

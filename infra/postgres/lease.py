@@ -108,7 +108,7 @@ class LeaseKeeper:
             self._registered.set()
             while not await asyncio.to_thread(self._stop.wait, BEAT_S):
                 failpoints.hit("lease.renew")
-                if not await self._renewed(effects):
+                if not await self._renew(effects):
                     self._lose()
                     return
                 self._on_beat()
@@ -124,7 +124,7 @@ class LeaseKeeper:
             lanes=self._lanes,
         )
 
-    async def _renewed(self, effects: PostgresEffects) -> bool:
+    async def _renew(self, effects: PostgresEffects) -> bool:
         """Renew, waiting for a database that is away. A lease that ran out meanwhile is taken again: the
         epochs say which claims are still ours. False when it ran out while the database was there."""
         away, turn = False, effects.history.turns

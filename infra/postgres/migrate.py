@@ -65,7 +65,7 @@ async def migrate(url: str) -> tuple[str, ...]:
         await connection.execute("select pg_advisory_xact_lock($1)", LOCK)
         await connection.execute(TABLE)
         rows = await connection.fetch("select name, checksum from migrations")
-        pending = due({row["name"]: row["checksum"] for row in rows})
+        pending = pending_migrations({row["name"]: row["checksum"] for row in rows})
         for migration in pending:
             await apply(connection, migration)
         await repair_if_moved(connection)
@@ -96,7 +96,7 @@ async def check(database: Database) -> None:
     _refuse_encoding(await database.durable.fetchrow(ENCODING))
     empty = await database.durable.fetchval("select to_regclass('migrations') is null")
     rows = [] if empty else await database.durable.fetch("select name, checksum from migrations")
-    pending = due({row["name"]: row["checksum"] for row in rows})
+    pending = pending_migrations({row["name"]: row["checksum"] for row in rows})
     if pending:
         names = ", ".join(migration.name for migration in pending)
         raise InvalidConfig(
@@ -104,7 +104,7 @@ async def check(database: Database) -> None:
         )
 
 
-def due(applied: Mapping[str, str]) -> tuple[Migration, ...]:
+def pending_migrations(applied: Mapping[str, str]) -> tuple[Migration, ...]:
     """The migrations that a database with these (name -> checksum) lacks. Raises InvalidConfig when it
     has others."""
     known = migrations()

@@ -24,8 +24,8 @@ would stay silent for ever."""
 
 
 class News(StrEnum):
-    """What is told, each over a channel of its own: who performs effects need not look for some every
-    time that somebody appends an event."""
+    """What a notification is about. Each kind has a channel of its own, so that workers do not look for
+    effects each time that somebody appends an event."""
 
     LOG = "headrace"
     """The log has grown."""
@@ -46,7 +46,7 @@ class Wakeup:
         self._event.set()
 
     @property
-    def called(self) -> bool:
+    def is_set(self) -> bool:
         return self._event.is_set()
 
     def clear(self) -> None:
@@ -67,7 +67,7 @@ class Notifier:
         self._waiting: dict[News, list[Wakeup]] = {news: [] for news in News}
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
-        self._told: set[News] = set()
+        self._pending: set[News] = set()
 
     async def __aenter__(self) -> Self:
         self._listener = asyncio.ensure_future(self._listen())
@@ -92,8 +92,8 @@ class Notifier:
         """Wake the others, soon: many pings in a short time are one NOTIFY."""
         for one in news:
             self.wake(one)
-            self._told.add(one)
-        if self._told and (self._sender is None or self._sender.done()):
+            self._pending.add(one)
+        if self._pending and (self._sender is None or self._sender.done()):
             self._sender = asyncio.ensure_future(self._send())
 
     def wake(self, news: News) -> None:
@@ -108,11 +108,13 @@ class Notifier:
             wakeup.set()
 
     async def _send(self) -> None:
-        while self._told:
-            told, self._told = self._told, set()
+        while self._pending:
+            news_to_send, self._pending = self._pending, set()
             go_on()
             with contextlib.suppress(*UNAVAILABLE_ERRORS):
-                await self._database.lazy.execute(";".join(f"notify {news}" for news in told))
+                await self._database.lazy.execute(
+                    ";".join(f"notify {news}" for news in news_to_send)
+                )
             await asyncio.sleep(COALESCE_S)
 
     async def _listen(self) -> None:
@@ -128,13 +130,13 @@ class Notifier:
         connection.add_termination_listener(lambda _: lost.set())
         own = connection.get_server_pid()
 
-        def notified(_: Any, pid: int, channel: str, __: object) -> None:
+        def on_notify(_: Any, pid: int, channel: str, __: object) -> None:
             if pid != own:
                 self.wake(News(channel))
 
         try:
             for news in News:
-                await connection.add_listener(news, notified)
+                await connection.add_listener(news, on_notify)
             self._back()
             while not await _within(lost, PROBE_S):
                 await connection.execute("select", timeout=CONNECT_S)

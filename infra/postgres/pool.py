@@ -155,7 +155,7 @@ async def _pool(
             max_size=size,
             timeout=CONNECT_S,
             command_timeout=limits.statement_s + GRACE_S,
-            reset=_nothing,
+            reset=_keep_session,
             init=history.meet,
             server_settings={
                 "application_name": "headrace",
@@ -184,5 +184,5 @@ async def _pool(
         raise TransientError(f"no Postgres answers at HEADRACE_DATABASE_URL: {error}") from error
 
 
-async def _nothing(_: Any) -> None:
+async def _keep_session(_: Any) -> None:
     """Nothing here changes a session's state, so that giving a connection back needs no round trip."""

@@ -66,7 +66,7 @@ class Queries:
         if key not in self._variants:
             if name not in self._statements:
                 raise BadQueries(f"{self._topic}.sql has no query {name!r}: add it")
-            self._variants[key] = self._chosen(name, choices)
+            self._variants[key] = self._choose(name, choices)
         return self._variants[key]
 
     def _with_parts(self, name: str, statement: str) -> str:
@@ -88,7 +88,7 @@ class Queries:
             raise BadQueries(f"{self._topic}.sql: {name} names {part!r}, which is not a part of it")
         return self._parts[part]
 
-    def _chosen(self, name: str, choices: Mapping[str, str]) -> str:
+    def _choose(self, name: str, choices: Mapping[str, str]) -> str:
         made: set[str] = set()
 
         def fill(slot: re.Match[str]) -> str:

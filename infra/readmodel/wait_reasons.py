@@ -111,11 +111,11 @@ def waits_of(facts: Facts) -> list[WaitJson]:
         return []
     reasons = (_letters, _gate, _disks, _retries, _leases, _capacity, _horizon, _broker, _workers)
     found = [wait for reason in reasons for wait in reason(facts)]
-    found += list(_performed(facts)) or ([] if found else list(_decisions(facts)))
+    found += list(_work_in_progress(facts)) or ([] if found else list(_decisions(facts)))
     return found[:MOST_WAITS]
 
 
-def holder_said(holder: HolderFact) -> str:
+def describe_holder(holder: HolderFact) -> str:
     """A transaction that holds the horizon, and how to end it."""
     if holder.pid is None:
         end = f"commit prepared or rollback prepared '{holder.name}'"
@@ -152,7 +152,7 @@ def _disks(facts: Facts) -> Iterator[WaitJson]:
 
 def _retries(facts: Facts) -> Iterator[WaitJson]:
     """Effects that failed and are tried again; those with the same error together."""
-    failed = [e for e in facts.effects if e.error and not _held(e)]
+    failed = [e for e in facts.effects if e.error and not _is_held(e)]
     for (type_, error), count in Counter((e.type, e.error or "") for e in failed).items():
         due = min(e.due_s for e in failed if (e.type, e.error) == (type_, error))
         when = f"again in {due:.0f} s" if due >= 1 else "again now"
@@ -170,7 +170,7 @@ def _cause(type_: str, error: str) -> What:
 
 def _leases(facts: Facts) -> Iterator[WaitJson]:
     """Effects that a worker without a live lease holds: somebody takes them over soon."""
-    for effect in _distinct(e for e in facts.effects if e.worker and not _held(e)):
+    for effect in _distinct(e for e in facts.effects if e.worker and not _is_held(e)):
         ended = f"ended {_ago(-effect.lease_s)}" if effect.lease_s is not None else "is unknown"
         taken = "another worker takes it over"
         if not _able(facts, effect.lane):
@@ -201,7 +201,7 @@ def _horizon(facts: Facts) -> Iterator[WaitJson]:
     if facts.hidden:
         for holder in facts.holders:
             if holder.since_s >= OLD_HORIZON_S:
-                yield _wait("horizon", f"the log is held back by {holder_said(holder)}")
+                yield _wait("horizon", f"the log is held back by {describe_holder(holder)}")
 
 
 def _broker(facts: Facts) -> Iterator[WaitJson]:
@@ -221,10 +221,10 @@ def _workers(facts: Facts) -> Iterator[WaitJson]:
         yield _wait("workers", "no worker has a live lease: headrace up starts them")
 
 
-def _performed(facts: Facts) -> Iterator[WaitJson]:
+def _work_in_progress(facts: Facts) -> Iterator[WaitJson]:
     """Work that goes on."""
     known = {worker.id: worker for worker in facts.workers}
-    held = Counter((e.type, e.worker) for e in facts.effects if _held(e))
+    held = Counter((e.type, e.worker) for e in facts.effects if _is_held(e))
     for (type_, id_), count in held.items():
         worker = known.get(id_ or "")
         where = f" (pid {worker.pid} on {worker.host})" if worker else ""
@@ -242,7 +242,7 @@ def _decisions(facts: Facts) -> Iterator[WaitJson]:
         yield _wait("decision", f"its last event has not been consumed by: {names}")
 
 
-def _held(effect: EffectFact) -> bool:
+def _is_held(effect: EffectFact) -> bool:
     """Whether a live worker holds it."""
     return effect.worker is not None and (effect.lease_s or 0.0) > 0
 

@@ -10,12 +10,15 @@ from infra.postgres.effects import PostgresEffects
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database
+from infra.postgres.queries import DIRECTORY, Queries
 from schemas.ids import WorkerId
 from tests.contracts.bus_suite import BoundBus, BusSuite
 from tests.contracts.effects_suite import Bound, EffectsSuite
 from tests.contracts.event_log_suite import EventLogSuite, warned
 
 pytestmark = pytest.mark.postgres
+
+QUERIES = (DIRECTORY / "event_log.sql").read_text()
 
 
 @pytest.fixture(scope="module", params=["embedded", "server"])
@@ -41,7 +44,11 @@ class TestLog(EventLogSuite):
     async def test_twin_without_what_the_log_knows_it_is_appended_twice(
         self, log: PostgresLog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("infra.postgres.event_log.KNOWN", "id = any ($1) and false")
+        forgetful = QUERIES.replace(
+            "id = any ($1) and causation = correlation", "id = any ($1) and false"
+        )
+        assert forgetful != QUERIES
+        monkeypatch.setattr("infra.postgres.event_log.SQL", Queries("event_log", forgetful))
         event, cause = warned("twice", 1), uuid4()
         for _ in range(2):
             await log.append([event], cause=cause)

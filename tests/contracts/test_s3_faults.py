@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from consumers.checkpoint import Manifest, manifest_json, perform
-from infra.blobs.artifacts import ArtifactStore, verified
+from infra.blobs.artifacts import ArtifactStore, check_content
 from infra.blobs.s3.multipart import PART_BYTES, WHOLE_BYTES
 from infra.blobs.s3.store import S3Blobs
 from infra.ports.ports import Ports
@@ -142,11 +142,11 @@ async def saved(ports: Ports, step: int) -> ManifestPut:
 
 async def readable(ports: Ports, outcome: ManifestPut) -> None:
     """The manifest is the step's, and every byte that it names is there."""
-    data = verified(outcome.manifest, await ports.blobs.get(outcome.manifest.uri))
+    data = check_content(outcome.manifest, await ports.blobs.get(outcome.manifest.uri))
     assert data == manifest_json(outcome.effect.spec)
     manifest = Manifest.model_validate_json(data)
     for ref in (*manifest.files.values(), *([manifest.state] if manifest.state else [])):
-        verified(ref, await ports.blobs.get(ref.uri))
+        check_content(ref, await ports.blobs.get(ref.uri))
 
 
 @pytest.mark.slow

@@ -24,9 +24,9 @@ from infra.blobs.s3.errors import (
     TAKEN,
     S3Error,
     StoreRefuses,
-    explained,
-    missing,
-    passing,
+    explain,
+    is_missing,
+    is_passing,
     status,
 )
 from infra.ports.services import BlobExists
@@ -91,7 +91,7 @@ class S3Store:
             try:
                 return await loop.run_in_executor(self._pool, partial(request, **arguments))
             except S3Error as error:
-                if not passing(error):
+                if not is_passing(error):
                     raise self._meaning(error) from error
                 last = error
             if time.monotonic() + pause_s > give_up_at:
@@ -103,7 +103,7 @@ class S3Store:
             f"{last}); look after it, or correct HEADRACE_S3_ENDPOINT"
         ) from last
 
-    def hurried(self, patience_s: float) -> "S3Store":
+    def with_patience(self, patience_s: float) -> "S3Store":
         """The same store, asked with another patience."""
         other = copy.copy(self)
         other._patience_s = patience_s
@@ -123,11 +123,11 @@ class S3Store:
             )
 
     def _meaning(self, error: Exception) -> Exception:
-        if missing(error):
+        if is_missing(error):
             return NotFound(f"the S3 store at {self.address} has no such object in {self.place}")
         if status(error) == TAKEN:
             return BlobExists(str(error))
-        return StoreRefuses(explained(error, bucket=self.place.bucket, place=self.address))
+        return StoreRefuses(explain(error, bucket=self.place.bucket, place=self.address))
 
 
 def pauses() -> Iterator[float]:

@@ -90,7 +90,7 @@ def code(error: Exception) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def whole(answer: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+def require_fields(answer: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     """The answer, if it has all of these. Raises CutAnswer."""
     missed = [name for name in names if name not in answer]
     if missed:
@@ -98,7 +98,7 @@ def whole(answer: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     return answer
 
 
-def passing(error: Exception) -> bool:
+def is_passing(error: Exception) -> bool:
     """Whether the same request may succeed later."""
     if isinstance(error, ClientError):
         return status(error) in PASSING or code(error) in GARBLED
@@ -116,12 +116,12 @@ def passing(error: Exception) -> bool:
     )
 
 
-def missing(error: Exception) -> bool:
+def is_missing(error: Exception) -> bool:
     """Whether the store said that there is no such object, and not: no such bucket, account, page."""
     return status(error) == MISSING and code(error) in ABSENT
 
 
-def explained(error: Exception, *, bucket: str, place: str) -> str:
+def explain(error: Exception, *, bucket: str, place: str) -> str:
     """One line: what the store at `place` refused, and what to do next."""
     name = code(error)
     if isinstance(error, NoCredentialsError | PartialCredentialsError | CredentialRetrievalError):

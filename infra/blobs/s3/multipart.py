@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.blobs.s3.client import S3Store
-from infra.blobs.s3.errors import whole
+from infra.blobs.s3.errors import require_fields
 from infra.ports.services import BlobExists
 from schemas.errors import NotFound, TransientError
 
@@ -30,7 +30,7 @@ AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class UploadSource:
     """Content to upload. `read(start, size)` gives a piece of it."""
 
     size: int
@@ -38,7 +38,7 @@ class Source:
     read: Callable[[int, int], bytes]
 
     @classmethod
-    def of_bytes(cls, data: bytes, sha256: str) -> "Source":
+    def of_bytes(cls, data: bytes, sha256: str) -> "UploadSource":
         view = memoryview(data)
         return cls(
             size=len(data),
@@ -47,7 +47,7 @@ class Source:
         )
 
     @classmethod
-    def of_file(cls, path: Path) -> "Source":
+    def of_file(cls, path: Path) -> "UploadSource":
         """Reads the file once, for its hash."""
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -55,7 +55,7 @@ class Source:
 
 
 async def upload(
-    store: S3Store, object_key: str, source: Source, metadata: Mapping[str, str]
+    store: S3Store, object_key: str, source: UploadSource, metadata: Mapping[str, str]
 ) -> None:
     """Upload in parts. Raises NotFound when the store forgot the upload before it was joined: or
     joined it, and its answer was lost."""
@@ -72,7 +72,9 @@ async def upload(
         raise
 
 
-async def _send(store: S3Store, where: Mapping[str, str], source: Source) -> list[dict[str, Any]]:
+async def _send(
+    store: S3Store, where: Mapping[str, str], source: UploadSource
+) -> list[dict[str, Any]]:
     """All parts, a few at a time; what the store needs to join them."""
     size = part_bytes(source.size)
     starts = range(0, source.size, size)
@@ -93,12 +95,18 @@ async def _send(store: S3Store, where: Mapping[str, str], source: Source) -> lis
 
 
 async def _send_one(
-    store: S3Store, where: Mapping[str, str], source: Source, *, number: int, start: int, size: int
+    store: S3Store,
+    where: Mapping[str, str],
+    source: UploadSource,
+    *,
+    number: int,
+    start: int,
+    size: int,
 ) -> dict[str, Any]:
     def send() -> str:
         body = source.read(start, size)
         sent = store.client.upload_part(**where, PartNumber=number, Body=body)
-        return str(whole(sent, "ETag")["ETag"])
+        return str(require_fields(sent, "ETag")["ETag"])
 
     return {"PartNumber": number, "ETag": await store.call(send)}
 
@@ -106,7 +114,7 @@ async def _send_one(
 async def _give_up(store: S3Store, where: Mapping[str, str]) -> None:
     """Tell the store to forget the parts, if it listens."""
     with suppress(NotFound, BlobExists, TransientError):
-        await store.hurried(0.0).call(store.client.abort_multipart_upload, **where)
+        await store.with_patience(0.0).call(store.client.abort_multipart_upload, **where)
 
 
 def part_bytes(size: int) -> int:

@@ -14,8 +14,8 @@ from typing import Any
 from uuid import uuid4
 
 from infra.blobs.s3.client import S3Store
-from infra.blobs.s3.errors import StoreRefuses, whole
-from infra.blobs.s3.multipart import WHOLE_BYTES, Source, upload
+from infra.blobs.s3.errors import StoreRefuses, require_fields
+from infra.blobs.s3.multipart import WHOLE_BYTES, UploadSource, upload
 from infra.ports.services import BlobExists, BlobInfo
 from infra.settings.blob_keys import check_prefix, is_key
 from infra.settings.s3 import S3Place
@@ -44,26 +44,26 @@ class S3Blobs:
         if sha256 is None:
             sha256 = await asyncio.to_thread(_hash, data)
         if create_only:
-            await self._create(key, data, _about(sha256))
+            await self._create(key, data, _metadata_of(sha256))
         elif len(data) > WHOLE_BYTES:
-            await self._put_parts(key, Source.of_bytes(data, sha256))
+            await self._put_parts(key, UploadSource.of_bytes(data, sha256))
         else:
             await self._store.call(
-                self._client.put_object, **self._at(key), Body=data, Metadata=_about(sha256)
+                self._client.put_object, **self._at(key), Body=data, Metadata=_metadata_of(sha256)
             )
         return self._place.uri(key)
 
     async def put_file(self, key: str, path: Path) -> str:
         if (await asyncio.to_thread(path.stat)).st_size <= WHOLE_BYTES:
             return await self.put(key, await asyncio.to_thread(path.read_bytes))
-        await self._put_parts(key, await asyncio.to_thread(Source.of_file, path))
+        await self._put_parts(key, await asyncio.to_thread(UploadSource.of_file, path))
         return self._place.uri(key)
 
     async def get(self, uri: str) -> bytes:
         """Raises NotFound, and CorruptData when the store gives back other bytes than it was given."""
         where = {"Bucket": self._place.bucket, "Key": self._place.located(uri)}
         for _ in range(2):
-            data = await self._store.call(self._checked, where=where)
+            data = await self._store.call(self._get_verified, where=where)
             if data is not None:
                 return data
         raise CorruptData(
@@ -109,7 +109,7 @@ class S3Blobs:
         """Prove, on a small object of our own, that the store can do what we need of it. Raises
         InvalidConfig, with what to change; TransientError when it does not answer."""
         try:
-            await S3Blobs(self._store.hurried(PROBE_PATIENCE_S))._prove()
+            await S3Blobs(self._store.with_patience(PROBE_PATIENCE_S))._prove()
         except StoreRefuses as error:
             raise InvalidConfig(f"HEADRACE_BLOBS is {self._place}, but {error}") from error
         except (BlobExists, NotFound) as error:
@@ -164,9 +164,11 @@ class S3Blobs:
             return False
         return metadata.get(PUT) == put
 
-    async def _put_parts(self, key: str, source: Source) -> None:
+    async def _put_parts(self, key: str, source: UploadSource) -> None:
         try:
-            await upload(self._store, self._place.object_key(key), source, _about(source.sha256))
+            await upload(
+                self._store, self._place.object_key(key), source, _metadata_of(source.sha256)
+            )
         except NotFound as error:
             found = await self._metadata(key)
             if found is None or found.get(SHA256) != source.sha256:
@@ -185,7 +187,7 @@ class S3Blobs:
     def _at(self, key: str) -> dict[str, Any]:
         return {"Bucket": self._place.bucket, "Key": self._place.object_key(key)}
 
-    def _checked(self, where: Mapping[str, str]) -> bytes | None:
+    def _get_verified(self, where: Mapping[str, str]) -> bytes | None:
         """The content; None when it has not the hash that it carries. What others put carries none."""
         data, metadata = self._read(where)
         good = metadata.get(SHA256, "") in ("", _hash(data))
@@ -194,14 +196,14 @@ class S3Blobs:
     def _read(self, where: Mapping[str, str]) -> tuple[bytes, Mapping[str, str]]:
         answer = self._client.get_object(**where)
         with answer["Body"] as body:
-            whole(answer, "ContentLength")
+            require_fields(answer, "ContentLength")
             return body.read(), _names_lowered(answer)
 
     def _head(self, where: Mapping[str, str]) -> Mapping[str, Any]:
-        return whole(self._client.head_object(**where), "ContentLength")
+        return require_fields(self._client.head_object(**where), "ContentLength")
 
     def _page(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return whole(self._client.list_objects_v2(**arguments), "IsTruncated")
+        return require_fields(self._client.list_objects_v2(**arguments), "IsTruncated")
 
 
 @asynccontextmanager
@@ -220,7 +222,7 @@ def _hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _about(sha256: str) -> dict[str, str]:
+def _metadata_of(sha256: str) -> dict[str, str]:
     """What an object carries: its content's hash, and which put made it."""
     return {SHA256: sha256, PUT: uuid4().hex}
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from infra.readmodel.wait_reasons import holder_said
+from infra.readmodel.wait_reasons import describe_holder
 from infra.telemetry import prometheus
 from producers.http.requests import body_of
 from producers.http.responses import ApiResponse
@@ -42,7 +42,7 @@ async def status(request: Request) -> Response:
             "bus": await platform.bus(_bus_kind(request)),
             "read_model": await core.readmodel.skipped_events.summary(),
             "horizon_age_s": round(await platform.horizon_age_s(), 3),
-            "horizon_holders": [holder_said(h) for h in await core.readmodel.waits.holders()],
+            "horizon_holders": [describe_holder(h) for h in await core.readmodel.waits.holders()],
             "waiting_for": await waiting_for(request, None),
             "runs": await platform.run_counts(),
         }

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.blobs.s3.client import FIRST_PAUSE_S, LONGEST_PAUSE_S, pauses
-from infra.blobs.s3.multipart import MOST_PARTS, PART_BYTES, Source, part_bytes
+from infra.blobs.s3.multipart import MOST_PARTS, PART_BYTES, UploadSource, part_bytes
 from infra.settings.s3 import S3Place
 from schemas.errors import NotFound
 
@@ -59,7 +59,7 @@ def test_a_source_gives_the_same_pieces_from_memory_and_from_a_file(tmp_path: Pa
     data = bytes(range(200)) * 100
     path = tmp_path / "source"
     path.write_bytes(data)
-    memory, file = Source.of_bytes(data, sha256(data).hexdigest()), Source.of_file(path)
+    memory, file = UploadSource.of_bytes(data, sha256(data).hexdigest()), UploadSource.of_file(path)
     assert (memory.size, memory.sha256) == (file.size, file.sha256)
     for start in (0, 7, len(data) - 3):
         assert memory.read(start, 999) == file.read(start, 999) == data[start : start + 999]

@@ -17,10 +17,10 @@ import pytest
 from infra.blobs import garbage
 from infra.blobs.artifacts import reference
 from infra.blobs.garbage import GRACE, REMOVED_GRACE, collect
-from infra.blobs.references import Named
+from infra.blobs.references import NamedArtifact
 from infra.maintenance.archive import Archives, Moved
 from infra.maintenance.archive_file import members
-from infra.maintenance.integrity import Inspection, _events, _rows, _streams, _Told
+from infra.maintenance.integrity import Inspection, _events, _Recorded, _rows, _streams
 from infra.ports.event_log import Cursor
 from infra.postgres.pool import administering
 from infra.postgres.restored_dump import repair
@@ -94,7 +94,7 @@ async def deleted(app: Application, path: str) -> Any:
 
 async def sound(app: Application) -> Inspection:
     """Streams, events and rows agree, as `headrace doctor --deep` would find."""
-    found, told = Inspection(), _Told()
+    found, told = Inspection(), _Recorded()
     async with administering(app.database.url) as admin, admin.transaction():
         await _streams(admin, found)
         await _events(admin, told, found)
@@ -251,12 +251,12 @@ async def test_an_artifact_named_while_names_are_read_stays(
 async def test_twin_without_the_names_what_others_need_is_collected(
     ended: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nothing(*_: object, **__: Any) -> AsyncIterator[Named]:
-        for none in list[Named]():
+    async def nothing(*_: object, **__: Any) -> AsyncIterator[NamedArtifact]:
+        for none in list[NamedArtifact]():
             yield none
 
     await archived(ended)
-    monkeypatch.setattr(garbage, "named", nothing)
+    monkeypatch.setattr(garbage, "named_artifacts", nothing)
     now = ended.services.clock.now() + LATER
     await collect(ended.database, ended.services.blobs, now=now)
     assert await ended.services.log.artifact(ref("tree").sha256) is None
