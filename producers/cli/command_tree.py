@@ -86,14 +86,14 @@ def command(
         def body(*args: P.args, **kwargs: P.kwargs) -> R:
             return function(*args, **kwargs)
 
-        made = click.command(name, context_settings=HELP_OPTIONS, epilog=f"Example:  {example}")(
+        built = click.command(name, context_settings=HELP_OPTIONS, epilog=f"Example:  {example}")(
             body
         )
-        made.params.append(
+        built.params.append(
             click.Option(["--json", "as_json"], is_flag=True, help="Print JSON for programs.")
         )
         if parent is not None:
-            parent.add_command(made)
-        return made
+            parent.add_command(built)
+        return built
 
     return register

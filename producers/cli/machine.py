@@ -45,19 +45,19 @@ def check_gpu() -> Check:
         return Check(name, None, none)
     query = ("--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader")
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [program, *query], capture_output=True, text=True, timeout=GPU_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        done = subprocess.CompletedProcess(program, 1, "", str(error))
-    if done.returncode:
-        said = " ".join((done.stdout + done.stderr).split())[:200] or "nothing"
+        completed = subprocess.CompletedProcess(program, 1, "", str(error))
+    if completed.returncode:
+        output = " ".join((completed.stdout + completed.stderr).split())[:200] or "nothing"
         fix = (
             "repair or reload the driver, then run nvidia-smi; without a GPU models run on the CPU"
         )
-        return Check(name, False if device else None, f"nvidia-smi says: {said}", fix)
+        return Check(name, False if device else None, f"nvidia-smi says: {output}", fix)
     gpus = []
-    for line in done.stdout.splitlines():
+    for line in completed.stdout.splitlines():
         model, total, free, driver = (part.strip() for part in line.split(","))
         gpus.append(f"{model}, {free} of {total} free, driver {driver}")
     return Check(name, ok=True, detail="; ".join(gpus))

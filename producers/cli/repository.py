@@ -91,16 +91,16 @@ def ensure_workspace(client: Client, repository: Repository) -> str:
             f"the server at {client.address.url} cannot read {repository.root}, which has no remote "
             "`origin`; push it and set `origin`, or name a workspace with --workspace",
         )
-    made: Document = client.post("/workspaces", {"url": url})["workspace"]
-    return str(made["id"])
+    created: Document = client.post("/workspaces", {"url": url})["workspace"]
+    return str(created["id"])
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """The output of git, or None when the command fails."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
         )
     except FileNotFoundError as error:
         raise Failure("NO_GIT", "git is not installed; install it and try again") from error
-    return done.stdout.rstrip("\n") if done.returncode == 0 else None
+    return completed.stdout.rstrip("\n") if completed.returncode == 0 else None

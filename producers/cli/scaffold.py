@@ -41,14 +41,14 @@ def scaffold(directory: Path, *, seed: int) -> str:
 def make_data(directory: Path, *, seed: int) -> None:
     """Run the script of the example that generates its data. Raises Failure when it fails."""
     maker = directory / "data" / "make.py"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-I", str(maker), "--seed", str(seed), "--out", str(maker.parent)],
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        raise Failure("FAILED", f"{maker} failed: {done.stderr.strip()[-500:]}")
+    if completed.returncode:
+        raise Failure("FAILED", f"{maker} failed: {completed.stderr.strip()[-500:]}")
 
 
 def commit(directory: Path, message: str) -> str:
@@ -62,11 +62,11 @@ def commit(directory: Path, message: str) -> str:
 
 def _git(directory: Path, *arguments: str, quiet: bool = False) -> str:
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["git", *arguments], cwd=directory, capture_output=True, text=True, check=False
         )
     except FileNotFoundError as error:
         raise Failure("NO_GIT", "git is not installed; install it and try again") from error
-    if done.returncode and not quiet:
-        raise Failure("FAILED", f"git {arguments[0]} failed: {done.stderr.strip()[-300:]}")
-    return done.stdout.strip()
+    if completed.returncode and not quiet:
+        raise Failure("FAILED", f"git {arguments[0]} failed: {completed.stderr.strip()[-300:]}")
+    return completed.stdout.strip()

@@ -116,8 +116,8 @@ def draw_panel(view: RunView, name: str) -> "Panel":
     from rich.text import Text
 
     grid = Table.grid(padding=(0, 2))
-    done = view.step / view.total_steps if view.total_steps else 0.0
-    bar = "█" * round(done * BAR_WIDTH) + "░" * (BAR_WIDTH - round(done * BAR_WIDTH))
+    fraction = view.step / view.total_steps if view.total_steps else 0.0
+    bar = "█" * round(fraction * BAR_WIDTH) + "░" * (BAR_WIDTH - round(fraction * BAR_WIDTH))
     progress = f"{view.step}/{view.total_steps or '?'}{time_left(view.eta_s)}"
     rows = [
         ("phase", _status_and_phase(view)),

@@ -23,8 +23,8 @@ DIRECTORY = click.Path(path_type=Path, file_okay=False)
 def backup(target: Path, *, as_json: bool) -> None:
     """Copy the database and every blob that it refers to into DIR, as of one moment.
 
-    Runs continue meanwhile. Use the same settings as the server: the backup reads the database of
-    HEADRACE_DATABASE_URL or HEADRACE_HOME, and the blobs of HEADRACE_BLOBS. DIR must be empty or new.
+    Runs continue meanwhile. Use the server's machine and settings: the command reads the database
+    of HEADRACE_DATABASE_URL or HEADRACE_HOME, and the blobs of HEADRACE_BLOBS. DIR must be empty or new.
     """
     from infra.adapters import open_blobs
     from infra.maintenance.backup import back_up

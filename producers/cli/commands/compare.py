@@ -136,8 +136,8 @@ def print_comparison(found: Document, *, metrics: Sequence[str], rows: int) -> N
         points = [(p["step"], *p["values"]) for p in _thin(found["metrics"][key], rows)]
         print_table("", (f"{key} at step", *names), points)
     for name, checkpoints in zip(names, found["checkpoints"], strict=True):
-        said = [f"@{c['step']} ({cell_text(c.get('reward'))})" for c in checkpoints]
-        say(f"checkpoints of {name}: {', '.join(said) or 'none'}")
+        listed = [f"@{c['step']} ({cell_text(c.get('reward'))})" for c in checkpoints]
+        say(f"checkpoints of {name}: {', '.join(listed) or 'none'}")
 
 
 def _check_metrics(metrics: Sequence[str], known: Mapping[str, Any]) -> None:

@@ -31,9 +31,9 @@ dataset = group("dataset", "Datasets in JSON Lines, CSV or Parquet. Each upload 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-def _parse_mapping(_context: object, _option: object, given: Sequence[str]) -> dict[str, str]:
+def _parse_mapping(_context: object, _option: object, texts: Sequence[str]) -> dict[str, str]:
     """`COLUMN=NAME`, several times, as a mapping."""
-    pairs = [text.partition("=") for text in given]
+    pairs = [text.partition("=") for text in texts]
     for source, _, target in pairs:
         if not source or not target:
             raise click.BadParameter(
@@ -79,12 +79,14 @@ def upload(file: Path, *, name: str | None, mapping: Mapping[str, str], as_json:
     Use --map to upload a public dataset unchanged: --map question=user_prompt --map answer=ground_truth
     """
     with Client() as client, as_text(_require_file(file)) as text:
-        made = upload_file(client, text, name or default_name(file), quiet=as_json, mapping=mapping)
+        created = upload_file(
+            client, text, name or default_name(file), quiet=as_json, mapping=mapping
+        )
     if as_json:
-        print_json({"dataset": made})
+        print_json({"dataset": created})
     else:
-        say(f"uploaded {made.get('name')}: {made.get('num_rows')} rows")
-        _say_unread(made)
+        say(f"uploaded {created.get('name')}: {created.get('num_rows')} rows")
+        _say_unread(created)
 
 
 def _say_unread(found: Document) -> None:
@@ -106,9 +108,9 @@ def upload_file(
 ) -> Document:
     """Register a dataset and stream its content; returns the dataset. Raises Failure."""
     body = {"name": name, "file_name": file.name} | ({"mapping": mapping} if mapping else {})
-    made = client.post("/datasets", body)
+    created = client.post("/datasets", body)
     with _open_with_progress(file, quiet=quiet) as stream:
-        put: Document = client.put(str(made["upload"]["path"]), stream)
+        put: Document = client.put(str(created["upload"]["path"]), stream)
     found: Document = put["dataset"]
     return found
 

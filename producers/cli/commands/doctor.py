@@ -138,11 +138,11 @@ def _check_compiler() -> Check:
         command = shlex.split(wanted)
         path = shutil.which(command[0])
         call = partial(subprocess.run, capture_output=True, text=True, timeout=20, check=True)
-        said = call([*command, "--version"])
+        version_output = call([*command, "--version"])
         call([*command, "-x", "c", "-fsyntax-only", "-"], input="#include <math.h>\n")
     except (OSError, ValueError, IndexError, subprocess.SubprocessError):
         return Check("C compiler", None, without)
-    detail = f"{path} ({said.stdout.partition(chr(10))[0]}): small models run in C"
+    detail = f"{path} ({version_output.stdout.partition(chr(10))[0]}): small models run in C"
     return Check("C compiler", ok=True, detail=detail)
 
 
@@ -228,7 +228,7 @@ def _check_server(settings: "Settings") -> Check:
 
 
 def _check_read_model(settings: "Settings") -> Check:
-    """Whether every event that the read model reached has its rows."""
+    """Whether the read model skipped events."""
     from producers.cli.client import Client
 
     name = "read model"
@@ -238,14 +238,14 @@ def _check_read_model(settings: "Settings") -> Check:
         except Failure:
             found = None
     if found is None:
-        return Check(name, None, f"not known: no server at {settings.url} tells")
+        return Check(name, None, f"unknown: no server answers at {settings.url}")
     fix = "install the version of Headrace that corrects the error, then run `headrace rebuild`"
     return Check(name, not found["skipped"], description(found), fix)
 
 
 def _check_port(settings: "Settings") -> Check:
     with socket.socket() as probe:
-        taken = probe.connect_ex((settings.host, settings.port)) == 0
-    detail = f"none at {settings.url}; the port is {'in use' if taken else 'free'}"
+        in_use = probe.connect_ex((settings.host, settings.port)) == 0
+    detail = f"none at {settings.url}; the port is {'in use' if in_use else 'free'}"
     fix = f"stop the program that listens there, or set HEADRACE_URL=http://{settings.host}:PORT"
-    return Check("server", False if taken else None, detail, fix)
+    return Check("server", False if in_use else None, detail, fix)

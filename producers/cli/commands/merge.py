@@ -57,14 +57,14 @@ def _run_merge(adapter: Path, made: Path, *, base: str | None, dtype: str) -> No
     """Run the merge program. Raises Failure with its last line of output."""
     named = ["--base", base] if base else []
     program = [sys.executable, "-P", "-m", "trainer.model.merge", str(adapter), str(made)]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*program, "--dtype", dtype, *named], capture_output=True, text=True, check=False
     )
-    if done.returncode == 0:
+    if completed.returncode == 0:
         return
-    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    error_lines = completed.stderr.strip().splitlines() or [f"exit code {completed.returncode}"]
     hint = "; name its base model with --base" if base is None else ""
-    raise Failure("MERGE_FAILED", f"the merge failed: {said[-1]}{hint}")
+    raise Failure("MERGE_FAILED", f"the merge failed: {error_lines[-1]}{hint}")
 
 
 def _describe_file(path: Path, directory: Path) -> Document:

@@ -7,7 +7,7 @@ from producers.cli.display.output import print_json, print_table
 
 @command(None, "models", example="headrace models --json")
 def models(*, as_json: bool) -> None:
-    """List base models, and the scratch: models, which are made from a seed without a download.
+    """List base models and scratch: models, which are made from a seed without a download.
 
     experiment.model_path also accepts any hub id, a local directory, or a checkpoint: RUN@STEP, RUN@last
     or RUN@best.

@@ -51,8 +51,9 @@ def submit(
 ) -> None:
     """Start a training run from a TOML file.
 
-    The code that runs is the current commit of the git repository that contains CONFIG. The server finds
-    this repository by its path or its origin, and registers it when it is new.
+    The code that runs is a commit of the git repository that contains CONFIG: the current one, unless
+    CONFIG names another. The repository is looked up on the server by its path or its origin, and
+    registered when it is new.
     """
     document = read_config(config)
     with Client() as client:

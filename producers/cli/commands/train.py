@@ -322,8 +322,8 @@ def export(
 
     open_sink = opener_for(tracker, directory=directory, project=project, offline=offline, uri=uri)
     with Client() as client:
-        made = export_run(client, run, open_sink, follow=follow)
+        exported = export_run(client, run, open_sink, follow=follow)
     if as_json:
-        print_json(made)
+        print_json(exported)
         return
-    say(f"{made['steps']} steps: {made['place']}")
+    say(f"{exported['steps']} steps: {exported['place']}")

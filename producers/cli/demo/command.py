@@ -79,7 +79,7 @@ def demo(
     """Train a small language model from scratch, then improve it with reinforcement learning. This takes
     about five minutes on two cores.
 
-    The exit code is 1 unless the held-out reward reaches at least 0.9 (greedy) and 0.75 (sampled). All
+    The exit code is 1 unless the held-out reward rises to at least 0.9 (greedy) and 0.75 (sampled). All
     state is kept in ./headrace-demo for you to examine, unless you pass --discard.
     """
     from producers.cli.demo.platform import DemoPlatform, RunningPlatform

@@ -82,10 +82,10 @@ class Story:
     def _train_under_chaos(self, config: Document, seed: int, calm: Document) -> Document:
         """Train the same run while its workers are killed; returns the final hashes of both runs."""
         name = self._own_name(KILLED)
-        made = self._submit(config, name)
-        killer = Killer(self._home, self._client, str(made["id"]), seed=seed, say=self._say)
+        submitted = self._submit(config, name)
+        killer = Killer(self._home, self._client, str(submitted["id"]), seed=seed, say=self._say)
         with killing(killer):
-            self._watch(made, name)
+            self._watch(submitted, name)
         killed = self._client.get(f"/runs/{path_segment(name)}")
         return {
             "run": killed["run"]["id"],
@@ -135,13 +135,13 @@ class Story:
     def _submit(self, config: Document, name: str) -> Document:
         algorithm = str(config["advanced"]["algorithm"]).upper()
         self._say(f"{algorithm}: {config['experiment']['model_path']} -> {name}")
-        made: Document = submit.submit_run(
+        submitted: Document = submit.submit_run(
             self._client, config, workspace=self._workspace, name=name
         )["run"]
-        return made
+        return submitted
 
-    def _watch(self, made: Document, name: str) -> RunView:
-        view = watch.follow_run(self._client, str(made["id"]), name, quiet=self._quiet)
+    def _watch(self, submitted: Document, name: str) -> RunView:
+        view = watch.follow_run(self._client, str(submitted["id"]), name, quiet=self._quiet)
         watch.check_result(view, name)
         if view.status != "finished":
             raise Failure(
@@ -164,13 +164,13 @@ class Story:
             self._client, config, workspace=self._workspace, name=name
         )
         started = answer["eval"]
-        found = evaluation.watch_evaluation(self._client, started, quiet=self._quiet)
-        if found["status"] != "finished" or found.get("reward") is None:
+        evaluated = evaluation.watch_evaluation(self._client, started, quiet=self._quiet)
+        if evaluated["status"] != "finished" or evaluated.get("reward") is None:
             raise Failure(
-                "EVAL_FAILED", f"the evaluation {name} {found['status']}: {found['error']}"
+                "EVAL_FAILED", f"the evaluation {name} {evaluated['status']}: {evaluated['error']}"
             )
-        self._say(f"Held-out reward {when}, {how}: {found['reward']:.3f}")
-        return float(found["reward"])
+        self._say(f"Held-out reward {when}, {how}: {evaluated['reward']:.3f}")
+        return float(evaluated["reward"])
 
     def _say(self, text: str) -> None:
         if self._quiet:

@@ -1,4 +1,4 @@
-"""How the state of the read model is shown: `read_model` of GET /status."""
+"""The state of the read model as text, from `read_model` of GET /status."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -31,12 +31,14 @@ class MLflow:
         self._hint = _hint(uri)
         with translating_errors("MLflow", self._hint):
             self._client = mlflow.MlflowClient(uri)
-            found = self._client.get_experiment_by_name(experiment)
-            identity = found.experiment_id if found else self._client.create_experiment(experiment)
-            made = self._client.create_run(
+            existing = self._client.get_experiment_by_name(experiment)
+            identity = (
+                existing.experiment_id if existing else self._client.create_experiment(experiment)
+            )
+            created = self._client.create_run(
                 identity, run_name=subject.name, tags={"headrace.run": subject.run}
             )
-            self._run = made.info.run_id
+            self._run = created.info.run_id
             for key, value in flatten_config(subject.config):
                 self._client.log_param(self._run, key, value[:MAX_PARAMETER_CHARS])
         self._experiment = identity

@@ -83,9 +83,9 @@ def translating_errors(tracker: str, hint: str) -> Iterator[None]:
     except Failure:
         raise
     except Exception as error:
-        said = str(error).strip().splitlines() or [type(error).__name__]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise Failure(
-            "EXPORT_FAILED", f"the export to {tracker} failed: {said[0][:LONGEST_REASON]}; {hint}"
+            "EXPORT_FAILED", f"the export to {tracker} failed: {lines[0][:LONGEST_REASON]}; {hint}"
         ) from error
 
 
