@@ -1,4 +1,4 @@
-"""The language that all other packages import, and so the first to meet an old Python."""
+"""The types that all other packages share. It is imported first, so it checks the version of Python."""
 
 import sys
 

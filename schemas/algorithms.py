@@ -7,10 +7,10 @@ submit (`schemas/toml/algorithm_keys.py`) and the run's orchestrator must know w
 from schemas.config import Advanced
 
 CLIPPED = ("grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce_plus_plus", "ppo")
-"""They bound the ratio on both sides."""
+"""They clip the ratio on both sides."""
 
 GROUPED = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "importance_sampling")
-"""Their advantages compare the samples of a group: one whose rewards are all equal teaches nothing."""
+"""Their advantages compare the samples of a group, so equal rewards in a group teach nothing."""
 
 REINFORCED = (*GROUPED, "reinforce_plus_plus", "ppo")
 
@@ -38,24 +38,24 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "critic_lr": ("ppo",),
     "loss_turns": ("sft",),
 }
-"""Key -> the algorithms that read it; every other algorithm is given None."""
+"""Key -> the algorithms that read it. Every other algorithm gets None."""
 
 DEFAULT_REPLACEMENTS = 4
 
 
 CLIP_HIGH: dict[str, float] = {"dapo": 0.28, "gspo": 4e-4}
-"""Where the upper clip differs from 0.2 unless the run says otherwise."""
+"""Upper clip bounds of algorithms whose default is not 0.2."""
 
 
 def filters_groups(advanced: Advanced) -> bool:
-    """Whether a group without spread in its rewards is left out of its batch: in DAPO unless it is
-    told not to, in the others only when told to."""
+    """Whether a group whose rewards are all equal is left out of its batch. DAPO does this by default,
+    the other algorithms only when the config says so."""
     wanted = advanced.filter_groups
     return advanced.algorithm == "dapo" if wanted is None else wanted
 
 
 def replacements(advanced: Advanced) -> int:
-    """How often a filtered group is replaced by another row's before its slot stays empty."""
+    """How often a filtered group is replaced by a group of another row before its slot stays empty."""
     if not filters_groups(advanced):
         return 0
     most = advanced.max_replacements

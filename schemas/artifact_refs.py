@@ -1,4 +1,4 @@
-"""Which artifacts a payload names, wherever they stand in it."""
+"""Which artifacts a payload names, anywhere in it."""
 
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
@@ -11,7 +11,7 @@ from schemas.sampling import ArtifactRef, PolicyRef
 T = TypeVar("T")
 
 NOWHERE = ("row:", "none:")
-"""Uris of references that stand for no bytes at all."""
+"""Uris of references without any bytes."""
 
 
 def references(value: object) -> Iterator[ArtifactRef]:
@@ -20,9 +20,9 @@ def references(value: object) -> Iterator[ArtifactRef]:
 
 
 def collectable(event: Event) -> frozenset[str]:
-    """The uris in an event whose bytes may be gone, unless another event needs them: the learner
-    collects versions that no checkpoint or validation needs once newer ones are there. StepSettled only
-    says again which version a step made, and a request which one it sampled with."""
+    """The uris in an event whose bytes may be deleted unless another event needs them. The learner
+    deletes versions that no checkpoint or validation needs once newer versions exist. StepSettled
+    only repeats which version a step made, and a request repeats which version it sampled with."""
     sampled = [policy.weights for policy in _within(event, PolicyRef)]
     match event:
         case PolicyUpdated(pinned=False, state=state) | StepSettled(state=state):
@@ -33,8 +33,8 @@ def collectable(event: Event) -> frozenset[str]:
 
 
 def _within(value: object, kind: type[T]) -> Iterator[T]:
-    """Every value of this kind in a model, in the order of its fields; what it holds itself is not
-    looked into."""
+    """Every value of this kind in a model, in the order of its fields. The contents of such a value
+    are not searched."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, BaseModel):

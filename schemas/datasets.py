@@ -1,4 +1,4 @@
-"""A dataset row, as it is once a dataset was validated and normalised to JSON Lines."""
+"""A dataset row, as it is stored after its dataset was validated and normalised to JSON Lines."""
 
 from pydantic import Field
 
@@ -6,7 +6,7 @@ from schemas.sampling import Message, Value
 
 
 class DatasetRow(Value):
-    """One row. `label` is the ground truth: only graders and SFT ever see it."""
+    """One row. `label` is the ground truth, which only graders and SFT see."""
 
     prompt: tuple[Message, ...]
     label: str | None = None

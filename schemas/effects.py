@@ -1,8 +1,8 @@
-"""Effects: what a decider may ask for. Outcomes: what comes back.
+"""Effects are what a decider may request. Outcomes are what comes back.
 
-An effect is a row that some worker claims and performs; it never travels on the bus. Its id is a
-function of what it does (`key`), so that asking twice is asking once. An outcome lives only between
-`perform` and `handle`; what must last becomes an event.
+An effect is a row that a worker claims and performs. It never travels on the bus. Its id is derived
+from what it does (`key`), so that requesting it twice is the same as requesting it once. An outcome
+exists only between `perform` and `handle`. Whatever must last becomes an event.
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ from schemas.specs import (
 
 
 class Lane(StrEnum):
-    """What a worker must be able to do to perform an effect."""
+    """A kind of work. A worker serves the lanes for which it has what is needed."""
 
     CONTROL = "control"
     USER = "user"
@@ -39,7 +39,8 @@ class Lane(StrEnum):
 
 
 class Effect(BaseModel):
-    """Root of all effects. `lane` says who can perform it; `run_id` whose gate it obeys."""
+    """Root of all effects. `lane` says which workers can perform it, and `run_id` names the run whose
+    gate applies to it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: ClassVar[str]
@@ -47,12 +48,12 @@ class Effect(BaseModel):
 
     @property
     def key(self) -> str:
-        """What this effect does, uniquely: the root of its id."""
+        """What this effect does, uniquely. The id is derived from it."""
         raise NotImplementedError
 
     @property
     def run_id(self) -> str:
-        """The run (or evaluation, or workspace) it works for."""
+        """The run, evaluation or workspace for which it works."""
         raise NotImplementedError
 
     @property
@@ -61,7 +62,7 @@ class Effect(BaseModel):
 
 
 class FetchCommit(Effect):
-    """Fetch a commit, store its snapshot, and discover what its entry points hold."""
+    """Fetch a commit, store its snapshot, and discover what its entry points define."""
 
     type: ClassVar[str] = "FetchCommit"
     lane: ClassVar[Lane] = Lane.CONTROL
@@ -97,7 +98,7 @@ class InitializePolicy(Effect):
 
 
 class GenerateGroup(Effect):
-    """Sample a whole group, single turn, with no user workflow involved."""
+    """Sample a whole group with one turn per sample and without a user workflow."""
 
     type: ClassVar[str] = "GenerateGroup"
     lane: ClassVar[Lane] = Lane.GENERATE
@@ -149,12 +150,13 @@ class GradeGroup(Effect):
 
 
 class TrainStep(Effect):
-    """One optimizer step: the version before and the batch -> version `step`.
+    """Take one optimizer step: the version before and the batch make version `step`.
 
-    `base` is the version to step from and `taken` how many optimizer steps led to it (skipped steps
-    make no version of their own). `groups` or `rows` are those of the BatchAssembled event `batch`.
-    `durable`: the new version is stored whole; `pinned`: a checkpoint needs it. `retired` is
-    what nothing needs any more of earlier versions; it is discarded on the way.
+    `base` is the version to start from. `taken` is the number of optimizer steps that led to it
+    (skipped steps make no version of their own). `groups` or `rows` are those of the BatchAssembled
+    event `batch`. `durable` means that the new version is stored completely, and `pinned` that a
+    checkpoint needs it. `retired` lists the parts of earlier versions that nothing needs any more.
+    They are deleted along with the step.
     """
 
     type: ClassVar[str] = "TrainStep"
@@ -180,8 +182,8 @@ class TrainStep(Effect):
 
 
 class SaveCheckpoint(Effect):
-    """Put the manifest of a step: shards first, manifest last, create-only. `reward` is passed on to
-    CheckpointSaved and does not enter the manifest."""
+    """Store the manifest of a step: shards first, the manifest last, create-only. `reward` is passed
+    on to CheckpointSaved and is not part of the manifest."""
 
     type: ClassVar[str] = "SaveCheckpoint"
     lane: ClassVar[Lane] = Lane.CONTROL
@@ -198,8 +200,8 @@ class SaveCheckpoint(Effect):
 
 
 class VerifyRun(Effect):
-    """Rebuild a run from its log and compare every byte. Belongs to the verification, not to the run:
-    a closed run can be verified."""
+    """Rebuild a run from its log and compare every byte. The effect belongs to the verification and
+    not to the run, so that a closed run can be verified."""
 
     type: ClassVar[str] = "VerifyRun"
     lane: ClassVar[Lane] = Lane.TRAIN
@@ -234,7 +236,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Failed(Outcome):
-    """The effect ended without a result: a fact about the work, not a crash of ours."""
+    """The effect ended without a result. This is a fact about the work, and not a crash of Headrace."""
 
     effect: Effect
     category: FailureCategory
@@ -252,7 +254,7 @@ class CommitFetched(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class PolicyBuilt(Outcome):
-    """A version exists and is durable: version 0, or the version that a TrainStep made."""
+    """A version exists and is stored durably: version 0, or the version that a TrainStep made."""
 
     effect: "InitializePolicy | TrainStep"
     state: StateRef

@@ -1,7 +1,8 @@
-"""Events on the wire: payloads decoded by type and version, CloudEvents 1.0 in structured form.
+"""Events on the wire: payloads are decoded by type and version, and CloudEvents 1.0 are written in
+structured form.
 
-Binary mode on Kafka (headers `ce_*`) carries the same attributes; here is the JSON form that the API,
-the CLI and `docs/asyncapi.json` speak.
+On Kafka the same attributes travel in binary mode (headers `ce_*`). This module holds the JSON form
+that the API, the command line and `docs/asyncapi.json` use.
 """
 
 import json
@@ -18,18 +19,18 @@ SOURCE = "headrace"
 
 
 class UnknownEvent(HeadraceError):
-    """A type this version does not know; readers skip it and count it."""
+    """A type that this version does not know. Readers skip it and count it."""
 
 
 class BadEvent(HeadraceError):
-    """A known type with a payload that is not of any version known here."""
+    """A known type whose payload does not belong to any version that is known here."""
 
 
 def decode_event(event_type: str, version: int, data: str | bytes) -> Event:
-    """A payload of any released version -> the event as it is today.
+    """A payload of any released version becomes the current event.
 
-    Raises UnknownEvent for a foreign type, BadEvent for a payload that does not fit its type or is of
-    a version from the future.
+    Raises UnknownEvent for an unknown type, and BadEvent for a payload that does not fit its type
+    or has a version newer than this one.
     """
     kind = EVENT_TYPES.get(event_type)
     if kind is None:

@@ -1,16 +1,16 @@
-"""The error tree. Every error says what was wrong and what to do next.
+"""The tree of errors. Every error says what is wrong and what to do next.
 
 HeadraceError
-+-- Refused                what a user asked for cannot be done; carries a code and issues
++-- Refused                a request cannot be carried out; has a code and issues
 |   +-- InvalidConfig      a TOML, setting or argument is wrong
 |   +-- NotFound           no such run, dataset, workspace, checkpoint
-|   +-- Conflict           it exists already, or under another content
-+-- UserCodeError          the workspace's own code failed: data about a sample, never a crash
-+-- TransientError         the outside did not answer this time; try again later
-|   +-- StoreAway          the store of blobs takes nothing now: whoever works waits for it
-|   +-- RepositoryAway     a git repository cannot be reached now: whoever works waits for it
-+-- CorruptData            bytes do not have the hash they were promised with
-+-- ReplayDiverged         a step that was run again gave other bits than the log holds
+|   +-- Conflict           it exists already, or with other content
++-- UserCodeError          the workspace's own code failed: recorded with its sample, never a crash
++-- TransientError         something outside did not answer; try again later
+|   +-- StoreAway          the blob store cannot be used now; work waits for it
+|   +-- RepositoryAway     a git repository cannot be reached now; work waits for it
++-- CorruptData            bytes do not have the hash under which they were recorded
++-- ReplayDiverged         a replayed step gave other bits than the log holds
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """One thing that is wrong: which key, what about it, and what was probably meant."""
+    """One thing that is wrong: which key, what is wrong with it, and a suggestion."""
 
     key: str
     message: str
@@ -27,11 +27,11 @@ class Issue:
 
 
 class HeadraceError(Exception):
-    """Root of all errors Headrace raises on purpose."""
+    """Root of all errors that Headrace raises on purpose."""
 
 
 class Refused(HeadraceError):
-    """A request that cannot be done. `code` is stable; `message` says what to do next."""
+    """A request that cannot be carried out. `code` is stable, and `message` says what to do next."""
 
     code = "REFUSED"
     status = 400
@@ -73,7 +73,7 @@ class FailureCategory(StrEnum):
 
 
 class UserCodeError(HeadraceError):
-    """The workspace's code failed in a way that belongs to one sample or one grade."""
+    """The workspace's code failed in a way that concerns one sample or one grade."""
 
     def __init__(self, category: FailureCategory, message: str) -> None:
         super().__init__(message)
@@ -82,18 +82,19 @@ class UserCodeError(HeadraceError):
 
 
 class TransientError(HeadraceError):
-    """Something outside did not answer; the same call may succeed later."""
+    """Something outside of Headrace did not answer. The same call may succeed later."""
 
 
 class StoreAway(TransientError):
-    """The store of blobs takes or gives nothing now (full, away, or it refuses us): no fault of the work
-    that met it, which waits as long as that lasts. The message says what a person can do."""
+    """The blob store cannot be used now (it is full, unreachable, or refuses access). This is not a
+    fault of the work that met it. The work waits until the store can be used again. The message
+    says what a person can do."""
 
 
 class RepositoryAway(TransientError):
-    """A git repository does not answer now: the network, the server or git on this machine failed, and
-    git stated nothing about the repository itself. The work is retried after `pause_s` seconds, for as
-    long as this lasts. The message says what failed."""
+    """A git repository cannot be reached: the network, the server or git on this machine failed, and
+    git reported nothing about the repository itself. The work is retried after `pause_s` seconds,
+    for as long as this lasts. The message says what failed."""
 
     def __init__(self, message: str, *, pause_s: float = 2.0) -> None:
         super().__init__(message)
@@ -105,4 +106,4 @@ class CorruptData(HeadraceError):
 
 
 class ReplayDiverged(HeadraceError):
-    """A replayed learner step produced another hash than the log holds for it."""
+    """A learner step that was replayed gave another hash than the log holds for it."""

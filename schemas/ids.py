@@ -1,7 +1,7 @@
 """Names of things, and how new ids are derived.
 
-Every id that Headrace makes is a function of what caused it, so that doing something again after a
-crash makes the same id, and the database's keys can refuse the second copy. Nothing here is random.
+Every id that Headrace makes is derived from its cause. Repeating something after a crash therefore
+makes the same id, and the keys of the database can reject the second copy. Nothing here is random.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Purpose(StrEnum):
 
 
 def derive_id(cause: UUID, name: str) -> UUID:
-    """The id of what `cause` brings about under `name` (uuid5: same inputs, same id)."""
+    """The id of what `cause` leads to under `name` (uuid5: the same inputs give the same id)."""
     return uuid5(cause, name)
 
 
@@ -44,10 +44,10 @@ def short_id(kind: str, key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """Which group: the G samples of one dataset row, for one slot of one step.
+    """Identifies a group: the G samples of one dataset row, for one slot of one step.
 
-    `owner` is the run or the evaluation that asked for it. `replacement` counts the groups that
-    stood in this slot before and were dropped; it starts at 0.
+    `owner` is the run or the evaluation that requested it. `replacement` counts the groups that
+    were dropped from this slot before. It starts at 0.
     """
 
     owner: str
@@ -65,7 +65,7 @@ class GroupKey:
 
     @classmethod
     def parse(cls, group: str) -> "GroupKey":
-        """Read a group id back. Raises ValueError when `group` is not one."""
+        """Parse a group id. Raises ValueError when `group` is not one."""
         owner, purpose, step, slot, replacement = group.rsplit("-", 4)
         return cls(owner, Purpose(purpose), int(step), int(slot), int(replacement))
 
@@ -76,7 +76,7 @@ def sample_id(group: GroupId, index: int) -> SampleId:
 
 
 def parse_sample_id(sample: str) -> tuple[GroupId, int]:
-    """Read a sample id back. Raises ValueError when `sample` is not one."""
+    """Parse a sample id. Raises ValueError when `sample` is not one."""
     group, _, index = sample.rpartition(".")
     GroupKey.parse(group)
     return GroupId(group), int(index)
@@ -123,5 +123,5 @@ def dead_letter_stream(consumer: str) -> StreamName:
 
 
 def category(stream: StreamName) -> str:
-    """The stream's category: the part of its name that says who owns it."""
+    """The stream's category: the part of its name that identifies its owner."""
     return "dead-letter" if stream.startswith("dead-letter-") else stream.partition("-")[0]

@@ -1,8 +1,8 @@
-"""What the learner is asked and what it answers: the port between `consumers/learn/consumer.py` and
-trainer.
+"""The port between `consumers/learn/consumer.py` and the trainer: what the learner is given and what
+it returns.
 
-Weights and optimizer state cross as safetensors bytes, so that storing them, hashing them and
-handing them to another process are the same thing. Nothing here imports torch.
+Weights and optimizer state cross it as safetensors bytes, so that the same bytes are stored, hashed
+and sent to another process. Nothing here imports torch.
 """
 
 from collections.abc import Sequence
@@ -13,22 +13,23 @@ from schemas.config import RunConfig
 from schemas.sampling import Day, ModelRef, SampleRecord
 
 RULES = 2
-"""What a step computes from its batch, by number. A run keeps the rules that it began with
-(`TrainSpec.rules`): an upgrade changes neither a run that is under way nor what verifies its log.
+"""What a step computes from its batch, by number. A run keeps the rules that it started with
+(`TrainSpec.rules`), so that an upgrade changes neither a running run nor the verification of its log.
 
 1: a group that shares its prompt is one pass, whatever `micro_batch_tokens` says; the answers of a
-   conversation are encoded each by itself; weight decay takes every tensor; full tuning through
-   Transformers does not train the embedding of the token that pads; REINFORCE++ with a group baseline
+   conversation are encoded separately; weight decay applies to every tensor; full tuning through
+   Transformers does not train the embedding of the padding token; REINFORCE++ with a group baseline
    has its KL in the reward (k1) by default.
 2: no pass is larger than `micro_batch_tokens`, unless it is one sample; answers have the ids that they
-   have in the whole conversation; weight decay leaves norms and biases alone; every embedding is
+   have in the whole conversation; weight decay does not apply to norms and biases; every embedding is
    trained; REINFORCE++ with a group baseline has its KL in the loss (k2) by default.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerJob:
-    """What stays the same over all steps of a run. `date`: what chat templates take for today."""
+    """What stays the same over all steps of a run. `date` is the current date as chat templates see
+    it."""
 
     run: str
     config: RunConfig
@@ -40,9 +41,9 @@ class LearnerJob:
 
 @dataclass(frozen=True, slots=True)
 class GradedGroup:
-    """One group of a batch, samples and rewards in the order of the sample index.
+    """One group of a batch, with samples and rewards in the order of the sample index.
 
-    A reward of None stays out of the baseline and gets advantage 0.
+    A reward of None is left out of the baseline and gets advantage 0.
     """
 
     slot: int
@@ -52,7 +53,7 @@ class GradedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One SFT row: the messages; the last one is the assistant's answer that is learned."""
+    """One SFT row. The last of its messages is the assistant's answer that is learned."""
 
     row: int
     messages: tuple[tuple[str, str], ...]
@@ -69,8 +70,8 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class LearnerState:
-    """A policy version as bytes. `state` holds what resume needs beyond the weights: Adam's
-    moments, step, RNG; with full tuning and LoRA alike `weights` are the trained tensors."""
+    """A policy version as bytes. `weights` are the trained tensors, with LoRA and with full tuning.
+    `state` holds what a resume needs besides: Adam's moments, the step and the RNG."""
 
     step: int
     weights: bytes
@@ -83,12 +84,12 @@ class LearnerState:
 class StepResult:
     """What one step made.
 
-    `metrics` maps metric keys (`train/loss`, ...) to finite values. `plan` is the micro-batch
-    plan: the token count of each micro-batch, in order (other plans give other bits). `versions`: what
-    bits depend on beside seed, data and plan. `files` (from `initialize` only) are the files that,
-    beside the weights, make a checkpoint directory loadable by plain Transformers and PEFT: config,
-    tokenizer, adapter config, an unnamed base model. `weights_name` is the file name of the weights
-    there.
+    `metrics` maps metric keys (`train/loss`, ...) to finite values. `plan` is the micro-batch plan:
+    the number of tokens of each micro-batch, in order (another plan gives other bits). `versions`
+    are the library versions on which the bits depend, besides seed, data and plan. `files` (only
+    from `initialize`) are the files that, together with the weights, make a checkpoint directory
+    that plain Transformers and PEFT can load: the config, the tokenizer, the adapter config, and a
+    base model without a public name. `weights_name` is the file name of the weights in it.
     """
 
     state: LearnerState
@@ -100,15 +101,16 @@ class StepResult:
 
 
 class Learner(Protocol):
-    """Takes optimizer steps. One call at a time per run; deterministic in its arguments."""
+    """Takes optimizer steps. It handles one call at a time per run, and it is deterministic in its
+    arguments."""
 
     async def initialize(self, job: LearnerJob) -> StepResult:
-        """Build version 0 (step 0): base weights from the model reference, fresh LoRA and optimizer
-        from the seed. Raises Refused when the model cannot be loaded."""
+        """Build version 0 (step 0): base weights from the model reference, and a fresh LoRA adapter
+        and optimizer from the seed. Raises Refused when the model cannot be loaded."""
         ...
 
     def holds(self, job: LearnerJob, step: int, weights_sha256: str, state_sha256: str) -> bool:
-        """Whether version `step` of this run, with these bits, is loaded and can be stepped from."""
+        """Whether version `step` of this run, with exactly these bits, is loaded and can take a step."""
         ...
 
     async def load(self, job: LearnerJob, state: LearnerState) -> None:
@@ -123,6 +125,6 @@ class Learner(Protocol):
         ...
 
     async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
-        """One optimizer step from the loaded version `batch.step - 1`. `state` is None in the result
-        unless `export_state`; `state_sha256` is always set."""
+        """Take one optimizer step from the loaded version `batch.step - 1`. In the result `state` is
+        None unless `export_state` is set. `state_sha256` is always set."""
         ...

@@ -1,4 +1,4 @@
-"""Passwords in text that is shown or logged: they are replaced by ***."""
+"""Passwords in text that is shown or logged are replaced by ***."""
 
 import re
 
@@ -22,8 +22,8 @@ def redact(text: str) -> str:
 
 
 def redact_setting(value: str) -> str:
-    """A setting's value as an error shows it. It may be malformed, so everything that could be a
-    password is hidden: what is between the scheme (and a user's name) and the last @."""
+    """A setting's value as an error shows it. The value may be malformed, so everything that could be
+    a password is hidden: the text between the scheme (and a user's name) and the last @."""
     scheme, separator, rest = value.rpartition("://")
     if "@" in rest:
         login, _, place = rest.rpartition("@")

@@ -1,10 +1,10 @@
 """What is sampled and how: the types that gateway, rollout, grader and engines share.
 
-The engines (trainer) and the shell (infra, consumers) meet here and nowhere else. Token ids and
-logprobs are recorded at the moment of sampling and never recomputed from text.
+Only here do the engines (trainer) and the shell (infra, consumers) meet. Token ids and logprobs are
+recorded at the moment of sampling and never recomputed from text.
 
-Legend: a *sequence* is one row of tokens for the learner; `loss_mask[t]` is 1 where the policy
-itself chose token t, 0 for prompt, tool and observation tokens; `logprobs[t]` is the behaviour
+Legend: a *sequence* is one row of tokens for the learner. `loss_mask[t]` is 1 where the policy
+itself chose token t, and 0 for prompt, tool and observation tokens. `logprobs[t]` is the behaviour
 policy's log-probability of token t after temperature (0.0 where the mask is 0).
 """
 
@@ -27,18 +27,18 @@ Day = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), AfterValida
 """A day as `2026-11-22`."""
 
 UNDATED: Day = "2024-07-26"
-"""What a chat template takes for today where no day was recorded (runs of before): the day that the
-templates of Llama 3 name themselves when they are given no clock."""
+"""The current date for chat templates of older runs, which recorded no day. It is the day that the
+templates of Llama 3 use when they get no clock."""
 
 
 class Value(BaseModel):
-    """A frozen value. Unknown fields are ignored: strict on write, tolerant on read."""
+    """A frozen value. Unknown fields are ignored: writing is strict, reading is tolerant."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class ArtifactRef(Value):
-    """A claim check: where bytes are, and how to know that they are the right ones."""
+    """A claim check: where bytes are stored, and how to verify that they are the right ones."""
 
     uri: str
     sha256: Sha256
@@ -58,12 +58,12 @@ Precision = Literal["float32", "bfloat16"]
 class ModelRef(Value):
     """Which base model: enough to build the same weights again, anywhere.
 
-    scratch: `name` is a shape that ships with Headrace, initialised from `seed`.
-    directory, hub: `name` is the path or the hub id.
-    checkpoint: `name` is `<run id>@<step>`, `files` the checkpoint's files by name: with full tuning
-    config.json, model.safetensors and the tokenizer's; with LoRA adapter_config.json,
-    adapter_model.safetensors and, where the base has no public name, the base model under base/.
-    `dtype` is what its weights are held in; what is trained on top of them is float32 always.
+    scratch: `name` is a shape that ships with Headrace, initialised from `seed`. directory, hub:
+    `name` is the path or the hub id. checkpoint: `name` is `<run id>@<step>`, and `files` are the
+    checkpoint's files by name. With full tuning these are config.json, model.safetensors and the
+    tokenizer's files. With LoRA they are adapter_config.json, adapter_model.safetensors and, if the
+    base model has no public name, the base model under base/. `dtype` is the number format of its
+    weights. What is trained on top of them is always float32.
     """
 
     kind: Literal["scratch", "directory", "hub", "checkpoint"]
@@ -76,8 +76,8 @@ class ModelRef(Value):
 class PolicyRef(Value):
     """A policy version of a run: the base model plus the trained weights, if any were trained.
 
-    `weights` is a safetensors artifact: the LoRA adapter, or with full tuning all weights.
-    None means the base model as it is (evaluation of a plain model).
+    `weights` is a safetensors artifact: the LoRA adapter, or all weights with full tuning. None
+    means the unchanged base model (the evaluation of a plain model).
     """
 
     version: int = Field(ge=0)
@@ -85,8 +85,9 @@ class PolicyRef(Value):
 
 
 class SamplingParams(Value):
-    """How tokens are drawn. temperature 0 is greedy. `seed` is the run's seed. `date`: what a chat
-    template that asks for the time takes for today, for a prompt must not depend on when it is made."""
+    """How tokens are drawn. Temperature 0 is greedy. `seed` is the seed of the run. `date` is the
+    current date for chat templates that ask for it, because a prompt must not depend on when it is
+    rendered."""
 
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -99,8 +100,9 @@ class SamplingParams(Value):
 
 
 class DrawKey(Value):
-    """Where in the run a sample stands: with the prompt's hash, its occurrence and the completion
-    position this keys the counter-based generator, so no draw depends on batch mates or timing."""
+    """The place of a sample in its run. Together with the prompt's hash, the prompt's occurrence and
+    the position in the completion, it is the key of the counter-based generator. A draw therefore
+    depends neither on the other sequences of its batch nor on timing."""
 
     purpose: str
     step: int
@@ -110,10 +112,11 @@ class DrawKey(Value):
 
 
 class Turn(Value):
-    """One exact exchange with the engine: ids in, ids and logprobs out. `alarm`: what is wrong with
-    servers that the engine has fenced, if it has; nothing of this turn comes from them. `pieces`, where
-    the request asked for them: the UTF-8 bytes of each completion id; None for an id that is not part
-    of the text (a special token, or what a stop string cut off)."""
+    """One exact exchange with the engine: ids in, ids and logprobs out. `alarm` describes what is
+    wrong with servers that the engine has fenced, if there are any (nothing in this turn comes from
+    them). `pieces`, if the request asked for them, are the UTF-8 bytes of each completion id. A
+    piece is None for an id that is not part of the text (a special token, or what a stop string cut
+    off)."""
 
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
@@ -127,12 +130,13 @@ class Turn(Value):
 class SampleRequest(Value):
     """One completion to sample.
 
-    `messages` is the whole conversation. `history` are the turns sampled so far in this sample, the
-    one that is continued last, and `history_messages` what that one was asked with: when `messages`
-    extend it, the engine continues its exact ids (prompt ids + sampled ids + new suffix ids) and never
-    re-tokenises what was sampled. How often this prompt was asked before enters the key of the draws:
-    counted over `history`, plus `waiting`, the equal requests of this sample that are still open.
-    `pieces`: the turn is to say which bytes each token stands for.
+    `messages` is the whole conversation. `history` are the turns that were sampled before in this
+    sample, with the turn to continue last, and `history_messages` are the messages of that turn's
+    request. When `messages` extend them, the engine continues with its exact ids (prompt ids,
+    sampled ids, new suffix ids) and never tokenises again what was sampled. The number of earlier
+    requests with this prompt is part of the key of the draws. It counts those in `history` and, in
+    `waiting`, the equal requests of this sample that are still open. `pieces` asks the turn to say
+    which bytes each token represents.
     """
 
     model: ModelRef
@@ -149,21 +153,22 @@ class SampleRequest(Value):
 
 
 class Sampler(Protocol):
-    """An engine that samples. Any number of requests may be in flight; they share batches."""
+    """An engine that samples. Any number of requests may be in flight, and they share batches."""
 
     async def sample(self, request: SampleRequest) -> Turn:
         """Sample one completion. Raises UserCodeError(PROMPT_TOO_LONG) when the prompt does not fit,
-        TransientError when the engine is gone."""
+        and TransientError when the engine does not answer."""
         ...
 
     async def prepare(self, request: SampleRequest) -> None:
-        """Get all that this request is sampled from (base model, weights, a server that has them),
-        however long it takes. Raises TransientError; what else is wrong, `sample` may say."""
+        """Load everything that this request is sampled from (the base model, the weights, a server
+        that has them), however long that takes. Raises TransientError. Other errors are left for
+        `sample` to raise."""
         ...
 
 
 class Sequence(Value):
-    """One training row: ids, which of them are actions, and the behaviour logprobs."""
+    """One training row: its ids, which of them the policy chose, and the behaviour logprobs."""
 
     tokens: tuple[int, ...]
     loss_mask: tuple[Literal[0, 1], ...]
@@ -176,11 +181,11 @@ class SampleFailure(Value):
 
 
 class SampleRecord(Value):
-    """One attempt at a dataset row, as it happened: a fact, recorded once.
+    """One attempt at a dataset row, as it happened: a fact that is recorded once.
 
     `sequences` has one row, or several when the workflow rewrote the history. `text` is the final
-    answer; `messages` the conversation that the grader reads. A failed sample has `failure` set.
-    `alarm`: of its turns.
+    answer. `messages` is the conversation that the grader reads. A failed sample has `failure` set.
+    `alarm` is that of its turns.
     """
 
     index: int
@@ -203,7 +208,8 @@ class SampleBatch(Value):
 
 
 class Grade(Value):
-    """The reward of one sample. None: no reward could be had; it stays out of every baseline."""
+    """The reward of one sample. None means that there is no reward, and the sample is left out of
+    every baseline."""
 
     index: int
     reward: float | None
@@ -212,8 +218,8 @@ class Grade(Value):
 
 
 def sequences_of(turns: tuple[Turn, ...]) -> tuple[Sequence, ...]:
-    """Turns of one sample -> training rows: a turn whose prompt extends the row before it continues
-    that row (its new prompt tokens are context), any other starts a new row."""
+    """The turns of one sample become training rows. A turn whose prompt extends the row before it
+    continues that row (its new prompt tokens are context). Any other turn starts a new row."""
     rows: list[tuple[list[int], list[Literal[0, 1]], list[float]]] = []
     for turn in turns:
         if rows and list(turn.prompt_ids[: len(rows[-1][0])]) == rows[-1][0]:

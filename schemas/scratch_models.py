@@ -1,8 +1,9 @@
-"""The `scratch:` shapes: small models that ship with Headrace, made from nothing but a seed.
+"""The `scratch:` shapes: small models that ship with Headrace and are built from a seed alone.
 
-A table without torch, so that the control process can list them and estimate with them; the trainer
-builds the weights (`trainer/model/base.py`) and the tokenizer (`trainer/model/char_tokenizer.py`). A
-shape never changes once it was released: `scratch:NAME` and a seed must mean the same weights for ever.
+This table does not need torch, so the control process can list the shapes and estimate with them.
+The trainer builds the weights (`trainer/model/base.py`) and the tokenizer
+(`trainer/model/char_tokenizer.py`). A shape never changes once it is released, because
+`scratch:NAME` and a seed must always mean the same weights.
 """
 
 import difflib
@@ -30,7 +31,7 @@ CHARACTERS: dict[Vocabulary, str] = {
     "arithmetic": "0123456789+=? Whatis",
     "ascii": "\n" + "".join(map(chr, range(32, 127))),
 }
-"""What each vocabulary can spell, one symbol per character; anything else becomes `<|unk|>`."""
+"""The characters of each vocabulary, one symbol each. Any other character becomes `<|unk|>`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class ScratchShape:
 
     @property
     def model_path(self) -> str:
-        """How a TOML names it."""
+        """The name by which a TOML refers to it."""
         return PREFIX + self.name
 
     @property
@@ -59,7 +60,7 @@ class ScratchShape:
 
     @property
     def num_parameters(self) -> int:
-        """Tied embeddings are counted once."""
+        """The number of parameters. Tied embeddings are counted once."""
         query, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = self.hidden * (2 * query + 2 * keys) + 2 * self.head_dim
         layer = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden

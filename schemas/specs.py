@@ -1,5 +1,5 @@
-"""The values that events and effects share: what was asked for, in full, so that whoever performs
-the work needs nothing but the message in hand (and the artifacts it refers to)."""
+"""The values that events and effects share. They describe work completely, so that performing it needs
+only the message itself and the artifacts that it refers to."""
 
 from typing import Literal
 from uuid import UUID
@@ -28,8 +28,8 @@ class Entrypoint(Value):
 
 
 class CommitSpec(Value):
-    """Which commit: of a repository (path or URL), the head of a branch, or a pinned sha. Neither
-    branch nor sha: the default branch's head at the time the effect runs."""
+    """Which commit of a repository (a path or a URL): the head of a branch, or a pinned sha. Without
+    branch and sha it is the default branch's head at the time when the effect runs."""
 
     url: str
     branch: str | None = None
@@ -37,7 +37,7 @@ class CommitSpec(Value):
 
 
 class DiscoveredRollout(Value):
-    """What an entry point's namespace holds, or why it could not be loaded (file and line)."""
+    """What an entry point's namespace defines, or why it could not be loaded (file and line)."""
 
     entrypoint: Entrypoint
     workflow: str | None = None
@@ -75,8 +75,8 @@ class RolloutRef(Value):
 
 
 class GroupTemplate(Value):
-    """What all groups of one request have in common. `rollout` None: single turn, no user code at
-    all (then nothing can grade it, so only engines are tested so)."""
+    """What all groups of one request have in common. `rollout` is None for single-turn groups without
+    user code. Nothing can grade those, so only tests of engines use them."""
 
     dataset: DatasetRef
     model: ModelRef
@@ -90,7 +90,7 @@ class GroupTemplate(Value):
 
 
 class Slot(Value):
-    """One group of a request: its slot, its replacement number, its dataset row."""
+    """One group of a request: its slot, its replacement number and its dataset row."""
 
     slot: int
     replacement: int = 0
@@ -98,7 +98,7 @@ class Slot(Value):
 
 
 class GroupSpec(Value):
-    """One group, complete."""
+    """The full specification of one group."""
 
     group: str
     row: int
@@ -117,7 +117,7 @@ class GroupSpec(Value):
         return self.group_key.purpose
 
     def draw_key(self, index: int) -> DrawKey:
-        """The key of sample `index` for the counter-based generator; no uuid enters it."""
+        """The key of sample `index` for the counter-based generator. It does not contain a uuid."""
         key = self.group_key
         return DrawKey(
             purpose=str(key.purpose),
@@ -129,8 +129,8 @@ class GroupSpec(Value):
 
 
 class SampleEntry(Value):
-    """The index entry of one sample: enough for metrics and decisions, without its tokens. `alarm`:
-    what is wrong with the engine that sampled it; one entry of a group says it for all."""
+    """The index entry of one sample: enough for metrics and decisions, without its tokens. `alarm`
+    describes what is wrong with the engine that sampled it. One entry of a group says it for all."""
 
     index: int
     failure: str | None = None
@@ -143,7 +143,7 @@ class SampleEntry(Value):
 
 
 class BatchGroup(Value):
-    """One group of a batch: where its samples are, and their rewards in index order."""
+    """One group of a batch: where its samples are, and their rewards in the order of their index."""
 
     slot: int
     replacement: int
@@ -152,10 +152,11 @@ class BatchGroup(Value):
 
 
 class TrainSpec(Value):
-    """Everything the learner must know of a run. `validation`: the held-out conversations whose loss it
-    measures (supervised runs without user code; where there is some, its grader scores a validation).
-    `rules`: what its steps compute, by number (`schemas.learner.RULES`); 1 in logs that do not say.
-    `date`: what chat templates take for today."""
+    """Everything that the learner must know about a run. `validation` holds the held-out conversations
+    whose loss it measures (in supervised runs without user code; with user code, the grader scores
+    a validation). `rules` is the number of the rules by which its steps compute
+    (`schemas.learner.RULES`). It is 1 in logs that do not say. `date` is the current date as chat
+    templates see it."""
 
     run: str
     config: RunConfig
@@ -167,17 +168,17 @@ class TrainSpec(Value):
     date: Day | None = None
 
     def is_scored(self, step: int) -> bool:
-        """Whether the learner measures the held-out loss of this version: the first, the last, and every
-        `eval_interval` steps."""
+        """Whether the learner measures the held-out loss of this version: the first, the last, and one
+        in every `eval_interval` steps."""
         every = self.config.checkpoints.eval_interval
         due = step in (0, self.total_steps) or (every is not None and step % every == 0)
         return self.validation is not None and due
 
 
 class StateRef(Value):
-    """A policy version and where it is durable.
+    """A policy version and where it is stored durably.
 
-    `weights` and `state` are None where only the hash was recorded: such a version is rebuilt by
+    `weights` and `state` are None where only the hash was recorded. Such a version is rebuilt by
     replaying the steps since the last durable one. `durable` is true when both are stored.
     """
 
@@ -193,8 +194,9 @@ class StateRef(Value):
 
 
 class CheckpointSpec(Value):
-    """What a checkpoint's manifest is made from: a pure function of the step. `files` are the fixed
-    files of the run's checkpoints; the step's weights stand beside them as `weights_name`."""
+    """What a checkpoint's manifest is made from. It is a pure function of the step. `files` are the
+    files that all checkpoints of the run share. The step's weights are stored with them as
+    `weights_name`."""
 
     run: str
     step: int

@@ -1,7 +1,7 @@
-"""Retired payloads -> current payloads, one function per retired version.
+"""Retired payloads become current payloads, by one function per retired version.
 
-`UPCASTS[(type, version)]` turns a payload of that version into one of `version + 1`. Nothing was
-retired yet; tests/unit/schemas/test_upcasts.py holds a worked example.
+`UPCASTS[(type, version)]` turns a payload of that version into one of `version + 1`. No version was
+retired yet. tests/unit/schemas/test_upcasts.py holds a worked example.
 """
 
 from collections.abc import Callable, Mapping

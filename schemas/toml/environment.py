@@ -7,7 +7,7 @@ FIXED = ("PATH", "HOME")
 
 
 def reserved_env(name: str) -> str | None:
-    """Why `name` may not be set, or None."""
+    """Why a TOML may not set the variable `name`, or None."""
     if name.startswith(OURS):
         return "is reserved; choose a name with another beginning"
     if name.startswith(LOADER):

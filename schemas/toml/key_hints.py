@@ -1,6 +1,7 @@
-"""What the keys of other trainers are called here, for the hint beside an unrecognized key.
+"""What other trainers call our keys, for the suggestion with an unrecognized key.
 
-Names that are spelt alike are found by likeness (`schemas/toml/parser.py`); here are those that are not.
+Names that are spelled alike are found by similarity (`schemas/toml/parser.py`). This table holds
+the others.
 """
 
 from collections.abc import Collection
@@ -54,10 +55,10 @@ MEANT: dict[str, tuple[str, ...]] = {
     "training.rollout_batch_size": ("prompts_per_step", "num_prompts", "groups_per_step"),
     "training.total_epochs": ("epochs", "num_epochs", "num_train_epochs"),
 }
-"""`section.key` -> what other trainers call it."""
+"""`section.key` -> its names in other trainers."""
 
 
 def hint(name: str, known: Collection[str]) -> str | None:
-    """The `section.key`, one of `known`, that other trainers call `name`."""
+    """The `section.key` in `known` that other trainers call `name`."""
     wanted = name.lower().replace("-", "_")
     return next((full for full, names in MEANT.items() if wanted in names and full in known), None)

@@ -24,15 +24,15 @@ ErrorDetails = Mapping[str, Any]
 """One error as pydantic reports it: type, loc, msg, input, ctx."""
 
 ALIKE, OWN_SECTION = 0.75, 0.1
-"""How alike a key must be to be meant, and how much more likely one of the same section is."""
+"""How similar a key must be to be suggested, and the bonus for a key of the same section."""
 MOST_ISSUES = 100
-"""Issues that are reported: what comes after is seen once these are corrected."""
+"""The most issues that are reported at once."""
 
 LONGEST = 64
 """Characters of a key that are compared and quoted."""
 
 LORA_TARGETS = ("advanced", "lora_targets")
-"""The one key that may hold either of two types; what pydantic says of each member is about no key."""
+"""The one key that may hold either of two types. Pydantic reports an error for each of them."""
 
 
 def parse_run(data: Mapping[str, object]) -> RunConfig:
@@ -46,7 +46,7 @@ def parse_eval(data: Mapping[str, object]) -> EvalConfig:
 
 
 def refuse(what: str, issues: tuple[Issue, ...]) -> InvalidConfig:
-    """The error that carries these issues; its message quotes the first."""
+    """The error that carries these issues. Its message quotes the first one."""
     first = issues[0]
     more = f" (and {len(issues) - 1} more)" if len(issues) > 1 else ""
     meant = f"; did you mean {first.did_you_mean}?" if first.did_you_mean else ""
@@ -65,7 +65,7 @@ def _parse(data: Mapping[str, object], model: type[C], what: str) -> C:
 
 
 def _non_json_issues(key: str, value: object) -> Iterator[Issue]:
-    """TOML knows dates, inf and nan; no key of ours does."""
+    """Values that TOML has and no key of ours takes: dates, inf and nan."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if not _is_text(name):
@@ -95,7 +95,7 @@ def _is_text(value: str) -> bool:
 
 
 def _issues(error: ValidationError, model: type[BaseModel]) -> tuple[Issue, ...]:
-    """One issue per key; a union reports the same key once per member."""
+    """One issue per key. Pydantic reports the same key once per member of a union."""
     found: dict[str, Issue] = {}
     for details in error.errors(include_url=False):
         if len(found) == MOST_ISSUES:
@@ -130,8 +130,8 @@ def _issue(details: ErrorDetails, model: type[BaseModel]) -> Issue:
 
 
 def _shorten(part: Any) -> Any:
-    """A part of a key, not longer than any name that is compared with ours: comparing takes time that
-    grows with both, and the key is quoted."""
+    """A part of a key, cut to a length. The time to compare it with known names grows with its length,
+    and the key is quoted."""
     return part if not isinstance(part, str) or len(part) <= LONGEST else f"{part[:LONGEST]}..."
 
 
@@ -175,7 +175,7 @@ def _known_keys(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _key(location: tuple[Any, ...]) -> str:
-    """`("advanced", "rewards", 0, "name")` -> `advanced.rewards[0].name`. The name of a union's
+    """`("advanced", "rewards", 0, "name")` becomes `advanced.rewards[0].name`. The name of a union's
     member is not part of a key."""
     if location[:2] == LORA_TARGETS:
         location = LORA_TARGETS

@@ -1,7 +1,8 @@
-"""Keys that a run was given and would not read: refused by name, never ignored.
+"""Keys in the file that the run would not read. They are refused by name and never ignored.
 
-`schemas/algorithms.py` has the keys that only some objectives read. Here is what follows from the shape
-of the run: an SFT run samples nothing in training, and without a rollout it runs no user code.
+`schemas/algorithms.py` holds the keys that only some algorithms read. This module holds what
+follows from the shape of the run: an SFT run samples nothing in training, and without a rollout it
+runs no user code.
 """
 
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ ADAPTER = ("lora_rank", "lora_alpha", "lora_targets")
 
 
 def unread_issues(config: RunConfig) -> Iterator[Issue]:
-    """One issue for each key of the file that this run would not read."""
+    """One issue for each key in the file that this run would not read."""
     named = frozenset(_keys_in_file(config))
     advanced = config.advanced
     if advanced.algorithm == "sft":
@@ -85,7 +86,7 @@ def _unread_by_sft(config: RunConfig, named: frozenset[str]) -> Iterator[Issue]:
 
 
 def _keys_in_file(config: RunConfig) -> Iterator[str]:
-    """`section.key` of what the file holds; null is as good as left out."""
+    """The `section.key` of each key in the file. A null counts as left out."""
     for section in ("experiment", "training", "sampling", "advanced"):
         values: BaseModel = getattr(config, section)
         for key in values.model_fields_set:
