@@ -141,7 +141,7 @@ async def _probe_kafka(kafka: KafkaSettings) -> None:
     not get better by waiting: no client is installed, or what answers is not Kafka."""
     if importlib.util.find_spec("aiokafka") is None:
         raise InvalidConfig(
-            f"HEADRACE_KAFKA holds {kafka.named!r}, but the Kafka client is not installed: "
+            f"HEADRACE_KAFKA holds {kafka.address!r}, but the Kafka client is not installed: "
             "pip install 'headrace[kafka]'"
         )
     try:

@@ -1,9 +1,9 @@
-"""Failpoints: `HEADRACE_FAILPOINT=name:hit[,name:hit...]` makes this process kill itself there.
+"""Failpoints: with `HEADRACE_FAILPOINT=name:hit[,name:hit...]` a process kills itself at these points.
 
-`hit` counts from 1: the process dies the `hit`-th time the point is passed. With `name:hit:stop` it is
-stopped (SIGSTOP) instead, until somebody continues it: a zombie to be. A point fires once per
-HEADRACE_HOME: a marker file is written (and synced) first, so a restarted process does not kill
-itself again. Names are an API (`headrace doctor --failpoints`); the runtime's are made from the
+`hit` counts from 1: the process dies when the point is passed for the `hit`-th time. `name:hit:stop`
+stops it (SIGSTOP) instead, until somebody continues it; that makes zombies. A point fires once per
+HEADRACE_HOME: a marker file is written and synced first, so a restarted process does not kill itself
+again. The names are an API (`headrace doctor --failpoints`). Those of the runtime are made from the
 registry: `<consumer>.intake.<step>` and `<consumer>.perform.<Effect>.<step>`.
 """
 
@@ -56,17 +56,17 @@ CONSUMERS: dict[str, tuple[type[Effect], ...]] = {
     "evaluate": (),
     "verify": (VerifyRun,),
 }
-"""Which consumer performs what; tests/architecture holds it against the registry."""
+"""Which effects each consumer performs. A test in tests/architecture compares it with the registry."""
 
 
 def names() -> tuple[str, ...]:
-    """All failpoints there are."""
+    """The names of all failpoints."""
     points = (runtime_points(name, effects) for name, effects in CONSUMERS.items())
     return (*(point for one in points for point in one), *NAMED)
 
 
 def runtime_points(consumer: str, effects: Iterable[type[Effect]]) -> tuple[str, ...]:
-    """The points of one consumer, in the order a message meets them."""
+    """The points of one consumer, in the order in which a message passes them."""
     intake = tuple(f"{consumer}.intake.{step}" for step in INTAKE_STEPS)
     perform = tuple(
         f"{consumer}.perform.{effect.type}.{step}" for effect in effects for step in PERFORM_STEPS
@@ -76,15 +76,14 @@ def runtime_points(consumer: str, effects: Iterable[type[Effect]]) -> tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """At which pass a point fires, and the signal that the process then sends to itself."""
+    """At which hit a point fires, and which signal the process then sends to itself."""
 
     hit: int
     number: signal.Signals = signal.SIGKILL
 
 
 def parse(text: str) -> dict[str, Point]:
-    """`a:1,b:3:stop` -> {"a": Point(1), "b": Point(3, SIGSTOP)}. Raises ValueError when it is not of
-    that form."""
+    """`a:1,b:3:stop` -> {"a": Point(1), "b": Point(3, SIGSTOP)}. Raises ValueError for other forms."""
     points: dict[str, Point] = {}
     for item in filter(None, text.split(",")):
         rest = item.strip()
@@ -107,7 +106,7 @@ class Failpoints:
         self._markers = markers
 
     def hit(self, name: str) -> None:
-        """Pass a point; if it fires this does not return, or not before the process is continued."""
+        """Pass a point. If it fires, this returns only after the process was stopped and continued."""
         if name not in self._left:
             return
         self._left[name] -= 1
@@ -115,7 +114,7 @@ class Failpoints:
             os.kill(os.getpid(), self._armed[name].number)
 
     def _mark(self, name: str) -> bool:
-        """Claim the point's only firing. False if it fired before."""
+        """Write the marker of a point. Returns False if the point has fired before."""
         self._markers.mkdir(parents=True, exist_ok=True)
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
         try:
@@ -131,11 +130,11 @@ _armed = Failpoints({}, Path())
 
 
 def arm(text: str, home: Path) -> None:
-    """Arm this process from a setting's value; markers live under `home/failpoints`."""
+    """Arm this process from the setting's value. Markers are files in `home/failpoints`."""
     global _armed
     _armed = Failpoints(parse(text), home / "failpoints")
 
 
 def hit(name: str) -> None:
-    """Pass a point by name."""
+    """Pass the point of this name."""
     _armed.hit(name)

@@ -1,4 +1,4 @@
-"""Log messages that somebody else can bring about as often as they like are written once a minute."""
+"""Rate limiting for log messages that clients can cause at will: each is written once a minute."""
 
 import logging
 import time
@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 EVERY_S = 60.0
 MOST_KEYS = 256
-"""Different messages that are told apart; beyond it they share one."""
+"""How many different messages are counted separately. Further ones share one count."""
 
 
 class RateLimit(logging.Filter):
-    """Lets each message through once per `every_s`, and says how often it was held back before. Messages
-    are the same if their templates are, and the lines at which their exceptions were raised."""
+    """Lets each message through once per `every_s`, and adds how often it was suppressed since. Two
+    messages are the same if they have the same template and their exceptions come from the same line."""
 
     def __init__(
         self, *, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic

@@ -1,9 +1,9 @@
-"""Tracing, off unless OpenTelemetry's own variables name an endpoint. A dead collector changes nothing.
+"""Logging, and tracing if OpenTelemetry's own variables name an endpoint. A dead collector does no harm.
 
-Spans of consumers are *linked* to the span that caused their message, not nested under it: a message
-may be handled long after, and more than once. What a span leads to carries its context on (in the
-event, in the effect), so from one submit every span down to the last checkpoint can be walked to.
-All names live in the table below.
+A consumer's span is *linked* to the span that caused its message and not nested under it, because a
+message may be handled much later and more than once. The events and effects of a span carry its context,
+so a trace leads from a submit to every span down to the last checkpoint. The constants below hold all
+span names.
 """
 
 import json
@@ -28,7 +28,7 @@ DECIDE = "{consumers} decide"
 PERFORM = "{consumer} perform {effect}"
 
 FLUSH_MS = 2000
-"""How long a process that ends waits for its collector."""
+"""How long a process waits for its collector when it ends."""
 
 _propagator = TraceContextTextMapPropagator()
 _exporting = False
@@ -38,8 +38,8 @@ _exporting = False
 def span(
     name: str, *, parent: str | None = None, links: Iterable[str | None] = ()
 ) -> Iterator[str | None]:
-    """A span under the context `parent` (a traceparent), linked to the contexts `links`. Yields its own
-    traceparent; None, and no span at all, while tracing is off."""
+    """A span inside the block, under the context `parent` (a traceparent) and linked to the contexts
+    `links`. Yields its own traceparent. While tracing is off it yields None and makes no span."""
     if not _exporting:
         yield None
         return
@@ -57,7 +57,7 @@ def _context(link: str) -> trace.SpanContext:
 
 
 def traceparent() -> str | None:
-    """The current span's context, to travel with an event or a request; None without one."""
+    """The context of the current span, to send with an event or a request; None without a span."""
     if not _exporting:
         return None
     carrier: dict[str, str] = {}
@@ -66,7 +66,7 @@ def traceparent() -> str | None:
 
 
 def setup(settings: Settings, *, service: str) -> None:
-    """Logging as JSON lines on stderr; tracing if it is wanted."""
+    """Log JSON lines to stderr, and start tracing if the settings ask for it."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(service))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
@@ -75,8 +75,8 @@ def setup(settings: Settings, *, service: str) -> None:
 
 
 def export(service: str) -> None:
-    """Send spans to the collector that OpenTelemetry's variables name, from a thread of its own. A
-    process has one provider: doing it again only goes on."""
+    """Send spans to the collector that OpenTelemetry's variables name, from a background thread. A
+    process has one provider, so a second call only resumes."""
     global _exporting
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         _exporting = True
@@ -94,7 +94,7 @@ def export(service: str) -> None:
 
 
 def close() -> None:
-    """Send what is left; does not wait long for a collector that is gone."""
+    """Send the remaining spans, and wait at most FLUSH_MS for the collector."""
     global _exporting
     flush = getattr(trace.get_tracer_provider(), "force_flush", None)
     if _exporting and flush is not None:
@@ -103,7 +103,7 @@ def close() -> None:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class JsonLines(logging.Formatter):
 
 
 def prometheus(values: Mapping[str, tuple[str, Mapping[str, float]]]) -> str:
-    """Prometheus text: {metric: (help, {labels or "": value})}, all of them gauges."""
+    """Prometheus text of {metric: (help, {labels or "": value})}. All metrics are gauges."""
     lines = []
     for name, (meaning, samples) in values.items():
         lines += [f"# HELP {name} {meaning}", f"# TYPE {name} gauge"]

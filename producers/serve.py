@@ -19,7 +19,7 @@ from infra import failpoints, telemetry
 from infra.adapters import open_backend
 from infra.blobs.garbage import collecting
 from infra.git.mirrors import GitRepositories
-from infra.http.limits import Limits
+from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
 from infra.maintenance.archive import Archives
 from infra.readmodel.store import ReadModel
@@ -33,7 +33,7 @@ from schemas.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)
 
-LIMITS = Limits(head_s=10, body_s=60, body_rate=16 << 10)
+LIMITS = ConnectionLimits(head_s=10, body_s=60, body_rate=16 << 10)
 """Of the API. Bodies may be large files over slow lines."""
 
 

@@ -1,7 +1,7 @@
-"""Bodies of requests: read after the key was checked, and only so many large ones at a time.
+"""Request bodies: read after the key is checked, and only a few large ones at a time.
 
-What is not read stays in the client's socket: the server reads at most 64 KiB ahead, so a request that
-waits for its turn, or that is refused, costs no memory.
+An unread body stays in the client's socket, because the server reads at most 64 KiB ahead. So a request
+that waits for its turn, or is refused, costs no memory.
 """
 
 import asyncio
@@ -17,19 +17,19 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 LONGEST_BODY = 8 << 20
 SMALL_BODY = 64 << 10
-"""A body up to here is read at once."""
+"""A body of at most this size is read without waiting for a turn."""
 
 LARGE_BODIES = 32
-"""Larger ones that are read at the same time, and how many of them with one key."""
+"""How many larger bodies are read at the same time, and how many of them with one key."""
 LARGE_OF_A_KEY = 4
 
 DISCARDED = 1 << 20
 DISCARD_S = 2.0
-"""So much of a refused body is read and dropped before the connection is closed."""
+"""How much of a refused body is read and dropped before the connection is closed."""
 
 
-class Bodies:
-    """Turns of those that read a large body."""
+class LargeBodyTurns:
+    """Limits how many large bodies are read at the same time."""
 
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(LARGE_BODIES)
@@ -37,7 +37,7 @@ class Bodies:
 
     @asynccontextmanager
     async def turn(self, key: str) -> AsyncIterator[None]:
-        """Wait until a large body may be read with this key."""
+        """Wait until a large body may be read with this key, and keep that place inside the block."""
         turns, users = self._keys.get(key, (asyncio.Semaphore(LARGE_OF_A_KEY), 0))
         self._keys[key] = (turns, users + 1)
         try:
@@ -49,53 +49,53 @@ class Bodies:
                 self._keys[key] = (turns, users - 1)
 
 
-class Body:
+class RequestBody:
     """The body of one request. `complete`: all of it was received."""
 
-    def __init__(self, scope: Scope, receive: Receive, bodies: Bodies) -> None:
+    def __init__(self, scope: Scope, receive: Receive, bodies: LargeBodyTurns) -> None:
         self._receive = receive
         self._bodies = bodies
-        self._announced = _announced(scope)
-        self.complete = self._announced == 0
+        self._announced_length = _announced_length(scope)
+        self.complete = self._announced_length == 0
 
     async def read(self, key: str) -> bytes:
-        """All of it. Raises GatewayError when it is too large, or the client went away."""
-        if self._announced is not None and self._announced > LONGEST_BODY:
+        """Read all of it. Raises GatewayError when it is too large or the client disconnects."""
+        if self._announced_length is not None and self._announced_length > LONGEST_BODY:
             raise _too_large()
-        if self._announced is not None and self._announced <= SMALL_BODY:
-            return await self._whole()
+        if self._announced_length is not None and self._announced_length <= SMALL_BODY:
+            return await self._read_all()
         async with self._bodies.turn(key):
-            return await self._whole()
+            return await self._read_all()
 
     async def discard(self) -> None:
-        """Read on for a moment and drop what comes."""
+        """Keep reading for a moment and drop what comes."""
         dropped = 0
         with contextlib.suppress(TimeoutError, GatewayError):
             async with asyncio.timeout(DISCARD_S):
                 while not self.complete and dropped < DISCARDED:
-                    dropped += len(await self._piece())
+                    dropped += len(await self._read_piece())
 
-    async def _whole(self) -> bytes:
+    async def _read_all(self) -> bytes:
         body = bytearray()
         while not self.complete:
-            body += await self._piece()
+            body += await self._read_piece()
             if len(body) > LONGEST_BODY:
                 raise _too_large()
         return bytes(body)
 
-    async def _piece(self) -> bytes:
+    async def _read_piece(self) -> bytes:
         message = await self._receive()
         if message["type"] != "http.request":
             self.complete = True
-            raise GatewayError(400, "disconnected", "the client went away")
+            raise GatewayError(400, "disconnected", "the client disconnected")
         self.complete = not message.get("more_body")
         piece: bytes = message.get("body", b"")
         return piece
 
 
-def _announced(scope: Scope) -> int | None:
-    """The length that the head gives; None where the body comes in chunks. The parser has refused what
-    is not a number."""
+def _announced_length(scope: Scope) -> int | None:
+    """The length that the header gives; None for a body in chunks. The HTTP parser has already refused
+    lengths that are not numbers."""
     headers = dict(scope["headers"])
     if b"transfer-encoding" in headers:
         return None
@@ -103,4 +103,8 @@ def _announced(scope: Scope) -> int | None:
 
 
 def _too_large() -> GatewayError:
-    return GatewayError(413, "too_large", f"a request may have {LONGEST_BODY} bytes")
+    return GatewayError(
+        413,
+        "too_large",
+        f"the request body is larger than {LONGEST_BODY} bytes; send a shorter conversation",
+    )

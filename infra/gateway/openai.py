@@ -1,4 +1,4 @@
-"""OpenAI's chat completions on the wire: requests in, answers and chunks out. Pure."""
+"""The JSON of OpenAI's chat completions: parses requests, makes answers and chunks. Without IO."""
 
 import json
 import time
@@ -33,7 +33,7 @@ UNSUPPORTED: dict[str, str] = {
     "web_search_options": "not supported; leave it out",
     "store": "nothing is stored beside the run's own record; leave it out",
 }
-"""Parameters of OpenAI's that are refused, and why. One that asks for nothing is accepted."""
+"""OpenAI's parameters that are refused, and why. A value that changes nothing is accepted."""
 
 NOTHING: dict[str, tuple[object, ...]] = {
     "tools": ([],),
@@ -49,12 +49,12 @@ NOTHING: dict[str, tuple[object, ...]] = {
     "store": (False,),
     "top_logprobs": (0,),
 }
-"""Values that change nothing about an answer."""
+"""Values that do not change an answer."""
 
 LABELS = frozenset(
     {"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier", "model"}
 )
-"""Parameters that are not about the answer."""
+"""Parameters that do not concern the answer."""
 
 
 class TextPart(BaseModel):
@@ -63,8 +63,8 @@ class TextPart(BaseModel):
 
 
 class WireMessage(BaseModel):
-    """A message as clients send it: content is text, or parts of text. Clients send back what they were
-    answered, with fields that are null."""
+    """A message as clients send it: its content is text or parts of text. Clients also send earlier
+    answers back, with fields that are null."""
 
     model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -77,7 +77,7 @@ class WireMessage(BaseModel):
 
 
 CARRIED = frozenset({"name", "tool_call_id", "refusal", "annotations", "reasoning_content"})
-"""Fields of a message that no chat template is given."""
+"""Fields of a message that are accepted but not passed to the chat template."""
 
 
 class StreamOptions(BaseModel):
@@ -91,13 +91,13 @@ Stops = Annotated[
     Field(max_length=MOST_STOPS),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
-"""One string, or a list of them."""
+"""One stop string, or a list of them."""
 
 
 class ChatRequest(BaseModel):
-    """What of a request matters. The run's own temperature and top_p always win: the recorded
-    logprobs are those of the policy that is trained. Every other parameter is obeyed, or refused by its
-    name."""
+    """The supported part of a request. The run's own temperature and top_p always apply, because the
+    recorded logprobs must be those of the policy that is trained. Every other parameter is either
+    obeyed or refused by name."""
 
     model_config = ConfigDict(extra="allow")
     messages: Annotated[list[WireMessage], Field(min_length=1)]
@@ -122,7 +122,7 @@ class ChatRequest(BaseModel):
 
 
 def parse(body: bytes) -> ChatRequest:
-    """A request body. Raises GatewayError (400) with what is wrong, and the parameter's name."""
+    """Parse a request body. Raises GatewayError (400), which names the parameter and what is wrong."""
     try:
         request = ChatRequest.model_validate_json(body)
     except ValidationError as error:
@@ -133,7 +133,7 @@ def parse(body: bytes) -> ChatRequest:
             400, "invalid_request", f"{where or 'the body'}: {first['msg']}", parameter=name
         ) from error
     if request.n not in (None, 1):
-        text = f"n: one completion per request, got {request.n}; ask again for another one"
+        text = f"n: must be 1, got {request.n}; send one request per completion"
         raise GatewayError(400, "unsupported_parameter", text, parameter="n")
     for name, value in (request.model_extra or {}).items():
         _refuse_extra(name, value)
@@ -141,13 +141,13 @@ def parse(body: bytes) -> ChatRequest:
         for name, value in (message.model_extra or {}).items():
             if name not in CARRIED and value not in (None, []):
                 where = f"messages.{number}.{name[:64]}"
-                text = f"{where}: a message has a role and a text here; leave it out"
+                text = f"{where}: a message may only have a role and text; leave it out"
                 raise GatewayError(400, "unsupported_parameter", text, parameter=where)
     return request
 
 
 def _refuse_extra(name: str, value: object) -> None:
-    """Raises GatewayError unless a parameter asks for nothing, or is not about the answer."""
+    """Raise GatewayError unless a parameter changes nothing, or does not concern the answer."""
     if name in LABELS or (
         name in UNSUPPORTED and (value is None or value in NOTHING.get(name, ()))
     ):
@@ -155,16 +155,16 @@ def _refuse_extra(name: str, value: object) -> None:
     if name in UNSUPPORTED:
         text = f"{name}: {UNSUPPORTED[name]}"
         raise GatewayError(400, "unsupported_parameter", text, parameter=name)
-    text = f"{name[:64]}: this endpoint does not know this parameter; leave it out"
+    text = f"{name[:64]}: unknown parameter; leave it out"
     raise GatewayError(400, "unknown_parameter", text, parameter=name[:64])
 
 
 KNOWN = frozenset({*ChatRequest.model_fields, *WireMessage.model_fields, "text", "type"})
-"""Names that an error may show as a place; a union's members are not."""
+"""Field names that an error shows as the location; names of union members are left out."""
 
 
 def answer(turn: Turn, request: ChatRequest, *, request_id: str) -> bytes:
-    """The whole answer as one JSON object."""
+    """The answer as one JSON object."""
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": turn.text},
@@ -176,7 +176,7 @@ def answer(turn: Turn, request: ChatRequest, *, request_id: str) -> bytes:
 
 
 def chunks(turn: Turn, request: ChatRequest, *, request_id: str) -> Iterator[bytes]:
-    """The answer as server-sent events: the role, the text, the reason, then [DONE]."""
+    """The answer as server-sent events: role, text, finish reason, then [DONE]."""
     head = _head("chat.completion.chunk", request_id)
     steps: list[tuple[dict[str, str], str | None, dict[str, object] | None]] = [
         ({"role": "assistant", "content": ""}, None, None),
@@ -212,8 +212,8 @@ def _head(kind: str, request_id: str) -> dict[str, object]:
 
 
 def _logprobs(turn: Turn) -> dict[str, object]:
-    """Each token of the text: its string (a part of a character shows as a replacement character), its
-    bytes, and the logprob that it was drawn at. What ended the turn is not part of the text."""
+    """Each token of the text: its string (a part of a character becomes a replacement character), its
+    bytes, and the logprob that it was drawn at. The token that ended the turn is left out."""
     tokens: list[dict[str, object]] = [
         {
             "token": bytes(piece).decode(errors="replace"),

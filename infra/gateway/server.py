@@ -1,4 +1,4 @@
-"""The gateway's HTTP server, inside the worker: every sample its own OpenAI-compatible endpoint.
+"""The gateway's HTTP server, inside the worker: each sample has its own OpenAI-compatible endpoint.
 
 POST /v1/samples/<sample>/chat/completions     user code, with that sample's key
 POST /internal/sample                          the API's checkpoint chat, with the worker's key
@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from infra.gateway.bodies import Bodies, Body, Receive, Scope
+from infra.gateway.bodies import LargeBodyTurns, Receive, RequestBody, Scope
 from infra.gateway.openai import answer, chunks, failure, parse
 from infra.gateway.sessions import GatewayError, GatewaySession, new_key
-from infra.http.limits import Limits
+from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
@@ -24,11 +24,11 @@ from schemas.specs import GroupSpec
 T = TypeVar("T")
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-LIMITS = Limits(head_s=10, body_s=30, body_rate=1 << 20)
+LIMITS = ConnectionLimits(head_s=10, body_s=30, body_rate=1 << 20)
 KEEP_ALIVE_S = 120.0
 
 KEPT_SESSIONS = 4096
-"""Beyond this many, closed sessions are forgotten: late callers then get 404, not 408."""
+"""With more sessions than this, closed ones are forgotten. Late callers then get 404, not 408."""
 PREFIX = "/v1/samples/"
 SUFFIX = "/chat/completions"
 
@@ -41,10 +41,10 @@ STATUS = {
 class HttpGateway:
     """`infra.ports.services.Gateway` on 127.0.0.1, on a port of its own."""
 
-    def __init__(self, sampler: Sampler, *, limits: Limits = LIMITS) -> None:
+    def __init__(self, sampler: Sampler, *, limits: ConnectionLimits = LIMITS) -> None:
         self._sampler = sampler
         self._limits = limits
-        self._bodies = Bodies()
+        self._bodies = LargeBodyTurns()
         self._sessions: dict[str, GatewaySession] = {}
         self._server: HttpServer | None = None
         self._task: asyncio.Task[None] | None = None
@@ -70,7 +70,7 @@ class HttpGateway:
         return session
 
     async def start(self) -> None:
-        """Listen; returns once requests are taken. Raises InvalidConfig when it cannot."""
+        """Listen, and return once requests are accepted. Raises InvalidConfig when it cannot listen."""
         self._server = HttpServer(
             self._app,
             host="127.0.0.1",
@@ -91,7 +91,7 @@ class HttpGateway:
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        body = Body(scope, receive, self._bodies)
+        body = RequestBody(scope, receive, self._bodies)
         try:
             if scope["path"] == "/internal/sample":
                 await _reply(send, 200, await self._internal(scope, body))
@@ -100,14 +100,14 @@ class HttpGateway:
         except GatewayError as error:
             await _refuse(send, body, error)
 
-    async def _complete(self, scope: Scope, body: Body, send: Send) -> None:
+    async def _complete(self, scope: Scope, body: RequestBody, send: Send) -> None:
         session = self._session(scope)
         session.authorize(_key(scope))
         with session.receiving():
             request = parse(await _in_time(session, body.read(session.api_key)))
-        session.authorize(session.api_key)  # its time may have ended meanwhile
+        session.authorize(session.api_key)  # its deadline may have passed meanwhile
         messages = tuple(message.plain() for message in request.messages)
-        noted, wanted = session.ask(
+        call, wanted = session.ask(
             messages,
             max_tokens=request.limit,
             stop=request.stops,
@@ -116,12 +116,12 @@ class HttpGateway:
         try:
             turn = await _in_time(session, self._sample(wanted))
         except BaseException as error:
-            session.refuse(noted)
-            # What the platform failed at is not a fact about the sample: it will run again.
+            session.refuse(call)
+            # A failure of the platform says nothing about the sample, which will run again.
             session.interrupted |= isinstance(error, GatewayError) and error.status >= 500
             raise
-        session.answer(noted, turn)
-        request_id = f"chatcmpl-{len(session.asked)}"
+        session.answer(call, turn)
+        request_id = f"chatcmpl-{len(session.calls)}"
         if not request.stream:
             await _reply(send, 200, answer(turn, request, request_id=request_id))
             return
@@ -133,10 +133,18 @@ class HttpGateway:
     def _session(self, scope: Scope) -> GatewaySession:
         path: str = scope["path"]
         if scope["method"] != "POST" or not (path.startswith(PREFIX) and path.endswith(SUFFIX)):
-            raise GatewayError(404, "not_found", f"there is no {scope['method']} {path} here")
+            raise GatewayError(
+                404,
+                "not_found",
+                f"{scope['method']} {path} does not exist; send POST {PREFIX}SAMPLE{SUFFIX}",
+            )
         session = self._sessions.get(path[len(PREFIX) : -len(SUFFIX)])
         if session is None:
-            raise GatewayError(404, "unknown_sample", "there is no such sample on this worker")
+            raise GatewayError(
+                404,
+                "unknown_sample",
+                "this worker has no such sample; use the base URL that the workflow was given",
+            )
         return session
 
     async def _sample(self, request: SampleRequest) -> Any:
@@ -150,9 +158,9 @@ class HttpGateway:
         except (Refused, CorruptData) as error:
             raise GatewayError(400, "engine_refused", str(error)) from error
 
-    async def _internal(self, scope: Scope, body: Body) -> bytes:
+    async def _internal(self, scope: Scope, body: RequestBody) -> bytes:
         if not hmac.compare_digest(_key(scope).encode(), self.internal_key.encode()):
-            raise GatewayError(401, "invalid_api_key", "this key is not this worker's key")
+            raise GatewayError(401, "invalid_api_key", "the API key is not the key of this worker")
         try:
             request = SampleRequest.model_validate_json(await body.read(self.internal_key))
         except ValidationError as error:
@@ -162,17 +170,19 @@ class HttpGateway:
 
 
 async def _in_time(session: GatewaySession, work: Awaitable[T]) -> T:
-    """`work`, within what is left of the sample's time. Raises GatewayError (408) beyond it."""
+    """Await `work` until the sample's deadline. Raises GatewayError (408) after it."""
     try:
         async with asyncio.timeout(max(0.0, session.left_s())):
             return await work
     except TimeoutError as error:
-        raise GatewayError(408, "deadline_exceeded", "this sample's time is over") from error
+        raise GatewayError(
+            408, "deadline_exceeded", "the time limit of this sample has passed"
+        ) from error
 
 
-async def _refuse(send: Send, body: Body, error: GatewayError) -> None:
-    """Answer with the error. Where the body was not read, go on reading for a moment and keep nothing: a
-    client that is cut off while it sends may lose the answer."""
+async def _refuse(send: Send, body: RequestBody, error: GatewayError) -> None:
+    """Answer with the error. If the body was not read, keep reading it for a moment and drop it: a
+    client whose connection closes while it sends may lose the answer."""
     data = failure(error)
     if body.complete:
         await _reply(send, error.status, data)

@@ -1,4 +1,4 @@
-"""Sessions: one sample's door to the policy, and the exact record of what went through it."""
+"""Sessions: a sample's access to the policy, and the exact record of its model calls."""
 
 import hmac
 import secrets
@@ -11,11 +11,11 @@ from schemas.sampling import Message, SampleRequest, Turn
 from schemas.specs import GroupSpec
 
 MOST_TURNS = 256
-"""Model calls one sample may make."""
+"""How many model calls one sample may make."""
 
 
 class GatewayError(Exception):
-    """A request is refused; the answer is OpenAI's error object with this status and code."""
+    """A request is refused. The answer is OpenAI's error object with this status and code."""
 
     def __init__(
         self, status: int, code: str, message: str, *, parameter: str | None = None
@@ -28,21 +28,21 @@ class GatewayError(Exception):
 
 
 @dataclass(slots=True)
-class Asked:
-    """One request of a sample, in the order they came; `turn` once it is answered. One that was refused
-    counts, and its messages are let go."""
+class ModelCall:
+    """One request of a sample. `turn` is set once it is answered. A refused request still counts, but
+    its messages are dropped."""
 
     messages: tuple[Message, ...]
     turn: Turn | None = None
     refused: bool = False
 
     @property
-    def waits(self) -> bool:
-        """Whether it is still open."""
+    def is_open(self) -> bool:
+        """Whether it is neither answered nor refused."""
         return self.turn is None and not self.refused
 
     @property
-    def whole(self) -> tuple[Message, ...]:
+    def conversation(self) -> tuple[Message, ...]:
         """The conversation with the reply."""
         text = self.turn.text if self.turn else ""
         return (*self.messages, Message(role="assistant", content=text))
@@ -51,7 +51,7 @@ class Asked:
 @dataclass(slots=True)
 class GatewaySession:
     """`infra.ports.services.Session`: usable until closed, past its deadline, or out of budget. Its time
-    begins with its first request: before, a process for the workflow may have had to start."""
+    begins with its first request, because before it a process for the workflow may have to start."""
 
     spec: GroupSpec
     index: int
@@ -62,39 +62,45 @@ class GatewaySession:
     closed: bool = False
     interrupted: bool = False
     being_received: int = 0
-    asked: list[Asked] = field(default_factory=list)
+    calls: list[ModelCall] = field(default_factory=list)
 
     def close(self) -> tuple[tuple[Turn, ...], tuple[Message, ...]]:
         self.closed = True
-        answered = self._answered()
+        answered = self._answered_calls()
         turns = tuple(one.turn for one in answered if one.turn is not None)
-        return turns, answered[-1].whole if answered else ()
+        return turns, answered[-1].conversation if answered else ()
 
     def left_s(self) -> float:
-        """Seconds until its time is over."""
+        """Seconds until its deadline."""
         spent = 0.0 if self.began is None else time.monotonic() - self.began
         return self.deadline_s - spent
 
     def authorize(self, key: str) -> None:
-        """Raises GatewayError unless this key may still ask."""
+        """Raise GatewayError unless this key may still make calls."""
         if not hmac.compare_digest(key.encode(), self.api_key.encode()):
-            raise GatewayError(401, "invalid_api_key", "this key is not this sample's key")
+            raise GatewayError(
+                401,
+                "invalid_api_key",
+                "the API key is not the key of this sample; use the key that the workflow was given",
+            )
         if self.began is None:
             self.began = time.monotonic()
         if self.closed or self.left_s() < 0:
-            raise GatewayError(408, "deadline_exceeded", "this sample's time is over")
-        if len(self.asked) >= MOST_TURNS:
+            raise GatewayError(408, "deadline_exceeded", "the time limit of this sample has passed")
+        if len(self.calls) >= MOST_TURNS:
             raise GatewayError(
-                400, "budget_exceeded", f"a sample may ask the policy {MOST_TURNS} times"
+                400, "budget_exceeded", f"a sample may make at most {MOST_TURNS} model calls"
             )
 
     @contextmanager
     def receiving(self) -> Iterator[None]:
-        """While the body of a request is read. Raises GatewayError (429) when this key's requests are
-        too many."""
+        """Count a request whose body is being read inside the block. Raises GatewayError (429) when
+        too many are."""
         if self.being_received >= MOST_TURNS:
             raise GatewayError(
-                429, "too_many_requests", f"a sample may send {MOST_TURNS} requests at once"
+                429,
+                "too_many_requests",
+                f"a sample may send at most {MOST_TURNS} requests at the same time",
             )
         self.being_received += 1
         try:
@@ -109,24 +115,29 @@ class GatewaySession:
         max_tokens: int | None,
         stop: tuple[str, ...] = (),
         pieces: bool = False,
-    ) -> tuple[Asked, SampleRequest]:
-        """Note a request, and what to ask the engine: it continues the newest answered turn that its
-        conversation extends. `stop` are stop strings beside the run's own; `pieces`: the bytes of each
-        token are wanted. Requests of equal messages that are still open count as asked before, so that
-        asking many times at once draws many times."""
+    ) -> tuple[ModelCall, SampleRequest]:
+        """Record a request. Returns it, and the request to the engine, which continues the newest
+        answered turn that this conversation extends. `stop` are stop strings in addition to the run's
+        own. `pieces` asks for the bytes of each token. Open requests with equal messages count as
+        earlier draws, so that many equal requests at once draw different samples."""
         template = self.spec.template
         params = template.params
         if max_tokens is not None and max_tokens < params.max_new_tokens:
             params = params.model_copy(update={"max_new_tokens": max_tokens})
         if stop:
             params = params.model_copy(update={"stop": (*params.stop, *stop)})
-        answered = self._answered()
+        answered = self._answered_calls()
         extended = next(
-            (one for one in reversed(answered) if messages[: len(one.whole)] == one.whole), None
+            (
+                one
+                for one in reversed(answered)
+                if messages[: len(one.conversation)] == one.conversation
+            ),
+            None,
         )
         others = [one for one in answered if one is not extended]
         history = [*others, extended] if extended is not None else others
-        waiting = sum(one.waits and one.messages == messages for one in self.asked)
+        waiting = sum(one.is_open and one.messages == messages for one in self.calls)
         request = SampleRequest(
             model=template.model,
             policy=template.policy,
@@ -140,24 +151,24 @@ class GatewaySession:
             waiting=waiting,
             pieces=pieces,
         )
-        noted = Asked(messages)
-        self.asked.append(noted)
-        return noted, request
+        call = ModelCall(messages)
+        self.calls.append(call)
+        return call, request
 
-    def refuse(self, noted: Asked) -> None:
-        """A request was refused: it was asked, and that is all that is kept of it."""
-        noted.messages, noted.refused = (), True
+    def refuse(self, call: ModelCall) -> None:
+        """Mark a call as refused, and drop its messages."""
+        call.messages, call.refused = (), True
 
-    def answer(self, noted: Asked, turn: Turn) -> None:
-        """A turn happened. After `close` it is no longer part of the sample."""
+    def answer(self, call: ModelCall, turn: Turn) -> None:
+        """Record the turn of a call. After `close` it is no longer part of the sample."""
         if not self.closed:
-            noted.turn = turn
+            call.turn = turn
 
-    def _answered(self) -> list[Asked]:
-        """In the order they were asked, whichever was answered first."""
-        return [one for one in self.asked if one.turn is not None]
+    def _answered_calls(self) -> list[ModelCall]:
+        """The answered calls, in the order of their requests."""
+        return [one for one in self.calls if one.turn is not None]
 
 
 def new_key() -> str:
-    """An API key of one sample."""
+    """A new random API key."""
     return "hr-" + secrets.token_urlsafe(24)

@@ -17,7 +17,7 @@ ABSENT = re.compile(
     r"|Connection (refused|reset|timed out|closed)|Failed to connect|Operation (too slow|timed out)"
     r"|No space left on device|Resource temporarily unavailable|Cannot allocate memory"
 )
-"""Texts of absences. They take precedence over anything else that git said."""
+"""Messages that mean the repository cannot be reached now. They take precedence over all others."""
 
 LOGIN = (
     "the server needs a login, or this login may not read it: use ssh with a key, or put the token "
@@ -41,7 +41,7 @@ STATED: tuple[tuple[str, str], ...] = (
     (r"transport '.*' not allowed", "is reached by a protocol that is not allowed"),
     (r"fsck error|fsckObjects|in fsck", "holds broken objects: `git fsck` there says which"),
 )
-"""Patterns of what git states (LC_ALL=C), and what that means for a person."""
+"""Patterns of git's messages (LC_ALL=C), and what to tell the user."""
 
 SIZE = (
     f"more than {FILE_BYTES >> 20} MiB have to be transferred for it; keep data out of the history"
@@ -51,33 +51,33 @@ BY_SIGNAL = {
     signal.SIGXFSZ: SIZE,
 }
 LONGEST = 300
-"""Characters of what git said that a message quotes."""
+"""How many characters of git's error text a message quotes."""
 
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals of a fault in git itself: content may be the cause, so such an attempt counts."""
 
 
-def meaning(failed: GitFailed, *, what: str) -> HeadraceError:
-    """The error that this failure is, about `what` (a repository's address): Refused or NotFound if git
-    stated something final, RepositoryAway if the same command may succeed later, and TransientError
+def error_for(failed: GitFailed, *, what: str) -> HeadraceError:
+    """The error to raise for this failure. `what` is the repository's address. Refused or NotFound if
+    git stated something final, RepositoryAway if the same command may succeed later, and TransientError
     (retried a few times) if git itself crashed."""
-    said = _last_line(failed.said)
+    said = _last_line(failed.stderr)
     ended_by = _signal(failed)
     if ended_by in BY_SIGNAL:
         return Refused(f"{what}: {BY_SIGNAL[ended_by]}")
     if ended_by in CRASHES:
         return TransientError(f"git crashed on {what} ({ended_by.name})")
-    if failed.status < 0 or ABSENT.search(failed.said):
-        return _away(what, said or f"git was ended by signal {-failed.status}")
-    if "File too large" in failed.said:
+    if failed.status < 0 or ABSENT.search(failed.stderr):
+        return _unreachable(what, said or f"git was ended by signal {-failed.status}")
+    if "File too large" in failed.stderr:
         return Refused(f"{what}: {SIZE}")
     for pattern, means in STATED:
-        if found := re.search(f"(?m)^.*({pattern}).*$", failed.said):
+        if found := re.search(f"(?m)^.*({pattern}).*$", failed.stderr):
             return NotFound(f"{what} {means} ({found[0].strip()[:LONGEST]})")
-    return _away(what, said)
+    return _unreachable(what, said)
 
 
-def _away(what: str, said: str) -> RepositoryAway:
+def _unreachable(what: str, said: str) -> RepositoryAway:
     return RepositoryAway(
         f"the git repository {what} does not answer now ({said}); retrying until it does"
     )
@@ -85,7 +85,7 @@ def _away(what: str, said: str) -> RepositoryAway:
 
 def _signal(failed: GitFailed) -> signal.Signals | None:
     """The signal that ended git, or the child of git whose end made it give up."""
-    named = re.search(r"died of signal (\d+)", failed.said)
+    named = re.search(r"died of signal (\d+)", failed.stderr)
     number = -failed.status if failed.status < 0 else int(named[1]) if named else 0
     try:
         return signal.Signals(number)
@@ -94,7 +94,7 @@ def _signal(failed: GitFailed) -> signal.Signals | None:
 
 
 def _last_line(said: str) -> str:
-    """The line that says most: the last that git calls fatal or an error, else the last."""
+    """The most useful line: the last that git marks as fatal or an error, else the last one."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     loud = [line for line in lines if line.startswith(("fatal:", "error:", "ERROR:", "remote: "))]
     return (loud or lines or [""])[-1][:LONGEST]

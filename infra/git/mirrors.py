@@ -1,12 +1,12 @@
-"""Git, against hostile repositories: bare, no checkout, no hooks, no configuration but ours.
+"""Git for hostile repositories: bare, without checkout or hooks, and with only our configuration.
 
-User strings reach git only after `--`, never with a leading dash, and only after they were checked. A
-commit is fetched alone, without its history, into a repository of its own. Its tree is materialised from
-`ls-tree` and `cat-file`, and refused when it holds what a checkout could be tricked with.
+User strings are checked first, never begin with a dash, and reach git only after `--`. Each commit is
+fetched alone, without its history, into a repository of its own. Its tree is read with `ls-tree` and
+`cat-file`, and is refused if it holds anything that could attack a checkout.
 
-Whether a branch reaches a pinned commit is asked of the history without its content: commits only
-(`--filter=tree:0`), which is some hundred bytes for each commit. A server that cannot filter gives the
-history whole, within the limits on what git may take.
+Whether a branch reaches a pinned commit is read from a history without content: commits only
+(`--filter=tree:0`), some hundred bytes each. A server that cannot filter sends the whole history, within
+the limits on git's resources.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from infra.git.failures import meaning
-from infra.git.process import GitFailed, Source, run_git
+from infra.git.failures import error_for
+from infra.git.process import GitFailed, GitSource, run_git
 from infra.git.tree import Archive, Listing
 from schemas.errors import CorruptData, InvalidConfig, NotFound, RepositoryAway
 from schemas.specs import CommitSpec
@@ -32,30 +32,30 @@ REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}")
 HEX = re.compile(r"[0-9a-f]{7,40}")
 
 ASK_S, FETCH_S = 120.0, 900.0
-"""The longest that a listing of refs and a transfer may take."""
+"""How many seconds a listing of refs, and a transfer, may take."""
 
 KEPT = 8
-"""Commits kept for each workspace, the last used: the runs of a sweep name one commit."""
+"""How many commits are kept per workspace, the last used ones. The runs of a sweep share one."""
 
 LEFT_OVER_S = 3600.0
-"""The age at which a transfer that never ended belongs to nobody."""
+"""The age at which an unfinished transfer is removed as abandoned."""
 
 PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
-"""The first pause before an absent repository is asked again; each next one is twice as long."""
+"""The first and the longest pause before another attempt; each next pause is twice as long."""
 
 MOST_COUNTED = 1000
-"""Absent repositories whose failures are counted."""
+"""How many repositories have their failures counted."""
 
 TAKEN = "refs/heads/taken"
 BRANCHES = "+refs/heads/*:refs/heads/*"
 FETCH = ("fetch", "--quiet", "--force", "--no-tags", "--no-recurse-submodules")
 OURS = "[uploadpack]\n\tallowFilter = true\n\tallowAnySHA1InWant = true\n"
-"""What the other end may do when it is a directory of this machine."""
+"""The configuration of the other end when it is a directory of this machine."""
 
 
 class GitRepositories:
-    """`infra.ports.services.Repositories`: below `root`, a directory for each workspace with a bare
-    repository for each of the commits that were used last, and one for the history."""
+    """`infra.ports.services.Repositories`. Each workspace has a directory in `root`, with a bare
+    repository for each recently used commit and one for the history."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -63,19 +63,20 @@ class GitRepositories:
         self._failures: dict[str, int] = {}
 
     async def check(self, url: str) -> str:
-        """Raises Refused when `url` is not a repository, RepositoryAway when it does not answer."""
-        with self._waiting(url, what=url):
+        """Return the default branch. Raises Refused when `url` is not a repository, and RepositoryAway
+        when it does not answer."""
+        with self._translating_errors(url, what=url):
             branch, _ = await self._default(self._source(url), url)
             return branch
 
     async def fetch(self, workspace: str, commit: CommitSpec) -> str:
         async with self._locks.setdefault(workspace, asyncio.Lock()):
-            with self._waiting(workspace, what=commit.url):
+            with self._translating_errors(workspace, what=commit.url):
                 return await self._fetch(workspace, commit)
 
     async def snapshot(self, workspace: str, sha: str) -> bytes:
         mirror = self._root / workspace / f"{sha}.git"
-        with self._waiting(workspace, what=f"mirror of workspace {workspace}"):
+        with self._translating_errors(workspace, what=f"mirror of workspace {workspace}"):
             try:
                 return await _tar(mirror, sha)
             except (GitFailed, CorruptData, OSError):
@@ -87,7 +88,7 @@ class GitRepositories:
         source = self._source(commit.url)
         folder = await asyncio.to_thread(self._folder, workspace)
         if commit.sha is not None:
-            sha, branch = await _pinned(folder, source, commit.sha)
+            sha, branch = await _resolve_commit(folder, source, commit.sha)
             wanted = sha
         else:
             branch, sha = await self._head(source, commit)
@@ -96,14 +97,14 @@ class GitRepositories:
             os.utime(mirror)
             return sha
         try:
-            return await _take(folder, source, wanted)
+            return await _fetch_alone(folder, source, wanted)
         except GitFailed as error:
-            if wanted != sha or "unadvertised object" not in error.said:
+            if wanted != sha or "unadvertised object" not in error.stderr:
                 raise
-            return await _take(folder, source, f"refs/heads/{branch}", sha=sha)
+            return await _fetch_alone(folder, source, f"refs/heads/{branch}", sha=sha)
 
-    async def _head(self, source: Source, commit: CommitSpec) -> tuple[str, str]:
-        """The branch and its commit. Raises NotFound, InvalidConfig."""
+    async def _head(self, source: GitSource, commit: CommitSpec) -> tuple[str, str]:
+        """The wanted branch and its commit. Raises NotFound, InvalidConfig."""
         if commit.branch is None:
             return await self._default(source, commit.url)
         branch = _branch(commit.branch)
@@ -115,7 +116,7 @@ class GitRepositories:
             raise NotFound(f"there is no branch {branch}; push it, or correct branch")
         return branch, sha
 
-    async def _default(self, source: Source, url: str) -> tuple[str, str]:
+    async def _default(self, source: GitSource, url: str) -> tuple[str, str]:
         """The default branch and its commit. Raises InvalidConfig when there is none."""
         said = await run_git(
             "ls-remote", "--symref", "--", source.url, "HEAD", source=source, deadline_s=ASK_S
@@ -124,19 +125,19 @@ class GitRepositories:
         head = next((word for word in words if word.startswith("refs/heads/")), None)
         sha = _refs(said).get("HEAD")
         if head is None or sha is None:
-            raise InvalidConfig(f"{url} has no commit yet; commit something first")
+            raise InvalidConfig(f"{url} has no commits; push a commit first")
         return _branch(head.removeprefix("refs/heads/")), sha
 
-    def _source(self, url: str) -> Source:
+    def _source(self, url: str) -> GitSource:
         checked = check_url(url)
         config = self._root / "config"
         if not config.exists():
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
             config.write_text(OURS)
-        return Source(checked, config)
+        return GitSource(checked, config)
 
     def _folder(self, workspace: str) -> Path:
-        """The workspace's directory, without what nobody uses any more."""
+        """The workspace's directory, after removing what is no longer used."""
         folder = self._root / workspace
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         shutil.rmtree(self._root / f"{workspace}.git", ignore_errors=True)  # of earlier versions
@@ -149,18 +150,18 @@ class GitRepositories:
         return folder
 
     @contextmanager
-    def _waiting(self, key: str, *, what: str) -> Iterator[None]:
-        """Turn failures into what they mean; pauses grow while nothing succeeds."""
+    def _translating_errors(self, key: str, *, what: str) -> Iterator[None]:
+        """Translate failures of git into the errors to raise. Pauses grow until something succeeds."""
         try:
             yield
         except GitFailed as error:
-            meant = meaning(error, what=what)
+            meant = error_for(error, what=what)
             if isinstance(meant, RepositoryAway):
                 meant.pause_s = self._pause_s(key)
             raise meant from error
         except (OSError, CorruptData) as error:
             raise RepositoryAway(
-                f"git for {what} cannot work on this machine now ({error}); it is tried again",
+                f"git cannot run on this machine for {what} now ({error}); retrying until it can",
                 pause_s=self._pause_s(key),
             ) from error
         self._failures.pop(key, None)
@@ -174,7 +175,7 @@ class GitRepositories:
 
 
 def check_url(url: str) -> str:
-    """A source that git may be given: a local directory, or an https, ssh or file URL.
+    """Check a source for git: a local directory, or an https, ssh or file URL.
 
     Raises InvalidConfig for anything else, credentials in the URL included.
     """
@@ -209,9 +210,11 @@ def _refs(said: bytes) -> dict[str, str]:
     return {line[1]: line[0] for line in lines if len(line) == 2 and HEX.fullmatch(line[0])}
 
 
-async def _take(folder: Path, source: Source, wanted: str, *, sha: str | None = None) -> str:
-    """Fetch what a ref or a commit's id names into a repository of its own: the commit alone, or (with
-    `sha`, of a server that gives out branches only) the branch, to find that commit in it."""
+async def _fetch_alone(
+    folder: Path, source: GitSource, wanted: str, *, sha: str | None = None
+) -> str:
+    """Fetch a ref or a commit into a repository of its own. Without `sha` only the commit is fetched.
+    With `sha`, for servers that only serve branches, the whole branch is, and the commit looked up."""
     partial = folder / f"{random.getrandbits(64):016x}.partial"
     try:
         await run_git("init", "--quiet", "--bare", "--template=", "--", str(partial))
@@ -223,7 +226,7 @@ async def _take(folder: Path, source: Source, wanted: str, *, sha: str | None = 
         )  # fmt: skip
         taken = sha or await _commit(partial, TAKEN)
         if taken is None:
-            raise CorruptData(f"git fetched {wanted} and does not have it")
+            raise CorruptData(f"git fetched {wanted}, but the repository does not hold it")
         mirror = folder / f"{taken}.git"
         if not mirror.exists():
             partial.rename(mirror)
@@ -232,7 +235,7 @@ async def _take(folder: Path, source: Source, wanted: str, *, sha: str | None = 
         await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
 
 
-async def _pinned(folder: Path, source: Source, sha: str) -> tuple[str, str]:
+async def _resolve_commit(folder: Path, source: GitSource, sha: str) -> tuple[str, str]:
     """The full id of a pinned commit, and a branch that reaches it. Raises NotFound, InvalidConfig."""
     if not HEX.fullmatch(sha):
         raise InvalidConfig(f"commit_sha {sha!r} is not 7 to 40 hex digits")
@@ -253,8 +256,8 @@ async def _pinned(folder: Path, source: Source, sha: str) -> tuple[str, str]:
     return found, reached.decode().strip().removeprefix("refs/heads/")
 
 
-async def _history(folder: Path, source: Source) -> Path:
-    """The commits of all branches, as they are now."""
+async def _history(folder: Path, source: GitSource) -> Path:
+    """A repository with the commits of all branches, as they are now."""
     history = folder / "history.git"
     remote = ("url=" + source.url, "promisor=true", "partialCloneFilter=tree:0")
     settings = (item for setting in remote for item in ("-c", f"remote.origin.{setting}"))
@@ -266,14 +269,14 @@ async def _history(folder: Path, source: Source) -> Path:
             where=history, source=source, deadline_s=FETCH_S,
         )  # fmt: skip
     except GitFailed:
-        # It may have been ended in the middle, and have left locks: the next attempt begins again.
+        # It may have been killed and have left locks, so the next attempt starts from nothing.
         await asyncio.to_thread(shutil.rmtree, history, ignore_errors=True)
         raise
     return history
 
 
 async def _commit(repository: Path, name: str) -> str | None:
-    """The full id of a commit, if it is there."""
+    """The full id of a commit, if the repository holds it."""
     try:
         said = await run_git(
             "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}",

@@ -24,18 +24,18 @@ KEPT_ERRORS = 16 << 10
 CHUNK = 1 << 18
 
 LOCAL_S = 300.0
-"""The longest that a command may take which reaches no network."""
+"""How many seconds a command without network access may take."""
 
 END_S = 5.0
-"""How long an ended process may hold its pipes: a child that left its session could keep them open."""
+"""How long to wait for the pipes of an ended process. A child in another session may hold them."""
 
 LIMITED = (
     'ulimit -c 0; ulimit -S -t "$1"; ulimit -H -t "$(($1 + 10))"; ulimit -v "$2"; ulimit -f "$3";'
     ' ulimit -u "$4" 2>/dev/null || ulimit -p "$4" 2>/dev/null;'
     ' shift 4; exec git "$@"'
 )
-"""Becomes git under limits; a lower limit of the system stays. The soft limit of CPU time is below the
-hard one, so that the process ends by SIGXCPU, which says which limit it was."""
+"""Sets the limits, then executes git. Lower limits of the system stay in force. The soft limit of CPU
+time is below the hard one, so that the process ends by SIGXCPU, which identifies that limit."""
 
 CONFIG = (
     "core.hooksPath=/dev/null",
@@ -53,28 +53,28 @@ CONFIG = (
 )
 
 PROTOCOLS = ("https", "ssh", "file")
-"""What a command that reaches a repository may speak; a local one has no protocol allowed."""
+"""The protocols of a command that reaches a repository. A local command may use none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where a command reaches to: `url` was checked. `config` is the file that stands for the user's."""
+class GitSource:
+    """The repository that a command reaches. `url` is checked; git reads `config` as the user's file."""
 
     url: str
     config: Path
 
 
 class GitFailed(Exception):
-    """Git ended badly: its exit status (negative: the signal that ended it), and what it said."""
+    """Git failed, with this exit status (negative: the signal that ended it) and error text."""
 
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(f"git ended with {status}: {said}")
+    def __init__(self, status: int, stderr: str) -> None:
+        super().__init__(f"git ended with {status}: {stderr}")
         self.status = status
-        self.said = said
+        self.stderr = stderr
 
 
-class TooLate(GitFailed):
-    """Git did not end before its deadline."""
+class GitTimeout(GitFailed):
+    """Git did not finish before its deadline."""
 
     def __init__(self, deadline_s: float) -> None:
         super().__init__(-signal.SIGKILL, f"no answer within {deadline_s:g} s")
@@ -83,7 +83,7 @@ class TooLate(GitFailed):
 async def run_git(
     *arguments: str,
     where: Path | None = None,
-    source: Source | None = None,
+    source: GitSource | None = None,
     send: bytes | None = None,
     sink: Callable[[bytes], None] | None = None,
     deadline_s: float = LOCAL_S,
@@ -112,7 +112,7 @@ async def run_git(
         async with asyncio.timeout(deadline_s):
             said = await _talk(process, send, sink or _keeper(kept))
     except TimeoutError as error:
-        raise TooLate(deadline_s) from error
+        raise GitTimeout(deadline_s) from error
     finally:
         await _end(process)
     if process.returncode:
@@ -166,7 +166,7 @@ async def _take(process: asyncio.subprocess.Process, sink: Callable[[bytes], Non
 
 
 async def _errors(process: asyncio.subprocess.Process) -> str:
-    """The end of what it said; a hostile server can say any amount."""
+    """The end of its error text, because a hostile server can make it arbitrarily long."""
     assert process.stderr is not None  # noqa: S101 - it was started with one
     kept = b""
     while chunk := await process.stderr.read(CHUNK):
@@ -184,14 +184,14 @@ def _keeper(kept: bytearray) -> Callable[[bytes], None]:
     return keep
 
 
-def _config(source: Source | None) -> tuple[str, ...]:
+def _config(source: GitSource | None) -> tuple[str, ...]:
     if source is None:
         return CONFIG
     allowed = (f"protocol.{protocol}.allow=always" for protocol in PROTOCOLS)
     return (*CONFIG, *allowed)
 
 
-def _environment(source: Source | None) -> dict[str, str]:
+def _environment(source: GitSource | None) -> dict[str, str]:
     passed = ("PATH", "HOME", "SSH_AUTH_SOCK")
     return {
         "PATH": "/usr/bin:/bin",

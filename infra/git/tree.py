@@ -25,7 +25,7 @@ LONGEST_NAME = 255
 
 LFS = b"version https://git-lfs.github.com/spec/"
 HARMLESS = (".gitignore", ".gitkeep", ".gitattributes", ".github")
-"""Names that begin with .git and mean nothing without a checkout."""
+"""Names that begin with .git and are harmless without a checkout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _checked_path(raw: bytes, *, mode: str, kind: str) -> str:
     if path.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\\" in path:
         raise Refused(f"{path!r} is not a path inside the repository")
     if any(part.lower().startswith(".git") and part not in HARMLESS for part in parts):
-        raise Refused(f"{path}: names that begin with .git are not taken; remove it")
+        raise Refused(f"{path}: a name that begins with .git is not allowed; remove it")
     return path
 
 

@@ -1,8 +1,8 @@
-"""What a client may take of an HTTP server before it has sent its request: time, bytes, connections.
+"""Limits on what an HTTP client may use before it has sent its request: time, bytes, connections.
 
-uvicorn limits none of these: `timeout_keep_alive` covers a connection between two requests only. Here a
-connection has a deadline for its head and one for its body, heads have a size, and connections that
-wait for a head are closed, oldest first, when there are too many.
+uvicorn limits none of these: its `timeout_keep_alive` only covers the time between two requests. Here a
+connection has one deadline for the head of a request and one for the body, and a head has a maximum
+size. When there are too many connections, those that wait for a head are closed, oldest first.
 """
 
 import asyncio
@@ -21,15 +21,16 @@ logger = logging.getLogger(__name__)
 LARGEST_HEAD = 64 << 10
 EVICTED_S = 5.0
 NO_PROGRESS = 256 << 10
-"""Bytes (of chunk sizes and trailers) that may come without a byte of the body among them."""
+"""How many bytes of chunk sizes and trailers may come without a byte of the body."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """`head_s`: for a request's head, from its first byte or from the connection's start. `body_s`: for
-    its body, and one second more per `body_rate` bytes that came; time in which the server does not
-    read does not count. `write_s`: for a client that takes nothing of an answer. `connections`: the
-    most at once; None: half of the files that this process may open."""
+class ConnectionLimits:
+    """`head_s` is the time for a request's head, from its first byte or the start of the connection.
+    `body_s` is the time for its body, plus one second per `body_rate` bytes received; time in which the
+    server does not read does not count. `write_s` is the time for a client that reads nothing of an
+    answer. `connections` is the maximum number; None means half of the files that this process may
+    open."""
 
     head_s: float = 10.0
     body_s: float = 30.0
@@ -37,15 +38,15 @@ class Limits:
     write_s: float = 120.0
     connections: int | None = None
 
-    def most(self) -> int:
-        """The most connections at once."""
+    def max_connections(self) -> int:
+        """How many connections may be open at the same time."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         allowed = max(8, min(4096, soft // 2))
         return allowed if self.connections is None else min(self.connections, allowed)
 
 
 class Phase(Enum):
-    """What a connection waits for. FIRST: the head of its first request; IDLE: of another one."""
+    """What a connection waits for. FIRST: the head of its first request. IDLE: the head of another."""
 
     FIRST = auto()
     IDLE = auto()
@@ -54,11 +55,11 @@ class Phase(Enum):
 
 
 class Connections:
-    """The open connections of a server, by what they wait for."""
+    """The open connections of a server, by the phase that they are in."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self.most = limits.most()
+        self.most = limits.max_connections()
         self.num = 0
         self._waiting: dict[Phase, dict[LimitedProtocol, None]] = {Phase.FIRST: {}, Phase.IDLE: {}}
         self._left = asyncio.Event()
@@ -67,15 +68,15 @@ class Connections:
         if self.num >= self.most:
             self.make_room()
         self.num += 1
-        self.moved(connection, None, Phase.FIRST)
+        self.move(connection, None, Phase.FIRST)
 
     def leave(self, connection: "LimitedProtocol", phase: Phase) -> None:
         self.num -= 1
-        self.moved(connection, phase, None)
+        self.move(connection, phase, None)
         self._left.set()
 
-    def moved(self, connection: "LimitedProtocol", old: Phase | None, new: Phase | None) -> None:
-        """A connection waits for something else now."""
+    def move(self, connection: "LimitedProtocol", old: Phase | None, new: Phase | None) -> None:
+        """Record that a connection has changed from one phase to another."""
         if old in self._waiting:
             self._waiting[old].pop(connection, None)
         if new in self._waiting:
@@ -83,8 +84,8 @@ class Connections:
             self._left.set()  # it may be closed for another one
 
     def make_room(self) -> bool:
-        """Close the connection that has waited longest for a head, one without an answered request
-        before all others. Returns whether there was one."""
+        """Close the connection that has waited longest for a head; connections without an answered
+        request go first. Returns False if no connection waits for a head."""
         for waiting in self._waiting.values():
             if waiting:
                 connection = next(iter(waiting))
@@ -93,7 +94,7 @@ class Connections:
                 return True
         return False
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until another connection may be accepted."""
         while self.num >= self.most and not any(self._waiting.values()):
             self._left.clear()
@@ -131,12 +132,12 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def abort(self) -> None:
-        """Close at once, whatever is on its way."""
+        """Close at once and drop data that is not sent yet."""
         self._disarm()
         self.transport.abort()
 
     def evict(self) -> None:
-        """Close a connection that waits for a head. An answer that is on its way has a moment."""
+        """Close a connection that waits for a head. Data that is not sent yet has EVICTED_S."""
         self._disarm()
         if self.transport.get_write_buffer_size():
             self.transport.close()
@@ -154,7 +155,10 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._phase in (Phase.FIRST, Phase.IDLE):
             self._head_bytes += len(data)
             if self._head_bytes > LARGEST_HEAD:
-                self._refuse(431, f"a request's head may have {LARGEST_HEAD} bytes")
+                self._refuse(
+                    431,
+                    f"the head of this request is larger than {LARGEST_HEAD} bytes; send fewer headers",
+                )
         elif self._phase is Phase.BODY:
             self._barren_bytes = 0 if self._body_bytes > before else self._barren_bytes + len(data)
             if self._barren_bytes > NO_PROGRESS:
@@ -198,7 +202,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _move(self, phase: Phase) -> None:
         if not self._gone:
-            self._registry.moved(self, self._phase, phase)
+            self._registry.move(self, self._phase, phase)
         self._phase = phase
 
     def _arm(self, seconds: float, overdue: Any) -> None:
@@ -214,13 +218,13 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer = None
         if self._head_bytes:
             self._refuse(
-                408, f"the head of this request did not come within {self._limits.head_s:g} s"
+                408, f"the head of this request did not arrive within {self._limits.head_s:g} s"
             )
         else:
             self.abort()
 
     def _body_overdue(self) -> None:
-        """The client's time is over, unless it sent so much, or was not read from."""
+        """Refuse a body that is late, unless enough of it came or the server did not read."""
         self._timer = None
         now = self.loop.time()
         if self.flow.read_paused:
@@ -233,13 +237,14 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             self._refuse(
-                408, f"the body of this request came too slowly ({self._body_bytes} bytes)"
+                408,
+                f"the body of this request arrives too slowly ({self._body_bytes} bytes so far)",
             )
         else:
             self.abort()
 
     def _refuse(self, status: int, text: str) -> None:
-        """Answer without the application, and close."""
+        """Answer without calling the application, and close."""
         if self.transport.is_closing():
             return
         self._disarm()

@@ -1,8 +1,8 @@
-"""An HTTP server (uvicorn's) behind a listener of our own, for the gateway and for the API.
+"""uvicorn's HTTP server behind a listener of our own, for the gateway and for the API.
 
-At the limit of open files asyncio's listener writes as many lines to the log as its backlog is long, and
-then tries again. This one has a small backlog, accepts one connection after another, makes room by
-closing connections that only wait, and pauses when there are none.
+At the limit of open files, asyncio's listener logs one line per entry of its backlog and then tries
+again. This listener has a small backlog and accepts one connection at a time. At the limit it closes
+connections that only wait, and pauses if there are none.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from infra.http.limits import Connections, LimitedProtocol, Limits
+from infra.http.limits import ConnectionLimits, Connections, LimitedProtocol
 from infra.rate_limited_log import RateLimit
 from schemas.errors import InvalidConfig
 
@@ -30,7 +30,7 @@ OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOME
 
 
 class HttpServer:
-    """Serves an ASGI application until `stop` was called. `port` 0: a free one."""
+    """Serves an ASGI application until `stop` is called. `port` 0 means a free port."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class HttpServer:
         *,
         host: str,
         port: int,
-        limits: Limits,
+        limits: ConnectionLimits,
         keep_alive_s: float = 5,
         graceful_s: int = 3,
     ) -> None:
@@ -62,7 +62,7 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on, once `listen` was called."""
+        """The port that it listens on, after `listen`."""
         return int(self._sockets[0].getsockname()[1])
 
     async def listen(self) -> None:
@@ -75,11 +75,11 @@ class HttpServer:
             )
             for family, _, _, _, address in dict.fromkeys(found):
                 try:
-                    self._sockets.append(_bound(family, address))
+                    self._sockets.append(_bind(family, address))
                 except OSError as error:
                     if error.errno not in NO_SUCH_ADDRESS:
                         raise
-                    missing = error  # a name may stand for IPv6 too, where the machine has none
+                    missing = error  # a name may resolve to IPv6 on a machine without IPv6
             if missing is not None and not self._sockets:
                 raise missing
         except OSError as error:
@@ -90,7 +90,7 @@ class HttpServer:
             ) from error
 
     async def serve(self) -> None:
-        """Serve what `listen` bound, until told to stop."""
+        """Serve on the sockets of `listen`, until `stop` is called."""
         if not self._config.loaded:
             self._config.load()
         connections = Connections(self._limits)
@@ -107,13 +107,13 @@ class HttpServer:
             self._close()
 
     def stop(self) -> None:
-        """End `serve`: no new connections, and those that are being answered have a moment."""
+        """End `serve`: accept no new connections, and give open requests a moment to finish."""
         self._server.should_exit = True
 
     async def _accept(self, listener: socket.socket, connections: Connections) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await connections.room()
+            await connections.wait_for_room()
             try:
                 accepted, _ = await loop.sock_accept(listener)
             except OSError as error:
@@ -146,7 +146,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The process has signal handlers of its own, which uvicorn's would take over."""
+        """Install no signal handlers: the process has its own, which uvicorn's would replace."""
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -156,10 +156,10 @@ class _Server(uvicorn.Server):
 
 
 _UVICORN = RateLimit()
-"""On what uvicorn says of requests that are not HTTP, and of an application that raises."""
+"""Limits how often uvicorn logs invalid requests and exceptions of the application."""
 
 
-def _bound(family: int, address: Any) -> socket.socket:
+def _bind(family: int, address: Any) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,7 +1,7 @@
-"""What a process of user code may say to us, strictly. Whatever else it says is that process's fault.
+"""The messages that a process of user code may send to us. Any other message is that process's fault.
 
-Its pipe is in reach of user code, so nothing here is trusted: types, sizes and counts are checked
-before a message is looked at. `headrace/host.py` is the other end.
+User code can reach the pipe, so nothing in it is trusted: types, sizes and counts are checked before a
+message is used. `headrace/host.py` is the other end.
 """
 
 from collections.abc import Collection
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 LONGEST_TEXT = 8000
 MOST_REWARDS = 128
 LARGEST = {"discover": 1 << 20, "workflow": 16 << 20, "grader": 4 << 20}
-"""Bytes of one message, by the process's role."""
+"""The largest message in bytes, by the role of the process."""
 
 Id = Annotated[str, Field(max_length=500)]
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
@@ -20,46 +20,46 @@ Name = Annotated[str, Field(max_length=100)]
 
 
 class ProtocolError(Exception):
-    """A process said something that it may not say. The message is about its fault."""
+    """A process sent something that it may not send; the error text says what."""
 
 
-class _Said(BaseModel):
+class _HostMessage(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Ready(_Said):
+class Ready(_HostMessage):
     """The entry point is loaded."""
 
     ready: Literal[True]
 
 
-class Unusable(_Said):
-    """The entry point cannot be used, and why."""
+class EntrypointUnusable(_HostMessage):
+    """The entry point cannot be used; `unusable` says why."""
 
     unusable: Text
 
 
-class Found(_Said):
-    """What an entry point holds."""
+class Discovered(_HostMessage):
+    """The workflow, grader and reward functions that an entry point defines."""
 
     workflow: Name | None = None
     grader: Name | None = None
     rewards: Annotated[list[Name], Field(max_length=MOST_REWARDS)] = []
 
 
-class Broken(_Said):
-    """Why an entry point could not be looked into."""
+class DiscoveryFailed(_HostMessage):
+    """The entry point could not be examined; `error` says why."""
 
     error: Text
 
 
-class Stuck(_Said):
-    """The loop does not turn; `stuck` is the call that holds it, if it is one."""
+class Stuck(_HostMessage):
+    """The event loop is blocked. `stuck` is the id of the call that blocks it, if it is a call."""
 
     stuck: Id | None
 
 
-class Raised(_Said):
+class Raised(_HostMessage):
     """A call failed."""
 
     id: Id
@@ -67,22 +67,22 @@ class Raised(_Said):
     error: Text
 
 
-class Spoken(_Said):
+class ReturnedMessage(_HostMessage):
     """A message of the conversation that a workflow returned."""
 
     role: Name
     content: str
 
 
-class Returned(_Said):
-    """A workflow is done."""
+class Returned(_HostMessage):
+    """A workflow has returned."""
 
     id: Id
-    messages: Annotated[list[Spoken], Field(max_length=4096)] | None
+    messages: Annotated[list[ReturnedMessage], Field(max_length=4096)] | None
 
 
-class Paid(_Said):
-    """The grade of one sample."""
+class SampleGrade(_HostMessage):
+    """The grade of one sample, as its grader returned it."""
 
     index: Annotated[int, Field(ge=0, lt=1 << 31)]
     reward: Annotated[float, Field(allow_inf_nan=False)] | None
@@ -91,56 +91,54 @@ class Paid(_Said):
     raised: bool = False
 
 
-class Graded(_Said):
-    """A grader is done."""
+class Graded(_HostMessage):
+    """A grader has returned."""
 
     id: Id
-    grades: Annotated[list[Paid], Field(max_length=4096)]
+    grades: Annotated[list[SampleGrade], Field(max_length=4096)]
 
 
-First = Ready | Unusable | Found | Broken
-Later = Stuck | Raised | Returned | Graded
+FirstMessage = Ready | EntrypointUnusable | Discovered | DiscoveryFailed
+LaterMessage = Stuck | Raised | Returned | Graded
 
 S = TypeVar("S")
 
-_FIRST: dict[str, TypeAdapter[First]] = {
-    "discover": TypeAdapter(Found | Broken),
-    "workflow": TypeAdapter(Ready | Unusable),
-    "grader": TypeAdapter(Ready | Unusable),
+_FIRST: dict[str, TypeAdapter[FirstMessage]] = {
+    "discover": TypeAdapter(Discovered | DiscoveryFailed),
+    "workflow": TypeAdapter(Ready | EntrypointUnusable),
+    "grader": TypeAdapter(Ready | EntrypointUnusable),
 }
-_LATER: dict[str, TypeAdapter[Later]] = {
+_LATER: dict[str, TypeAdapter[LaterMessage]] = {
     "discover": TypeAdapter(Stuck),
     "workflow": TypeAdapter(Stuck | Raised | Returned),
     "grader": TypeAdapter(Stuck | Raised | Graded),
 }
 
 
-def first(role: str, data: bytes) -> First:
-    """The first message of a process. Raises ProtocolError."""
-    return _parsed(_FIRST[role], data)
+def parse_first(role: str, data: bytes) -> FirstMessage:
+    """Parse the first message of a process. Raises ProtocolError."""
+    return _parse(_FIRST[role], data)
 
 
-def later(role: str, data: bytes) -> Later:
-    """A message after it. Raises ProtocolError."""
-    return _parsed(_LATER[role], data)
+def parse_later(role: str, data: bytes) -> LaterMessage:
+    """Parse a message after the first. Raises ProtocolError."""
+    return _parse(_LATER[role], data)
 
 
 def check_grades(graded: Graded, *, indices: Collection[int], parts: Collection[str]) -> None:
-    """Raises ProtocolError unless the grades are of the samples that were given, once each, and hold no
-    part but the named reward functions."""
+    """Raise ProtocolError unless each grade is of one of the given samples, no sample is graded twice,
+    and every part belongs to a reward function of the run."""
     seen = [grade.index for grade in graded.grades]
     if len(set(seen)) != len(seen) or not set(seen) <= set(indices):
-        raise ProtocolError("it graded a sample twice, or one that it was not given")
+        raise ProtocolError("it graded a sample twice, or a sample that it did not receive")
     for grade in graded.grades:
         if not set(grade.parts) <= set(parts):
-            raise ProtocolError("it returned parts of a reward that the run does not name")
+            raise ProtocolError("it returned a reward part that the run does not define")
 
 
-def _parsed(adapter: TypeAdapter[S], data: bytes) -> S:
+def _parse(adapter: TypeAdapter[S], data: bytes) -> S:
     try:
         return adapter.validate_json(data)
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)[0]
-        raise ProtocolError(
-            f"it sent a message that is not one of ours: {details['msg']}"
-        ) from None
+        raise ProtocolError(f"it sent an unknown message: {details['msg']}") from None

@@ -1,7 +1,7 @@
 """One confined process that hosts a role of an entry point, and the calls to it.
 
-Level `process`: another user (as root), limits, an empty environment, a session of its own. It trusts
-the code's author; it keeps accidents, not attackers, from the platform.
+Sandbox level `process`: another user (if we are root), limits, an empty environment and a session of its
+own. It trusts the author of the code: it protects the platform from accidents, not from attackers.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from pathlib import Path
 
 from infra.sandbox.host_messages import (
     LARGEST,
-    First,
+    EntrypointUnusable,
+    FirstMessage,
     Graded,
     ProtocolError,
     Raised,
     Returned,
     Stuck,
-    Unusable,
-    first,
-    later,
+    parse_first,
+    parse_later,
 )
 from infra.sandbox.user_process import UNPRIVILEGED, UserProcess
 from schemas.errors import FailureCategory, InvalidConfig, TransientError, UserCodeError
@@ -38,30 +38,31 @@ Json = dict[str, object]
 Answer = Raised | Returned | Graded
 
 GRACE_S = 2.0
-"""After its deadline a call has this long to say so itself; then its process is ended."""
+"""After its deadline a call has this long to report it itself; then its process is killed."""
 
 START_S = 60.0
 END_S = 5.0
-"""A process that was killed has this long to be gone; then its place is given up."""
+"""How long to wait for the end of a killed process before giving it up."""
 
 MESSAGE_S = 30.0
-"""From a message's length to its last byte."""
+"""How long a message may take from its length to its last byte."""
 
 READ_AHEAD = 1 << 20
 ENV_PREFIX = "HEADRACE_ENV_"
-"""Before the names of a rollout's variables, for `headrace/launch.py`."""
+"""The prefix of a rollout's own variables, for `headrace/launch.py`."""
 
 MOST_STRAYS = 64
 STRAYS_PER_S = 8
-"""Messages that belong to no call: a process says twice a second that it is stuck, and late answers."""
+"""How many messages without a call are allowed: late answers, and a stuck process reports twice a
+second."""
 
 KEPT_OUTPUT = 64 << 10
 
 
 def interpreter() -> str:
-    """A Python that user code's user can run: ours if it can be reached, else the system's.
+    """A Python that the user of user code can run: ours if that user can reach it, else the system's.
 
-    Raises InvalidConfig when there is none (our own may live below a private directory).
+    Raises InvalidConfig when there is none (ours may lie in a private directory).
     """
     ours = Path(sys.executable).resolve()
     if os.geteuid() != 0 or _reachable(ours):
@@ -71,7 +72,7 @@ def interpreter() -> str:
         if found and _reachable(Path(found).resolve()):
             return found
     raise InvalidConfig(
-        f"user code cannot run {ours}: a directory above it is private. Install a system Python "
+        f"user code cannot run {ours}, because a directory above it is private; install a system Python "
         "(Debian: apt-get install python3), or make the directory passable (chmod o+x)"
     )
 
@@ -86,13 +87,13 @@ class _Call:
     overdue: asyncio.TimerHandle
 
 
-class Ended(TransientError):
-    """The process ended while it loaded or with calls in flight; what it did there may be the reason, or
-    somebody else: an operator, the kernel for want of memory, another call."""
+class ProcessEnded(TransientError):
+    """The process ended while it loaded or while calls were open. The reason may be this code, or
+    something else: an operator, the kernel (out of memory), another call."""
 
 
 class ConfinedProcess:
-    """Hosts a role. Calls run side by side; if the process ends, those in flight raise Ended."""
+    """Hosts a role. Calls run concurrently. If the process ends, open calls raise ProcessEnded."""
 
     def __init__(self, role: str, sdk: Path, entrypoint: Path, env: Mapping[str, str]) -> None:
         self._role = role
@@ -114,27 +115,27 @@ class ConfinedProcess:
     def alive(self) -> bool:
         return self._process is not None and self._process.alive and not self._why
 
-    async def start(self) -> First:
-        """Start it; returns its first message. Raises UserCodeError when the entry point does not
-        load, says nothing in time or what it may not say, Ended when the process ended (the reason may
-        be another's)."""
+    async def start(self) -> FirstMessage:
+        """Start it and return its first message. Raises UserCodeError when the entry point does not
+        load, is silent for too long or sends something invalid, and ProcessEnded when the process ended,
+        which may not be its own fault."""
         for name in self._env:
             if why := reserved_env(name):
                 raise UserCodeError(FailureCategory.VALIDATION, f"env.{name} {why}")
         try:
             reader = await self._connect(*self._spawn())
             first = await self._first(reader)
-        except BaseException:  # who was cancelled as well: nobody else knows of this process
+        except BaseException:  # a cancellation too: nothing else knows this process
             await self.aclose()
             raise
         self._tasks.append(asyncio.ensure_future(self._listen(reader)))
         return first
 
     async def call(self, name: str, message: Json, *, deadline_s: float) -> Returned | Graded:
-        """One call. Raises UserCodeError when its code raised or did not end in time, Ended when the
-        process ended for a reason that may be another's."""
+        """Make one call. Raises UserCodeError when its code raised or did not end in time, and
+        ProcessEnded when the process ended, which may not be the fault of this call."""
         if not self.alive or self._writer is None:
-            raise Ended(self._why or "the process has ended")
+            raise ProcessEnded(self._why or "the process has ended")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
         timer = loop.call_later(deadline_s + GRACE_S, self._overdue, name, deadline_s)
@@ -148,7 +149,7 @@ class ConfinedProcess:
             self._calls.pop(name, None)
 
     async def aclose(self) -> None:
-        """End the process and all it started. Takes seconds at most, whatever the process does."""
+        """End the process and everything that it started, within seconds, whatever it does."""
         self._end("closed")
         if self._process is not None:
             await self._process.end(within_s=END_S)
@@ -161,7 +162,7 @@ class ConfinedProcess:
             self._writer.close()
 
     def _spawn(self) -> tuple[int, int]:
-        """Start the process; the pipes' ends to write to it, and to read from it."""
+        """Start the process. Returns the pipe ends to write to it and to read from it."""
         inward, outward = os.pipe(), os.pipe()
         fixed = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp"}  # noqa: S108 - not ours
         try:
@@ -192,27 +193,27 @@ class ConfinedProcess:
             os.close(outward[1])
         return inward[1], outward[0]
 
-    async def _first(self, reader: asyncio.StreamReader) -> First:
-        """What it says once it has loaded. Raises what `start` raises."""
+    async def _first(self, reader: asyncio.StreamReader) -> FirstMessage:
+        """The message that it sends once it has loaded. Raises what `start` raises."""
         try:
             async with asyncio.timeout(START_S):
-                said = first(self._role, await _receive(reader, self._role))
+                said = parse_first(self._role, await _receive(reader, self._role))
         except asyncio.IncompleteReadError as error:
-            raise Ended(
-                f"the entry point's process ended while loading: {await self._said()}"
+            raise ProcessEnded(
+                f"the entry point's process ended while loading: {await self._end_and_read()}"
             ) from error
         except TimeoutError as error:
-            why = f"the entry point did not load within {START_S:g} s: {await self._said()}"
+            why = f"the entry point did not load within {START_S:g} s: {await self._end_and_read()}"
             raise UserCodeError(FailureCategory.PROCESS, why) from error
         except ProtocolError as error:
             why = f"the entry point's process wrote into a pipe that is not its own: {error}"
             raise UserCodeError(FailureCategory.PROCESS, why) from error
-        if isinstance(said, Unusable):
+        if isinstance(said, EntrypointUnusable):
             raise UserCodeError(FailureCategory.VALIDATION, said.unusable)
         return said
 
-    async def _said(self) -> str:
-        """End the process; the end of what it printed."""
+    async def _end_and_read(self) -> str:
+        """End the process and return the end of its output."""
         await self.aclose()
         return self.output.decode(errors="replace").strip()[-500:]
 
@@ -222,13 +223,13 @@ class ConfinedProcess:
             asyncio.streams.FlowControlMixin, os.fdopen(writing, "wb")
         )
         self._writer = asyncio.StreamWriter(transport, protocol, None, loop)
-        reader = await self._piped(reading)
+        reader = await self._open_reader(reading)
         assert self._process is not None  # noqa: S101 - start has spawned it
-        printed = await self._piped(self._process.output)
+        printed = await self._open_reader(self._process.output)
         self._tasks.append(asyncio.ensure_future(self._drain(printed)))
         return reader
 
-    async def _piped(self, descriptor: int) -> asyncio.StreamReader:
+    async def _open_reader(self, descriptor: int) -> asyncio.StreamReader:
         reader = asyncio.StreamReader(limit=READ_AHEAD)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
@@ -237,17 +238,17 @@ class ConfinedProcess:
         return reader
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Take its answers until it ends. Whatever is wrong with one of them ends it."""
+        """Take its answers until it ends. An invalid one ends it."""
         try:
             while True:
-                self._take(later(self._role, await _receive(reader, self._role)))
+                self._take(parse_later(self._role, await _receive(reader, self._role)))
         except asyncio.IncompleteReadError:
             self._end("its process ended")
         except (ProtocolError, TimeoutError) as error:
             self._end(f"its process wrote into a pipe that is not its own: {error or 'too slowly'}")
 
     def _take(self, message: Stuck | Answer) -> None:
-        """One message. Raises ProtocolError when there are too many that belong to no call."""
+        """Take one message. Raises ProtocolError when too many belong to no call."""
         call = None if isinstance(message, Stuck) else self._calls.get(message.id)
         if call is None:
             self._count_stray()
@@ -263,20 +264,20 @@ class ConfinedProcess:
         self._strays = max(0.0, self._strays - STRAYS_PER_S * (now - self._strayed_at)) + 1
         self._strayed_at = now
         if self._strays > MOST_STRAYS:
-            raise ProtocolError("it sent messages that nobody waits for")
+            raise ProtocolError("it sent too many messages that belong to no call")
 
     async def _drain(self, printed: asyncio.StreamReader) -> None:
-        """Read what user code prints; keep the first bytes, drop the rest."""
+        """Read the output of user code. Keep the first KEPT_OUTPUT bytes and drop the rest."""
         while chunk := await printed.read(1 << 16):
             self.output += chunk[: KEPT_OUTPUT - len(self.output)]
 
     def _overdue(self, name: str, deadline_s: float) -> None:
-        """A call did not even say that it is late: something holds the process. End it, blame whom
-        the process itself named, let the others run again."""
+        """A call is late and did not report it, so something blocks the process. End the process, and
+        fail the call that it named as the culprit. The other calls run again."""
         culprit = self._stuck or name
         call = self._calls.get(culprit)
         if call is not None and not call.future.done():
-            text = f"it held the process past its deadline of {deadline_s:g} s"
+            text = f"it blocked its process past its deadline of {deadline_s:g} s"
             call.future.set_exception(UserCodeError(FailureCategory.TIMEOUT, text))
         self._end(f"{culprit} held its process")
 
@@ -286,15 +287,15 @@ class ConfinedProcess:
             self._process.kill()
         for call in self._calls.values():
             if not call.future.done():
-                call.future.set_exception(Ended(self._why))
+                call.future.set_exception(ProcessEnded(self._why))
 
 
 async def _receive(reader: asyncio.StreamReader, role: str) -> bytes:
-    """One message. Raises ProtocolError when it is too long, TimeoutError when it does not come on."""
+    """Read one message. Raises ProtocolError when it is too long, TimeoutError when it stalls."""
     head = await reader.readexactly(4)
     size = struct.unpack(">I", head)[0]
     if size > LARGEST[role]:
-        raise ProtocolError(f"it announced a message of {size} bytes")
+        raise ProtocolError(f"it announced a message of {size} bytes, more than {LARGEST[role]}")
     async with asyncio.timeout(MESSAGE_S):
         return await reader.readexactly(size)
 
@@ -308,10 +309,10 @@ def _result(message: Answer, role: str) -> Returned | Graded:
 
 
 def describe_user() -> str:
-    """Who user code runs as, for the log."""
+    """The user that user code runs as, for the log."""
     if os.geteuid() == 0:
         return f"uid {UNPRIVILEGED}"
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # a container's user need not have an entry
+    except KeyError:  # a container's user may have no entry
         return f"uid {os.geteuid()}"

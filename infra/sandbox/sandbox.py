@@ -1,8 +1,8 @@
-"""User code in confined processes: one for a rollout's workflow, one for its grader, kept warm.
+"""User code in confined processes, kept warm: one for a rollout's workflow and one for its grader.
 
-What one sample does to its process concerns that sample: when a process ends under several calls, each
-of them runs again, alone in a process of its own, until it is known which one ends it. A process that
-ended once may have been killed by somebody else; what ends it whenever it is tried is to blame.
+A sample that crashes its process must only fail itself. When a process ends under several calls, each of
+them runs again, alone in a process of its own, which shows which one ends it. A process that ended once
+may have been killed from outside, so only a call that ends its process every time is at fault.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from pathlib import Path
 import headrace
 from infra.ports.services import WorkflowResult
 from infra.sandbox.host_messages import (
-    First,
+    FirstMessage,
     Graded,
-    Paid,
     ProtocolError,
     Returned,
-    Spoken,
+    ReturnedMessage,
+    SampleGrade,
     check_grades,
 )
-from infra.sandbox.process import ConfinedProcess, Ended, Json, describe_user
+from infra.sandbox.process import ConfinedProcess, Json, ProcessEnded, describe_user
 from infra.sandbox.user_process import UNPRIVILEGED
 from infra.settings.settings import Settings
 from schemas.errors import CorruptData, FailureCategory, TransientError, UserCodeError
@@ -40,16 +40,16 @@ logger = logging.getLogger(__name__)
 Fetch = Callable[[ArtifactRef], Awaitable[bytes]]
 
 PREFIX, HELD = "headrace-code-", "held"
-"""Directories of unpacked user code, and the file in each that its process holds a lock on."""
+"""The prefix of directories with user code, and the file in each that its owner holds a lock on."""
 
 WARM = 8
-"""Processes kept warm; the one unused for longest ends first."""
+"""How many processes are kept warm. The one unused for longest ends first."""
 
 TRIES = 3
-"""Processes in a row that must end before what they loaded, or ran alone, is to blame."""
+"""How many processes in a row must end before the code that they ran counts as the cause."""
 
 ALONE = 4
-"""Suspects that run at the same time, each in a process of its own."""
+"""How many suspected calls run at the same time, each in a process of its own."""
 
 
 class ProcessSandbox:
@@ -136,7 +136,7 @@ class ProcessSandbox:
             rollout, "grader", group, message, deadline_s=rollout.grader_timeout_s
         )
         if not isinstance(answer, Graded):
-            raise UserCodeError(FailureCategory.GRADER, "the grader's process answered no grades")
+            raise UserCodeError(FailureCategory.GRADER, "the grader's process returned no grades")
         names = [reward.name for reward in rollout.rewards]
         try:
             check_grades(answer, indices=[record.index for record in samples], parts=names)
@@ -156,15 +156,15 @@ class ProcessSandbox:
     async def _call(
         self, rollout: RolloutRef, role: str, name: str, message: Json, *, deadline_s: float
     ) -> Returned | Graded:
-        """One attempt. Raises TransientError when its process ended under it: what the attempt has asked
-        the policy by then must not be part of the next one, which begins anew."""
+        """One attempt. Raises TransientError when its process ended during the call. The next attempt
+        starts again, without the model calls that this one has made."""
         deaths = self._deaths.pop(name, 0)
         try:
             if deaths:
                 return await self._call_alone(rollout, role, name, message, deadline_s)
             process = await self._process(rollout, role)
             return await process.call(name, message, deadline_s=deadline_s)
-        except Ended as error:
+        except ProcessEnded as error:
             if deaths < TRIES:
                 self._deaths[name] = deaths + 1
                 raise TransientError(f"{error}; {name} runs again, alone") from error
@@ -182,7 +182,7 @@ class ProcessSandbox:
                 await process.aclose()
 
     async def _process(self, rollout: RolloutRef, role: str) -> ConfinedProcess:
-        """The warm process of a rollout and role; started once, whoever asks first."""
+        """The warm process of a rollout and role. The first call starts it."""
         key = (rollout.model_dump_json(), role)
         async with self._starting.setdefault(key, asyncio.Lock()):
             process = self._warm.get(key)
@@ -202,24 +202,26 @@ class ProcessSandbox:
         tree = await self._tree(rollout.snapshot)
         path = _entry_file(tree, rollout.entrypoint)
         if path is None:
-            raise UserCodeError(FailureCategory.VALIDATION, f"no {rollout.entrypoint} in snapshot")
+            raise UserCodeError(
+                FailureCategory.VALIDATION, f"the snapshot does not hold {rollout.entrypoint}"
+            )
         process, _ = await self._begin(role, path, rollout.env)
         return process
 
     async def _begin(
         self, role: str, path: Path, env: Mapping[str, str]
-    ) -> tuple[ConfinedProcess, First]:
-        """A process that has loaded an entry point, and its first message."""
+    ) -> tuple[ConfinedProcess, FirstMessage]:
+        """Start a process that loads an entry point. Returns it and its first message."""
         for _ in range(TRIES):
             process = ConfinedProcess(role, self._sdk, path, env)
             try:
                 return process, await process.start()
-            except Ended as error:
+            except ProcessEnded as error:
                 last = error
         raise UserCodeError(FailureCategory.PROCESS, str(last)) from last
 
     async def _tree(self, snapshot: ArtifactRef) -> Path:
-        """The snapshot, unpacked once per content."""
+        """The directory of the unpacked snapshot. Equal snapshots are unpacked once."""
         if snapshot.sha256 not in self._trees:
             data = await self._fetch(snapshot)
             tree = Path(tempfile.mkdtemp(dir=self._root))
@@ -239,8 +241,8 @@ class ProcessSandbox:
 
 
 def code_directory() -> tuple[Path, int]:
-    """A directory for user code, and the descriptor that holds it for as long as we live. Only we and
-    the user of user code can enter it. Directories that killed processes left behind are removed."""
+    """Create a directory for user code, and a descriptor that locks it until this process ends. Only we
+    and the user of user code can enter it. Directories that killed processes left are removed."""
     for former in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         _remove_unheld(former)
     root = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -253,8 +255,8 @@ def code_directory() -> tuple[Path, int]:
 
 
 def _remove_unheld(former: Path) -> None:
-    """Remove a directory of ours that nobody holds. One without the file that is held is being made
-    now, or belongs to an earlier version."""
+    """Remove a directory of ours that no process has locked. One without the lock file is being created
+    now, or belongs to an earlier version, and is left alone."""
     try:
         if former.is_symlink() or former.stat().st_uid != os.geteuid():
             return
@@ -271,8 +273,8 @@ def _remove_unheld(former: Path) -> None:
 
 
 def unpack(snapshot: bytes, directory: Path) -> None:
-    """Regular files of a snapshot into `directory`, readable by all. Raises CorruptData on anything
-    else: the snapshot was made by us."""
+    """Unpack a snapshot into `directory`, readable by all. Raises CorruptData for anything but regular
+    files, because we made the snapshot."""
     directory.chmod(0o755)
     with tarfile.open(fileobj=io.BytesIO(snapshot)) as tar:
         for member in tar:
@@ -286,13 +288,13 @@ def unpack(snapshot: bytes, directory: Path) -> None:
 
 
 def _mains(tree: Path) -> list[Entrypoint]:
-    """The main.py of every rollout."""
+    """The main.py of each rollout."""
     found = sorted(tree.glob("rollouts/*/main.py"))
     return [Entrypoint(rollout=path.parent.name) for path in found]
 
 
 def _entry_file(tree: Path, entrypoint: Entrypoint) -> Path | None:
-    """The entry point's file, if it is one and lies inside its rollout."""
+    """The entry point's file, if it is a Python file inside its rollout."""
     try:
         rollout = (tree / "rollouts" / entrypoint.rollout).resolve()
         path = (rollout / entrypoint.path).resolve()
@@ -302,16 +304,16 @@ def _entry_file(tree: Path, entrypoint: Entrypoint) -> Path | None:
         return None
 
 
-def _message(spoken: Spoken) -> Message:
+def _message(spoken: ReturnedMessage) -> Message:
     try:
         return Message.model_validate(spoken.model_dump())
     except ValueError as error:
         raise UserCodeError(
-            FailureCategory.VALIDATION, f"run returned a message that is not one: {error}"
+            FailureCategory.VALIDATION, f"run returned an invalid message: {error}"
         ) from error
 
 
-def _grade(paid: Paid) -> Grade:
+def _grade(paid: SampleGrade) -> Grade:
     category = FailureCategory.GRADER if paid.raised else FailureCategory.VALIDATION
     failure = SampleFailure(category=category, message=paid.error) if paid.error else None
     return Grade(index=paid.index, reward=paid.reward, parts=paid.parts, failure=failure)

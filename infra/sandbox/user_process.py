@@ -1,7 +1,7 @@
-"""A process of user code, as its parent holds it: started, ended, and let go of, whatever it does.
+"""A process of user code, seen from its parent: started, ended and reaped, whatever it does.
 
-It is watched through a pidfd, which tells when it is dead and nothing else. `waitpid` would also return
-for a process that had itself traced and stopped, and asyncio takes that for its end.
+It is watched through a pidfd, which only reports its death. `waitpid` would also return for a process
+that let itself be traced and stopped, and asyncio takes that for its end.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 UNPRIVILEGED = 64731
-"""The user and group that user code runs as when we are root. It owns nothing."""
+"""The user and group of user code when we are root. They own nothing."""
 
 _unreaped: set[int] = set()
-"""Dead processes that another one still traces: the kernel keeps them for it."""
+"""Dead processes that another process still traces, so that the kernel keeps them."""
 
 
 class UserProcess:
-    """A started process in a session of its own. `output`: a pipe with what it prints, which the caller
-    closes."""
+    """A started process in a session of its own. `output` is a pipe with its output; the caller closes
+    it."""
 
     def __init__(
         self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, pass_fds: Sequence[int]
@@ -56,14 +56,14 @@ class UserProcess:
         self.pid = self._process.pid
         self.output = reading
         self._pidfd: int | None = os.pidfd_open(self.pid)
-        self._loop.add_reader(self._pidfd, self._ended)
+        self._loop.add_reader(self._pidfd, self._on_exit)
 
     @property
     def alive(self) -> bool:
         return not self._dead.is_set()
 
     def kill(self) -> None:
-        """End it and all of its process group; harmless when it is dead."""
+        """Kill it and its process group. Does nothing when it is dead."""
         if self._pidfd is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -72,25 +72,27 @@ class UserProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def wait(self, *, within_s: float) -> bool:
-        """Whether it is dead, after so many seconds at most."""
+        """Wait for its death, for at most `within_s` seconds. Returns whether it is dead."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._dead.wait()
         return self._dead.is_set()
 
     async def end(self, *, within_s: float) -> None:
-        """Kill it and wait; one that does not die is given up, and who traces it is killed."""
+        """Kill it and wait. If it does not die, kill the process that traces it, and then give it up."""
         self.kill()
         if await self.wait(within_s=within_s):
             return
         _kill_tracer(self.pid)
         if not await self.wait(within_s=within_s):
-            logger.warning("process %d of user code does not end; its place is given up", self.pid)
+            logger.warning(
+                "process %d of user code does not end after SIGKILL; giving it up", self.pid
+            )
             self._forget()
 
-    def _ended(self) -> None:
-        """It is dead. As long as it was not waited for, its id is its own: what is left of its group can
-        be killed, and nobody else."""
+    def _on_exit(self) -> None:
+        """It is dead, but not reaped yet, so its process id is still its own. The rest of its group can
+        be killed, and nothing else."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._forget()
@@ -107,7 +109,7 @@ class UserProcess:
 
 
 def _reap() -> None:
-    """Wait for the dead, and for none that lives."""
+    """Reap the dead processes, and none that lives."""
     for pid in tuple(_unreaped):
         try:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None:
@@ -117,8 +119,8 @@ def _reap() -> None:
 
 
 def _kill_tracer(pid: int) -> None:
-    """A process of user code that traces another one keeps it from being buried. Only as root, where
-    the user of user code has no other processes."""
+    """Kill a process of user code that traces this one and so keeps it from being reaped. Only as root,
+    where the user of user code has no other processes."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
         status = Path(f"/proc/{pid}/status").read_text().splitlines()
         tracer = int(next(line for line in status if line.startswith("TracerPid:")).split()[1])

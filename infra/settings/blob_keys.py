@@ -1,26 +1,26 @@
-"""What a blob may be called: the same in a directory, in memory and in a bucket.
+"""Which keys a blob may have. The rule is the same in a directory, in memory and in a bucket.
 
-So a key never leaves the root it is put under, and never needs quoting in a uri.
+A valid key cannot lead out of the store's root, and needs no quoting in a URI.
 """
 
 import re
 
 KEY = re.compile(r"[A-Za-z0-9_@.-]+(/[A-Za-z0-9_@.-]+)*")
-"""Words of harmless characters between slashes."""
+"""Words of safe characters, separated by slashes."""
 
 
 def is_key(key: str) -> bool:
-    """Whether `key` can name a blob. What is called otherwise was put there by somebody else."""
+    """Whether `key` is a valid blob key. An object with another name is not ours."""
     return bool(KEY.fullmatch(key)) and not {".", ".."} & set(key.split("/"))
 
 
 def check_key(key: str) -> None:
-    """Raises ValueError when `key` cannot name a blob."""
+    """Raise ValueError when `key` is not a valid blob key."""
     if not is_key(key):
         raise ValueError(f"{key!r} is not a blob key")
 
 
 def check_prefix(prefix: str) -> None:
-    """Raises ValueError when no key can begin with `prefix`. The empty one begins them all."""
+    """Raise ValueError when no key can begin with `prefix`. The empty prefix is valid."""
     if prefix:
         check_key(prefix.removesuffix("/"))

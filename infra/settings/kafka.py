@@ -1,6 +1,6 @@
-"""Where Kafka is and how it lets us in: HEADRACE_KAFKA and its HEADRACE_KAFKA_* companions.
+"""The settings of Kafka: HEADRACE_KAFKA and the HEADRACE_KAFKA_* variables.
 
-Imports no client: the command line reads settings too.
+It imports no Kafka client, because the command line reads the settings too.
 """
 
 import re
@@ -19,8 +19,8 @@ TOPIC_PREFIX = re.compile(r"^[A-Za-z0-9._-]{0,100}$")
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    """How to reach Kafka. `replication` -1: as the brokers are told. `prefix` stands before the names
-    of topics and groups, so that installations can share a cluster."""
+    """How to reach Kafka. `replication` -1 means the brokers' default. The names of topics and groups
+    begin with `prefix`, so that installations can share a cluster."""
 
     servers: tuple[str, ...]
     protocol: str = "PLAINTEXT"
@@ -44,14 +44,14 @@ class KafkaSettings:
         return self.protocol.startswith("SASL_")
 
     @property
-    def named(self) -> str:
-        """The servers as the setting named them."""
+    def address(self) -> str:
+        """The servers as HEADRACE_KAFKA lists them."""
         return ",".join(self.servers)
 
     @classmethod
     def load(cls, environ: Mapping[str, str]) -> "KafkaSettings | None":
-        """Read the environment; None when HEADRACE_KAFKA names nothing. Raises ValueError, whose
-        message is the one line to print."""
+        """Read the environment; None when HEADRACE_KAFKA is empty. Raises ValueError with the line to
+        print."""
         value = environ.get(PREFIX)
         if not value:
             return None
@@ -71,8 +71,8 @@ class KafkaSettings:
         )
         if settings.sasl and not (settings.username and settings.password):
             raise ValueError(
-                f"{PREFIX}_SECURITY_PROTOCOL holds {settings.protocol!r}; with it "
-                f"{PREFIX}_USERNAME and {PREFIX}_PASSWORD must be set"
+                f"{PREFIX}_SECURITY_PROTOCOL holds {settings.protocol!r}, which needs a login; set "
+                f"{PREFIX}_USERNAME and {PREFIX}_PASSWORD"
             )
         return settings
 

@@ -1,4 +1,4 @@
-"""Where in an S3 store the blobs lie: `s3://bucket/prefix`. Names only; it imports no client."""
+"""The place of the blobs in an S3 store: `s3://bucket/prefix`. It imports no S3 client."""
 
 import re
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ PLACE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class S3Place:
-    """A bucket, and the prefix in it below which everything of ours lies (no slash at its ends)."""
+    """A bucket, and the prefix of all our objects in it, without a slash at either end."""
 
     bucket: str
     prefix: str = ""
 
     @classmethod
     def parse(cls, text: str) -> "S3Place":
-        """Read `s3://bucket[/prefix]`. Raises ValueError when `text` is not of that form."""
+        """Parse `s3://bucket[/prefix]`. Raises ValueError for other forms."""
         match = PLACE.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not s3://bucket/prefix")
@@ -33,23 +33,23 @@ class S3Place:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def object_key(self, key: str) -> str:
-        """The store's own key. Raises ValueError when `key` is not a blob key."""
+        """The object key of a blob key. Raises ValueError when `key` is not a blob key."""
         check_key(key)
         return self._inside + key
 
-    def listed(self, prefix: str) -> str:
-        """What the store's own keys begin with, for keys that begin with `prefix`."""
+    def object_prefix(self, prefix: str) -> str:
+        """The prefix of the object keys of all blob keys that begin with `prefix`."""
         return self._inside + prefix
 
     def key(self, object_key: str) -> str:
-        """The key of one of our objects."""
+        """The blob key of one of our objects."""
         return object_key.removeprefix(self._inside)
 
     def uri(self, key: str) -> str:
         return f"s3://{self.bucket}/{self.object_key(key)}"
 
-    def located(self, uri: str) -> str:
-        """The store's own key of a uri of ours. Raises NotFound for any other."""
+    def object_key_of(self, uri: str) -> str:
+        """The object key of one of our URIs. Raises NotFound for any other URI."""
         begin = f"s3://{self.bucket}/"
         object_key = uri.removeprefix(begin)
         if not uri.startswith(begin) or not object_key.startswith(self._inside):

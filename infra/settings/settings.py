@@ -1,7 +1,7 @@
-"""Settings: the environment, read once, into one frozen value. Imports nothing heavy.
+"""Settings: the environment, read once into a frozen value. Imports nothing heavy.
 
-A bad value stops the process at start with one line that names the variable, what it held, and what
-it may hold. A value that is valid but whose feature is not built yet is refused by name.
+A bad value stops the process at start with one line: the variable, what it holds, and what it may hold.
+A value whose feature is not built yet is refused by name.
 """
 
 import os
@@ -17,13 +17,13 @@ from schemas.redact import redact_setting
 
 
 class BadSetting(ValueError):
-    """A variable holds what it may not; the message is the one line to print."""
+    """A variable holds a value that it may not hold. The message is the line to print."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseLimits:
-    """What a process takes of the database: connections in each of its two pools, how long a
-    statement may run, how long a transaction may idle (an idle one stalls the log's horizon)."""
+    """A process's limits on the database: the connections in each of its two pools, how long a
+    statement may run, and how long a transaction may idle (an idle one stalls the log's horizon)."""
 
     pool: int = 6
     statement_s: float = 20.0
@@ -32,8 +32,8 @@ class DatabaseLimits:
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
-    """The vLLM servers that sample; `adapters` is a directory that they see under the same path.
-    `server`: the one that the supervisor starts itself."""
+    """The vLLM servers that sample. They see the directory `adapters` under the same path. `server` is
+    the one that the supervisor starts itself, if any."""
 
     urls: tuple[str, ...]
     adapters: Path
@@ -43,9 +43,9 @@ class VllmSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How this process was told to run. `database_url` None: the supervisor's embedded Postgres;
-    `kafka` None: the bus tails the event log; `vllm` None: the torch engine samples; `retention_days`
-    None: no run is archived by itself."""
+    """How this process runs. Without `database_url` the supervisor runs an embedded Postgres. Without
+    `kafka` the bus tails the event log, and without `vllm` the torch engine samples. Without
+    `retention_days` no run is archived automatically."""
 
     home: Path
     url: str
@@ -100,13 +100,13 @@ class Settings:
 
     @property
     def directories(self) -> tuple[Path, ...]:
-        """The directories on this machine that this installation writes to."""
+        """The local directories that this installation writes to."""
         local = self.blobs.startswith("file:")
         blobs = Path(unquote(urlsplit(self.blobs).path)) if local else self.home
         return tuple(dict.fromkeys((self.home, blobs, (self.home / "postgres").resolve())))
 
     def read_token(self) -> str | None:
-        """The API token: from the environment, else from the home's token file."""
+        """The API token, from the environment or else from the home's token file."""
         if self.token:
             return self.token
         path = self.home / "token"
@@ -177,7 +177,7 @@ def _blobs(environ: Mapping[str, str], home: Path) -> str:
 
 
 def _s3_endpoint(environ: Mapping[str, str]) -> str | None:
-    """The address of a store that is not AWS's own; boto3's names for it count too."""
+    """The address of an S3 store other than AWS. boto3's variables for it are read too."""
     for name in ("HEADRACE_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
         if value := environ.get(name):
             return _http(name, value)
@@ -185,7 +185,7 @@ def _s3_endpoint(environ: Mapping[str, str]) -> str | None:
 
 
 def _vllm(environ: Mapping[str, str], home: Path) -> VllmSettings | None:
-    """None: the torch engine."""
+    """The vLLM settings; None for the torch engine."""
     value = environ.get("HEADRACE_SAMPLER") or "torch"
     if value == "torch":
         return None
@@ -226,7 +226,7 @@ def _one_of(
         return value
     if value.startswith(later):
         raise BadSetting(
-            f"{name} holds {redact_setting(value)!r}; that is not built in this version: use "
+            f"{name} holds {redact_setting(value)!r}; which is not built in this version; it may hold "
             f"{', '.join(known)}"
         )
     raise _bad(name, value, ", ".join(known))

@@ -1,7 +1,7 @@
-"""The vLLM server that `headrace up` starts beside the learner, on one GPU: settings, and how to start.
+"""The vLLM server that `headrace up` starts on the learner's GPU: its settings and its command.
 
-The two share the GPU's memory by a fixed split, since neither can grow without the other failing:
-vLLM takes its percentage when it starts, the device workers may take what is left but for a reserve.
+Both share the GPU's memory by a fixed split, because if one of them grew the other would fail. vLLM
+takes its percentage when it starts. The device workers may use the rest, except for a reserve.
 """
 
 import shlex
@@ -10,19 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM's --max-lora-rank may be."""
+"""The values that vLLM accepts for --max-lora-rank."""
 RESERVE = 0.05
-"""Of the GPU: contexts and what allocators cannot hand back."""
+"""The part of the GPU's memory for contexts and for what allocators cannot return."""
 COMMAND = "-m vllm.entrypoints.openai.api_server"
 
 
 class BadValue(ValueError):
-    """A variable holds what it may not: (name, value, what it may hold)."""
+    """A variable holds a value that it may not hold. `args` are (name, value, what it may hold)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VllmServer:
-    """What to start. `gpu_percent` of the GPU's memory is vLLM's."""
+    """What to start. vLLM gets `gpu_percent` of the GPU's memory."""
 
     command: tuple[str, ...]
     model: str
@@ -77,12 +77,12 @@ class VllmServer:
         )
 
     def environment(self, shared: Mapping[str, str]) -> dict[str, str]:
-        """vLLM's own variables beside what all children have."""
+        """The variables that all children have, and vLLM's own."""
         key = {"VLLM_API_KEY": self.api_key} if self.api_key else {}
         return {**shared, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", **key}
 
     def learner_share(self, num_engines: int) -> float:
-        """How much of the GPU's memory each of the processes with an engine may take."""
+        """The part of the GPU's memory that each of the processes with an engine may use."""
         return (1 - self.gpu_percent / 100 - RESERVE) / num_engines
 
 

@@ -66,4 +66,4 @@ def environment(address: str, *, prefix: str | None = None) -> dict[str, str]:
 
 def variables(kafka: KafkaSettings) -> dict[str, str]:
     """The variables under which a process uses these settings."""
-    return environment(kafka.named, prefix=kafka.prefix)
+    return environment(kafka.address, prefix=kafka.prefix)

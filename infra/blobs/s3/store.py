@@ -61,7 +61,7 @@ class S3Blobs:
 
     async def get(self, uri: str) -> bytes:
         """Raises NotFound, and CorruptData when the store gives back other bytes than it was given."""
-        where = {"Bucket": self._place.bucket, "Key": self._place.located(uri)}
+        where = {"Bucket": self._place.bucket, "Key": self._place.object_key_of(uri)}
         for _ in range(2):
             data = await self._store.call(self._get_verified, where=where)
             if data is not None:
@@ -71,7 +71,7 @@ class S3Blobs:
         )
 
     async def chunks(self, uri: str) -> AsyncIterator[bytes]:
-        where = {"Bucket": self._place.bucket, "Key": self._place.located(uri)}
+        where = {"Bucket": self._place.bucket, "Key": self._place.object_key_of(uri)}
         about = await self._store.call(self._head, where=where)
         for start in range(0, about["ContentLength"], CHUNK_BYTES):
             span = {"Range": f"bytes={start}-{start + CHUNK_BYTES - 1}"}
@@ -79,7 +79,7 @@ class S3Blobs:
             yield piece
 
     async def delete(self, uri: str) -> None:
-        object_key = self._place.located(uri)
+        object_key = self._place.object_key_of(uri)
         await self._store.call(
             self._client.delete_object, Bucket=self._place.bucket, Key=object_key
         )
@@ -93,7 +93,7 @@ class S3Blobs:
     async def keys(self, prefix: str) -> Sequence[BlobInfo]:
         check_prefix(prefix)
         found: list[BlobInfo] = []
-        arguments = {"Bucket": self._place.bucket, "Prefix": self._place.listed(prefix)}
+        arguments = {"Bucket": self._place.bucket, "Prefix": self._place.object_prefix(prefix)}
         while True:
             page = await self._store.call(self._page, arguments=arguments)
             for entry in page.get("Contents", ()):

@@ -41,7 +41,7 @@ async def probe(settings: KafkaSettings) -> None:
             return
     if strange:
         raise InvalidConfig(
-            f"{PREFIX} holds {settings.named!r}, but what answers there is not Kafka, or not by "
+            f"{PREFIX} holds {settings.address!r}, but what answers there is not Kafka, or not by "
             f"{settings.protocol}: {'; '.join(strange)}. Name Kafka's own listener, "
             f"and set {PREFIX}_SECURITY_PROTOCOL to the protocol of that listener"
         )

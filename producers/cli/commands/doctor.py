@@ -192,7 +192,7 @@ def _check_kafka(settings: "Settings") -> Check:
     except TransientError as error:
         fix = "start Kafka; until then runs continue more slowly"
         return Check(name, ok=False, detail=str(error), fix=fix)
-    return Check(name, ok=True, detail=f"{settings.kafka.named}, client {version}")
+    return Check(name, ok=True, detail=f"{settings.kafka.address}, client {version}")
 
 
 def _check_home(settings: "Settings") -> Check:

@@ -43,7 +43,7 @@ async def ai(session: GatewaySession) -> AsyncIterator[openai.AsyncOpenAI]:
 
 async def ask(ai: openai.AsyncOpenAI, session: GatewaySession, **options: Any) -> Any:
     """The first answer of a sample that was not asked anything before."""
-    session.asked.clear()
+    session.calls.clear()
     return (await ai.chat.completions.create(model="m", messages=HELLO, **options)).choices[0]
 
 
@@ -112,7 +112,7 @@ async def test_what_is_not_supported_is_refused_by_name(
         "invalid_request_error",
     )
     assert error.message.count(name) >= 1
-    assert session.asked == [], "nothing was sampled"
+    assert session.calls == [], "nothing was sampled"
 
 
 async def test_an_unknown_parameter_is_refused_by_name(

@@ -156,17 +156,17 @@ async def test_time_and_budget_are_limited(
     monkeypatch.setattr(sessions, "MOST_TURNS", 1)
     async with client(session) as ai:
         await ai.chat.completions.create(model="m", messages=[HELLO])
-        with pytest.raises(openai.BadRequestError, match="1 times"):
+        with pytest.raises(openai.BadRequestError, match="at most 1 model calls"):
             await ai.chat.completions.create(model="m", messages=[HELLO])
         session.close()
-        with pytest.raises(openai.APIStatusError, match="time is over"):
+        with pytest.raises(openai.APIStatusError, match="time limit of this sample has passed"):
             await ai.chat.completions.create(model="m", messages=[HELLO])
     sampler.slow_s = 5
     short = gateway.open(group_spec(template()), 2, deadline_s=0.05)
     await asyncio.sleep(0.1)
     assert short.left_s() == 0.05, "its time begins with its first request"
     async with client(short) as ai:
-        with pytest.raises(openai.APIStatusError, match="time is over"):
+        with pytest.raises(openai.APIStatusError, match="time limit of this sample has passed"):
             await ai.chat.completions.create(model="m", messages=[HELLO])
     assert short.close() == ((), ())
     assert not short.interrupted, "a deadline is a fact about the sample"
@@ -176,7 +176,7 @@ async def test_time_and_budget_are_limited(
     ("body", "says"),
     [
         ({"messages": [HELLO], "tools": [{"type": "function"}]}, "tools"),
-        ({"messages": [HELLO], "n": 2}, "one completion"),
+        ({"messages": [HELLO], "n": 2}, "one request per completion"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "role"),
         ({}, "messages"),

@@ -17,7 +17,7 @@ import pytest
 
 from infra.gateway import bodies, sessions
 from infra.gateway.server import HttpGateway
-from infra.http.limits import Connections, Limits
+from infra.http.limits import ConnectionLimits, Connections
 from infra.http.server import HttpServer
 from infra.settings.settings import Settings
 from producers import serve
@@ -28,8 +28,8 @@ from tests.kit.specs import group_spec, template
 
 MIB = 1 << 20
 LARGE = 8 * MIB
-SHORT = Limits(head_s=0.3, body_s=0.3, body_rate=1 << 20, connections=32)
-FOREVER = Limits(head_s=3600, body_s=3600, connections=32)
+SHORT = ConnectionLimits(head_s=0.3, body_s=0.3, body_rate=1 << 20, connections=32)
+FOREVER = ConnectionLimits(head_s=3600, body_s=3600, connections=32)
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -107,7 +107,7 @@ def test_twin_bodies_that_are_read_first_are_all_held() -> None:
 
 
 @asynccontextmanager
-async def gateway(limits: Limits) -> AsyncIterator[sessions.GatewaySession]:
+async def gateway(limits: ConnectionLimits) -> AsyncIterator[sessions.GatewaySession]:
     made = HttpGateway(Quick(), limits=limits)
     await made.start()
     yield made.open(group_spec(template()), 0, deadline_s=600)
@@ -165,8 +165,8 @@ async def test_what_comes_a_byte_at_a_time_has_a_deadline(what: str) -> None:
         slow = [drip(session, request + b"x" * 4096, first) for _ in range(20)]
         *said, _ = await asyncio.gather(*slow, served(session))
         assert {(each or b"")[:12] for each in said} == {b"HTTP/1.1 408"}
-        assert session.asked[0].turn is not None
-        assert len(session.asked) == 1, "nothing was asked by those"
+        assert session.calls[0].turn is not None
+        assert len(session.calls) == 1, "nothing was asked by those"
 
 
 @pytest.mark.parametrize("what", ["head", "body", "nothing"])
@@ -185,7 +185,10 @@ async def test_a_connection_that_says_nothing_is_closed() -> None:
 
 
 async def test_a_head_without_end_is_refused() -> None:
-    async with gateway(Limits()) as session, connected(session.base_url) as (reader, writer):
+    async with (
+        gateway(ConnectionLimits()) as session,
+        connected(session.base_url) as (reader, writer),
+    ):
         said = b""
         with contextlib.suppress(ConnectionError):
             writer.write(b"POST / HTTP/1.1\r\n")
@@ -220,7 +223,7 @@ def most_open(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 async def test_a_flood_of_connections_closes_the_oldest_that_wait(most_open: list[int]) -> None:
     async with gateway(FOREVER) as session, flooded(session, 150):
         await served(session)
-    assert max(most_open) <= FOREVER.most() + 1
+    assert max(most_open) <= FOREVER.max_connections() + 1
 
 
 async def test_twin_without_room_being_made_they_pile_up(
@@ -243,7 +246,7 @@ async def test_what_is_being_answered_is_never_closed_for_others() -> None:
     await made.start()
     session = made.open(group_spec(template()), 0, deadline_s=600)
     asking = asyncio.ensure_future(served(session))
-    while not session.asked:
+    while not session.calls:
         await asyncio.sleep(0.01)
     async with flooded(session, 100):
         go.set()
@@ -289,7 +292,7 @@ def test_at_the_limit_of_files_it_neither_spins_nor_fills_the_log(kind: str, qui
 
 
 async def test_bodies_of_refused_requests_are_not_kept() -> None:
-    async with gateway(Limits()) as session:
+    async with gateway(ConnectionLimits()) as session:
         async with httpx.AsyncClient() as http:
             refused: tuple[Any, ...] = ({**HELLO, "n": 2}, {"messages": []})
             for body in refused:
@@ -297,21 +300,24 @@ async def test_bodies_of_refused_requests_are_not_kept() -> None:
                     f"{session.base_url}/chat/completions", json=body, headers=auth(session.api_key)
                 )
                 assert answer.status_code == 400
-        assert session.asked == []
+        assert session.calls == []
         noted, _ = session.ask((), max_tokens=None)
         session.refuse(noted)
-        assert (noted.messages, noted.waits, len(session.asked)) == ((), False, 1)
+        assert (noted.messages, noted.is_open, len(session.calls)) == ((), False, 1)
 
 
 async def test_too_large_a_body_is_refused_before_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "LARGE_BODIES", 1)
-    async with gateway(Limits()) as session, connected(session.base_url) as (reader, writer):
+    async with (
+        gateway(ConnectionLimits()) as session,
+        connected(session.base_url) as (reader, writer),
+    ):
         writer.write(head(session.base_url, session.api_key, LARGE + 1))
         assert (await reader.readline()).startswith(b"HTTP/1.1 413")
 
 
 async def test_large_bodies_of_one_key_wait_for_each_other() -> None:
-    turns, inside, most = bodies.Bodies(), 0, 0
+    turns, inside, most = bodies.LargeBodyTurns(), 0, 0
 
     async def one(key: str) -> None:
         nonlocal inside, most
@@ -358,6 +364,6 @@ async def test_the_api_server_gives_heads_a_deadline_too(
 async def test_a_taken_port_is_refused_by_its_name() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = HttpServer(lambda: None, host="127.0.0.1", port=port, limits=Limits())
+        server = HttpServer(lambda: None, host="127.0.0.1", port=port, limits=ConnectionLimits())
         with pytest.raises(InvalidConfig, match=f"cannot listen on 127.0.0.1:{port}"):
             await server.listen()

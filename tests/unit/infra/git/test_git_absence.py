@@ -17,9 +17,9 @@ import pytest
 
 from consumers.sync import consumer
 from infra.git import mirrors, process
-from infra.git.failures import meaning
+from infra.git.failures import error_for
 from infra.git.mirrors import GitRepositories
-from infra.git.process import GitFailed, TooLate
+from infra.git.process import GitFailed, GitTimeout
 from infra.ports.effects import Claimed
 from infra.runtime.attempt import Attempt, perform_once
 from schemas.effects import CommitFetched, Failed, FetchCommit
@@ -103,7 +103,9 @@ async def test_twin_if_every_failure_were_the_users_a_503_would_end_the_work(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mirrors, "meaning", lambda error, what: NotFound(f"{what}: {error.said}"))
+    monkeypatch.setattr(
+        mirrors, "error_for", lambda error, what: NotFound(f"{what}: {error.stderr}")
+    )
     server.status = 503
     ended = await performed(server, repositories, tmp_path)
     assert isinstance(ended.outcome, Failed)
@@ -215,11 +217,11 @@ async def test_a_full_disk_and_a_machine_without_processes_are_absences(
     ],
 )
 def test_what_git_does_not_state_about_the_repository_is_an_absence(status: int, said: str) -> None:
-    assert isinstance(meaning(GitFailed(status, said), what="https://x"), RepositoryAway)
+    assert isinstance(error_for(GitFailed(status, said), what="https://x"), RepositoryAway)
 
 
 def test_a_deadline_that_passes_is_an_absence() -> None:
-    assert isinstance(meaning(TooLate(1.0), what="https://x"), RepositoryAway)
+    assert isinstance(error_for(GitTimeout(1.0), what="https://x"), RepositoryAway)
 
 
 @pytest.mark.parametrize(
@@ -235,12 +237,12 @@ def test_a_deadline_that_passes_is_an_absence() -> None:
     ],
 )
 def test_what_git_states_about_the_repository_is_final(said: str) -> None:
-    assert isinstance(meaning(GitFailed(128, said), what="https://x"), NotFound)
+    assert isinstance(error_for(GitFailed(128, said), what="https://x"), NotFound)
 
 
 def test_a_limit_that_a_repository_passes_is_final_and_a_crash_counts() -> None:
     for limit in (signal.SIGXCPU, signal.SIGXFSZ):
-        assert type(meaning(GitFailed(-limit, ""), what="x")) is Refused
+        assert type(error_for(GitFailed(-limit, ""), what="x")) is Refused
         said = f"error: index-pack died of signal {int(limit)}\nfatal: fetch-pack: invalid output"
-        assert type(meaning(GitFailed(128, said), what="x")) is Refused
-    assert type(meaning(GitFailed(-signal.SIGSEGV, ""), what="x")) is TransientError
+        assert type(error_for(GitFailed(128, said), what="x")) is Refused
+    assert type(error_for(GitFailed(-signal.SIGSEGV, ""), what="x")) is TransientError

@@ -14,7 +14,7 @@ from infra.blobs.artifacts import reference
 from infra.git.mirrors import GitRepositories
 from infra.sandbox import process as confined
 from infra.sandbox import sandbox
-from infra.sandbox.host_messages import Graded, ProtocolError, check_grades, later
+from infra.sandbox.host_messages import Graded, ProtocolError, check_grades, parse_later
 from infra.sandbox.sandbox import ProcessSandbox
 from infra.settings.settings import Settings
 from schemas.errors import FailureCategory, TransientError, UserCodeError
@@ -254,7 +254,7 @@ async def test_a_rollout_that_says_five_fails_alone(
 async def test_twin_without_the_model_the_whole_workspace_fails(
     user: ProcessSandbox, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(confined, "first", lambda role, data: json.loads(data))
+    monkeypatch.setattr(confined, "parse_first", lambda role, data: json.loads(data))
     with pytest.raises(AttributeError):
         await user.discover(SNAPSHOT[-1], [])
 
@@ -325,14 +325,14 @@ GOOD = {"index": 0, "reward": 1.0, "parts": {}, "error": None}
 )
 def test_types_sizes_and_counts_are_checked(role: str, data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        later(role, data)
+        parse_later(role, data)
 
 
 @pytest.mark.parametrize(
     "grades", [[{**GOOD, "index": 7}], [GOOD, GOOD], [{**GOOD, "parts": {"other": 1.0}}]]
 )
 def test_grades_of_others_are_refused(grades: list[object]) -> None:
-    said = later("grader", json.dumps({"id": "g", "grades": grades}).encode())
+    said = parse_later("grader", json.dumps({"id": "g", "grades": grades}).encode())
     assert isinstance(said, Graded)
     with pytest.raises(ProtocolError):
         check_grades(said, indices=[0], parts=["exact"])

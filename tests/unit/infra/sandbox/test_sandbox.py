@@ -11,8 +11,8 @@ import pytest
 from infra.blobs.artifacts import reference
 from infra.git.mirrors import GitRepositories
 from infra.sandbox import sandbox
-from infra.sandbox.host_messages import First
-from infra.sandbox.process import ConfinedProcess, Ended
+from infra.sandbox.host_messages import FirstMessage
+from infra.sandbox.process import ConfinedProcess, ProcessEnded
 from infra.sandbox.sandbox import ProcessSandbox
 from infra.sandbox.user_process import UNPRIVILEGED
 from infra.settings.settings import Settings
@@ -272,11 +272,11 @@ async def test_discovery_begins_again_when_its_process_was_killed(
 ) -> None:
     start, deaths = ConfinedProcess.start, 2
 
-    async def killed_first(process: ConfinedProcess) -> First:
+    async def killed_first(process: ConfinedProcess) -> FirstMessage:
         nonlocal deaths
         if deaths:
             deaths -= 1
-            raise Ended("killed")
+            raise ProcessEnded("killed")
         return await start(process)
 
     monkeypatch.setattr(ConfinedProcess, "start", killed_first)

@@ -35,7 +35,7 @@ def test_a_place_names_keys_and_uris_both_ways() -> None:
         assert str(place) == text
         assert place.object_key("a/b") == key
         assert place.uri("a/b") == f"s3://bucket/{key}"
-        assert place.located(place.uri("a/b")) == key
+        assert place.object_key_of(place.uri("a/b")) == key
         assert place.key(key) == "a/b"
 
 
@@ -44,7 +44,7 @@ def test_a_place_names_keys_and_uris_both_ways() -> None:
 )
 def test_a_uri_of_another_place_is_not_ours(uri: str) -> None:
     with pytest.raises(NotFound, match="is not in s3://bucket/p"):
-        S3Place("bucket", "p").located(uri)
+        S3Place("bucket", "p").object_key_of(uri)
 
 
 @pytest.mark.parametrize(
