@@ -33,14 +33,14 @@ def oracle(name: str) -> types.ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return _verl(name) if name.startswith("verl.") else _pinned(name)
+            return _verl(name) if name.startswith("verl.") else _import_pinned(name)
         except ImportError as error:
             if os.environ.get("CI"):
                 raise
             return pytest.skip(f"no oracle {name}: {error}", allow_module_level=True)
 
 
-def _pinned(name: str) -> types.ModuleType:
+def _import_pinned(name: str) -> types.ModuleType:
     package = name.partition(".")[0]
     module = importlib.import_module(name)
     if version(package) != PINS[package]:

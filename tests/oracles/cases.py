@@ -1,7 +1,7 @@
-"""Batches of numbers, as our trainer and the oracles read them: float64, B rows of T positions.
+"""Batches of numbers that our trainer and the oracles can read: float64, B rows of T positions.
 
-A row is a sample with T answer positions, of which `mask` says which are actions. `now` are the
-log-probabilities that are trained; `behaviour`, `proximal` and `reference` those of mu, pi_prox and
+A row is a sample with T answer positions, and `mask` says which of them are actions. `now` are the
+log-probabilities that are trained. `behaviour`, `proximal` and `reference` are those of mu, pi_prox and
 pi_ref. Hypothesis draws shapes, masks with empty rows and holes, log-ratios at both sides of the edges
 of the clips and far beyond, and rewards that are missing or not finite.
 """
@@ -26,7 +26,7 @@ EDGES = (0.8, 1.2, 1.28, 5.0, 2.0, 0.5, 4.0, 1.0, 1 - 3e-4, 1 + 4e-4)
 """Ratios at which something is clipped, bounded or masked."""
 
 BESIDE = (1e-9, -1.7e-9)
-"""How far from an edge a log-ratio lies: exactly there, rounding alone decides who is clipped."""
+"""How far a log-ratio is from an edge. Exactly on the edge rounding alone decides what is clipped."""
 
 PROMPT = 2
 """Tokens before the answer of each row."""
@@ -44,7 +44,7 @@ class Case:
     proximal: torch.Tensor
     reference: torch.Tensor
     value: torch.Tensor | None = None
-    """what the critic says now; before the step it said `value` times a half"""
+    """what the critic predicts now; before the step it predicted half of it"""
     micro_batch_tokens: int = 4096
     share: bool = True
 
@@ -58,13 +58,13 @@ class Case:
         return int((self.mask.sum(-1) > 0).sum())
 
     @property
-    def counted(self) -> float:
-        """All rows over those that have actions: what a reference must be multiplied by that counts
-        rows without actions in its means."""
+    def row_factor(self) -> float:
+        """All rows divided by the rows that have actions. A reference that counts rows without actions
+        in its means must be multiplied by it."""
         return self.num_rows / self.num_live
 
     @property
-    def known(self) -> list[bool]:
+    def has_reward(self) -> list[bool]:
         return [reward is not None and math.isfinite(reward) for reward in self.rewards]
 
     @property
@@ -134,12 +134,12 @@ class TablePolicy:
         return logprob_M, entropy_M, table.flatten()[micro.target_M]
 
 
-def ours(case: Case, objective: Objective, hyperparameters: Hyperparameters) -> Answer:
+def our_answer(case: Case, objective: Objective, hyperparameters: Hyperparameters) -> Answer:
     """Our loss, through the whole of `trainer/grpo.py`. pi_prox is measured, pi_theta trains."""
     policy: Any = TablePolicy(case)
     hyperparameters = replace(hyperparameters, micro_batch_tokens=case.micro_batch_tokens)
     batch = grpo.prepare_batch(
-        policy, graded(case), objective=objective, hyperparameters=hyperparameters
+        policy, graded_groups(case), objective=objective, hyperparameters=hyperparameters
     )
     policy.before = False
     metrics, _ = grpo.accumulate_gradients(policy, batch)
@@ -148,7 +148,7 @@ def ours(case: Case, objective: Objective, hyperparameters: Hyperparameters) -> 
     return Answer(metrics["train/loss"], gradient, policy.value_leaf.grad)
 
 
-def graded(case: Case) -> tuple[GradedGroup, ...]:
+def graded_groups(case: Case) -> tuple[GradedGroup, ...]:
     """The case as groups of the trainer."""
     width, groups = case.mask.shape[1], list[GradedGroup]()
     for first in range(0, case.num_rows, case.size):

@@ -1,7 +1,7 @@
-"""What is compared with what: each objective's loss of a case, ours and by every oracle that has it.
+"""What is compared: each objective's loss of a case, by our trainer and by every oracle that has it.
 
-All of ours goes through the whole of the update: groups, packing, micro-batches, weights. Where a
-reference divides by something else, the factor is written out next to it.
+Our loss goes through the whole step: groups, packing, micro-batches, weights. Where a reference divides
+by something else, the factor is written out next to it.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from hypothesis import assume
 
 from schemas.config import Correction, CorrectionLevel, LossAggregation
 from tests.oracles import theirs_liger, theirs_trl, theirs_verl
-from tests.oracles.cases import Answer, Case, answer, ours, times
+from tests.oracles.cases import Answer, Case, answer, our_answer, times
 from tests.unit.trainer.support import job
 from trainer.algorithms import dr_grpo, ppo
 from trainer.algorithms.registry import OBJECTIVES, hyperparameters_of
@@ -21,7 +21,7 @@ from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.objective import BatchBeforeUpdate, Objective, finite_or_none
 
 Compared = tuple[Answer, dict[str, Answer]]
-"""Ours, and theirs by the name of the oracle."""
+"""Our answer, and theirs by the name of the oracle."""
 
 LONGEST = 7
 LOW, HIGH = 0.5, 2.0
@@ -75,9 +75,9 @@ class Reference:
 
 
 AGGREGATIONS: dict[LossAggregation, Reference] = {
-    "sequence_mean": Reference("grpo", lambda case: case.counted),
+    "sequence_mean": Reference("grpo", lambda case: case.row_factor),
     "token_mean": Reference("dapo", lambda case: 1.0),
-    "constant": Reference("dr_grpo", lambda case: case.counted),
+    "constant": Reference("dr_grpo", lambda case: case.row_factor),
 }
 
 
@@ -119,7 +119,7 @@ def surrogate(name: str, **changes: Any) -> Callable[[Case], Compared]:
                 **clips(hyperparameters),
                 **dual,
             )
-        return ours(case, objective, hyperparameters), found
+        return our_answer(case, objective, hyperparameters), found
 
     return compare
 
@@ -133,7 +133,7 @@ def cispo(case: Case) -> Compared:
         "clip_ratio_low": 1.0,
         "clip_ratio_high": hyperparameters.clip_high,
     }
-    return ours(case, objective, hyperparameters), {
+    return our_answer(case, objective, hyperparameters), {
         "TRL": theirs_trl.loss(case, advantage, **bound),
         "Liger": theirs_liger.loss(case, advantage, **bound),
         "verl": theirs_verl.policy_loss(case, "cispo", advantage, **from_above),
@@ -150,9 +150,9 @@ def importance_sampling(case: Case) -> Compared:
         "loss_type": "dr_grpo",
         "max_completion_length": LONGEST,
     }
-    return ours(case, objective, hyperparameters), {
-        "TRL": times(theirs_trl.loss(case, advantage, **options), case.counted),
-        "Liger": times(theirs_liger.loss(case, advantage, **options), case.counted),
+    return our_answer(case, objective, hyperparameters), {
+        "TRL": times(theirs_trl.loss(case, advantage, **options), case.row_factor),
+        "Liger": times(theirs_liger.loss(case, advantage, **options), case.row_factor),
     }
 
 
@@ -167,7 +167,7 @@ def sequence_mask(threshold: float) -> Callable[[Case], Compared]:
         advantage = advantage_of(case, objective)
         kept = ((advantage[:, None] >= 0) | (distance <= threshold)).double()
         options: dict[str, Any] = {"loss_type": "dapo", "off_policy_mask_threshold": threshold}
-        return ours(case, objective, hyperparameters), {
+        return our_answer(case, objective, hyperparameters), {
             "TRL": theirs_trl.loss(case, advantage, **options),
             "verl": theirs_verl.policy_loss(
                 case, "vanilla", advantage, weights=kept.expand_as(case.mask)
@@ -181,7 +181,7 @@ def kl_in_the_loss(case: Case) -> Compared:
     objective, hyperparameters = hyperparameters_for("dapo", kl_coef=0.3)
     advantage = advantage_of(case, objective)
     options: dict[str, Any] = {"loss_type": "dapo", "beta": 0.3, **epsilons(hyperparameters)}
-    return ours(case, objective, hyperparameters), {
+    return our_answer(case, objective, hyperparameters), {
         "TRL": theirs_trl.loss(case, advantage, **options),
         "Liger": theirs_liger.loss(case, advantage, **options),
     }
@@ -197,18 +197,18 @@ def kl_in_the_reward(case: Case) -> Compared:
         theirs_verl.token_rewards(case), case.proximal, case.reference, 0.2
     )
     net = penalised.sum(-1).tolist()
-    rewards = tuple(r if known else None for r, known in zip(net, case.known, strict=True))
+    rewards = tuple(r if known else None for r, known in zip(net, case.has_reward, strict=True))
     shaped = replace(case, rewards=rewards)
     advantage = theirs_verl.group_advantages(shaped, "rloo_vectorized")
-    return ours(case, objective, hyperparameters), {
+    return our_answer(case, objective, hyperparameters), {
         "TRL": theirs_trl.loss(case, advantage, loss_type="dapo"),
         "verl": theirs_verl.policy_loss(case, "vanilla", advantage),
     }
 
 
-def corrected(correction: Correction, level: CorrectionLevel) -> Callable[[Case], Compared]:
-    """The decoupled losses: the ratio against pi_prox, weighed by pi_prox / mu. TRL and verl make
-    their own weights, where they have the form; Liger is given verl's."""
+def decoupled(correction: Correction, level: CorrectionLevel) -> Callable[[Case], Compared]:
+    """The decoupled losses: the ratio against pi_prox, weighted by pi_prox / mu. TRL and verl compute
+    their own weights, where they have the form. Liger is given verl's."""
     objective, hyperparameters = hyperparameters_for("rloo", aggregation="token_mean", updates=2)
     hyperparameters = replace(
         hyperparameters,
@@ -238,7 +238,7 @@ def corrected(correction: Correction, level: CorrectionLevel) -> Callable[[Case]
         if level != "geometric":
             trl = _trl_correction(hyperparameters)
             found["TRL"] = theirs_trl.loss(case, advantage, loss_type="dapo", **trl, **against)
-        return ours(case, objective, hyperparameters), found
+        return our_answer(case, objective, hyperparameters), found
 
     return compare
 
@@ -257,7 +257,7 @@ def _their_weights(
     if kind == "truncated":
         return value.exp().clamp(max=HIGH)
     with theirs_verl.exact_means():
-        return theirs_verl.rejected(case, low=LOW, high=HIGH) * value.exp()
+        return theirs_verl.rejection_mask(case, low=LOW, high=HIGH) * value.exp()
 
 
 def _trl_correction(hyperparameters: Hyperparameters) -> dict[str, Any]:
@@ -272,18 +272,19 @@ def _trl_correction(hyperparameters: Hyperparameters) -> dict[str, Any]:
     }
 
 
-def filled(case: Case) -> Case:
-    """The case with a reward for everyone, and enough actions for verl's whitening."""
+def with_all_rewards(case: Case) -> Case:
+    """The case with a reward for every row, and enough actions for verl's whitening."""
     rewards = tuple(
-        reward if known else 0.3 for reward, known in zip(case.rewards, case.known, strict=True)
+        reward if known else 0.3
+        for reward, known in zip(case.rewards, case.has_reward, strict=True)
     )
     assume(case.mask.sum() >= 2)
     return replace(case, rewards=rewards)
 
 
-def reinforced(case: Case) -> Compared:
+def reinforce_plus_plus(case: Case) -> Compared:
     """REINFORCE++ whole, with the KL in the reward."""
-    case = filled(case)
+    case = with_all_rewards(case)
     objective, hyperparameters = hyperparameters_for(
         "reinforce_plus_plus", kl_coef=0.1, gamma=0.9, updates=2
     )
@@ -291,15 +292,15 @@ def reinforced(case: Case) -> Compared:
     with theirs_verl.exact_means():
         rewards = theirs_verl.token_rewards(case, penalty)
         advantages = theirs_verl.returns(case, rewards, gamma=0.9)
-    return ours(case, objective, hyperparameters), {
+    return our_answer(case, objective, hyperparameters), {
         "verl": theirs_verl.policy_loss(case, "vanilla", advantages)
     }
 
 
-def reinforced_with_a_baseline(case: Case) -> Compared:
+def reinforce_plus_plus_with_a_baseline(case: Case) -> Compared:
     """REINFORCE++ with a group baseline as a run has it by default: the KL in the loss, k2, which verl
     makes too; its mean over the actions is written out."""
-    case = filled(case)
+    case = with_all_rewards(case)
     assume(case.size > 1)
     config = job(algorithm="reinforce_plus_plus", group_baseline=True, kl_coef=0.1).config
     hyperparameters = hyperparameters_of(config, micro_batch_tokens=4096)
@@ -313,12 +314,12 @@ def reinforced_with_a_baseline(case: Case) -> Compared:
 
     kl = answer(case, divergence_of)
     whole = Answer(policy.loss + kl.loss, policy.gradient + kl.gradient)
-    return ours(case, OBJECTIVES["reinforce_plus_plus"], hyperparameters), {"verl": whole}
+    return our_answer(case, OBJECTIVES["reinforce_plus_plus"], hyperparameters), {"verl": whole}
 
 
-def proximal_with_a_critic(case: Case) -> Compared:
+def ppo_with_a_critic(case: Case) -> Compared:
     """PPO whole, an update in: pi_theta and V have left what was surveyed."""
-    case = filled(case)
+    case = with_all_rewards(case)
     assert case.value is not None
     away_from(case.value.abs() / 2, 0.2)
     hyperparameters = replace(ppo.OBJECTIVE.defaults, updates=2, value_coef=0.3, kl_coef=0.1)
@@ -331,7 +332,7 @@ def proximal_with_a_critic(case: Case) -> Compared:
     critic = 0.3 * theirs_verl.value_loss(leaf, before, returns, case.mask, 0.2)
     critic.backward()
     whole = Answer(policy.loss + float(critic.detach()), policy.gradient, leaf.grad)
-    return ours(case, ppo.OBJECTIVE, hyperparameters), {"verl": whole}
+    return our_answer(case, ppo.OBJECTIVE, hyperparameters), {"verl": whole}
 
 
 COMPARISONS: dict[str, Callable[[Case], Compared]] = {
@@ -343,9 +344,9 @@ COMPARISONS: dict[str, Callable[[Case], Compared]] = {
     "gspo, wide clip": surrogate("gspo", clip_low=0.2, clip_high=0.2),
     "cispo": cispo,
     "importance_sampling": importance_sampling,
-    "reinforce_plus_plus": reinforced,
-    "reinforce_plus_plus, group baseline": reinforced_with_a_baseline,
-    "ppo": proximal_with_a_critic,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus, group baseline": reinforce_plus_plus_with_a_baseline,
+    "ppo": ppo_with_a_critic,
     "two-sided clip at 1.5": surrogate("grpo", clip_delta=1.5),
     "two-sided clip at 4": surrogate("rloo", clip_delta=4.0),
     "two-sided clip of sequences": surrogate("gspo", clip_delta=1.5),
@@ -353,9 +354,9 @@ COMPARISONS: dict[str, Callable[[Case], Compared]] = {
     "sequence mask at 0.5": sequence_mask(0.5),
     "KL (k3) in the loss": kl_in_the_loss,
     "KL (k1) in the reward": kl_in_the_reward,
-    "decoupled": corrected("decoupled", "token"),
+    "decoupled": decoupled("decoupled", "token"),
     **{
-        f"{correction}, {level}": corrected(correction, level)
+        f"{correction}, {level}": decoupled(correction, level)
         for correction in ("truncated", "masked")
         for level in ("token", "sequence", "geometric")
     },

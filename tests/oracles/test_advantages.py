@@ -27,7 +27,7 @@ def advantages(case: Case, of: Any) -> torch.Tensor:
 
 def alone(case: Case) -> torch.Tensor:
     """Rows whose group has no other row with a reward: references disagree on them."""
-    known = Counter(g for g, is_known in zip(case.group, case.known, strict=True) if is_known)
+    known = Counter(g for g, is_known in zip(case.group, case.has_reward, strict=True) if is_known)
     return torch.tensor([known[group] < 2 for group in case.group])
 
 
@@ -41,7 +41,7 @@ def test_grpo_is_verl_s(case: Case) -> None:
 
 @given(cases())
 def test_grpo_is_trl_s_but_for_its_eps(case: Case) -> None:
-    _, theirs = theirs_trl.scored(case)
+    _, theirs = theirs_trl.score_batch(case)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "EPS", 1e-4)
         mine = advantages(case, grpo.advantages)
@@ -52,7 +52,7 @@ def test_the_eps_of_references_differ() -> None:
     """Twin: with our own eps the same comparison fails where the spread is small."""
     ones = torch.ones(2, 1, dtype=torch.float64)
     case = Case(2, (0.0, 1e-3), ones, -ones, -ones, -ones, -ones)
-    _, theirs = theirs_trl.scored(case)
+    _, theirs = theirs_trl.score_batch(case)
     assert (advantages(case, grpo.advantages) - theirs["advantages"]).abs().max() > 0.05
 
 
@@ -60,7 +60,7 @@ def test_the_eps_of_references_differ() -> None:
 def test_dr_grpo_is_verl_s_and_trl_s(case: Case) -> None:
     mine = advantages(case, dr_grpo.advantages)
     verl = theirs_verl.group_advantages(case, "grpo", norm_adv_by_std_in_grpo=False)
-    _, trl = theirs_trl.scored(case, scale_rewards="none")
+    _, trl = theirs_trl.score_batch(case, scale_rewards="none")
     expected = verl.masked_fill(alone(case), 0.0)
     torch.testing.assert_close(mine, expected, atol=1e-12, rtol=0)
     torch.testing.assert_close(mine, trl["advantages"], atol=1e-12, rtol=0)

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracles import theirs_liger, theirs_trl, theirs_verl
-from tests.oracles.cases import Case, cases, ours, same, times
+from tests.oracles.cases import Case, cases, our_answer, same, times
 from tests.oracles.comparisons import (
     COMPARISONS,
     advantage_of,
-    corrected,
+    decoupled,
     epsilons,
     hyperparameters_for,
 )
@@ -44,7 +44,7 @@ def test_everything_is_compared_with_two_oracles_that_have_it(case: Case) -> Non
 @given(st.just(PLAIN))
 def test_against_the_sampler_the_weight_would_count_twice(case: Case) -> None:
     """Twin: the ratio to mu, weighed on top, is not the decoupled loss."""
-    mine, theirs = corrected("decoupled", "token")(case)
+    mine, theirs = decoupled("decoupled", "token")(case)
     weights = (case.now - case.behaviour).exp()
     twice = theirs_verl.policy_loss(
         case, "vanilla", advantage_of(case, rloo.OBJECTIVE), weights=weights
@@ -58,8 +58,8 @@ def test_against_the_sampler_the_weight_would_count_twice(case: Case) -> None:
 def test_grpo_from_the_reward_on_is_trl_s_but_for_its_eps(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "EPS", 1e-4)
-        mine = ours(case, grpo.OBJECTIVE, grpo.OBJECTIVE.defaults)
-    same(mine, times(theirs_trl.loss(case), case.counted))
+        mine = our_answer(case, grpo.OBJECTIVE, grpo.OBJECTIVE.defaults)
+    same(mine, times(theirs_trl.loss(case), case.row_factor))
 
 
 @settings(max_examples=50)
@@ -71,7 +71,7 @@ def test_importance_sampling_has_the_gradient_of_weighted_log_probabilities(case
     advantage = advantage_of(case, objective)
     theirs = theirs_verl.reinforce_loss(case, advantage, ratio)
     expected = theirs.gradient / chosen.max_response_length
-    mine = ours(case, objective, chosen)
+    mine = our_answer(case, objective, chosen)
     torch.testing.assert_close(mine.gradient, expected, atol=1e-9, rtol=1e-12)
 
 
@@ -79,7 +79,7 @@ def test_cispo_is_not_bounded_from_below_where_verl_is() -> None:
     one = torch.ones(2, 1, dtype=torch.float64)
     case = Case(2, (0.0, 1.0), one, -3 * one, -one, -one, -one)
     advantage = advantage_of(case, cispo.OBJECTIVE)
-    mine = ours(case, cispo.OBJECTIVE, cispo.OBJECTIVE.defaults)
+    mine = our_answer(case, cispo.OBJECTIVE, cispo.OBJECTIVE.defaults)
     both: dict[str, Any] = {"clip_ratio_low": 0.2, "clip_ratio_high": 4.0}
     theirs = theirs_verl.policy_loss(case, "cispo", advantage, **both)
     assert (mine.gradient - theirs.gradient).abs().max() > 0.1
@@ -90,7 +90,7 @@ def test_rows_without_actions_do_not_count_where_trl_and_liger_count_them() -> N
     mask = torch.tensor([[1.0], [1.0], [0.0], [0.0]], dtype=torch.float64)
     case = Case(4, (0.0, 1.0, 0.0, 1.0), mask, -one, -one, -one, -one)
     advantage = advantage_of(case, grpo.OBJECTIVE)
-    mine = ours(case, grpo.OBJECTIVE, grpo.OBJECTIVE.defaults)
+    mine = our_answer(case, grpo.OBJECTIVE, grpo.OBJECTIVE.defaults)
     same(mine, theirs_verl.policy_loss(case, "vanilla", advantage, aggregation="sequence_mean"))
     for theirs in (
         theirs_trl.loss(case, advantage),
@@ -104,7 +104,7 @@ def test_gspo_is_a_mean_over_sequences_where_verl_s_other_modes_are_not() -> Non
     mask = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
     case = Case(2, (0.0, 1.0), mask, -one, -one, -one, -one)
     objective, chosen = hyperparameters_for("gspo")
-    advantage, mine = advantage_of(case, objective), ours(case, *hyperparameters_for("gspo"))
+    advantage, mine = advantage_of(case, objective), our_answer(case, *hyperparameters_for("gspo"))
     clips: dict[str, Any] = {"clip_ratio_low": chosen.clip_low, "clip_ratio_high": chosen.clip_high}
     same(
         mine, theirs_verl.policy_loss(case, "gspo", advantage, aggregation="sequence_mean", **clips)
@@ -118,7 +118,7 @@ def test_with_one_update_the_ratio_to_the_proximal_policy_is_one() -> None:
     one = torch.ones(2, 1, dtype=torch.float64)
     case = Case(2, (0.0, 1.0), one, -one, -1.7 * one, -9 * one, -one)
     settings = replace(rloo.OBJECTIVE.defaults, correction="decoupled", max_response_length=1)
-    found = ours(case, rloo.OBJECTIVE, settings)
+    found = our_answer(case, rloo.OBJECTIVE, settings)
     expected = -0.5 * advantage_of(case, rloo.OBJECTIVE) * torch.tensor(0.7).double().exp()
     torch.testing.assert_close(found.gradient[:, 0], expected)
 
@@ -138,9 +138,9 @@ def test_liger_fused_from_hidden_states(case: Case) -> None:
     near = replace(case, now=logprobs, behaviour=logprobs - offset)
     objective, chosen = hyperparameters_for("dapo")
     advantage = advantage_of(near, objective)
-    mine = ours(near, objective, chosen)
+    mine = our_answer(near, objective, chosen)
     leaf = hidden.clone().requires_grad_()
-    theirs = theirs_liger.fused(
+    theirs = theirs_liger.fused_loss(
         leaf, head, targets, near.mask, advantage, near.behaviour, **epsilons(chosen)
     )
     theirs.backward()

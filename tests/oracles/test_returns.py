@@ -62,7 +62,7 @@ def test_reinforce_plus_plus_by_hand() -> None:
 @given(case=cases())
 def test_reinforce_plus_plus_with_a_group_baseline(case: Case) -> None:
     several(case)
-    known = [g for g, is_known in zip(case.group, case.known, strict=True) if is_known]
+    known = [g for g, is_known in zip(case.group, case.has_reward, strict=True) if is_known]
     assume(all(known.count(g) > 1 for g in known))
     found = reinforce_plus_plus.estimate(before(case), Hyperparameters(group_baseline=True))
     with theirs_verl.exact_means():

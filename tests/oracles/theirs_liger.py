@@ -35,7 +35,7 @@ def loss(case: Case, advantage_B: torch.Tensor, *, weights: Any = None, **settin
     return answer(case, loss_of)
 
 
-def fused(
+def fused_loss(
     hidden_B_T_H: torch.Tensor,
     head_V_H: torch.Tensor,
     targets_B_T: torch.Tensor,

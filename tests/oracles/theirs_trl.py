@@ -100,7 +100,7 @@ class _Trainer:
     def _calculate_rewards(self, *_: object) -> torch.Tensor:
         rewards = [
             reward if known else float("nan")
-            for reward, known in zip(self.case.rewards, self.case.known, strict=True)
+            for reward, known in zip(self.case.rewards, self.case.has_reward, strict=True)
         ]
         return torch.tensor(rewards, dtype=torch.float64)[:, None]
 
@@ -119,7 +119,7 @@ def _double() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def scored(case: Case, **settings: Any) -> tuple[_Trainer, dict[str, torch.Tensor]]:
+def score_batch(case: Case, **settings: Any) -> tuple[_Trainer, dict[str, torch.Tensor]]:
     """What TRL knows of a batch before it trains: advantages, corrections."""
     trainer = _Trainer(case, settings)
     with _double():
@@ -138,7 +138,7 @@ def loss(
 ) -> Answer:
     """TRL's loss of the case; `settings` are attributes of the trainer. The advantages are TRL's own
     unless given, and the ratio is taken against `against`, by default the sampler."""
-    trainer, inputs = scored(case, **settings)
+    trainer, inputs = score_batch(case, **settings)
     inputs["old_per_token_logps"] = case.behaviour if against is None else against
     if advantage_B is not None:
         inputs["advantages"] = advantage_B

@@ -29,7 +29,7 @@ AGGREGATION = {
 def group_advantages(case: Case, estimator: str, **settings: Any) -> torch.Tensor:
     """Advantages (B) of an estimator that looks at groups; rows without a reward are left out and
     get 0, since verl knows no missing rewards."""
-    known = [row for row, is_known in enumerate(case.known) if is_known]
+    known = [row for row, is_known in enumerate(case.has_reward) if is_known]
     found = torch.zeros(case.num_rows, dtype=torch.float64)
     if known:
         rewards = torch.tensor([case.rewards[row] for row in known], dtype=torch.float64)
@@ -134,7 +134,7 @@ def exact_means() -> Iterator[None]:
 def token_rewards(case: Case, penalty: torch.Tensor | None = None) -> torch.Tensor:
     """(B, T): the reward at the last action of a row, less the penalty of each action."""
     rewards = torch.zeros_like(case.mask)
-    for row, (reward, known) in enumerate(zip(case.rewards, case.known, strict=True)):
+    for row, (reward, known) in enumerate(zip(case.rewards, case.has_reward, strict=True)):
         actions = case.mask[row].nonzero()
         if known and len(actions):
             rewards[row, actions[-1]] = reward or 0.0
@@ -143,7 +143,7 @@ def token_rewards(case: Case, penalty: torch.Tensor | None = None) -> torch.Tens
 
 def known_mask(case: Case) -> torch.Tensor:
     """(B, T): the actions of rows that have a reward."""
-    return case.mask * torch.tensor(case.known).double()[:, None]
+    return case.mask * torch.tensor(case.has_reward).double()[:, None]
 
 
 def returns(case: Case, rewards: torch.Tensor, *, gamma: float) -> torch.Tensor:
@@ -156,7 +156,7 @@ def returns(case: Case, rewards: torch.Tensor, *, gamma: float) -> torch.Tensor:
 
 def baseline(case: Case) -> torch.Tensor:
     """REINFORCE++-baseline's advantages (B, T), rows without a reward left out."""
-    known = [row for row, is_known in enumerate(case.known) if is_known]
+    known = [row for row, is_known in enumerate(case.has_reward) if is_known]
     estimator = CORE.get_adv_estimator_fn("reinforce_plus_plus_baseline")
     index = np.array([case.group[row] for row in known])
     found = torch.zeros_like(case.mask)
@@ -185,7 +185,7 @@ def value_loss(
     return loss
 
 
-def rejected(case: Case, *, low: float, high: float) -> torch.Tensor:
+def rejection_mask(case: Case, *, low: float, high: float) -> torch.Tensor:
     """(B, T): the mask without sequences whose geometric mean of pi_prox / mu is outside."""
     mask, _ = CORRECTIONS.compute_rollout_rejection_mask(
         case.proximal - case.behaviour, case.mask, "seq_mean_k1", f"{1 / high}_{1 / low}"

@@ -11,7 +11,7 @@ import torch
 
 from schemas.algorithms import CLIP_HIGH
 from schemas.learner import RULES, GradedGroup
-from tests.oracles.cases import Case, ours
+from tests.oracles.cases import Case, our_answer
 from tests.unit.trainer.batches import MIXED, group, policy64
 from tests.unit.trainer.support import job
 from tests.unit.trainer.variants import VARIANTS
@@ -207,7 +207,7 @@ def test_reinforce_plus_plus_with_a_baseline_by_hand() -> None:
     case = Case(2, (1.0, 0.0, 0.5, 0.5), ones, column[0], column[0], column[0], column[1])
     config = job(algorithm="reinforce_plus_plus", group_baseline=True, kl_coef=0.1).config
     hyperparameters = hyperparameters_of(config, micro_batch_tokens=4096)
-    found = ours(case, OBJECTIVES["reinforce_plus_plus"], hyperparameters)
+    found = our_answer(case, OBJECTIVES["reinforce_plus_plus"], hyperparameters)
     assert found.loss == pytest.approx(surrogate + 0.1 * k2, abs=1e-12)
     for row, (n, r, x) in enumerate(zip(now, ref, white, strict=True)):
         slope = (-x / deviation + 0.1 * (n - r)) / 4
