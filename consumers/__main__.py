@@ -1,9 +1,9 @@
-"""`python -m consumers NAME... [--lanes LANE...] [--drain | --forever]`: a process that hosts
-the named consumers (`consumers/registry.py` lists them). `relay` is a process of its own: it publishes
-the log to Kafka and hosts no consumer.
+"""`python -m consumers NAME... [--lanes LANE...] [--drain | --forever]`: starts a process that hosts
+the named consumers (`consumers/registry.py` lists them). The name `relay` starts a process that
+publishes the log to Kafka and hosts no consumer.
 
-This is a composition root: the only place under consumers/ that may import trainer, and it does so
-lazily, when this process takes the lanes of a device.
+The engine is imported only by a process that takes the lanes of a device
+(`consumers/process/worker.py`).
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     if RELAY in asked.names and len(asked.names) > 1:
-        sys.stderr.write("the relay has a process of its own: name it alone\n")
+        sys.stderr.write("relay cannot share a process with consumers; start it alone\n")
         return 2
     from consumers.process.worker import relay, work
 

@@ -4,8 +4,9 @@ Does: verifies the shards, puts the manifest last (lane: control).  Waits for: n
 Safe to repeat because: a manifest is a pure function of its step, and its put is create-only.
 
 A run asks for its checkpoints in the order of their steps (each manifest names the hash of the one
-before), so the newest step that was answered says which requests are old. A manifest that is there
-already is verified and adopted: whoever put it died before telling, or lost the race.
+before), so the newest step that was answered says which requests are old. A manifest that
+already exists is verified and adopted: the worker that put it died before it reported, or two workers
+put the same one.
 """
 
 import hashlib
@@ -54,7 +55,7 @@ def evolve(state: CheckpointState, event: CheckpointEvent) -> CheckpointState:
 
 
 def handle(state: CheckpointState, message: CheckpointMessage, meta: Meta) -> Decision:
-    """Each step that is asked for is saved once, or failed once."""
+    """Save each requested step once, or record once that it failed."""
     match message:
         case CheckpointRequested(spec=spec) if spec.step > state.answered:
             return Decision(effects=(SaveCheckpoint(spec=spec, reward=message.reward),))
@@ -102,7 +103,7 @@ async def perform(effect: SaveCheckpoint, ports: Ports) -> ManifestPut:
 
 
 def manifest_json(spec: CheckpointSpec) -> bytes:
-    """The manifest: canonical JSON, a pure function of the step. No attempt, no time, no reward."""
+    """The manifest: canonical JSON, a pure function of the step. It holds no attempt, time or reward."""
     content = {
         "format": FORMAT,
         "run": spec.run,
@@ -125,7 +126,7 @@ def manifest_json(spec: CheckpointSpec) -> bytes:
 
 
 def _files(spec: CheckpointSpec) -> dict[str, ArtifactRef]:
-    """The files of the checkpoint's directory. Raises CorruptData when its weights are nowhere."""
+    """The files of the checkpoint's directory. Raises CorruptData when its weights were not stored."""
     if spec.state.weights is None:
         raise CorruptData(
             f"the weights of step {spec.step} of {spec.run} were not stored, only their hash: a "
@@ -139,30 +140,32 @@ def _optional(ref: ArtifactRef | None) -> tuple[ArtifactRef, ...]:
 
 
 async def _put_first(key: str, data: bytes, ports: Ports) -> tuple[bytes, str]:
-    """Put the manifest unless there is one; what stands there then, and where."""
+    """Put the manifest unless one exists. Returns the manifest that is stored, and its address."""
     try:
         return data, await ports.blobs.put(key, data, create_only=True)
     except BlobExists:
         uri = await ports.blobs.exists(key)
     if uri is None:
-        raise CorruptData(f"{key} was there and is gone: somebody deletes checkpoints")
+        raise CorruptData(
+            f"{key} existed and was deleted since; let nothing else delete files of checkpoints"
+        )
     return await ports.blobs.get(uri), uri
 
 
 async def _verify_other(uri: str, data: bytes, ports: Ports) -> None:
-    """Another manifest of this step was first. It stands if every byte it names is there. Raises
-    CorruptData otherwise."""
+    """Check another manifest of this step that was put first. It is kept if every byte that it names is
+    there. Raises CorruptData otherwise."""
     try:
         manifest = Manifest.model_validate_json(data)
     except ValidationError as error:
         raise CorruptData(
-            f"{uri} is not a manifest of ours; who else writes to these blobs? {error}"
+            f"{uri} is not a manifest of Headrace: {error}; let nothing else write to these blobs"
         ) from error
     await _verify([*manifest.files.values(), *_optional(manifest.state)], ports)
 
 
 async def _verify(refs: Iterable[ArtifactRef], ports: Ports) -> None:
-    """Read every shard from where it will be read later, past all caches."""
+    """Read every file from the place where it will be read later, without caches."""
     for ref in refs:
         await ports.artifacts.get(ref, cached=False)
 

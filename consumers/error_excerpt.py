@@ -1,7 +1,7 @@
-"""How much of an error message an event takes: events are small, what user code raises is not.
+"""The part of an error message that enters an event. Events are small, and errors of user code are not.
 
-A group's samples share one event, so their messages share one room. What a terminal or a database
-would stumble over (control characters, lone surrogates) does not enter the log.
+The samples of a group share one event, so their messages share its room. Characters that break a
+terminal or a database (control characters, lone surrogates) do not enter the log.
 """
 
 import itertools

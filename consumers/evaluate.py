@@ -1,8 +1,8 @@
 """Evaluates a model or a checkpoint on a dataset, and validates runs while they train.
 Reads: EvaluationRequested, WorkspaceSynced, WorkspaceRejected, GroupGraded, EvaluationStopRequested.
 Emits: EvaluationStarted, GroupsRequested, GroupsSettled, EvaluationCompleted.  Stream: eval.
-Does: nothing itself; it asks for groups.  Waits for: the workspace, and each chunk's groups.
-Safe to repeat because: each chunk is asked for once and each slot settled once, by the state."""
+Does: nothing itself; it requests groups.  Waits for: the workspace, and each chunk's groups.
+Safe to repeat because: by its state, each chunk is requested once and each slot is settled once."""
 
 from dataclasses import dataclass, field, replace
 from typing import Never, assert_never, get_args
@@ -42,12 +42,12 @@ EvalMessage = (
 )
 
 MOST_SLOTS = 500
-"""Of one request: some 40 bytes each, beside the template, in an event of 64 KiB."""
+"""Slots of one request. Each takes some 40 bytes, and the event with the template has 64 KiB at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalState:
-    """`asked` counts the rows asked for so far; `rewards` are those of settled slots, in slot order
+    """`asked` counts the rows requested so far; `rewards` are those of settled slots, sorted by slot
     when read. `first_error`: the lowest slot with an error, and the error."""
 
     request: EvaluationRequested | None = None
@@ -113,7 +113,7 @@ def routes(message: EvalMessage) -> tuple[StreamName, ...]:
 
 
 def handle(state: EvalState, message: EvalMessage, meta: Meta) -> Decision:
-    """Start, ask for the next rows, count what was graded, and end."""
+    """Start, request the next rows, count graded groups, and end."""
     if state.ended:
         return NOTHING
     match message:

@@ -2,13 +2,12 @@
 Reads: RunStarted, BatchAssembled.
 Emits: PolicyInitialized, PolicyUpdated, PolicyFailed.  Stream: policy.
 Does: builds version 0, steps, stores what must last (lane: train).  Waits for: nothing.
-Safe to repeat because: one TrainStep per step of a run; a version that is known decides nothing.
+Safe to repeat because: one TrainStep per step of a run; a version that exists already decides nothing.
 
-A run assembles the batch of step s only once step s - 1 is settled, so the version to step from is
-always the newest one here. Its hash always enters the log. Its bytes are stored where something needs
-them: samplers (weights, RL), checkpoints and validations (`pinned`), and recovery (every `interval`
-steps, of which the two newest are kept), and discarded once nothing does. `consumers/learn/replay.py`
-rebuilds all others.
+A run assembles the batch of step s only once step s - 1 is settled, so each step starts
+from the newest version of this stream. The hash of every version enters the log. Its bytes are stored
+only while something needs them (`consumers/learn/retention.py`): samplers, checkpoints, validations or
+recovery. `consumers/learn/replay.py` rebuilds every other version.
 """
 
 from dataclasses import replace
@@ -35,7 +34,7 @@ from schemas.learner import Conversation, Learner
 from schemas.specs import StateRef, TrainSpec
 
 SMALL_STATE_BYTES = 64 << 20
-"""Below this, every version is stored whole: writing it costs less than replaying a step."""
+"""Below this size every version is stored whole, because writing it costs less than replaying a step."""
 
 LARGE_STATE_INTERVAL = 10
 
@@ -65,7 +64,7 @@ def _interval(spec: TrainSpec, base: StateRef) -> int:
 
 
 def handle(state: PolicyState, message: PolicyMessage, meta: Meta) -> Decision:
-    """Build version 0 of a run that started; take each step once."""
+    """Build version 0 of a run that started, and take each step once."""
     if state.failed:
         return NOTHING
     match message:
@@ -121,7 +120,7 @@ def _request_step(state: PolicyState, message: BatchAssembled, meta: Meta) -> De
 
 
 def _is_validated(spec: TrainSpec, step: int) -> bool:
-    """Whether the run validates this version: it samples with its weights then."""
+    """Whether the run validates this version. Validation samples with the version's weights."""
     every = spec.config.checkpoints.eval_interval
     return every is not None and step % every == 0
 
@@ -214,7 +213,7 @@ async def _train(effect: TrainStep, ports: Ports) -> PolicyBuilt:
 
 
 async def _read_held_out(ports: Ports, spec: TrainSpec, step: int) -> tuple[Conversation, ...]:
-    """What this version is measured on; nothing where it is not."""
+    """The held-out conversations that this version is measured on, if it is."""
     if spec.validation is None or not spec.is_scored(step):
         return ()
     return await read_conversations(ports, spec.validation, range(spec.validation.num_rows))

@@ -1,11 +1,12 @@
-"""Brings a learner to a version: what `consumers/learn/consumer.py` does before it takes a step.
+"""Brings a learner to the version from which the next step starts.
 
-The log holds the hash of every version and the bytes of some. A learner that does not hold the wanted
-one loads the newest that is stored whole and replays the steps between, and each must give the hashes
-that the log holds for it: a step that gives other bits ends the run rather than go on unnoticed.
+The log holds the hash of every version and the bytes of some. If a learner does not hold the required
+version, it loads the newest earlier one that is stored whole and replays the steps between. Each
+replayed step must give the hashes in the log. If it gives other bits the run ends, because it would
+otherwise go on with other weights and nobody would notice.
 
-The learner counts the steps that were taken. A skipped step of the run made no version, so the n-th
-PolicyUpdated of a run, whatever its step, is the learner's version n.
+The learner counts the steps that were taken. A skipped step made no version, so the n-th PolicyUpdated
+of a run is the learner's version n, whatever its step is.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from schemas.sampling import SampleBatch
 from schemas.specs import BatchGroup, DatasetRef, StateRef, TrainSpec
 
 PAGE = 256
-"""Batches that are read at once from the log."""
+"""How many batches are read from the log at once."""
 
 Version = PolicyInitialized | PolicyUpdated
 
@@ -54,8 +55,8 @@ async def ensure_loaded(
     """Make the learner hold version `taken`, whose bits `base` names. Raises ReplayDiverged,
     CorruptData, and TransientError while the log cannot be read that far.
 
-    Other runs may load their versions into the same learner whenever this waits for anything else, so
-    all that is needed is read first: from `load` on, each call follows on the last at once.
+    Other runs may load their versions into the same learner while this function waits for IO. So it
+    reads everything first, and from `load` on it calls only the learner.
     """
     job = job_of(spec)
     if learner.holds(job, taken, base.weights_sha256, base.state_sha256):
@@ -115,7 +116,7 @@ async def _read_batches(
 
 
 def _compare(made: LearnerState, updated: PolicyUpdated) -> None:
-    """A replayed step must give the bits of the first time."""
+    """Check that a replayed step gave the same bits as the first time."""
     recorded = updated.state
     pairs = (
         ("weights", made.weights_sha256, recorded.weights_sha256),

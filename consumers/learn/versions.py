@@ -1,4 +1,4 @@
-"""The bytes of policy versions: made durable, and discarded once nothing needs them."""
+"""Stores the bytes of policy versions, and discards them once nothing needs them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -13,7 +13,7 @@ from schemas.specs import StateRef
 async def store_version(
     version: LearnerState, ports: Ports, run: str, *, step: int, weights: bool
 ) -> StateRef:
-    """Make a version durable, as far as something needs its bytes; the hashes are always kept."""
+    """Store those bytes of a version that something needs. The hashes are always kept."""
 
     async def put(data: bytes | None, sha256: str) -> ArtifactRef | None:
         if data is None:
@@ -35,8 +35,8 @@ async def store_version(
 
 @asynccontextmanager
 async def discarding(retired: Sequence[ArtifactRef], ports: Ports) -> AsyncIterator[None]:
-    """Discard these meanwhile: whatever becomes of the work within, it does not need them. When that
-    fails, whoever does it again discards what is left."""
+    """Discard these artifacts while the block runs. The work in the block does not need them, whether it
+    succeeds or not. If it fails, the next attempt discards what is left."""
     discards = asyncio.gather(*(ports.artifacts.discard(ref) for ref in retired))
     try:
         yield

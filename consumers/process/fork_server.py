@@ -1,8 +1,8 @@
-"""`python -m consumers.process.fork_server`: imports what a device worker needs, then makes workers by
-forking.
+"""`python -m consumers.process.fork_server`: imports what a device worker needs, and then forks
+workers.
 
 The supervisor talks to it over its standard input (`infra/local/forkserver.py` has the protocol).
-Nothing here may start a thread or touch a GPU: neither outlives a fork.
+Nothing here may start a thread or touch a GPU: neither survives a fork.
 """
 
 import ctypes
@@ -26,7 +26,8 @@ PR_SET_NAME = 15
 
 
 def serve() -> int:
-    """Make what is asked for until the supervisor hangs up; in a worker: work. An exit code."""
+    """Fork workers until the supervisor closes the channel. In a worker: do its work. Returns an exit
+    code."""
     for module in (*IMPORTED, *REGISTRY.values()):
         importlib.import_module(module)
     gc_freeze.freeze()
@@ -36,8 +37,8 @@ def serve() -> int:
 
 
 def _serve_forks() -> Mapping[str, Any] | None:
-    """In a worker, out of the loop and with the channel closed: what was asked for. In the server: None,
-    once the supervisor has hung up."""
+    """Fork a worker for each order of the supervisor. Returns the order in the worker, with the channel
+    closed, and None in the server once the supervisor has closed the channel."""
     with socket.socket(fileno=os.dup(0)) as channel, channel.makefile("rb") as lines:
         channel.sendall(b"\n")
         for line in lines:
@@ -55,7 +56,8 @@ def _serve_forks() -> Mapping[str, Any] | None:
 
 
 def _fork_orphan() -> int | None:
-    """Fork a process that the kernel gives to the nearest subreaper. Its pid; None in itself."""
+    """Fork a process that the kernel gives to the nearest subreaper. Returns its pid, and None in the
+    new process."""
     reading, writing = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -76,7 +78,8 @@ def _fork_orphan() -> int | None:
 
 
 def _work(order: Mapping[str, Any], supervisor: int) -> int:
-    """Become the worker: as if it had been started with these arguments and this environment."""
+    """Become the worker, as if this process had been started with these arguments and this
+    environment."""
     _await_adoption(supervisor)
     os.setsid()
     os.environ.clear()
@@ -91,7 +94,7 @@ def _work(order: Mapping[str, Any], supervisor: int) -> int:
 
 
 def _await_adoption(supervisor: int) -> None:
-    """Wait until the supervisor is our parent, and die with it."""
+    """Wait until the supervisor is our parent, and make sure that we die with it."""
     between = os.getppid()
     while between not in (supervisor, 1) and os.getppid() == between:
         os.sched_yield()  # it ends at once

@@ -1,7 +1,7 @@
-"""Composition of a worker process: adapters and engines for the consumers it hosts.
+"""A composition root: builds the adapters and engines of a worker process for the consumers it hosts.
 
-The engine (torch) is built only for a process that takes the lanes of a device; user code's processes
-and the gateway only where samples are generated or graded.
+The engine (torch) is built only for a process that takes the lanes of a device. The sandbox and the
+gateway are built only where samples are generated or graded.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def worker_id() -> WorkerId:
-    """The name under which this process holds claims: given by the supervisor, or made up."""
+    """The name under which this process holds claims: given by the supervisor, or generated here."""
     supervisor_name = os.environ.get("HEADRACE_WORKER_ID")
     return WorkerId(supervisor_name or f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}")
 
@@ -61,13 +61,15 @@ async def work(consumers: Sequence[AnyConsumer], *, lanes: Sequence[Lane], drain
 
 
 async def relay(consumers: Sequence[str]) -> int:
-    """Publish the log to Kafka for these consumers, until stopped. Raises InvalidConfig when no Kafka is
-    named."""
+    """Publish the log to Kafka for these consumers, until stopped. Raises InvalidConfig when
+    HEADRACE_KAFKA is not set."""
     settings = Settings.load(os.environ)
     telemetry.setup(settings, service="relay")
     failpoints.arm(settings.failpoint or "", settings.home)
     if settings.kafka is None:
-        raise InvalidConfig("the relay publishes to Kafka: name its servers in HEADRACE_KAFKA")
+        raise InvalidConfig(
+            "the relay publishes to Kafka, and HEADRACE_KAFKA is not set; name the servers there"
+        )
     async with open_backend(settings) as backend:
         task = asyncio.ensure_future(backend.relay(settings.kafka, consumers).run())
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -81,7 +83,8 @@ async def relay(consumers: Sequence[str]) -> int:
 async def hold_lease(
     hosting: Hosting, backend: Backend, runtime: Runtime
 ) -> AsyncIterator[LeaseKeeper]:
-    """Hold this worker's lease while inside; each heartbeat brings the gates, losing it stops us."""
+    """Hold this worker's lease inside the block. Each heartbeat also applies the gates of runs. When the
+    lease is lost, the runtime stops."""
     loop = asyncio.get_running_loop()
 
     def beat() -> None:
@@ -106,7 +109,8 @@ async def hold_lease(
 
 
 async def _apply_gates(runtime: Runtime) -> None:
-    """Nobody awaits it: what goes wrong is said here, and the next heartbeat tries again."""
+    """Apply the gates. Nobody awaits this call, so an error is logged here, and the next heartbeat tries
+    again."""
     try:
         await runtime.apply_gates()
     except Exception:
@@ -117,7 +121,7 @@ async def _apply_gates(runtime: Runtime) -> None:
 async def open_runtime(
     hosting: Hosting, backend: Backend, settings: Settings
 ) -> AsyncIterator[Runtime]:
-    """A runtime with what its lanes need."""
+    """A runtime with the adapters and engines that its lanes need."""
     async with AsyncExitStack() as stack:
         ports = await _open_ports(stack, hosting, backend, settings)
         gc_freeze.freeze()

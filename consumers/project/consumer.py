@@ -84,14 +84,14 @@ BATCH = 500
 SLOW_POLL_S = 5.0
 
 TURNS = frozenset(kind.type for kind in (RunArchived, RunRestored, RunDeleted, DatasetDeleted))
-"""Events after which rows are forgotten, or come back."""
+"""Events after which rows are deleted or come back."""
 
 REWARD = "rollout/raw_reward"
 VALIDATION = "eval/validation/reward"
 
 
 class Tables(Protocol):
-    """Where rows go (`infra.readmodel.store.ReadModel`)."""
+    """The tables of the read model (`infra.readmodel.store.ReadModel`)."""
 
     async def cursor(self) -> Cursor: ...
     async def apply(self, writes: list[Write], *, before: Cursor, after: Cursor) -> bool: ...
@@ -99,13 +99,13 @@ class Tables(Protocol):
 
 
 class Wakeups(Protocol):
-    """Who says that the log grew (`infra.postgres.notify.Notifier`)."""
+    """Signals that the log has grown (`infra.postgres.notify.Notifier`)."""
 
     def subscribe(self) -> Wakeup: ...
 
 
 class Projector:
-    """Keeps the tables up with the log, for ever."""
+    """Keeps the tables up to date with the log, until it is cancelled."""
 
     def __init__(self, log: EventLog, readmodel: Tables, *, wakeups: Wakeups | None = None) -> None:
         self._log = log
@@ -113,15 +113,15 @@ class Projector:
         self._wakeup = wakeups.subscribe() if wakeups else Wakeup()
 
     async def run(self) -> None:
-        """Tail until cancelled. A lost wake-up costs one slow poll; so does a database that does
-        not answer, for the cursor says where to go on."""
+        """Project new events until cancelled. A lost wake-up costs one slow poll. So does a database
+        that does not answer, because the cursor says where to continue."""
         while True:
             if await self._try_step() == 0:
                 await self._await_news()
 
     async def _await_news(self) -> None:
-        """Wait for a wake-up in a task of its own: `asyncio.wait_for` of Python 3.11 can swallow a
-        cancellation that comes together with what it waits for, and we would go on for ever."""
+        """Wait for a wake-up in a separate task. `asyncio.wait_for` of Python 3.11 can lose a
+        cancellation that comes together with the wake-up, and then this loop would never end."""
         waiting = asyncio.ensure_future(self._wakeup.wait(SLOW_POLL_S))
         try:
             await asyncio.wait({waiting})
@@ -133,7 +133,7 @@ class Projector:
             return await self.step()
         except UNAVAILABLE_ERRORS as error:
             go_on()
-            logger.warning("the read model waits for the database: %s", error)
+            logger.warning("the read model cannot be updated until the database answers: %s", error)
             return 0
 
     async def step(self) -> int:
@@ -147,12 +147,12 @@ class Projector:
             await self._project_again(events[0].run, before)
         writes = [write for recorded in events for write in writes_of(recorded)]
         if not await self._tables.apply(writes, before=before, after=after):
-            logger.info("another process projects from %s on", before)
+            logger.info("another process projects the events after %s", before)
         return max(1, len(events))
 
     async def _project_again(self, run: str, cursor: Cursor) -> None:
-        """The events of a run whose history is back lie far below the cursor. Puts of rows that are
-        there change nothing, and the last change stands, so a repeat is harmless."""
+        """Project the events of a restored run, which lie far below the cursor. Putting a row that
+        exists changes nothing, and the last change wins, so a repeat is harmless."""
         owners = [run]
         for owner in owners:
             after = Cursor()
@@ -164,7 +164,7 @@ class Projector:
                 after = page[-1].cursor
 
     async def rebuild(self) -> int:
-        """Forget the tables and project the whole log again; returns the number of events."""
+        """Empty the tables and project the whole log again. Returns the number of events."""
         await self._tables.reset()
         total = 0
         while count := await self.step():
@@ -173,8 +173,9 @@ class Projector:
 
 
 def _until_turn(events: Sequence[Recorded], after: Cursor) -> tuple[Sequence[Recorded], Cursor]:
-    """The events up to the first that makes the tables forget something, or that one alone; and the
-    cursor behind them. Within a batch rows are put before others are forgotten, whatever came first."""
+    """The events up to the first one that deletes or restores rows, or that event alone, and the cursor
+    behind them. Within a batch all rows are put before any are deleted, whatever their order in the
+    log."""
     turn = next((n for n, recorded in enumerate(events) if recorded.type in TURNS), None)
     if turn is None:
         return events, after
@@ -212,13 +213,13 @@ def _skipped_event(recorded: Recorded, error: Exception) -> PutSkippedEvent:
 
 
 def project(recorded: Recorded) -> tuple[Write, ...]:
-    """What one event means for the tables."""
+    """The writes of one event, log lines and dead letters included."""
     return (*rows(recorded.event, recorded.time), *letters(recorded), *narrate(recorded))
 
 
 @singledispatch
 def rows(event: Event, at: datetime) -> tuple[Write, ...]:
-    """The rows of an event, but for the log lines. Most events have none."""
+    """The rows of an event, without its log lines. Most events have none."""
     return ()
 
 
@@ -234,8 +235,8 @@ def repository_pushed(event: RepositoryPushed, at: datetime) -> tuple[Write, ...
 
 @rows.register
 def workspace_synced(event: WorkspaceSynced, at: datetime) -> tuple[Write, ...]:
-    """A run's own commit may be an old one, and it looked into one rollout: the workspace shows what
-    its own pushes found (`consumers/sync/consumer.py` makes one when a run finds a new head)."""
+    """A run's own commit may be old, and only one of its rollouts was examined. So the workspace shows
+    the result of its own pushes (`consumers/sync/consumer.py` makes one when a run finds a new head)."""
     if event.requester is not None:
         return ()
     rollouts = json.dumps([rollout.model_dump() for rollout in event.rollouts])
@@ -481,7 +482,7 @@ def _end_of_run(
 def _metric_points(
     run: str, step: int, metrics: dict[str, float], at: datetime
 ) -> tuple[PutMetric, ...]:
-    """JSON knows no NaN: a metric that is not finite has no point."""
+    """A metric that is not finite has no point, because JSON has no NaN."""
     return tuple(
         PutMetric(run, key, step, value, at)
         for key, value in metrics.items()

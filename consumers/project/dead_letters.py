@@ -1,4 +1,4 @@
-"""Dead letters as rows: what waits, and what was driven again."""
+"""Dead letters as rows: those that wait, and those that were redriven."""
 
 from infra.ports.event_log import Recorded
 from infra.readmodel.rows import ChangeLetter, PutLetter, Write
@@ -6,7 +6,7 @@ from schemas.events import MessageDeadLettered, MessageRedriven
 
 
 def letters(recorded: Recorded) -> tuple[Write, ...]:
-    """The row of a dead letter, or what changes in it."""
+    """The row of a dead letter, or the change of one."""
     match recorded.event:
         case MessageDeadLettered() as event:
             put = PutLetter(

@@ -1,7 +1,7 @@
-"""What the log of a run or an evaluation says, in plain English: a few lines for some events.
+"""The log lines of a run or an evaluation, in plain English: a few lines for some events.
 
-Lines are for people: one per thing worth knowing, with the step it belongs to. What a program needs
-is in the events.
+Lines are for people. Each says one thing worth knowing, with the step it belongs to. Programs read the
+events instead.
 """
 
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ Line = tuple[str, int | None, str]
 """Level, step, message."""
 
 LONGEST = 2000
-"""Characters of a line: what user code says is quoted, never in full length."""
+"""Characters of a line. Messages of user code are quoted up to this length."""
 
 SHOWN_METRICS = {
     "rollout/raw_reward": "reward",
@@ -77,7 +77,7 @@ def narrate(recorded: Recorded) -> tuple[PutLog, ...]:
 
 
 def _about(event: Event) -> str:
-    """Whose log it is: what a workspace answers to a run is the run's."""
+    """Whose log the lines belong to. The answer of a workspace to a run belongs to the run."""
     if isinstance(event, WorkspaceSynced | WorkspaceRejected) and event.requester:
         return _owner(event.requester)
     if isinstance(event, EvaluationRequested):
@@ -91,7 +91,7 @@ def _owner(stream: StreamName) -> str:
 
 @singledispatch
 def lines(event: Event) -> Iterator[Line]:
-    """The lines of an event; most say nothing."""
+    """The lines of an event. Most events have none."""
     yield from ()
 
 
@@ -147,7 +147,7 @@ def policy_failed(event: PolicyFailed) -> Iterator[Line]:
 
 @lines.register
 def group_graded(event: GroupGraded) -> Iterator[Line]:
-    """The first failure of a group stands for all."""
+    """One line quotes the first failure of a group and counts the others."""
     step = GroupKey.parse(event.spec.group).step
     failed = [entry for entry in event.entries if entry.failure]
     if failed:

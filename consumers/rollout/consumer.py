@@ -1,10 +1,10 @@
 """Generates the samples of requested groups.
 Reads: GroupsRequested.  Emits: SampleGenerated, GroupGenerated.  Stream: group.
 Does: samples a group, or runs the user's workflow per sample (lane: generate).  Waits for: nothing.
-Safe to repeat because: one group stream per slot; a known sample or group decides nothing.
+Safe to repeat because: one group stream per slot; a recorded sample or group decides nothing.
 
-A finished group has exactly `num_samples` entries: what failed stands there as failed. How samples
-come about is in `consumers/rollout/sampling.py`.
+A finished group has exactly `num_samples` entries, and a failed sample has an entry with its failure.
+`consumers/rollout/sampling.py` makes the samples.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ GroupMessage = GroupsRequested | GroupSampled | SampleFinished | Failed
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A sample that is finished; without an artifact when its workers gave it up."""
+    """A sample that is finished. It has no artifact if its workers gave up."""
 
     entry: SampleEntry
     artifact: ArtifactRef | None
@@ -68,7 +68,7 @@ def _add_sample(state: GroupState, sample: Finished) -> tuple[Finished, ...]:
 
 
 def handle(state: GroupState, message: GroupMessage, meta: Meta) -> Decision:
-    """Ask for what the group lacks; record each sample, and the group with its last one."""
+    """Request the samples that the group lacks. Record each sample, and the group with its last one."""
     match message:
         case GroupsRequested() if not state.done:
             return Decision(effects=_requested_effects(state, _group_spec(message, meta.stream)))
@@ -141,7 +141,7 @@ def _failed_entry(message: Failed, index: int, *, num_samples: int = 1) -> Sampl
 
 
 def routes(message: GroupMessage) -> tuple[StreamName, ...]:
-    """A request goes to one stream per group that it asks for."""
+    """A request goes to one stream per requested group."""
     if not isinstance(message, GroupsRequested):
         return ()
     prefix = f"{message.owner}-{message.purpose}-{message.step}"
@@ -151,7 +151,7 @@ def routes(message: GroupMessage) -> tuple[StreamName, ...]:
 async def perform(
     effect: GenerateGroup | GenerateSample, ports: Ports
 ) -> GroupSampled | SampleFinished:
-    """Sample. What the user's workflow gets wrong is in the record, not an error."""
+    """Sample. An error of the user's workflow is in the record of the sample, and is not raised."""
     match effect:
         case GenerateGroup():
             return await generate_group(effect, ports)

@@ -1,9 +1,9 @@
-"""How samples come about: dataset row -> conversation -> turns -> a record in an artifact.
+"""Makes samples: dataset row -> conversation -> turns -> a record in an artifact.
 
-What goes wrong with one sample (its workflow raises, hangs, never asks; its prompt is too long) is
-written into its record, and the others go on. What goes wrong with the platform is raised, so that
-the effect runs again. A failed sample carries no sequences: there is nothing to train in it.
-The row's label is never passed on: workflows see the prompt and the metadata only.
+A failure of one sample is written into its record, and the other samples continue: its workflow raises,
+hangs or sends no request, or its prompt is too long. A failure of the platform is raised, so that the
+effect runs again. A failed sample has no sequences, because there is nothing in it to train on. The
+row's label is never passed on; workflows see only the prompt and the metadata.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ from schemas.specs import GroupSpec, RolloutRef, SampleEntry
 
 NEVER_ASKED = SampleFailure(
     category=FailureCategory.VALIDATION,
-    message="the workflow never asked the policy for a reply; call ctx.chat, or send a request to "
+    message="the workflow sent no request to the policy; call ctx.chat, or send a request to "
     "ctx.base_url, before it returns",
 )
 
 
 async def generate_group(effect: GenerateGroup, ports: Ports) -> GroupSampled:
-    """Sample a group, one turn each, all requests in flight together, so that the engine batches
+    """Sample a group, one turn per sample. All requests are in flight together, so the engine batches
     them. Raises TransientError when the engine is gone."""
     sampler = ports.require("sampler")
     spec = effect.spec
@@ -101,7 +101,9 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
     finally:
         turns, conversation = session.close()
     if session.interrupted:
-        raise TransientError("the engine failed a request of this sample; it runs again")
+        raise TransientError(
+            "the engine failed a request of this sample; the sample is generated again"
+        )
     failure = returned if isinstance(returned, SampleFailure) else None
     if failure is None and not turns:
         failure = NEVER_ASKED
@@ -114,8 +116,8 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
 
 
 async def _await_sampler(sampler: Sampler, request: SampleRequest) -> None:
-    """A workflow's time is its own: it does not begin before its policy can be sampled from. What is
-    refused, its first request is told."""
+    """Wait until the policy can be sampled from, so that this time does not count as the workflow's. If
+    the policy is refused, the workflow's first request gets the error."""
     with contextlib.suppress(Refused, CorruptData):
         await sampler.prepare(request)
 
@@ -123,7 +125,7 @@ async def _await_sampler(sampler: Sampler, request: SampleRequest) -> None:
 async def _run_workflow(
     effect: GenerateSample, rollout: RolloutRef, row: DatasetRow, ports: Ports, session: Session
 ) -> tuple[Message, ...] | SampleFailure | None:
-    """What the workflow returned (None: nothing), or how it failed."""
+    """The messages that the workflow returned (None: it returned none), or how it failed."""
     spec = effect.spec
     try:
         result = await ports.require("user").run_workflow(
@@ -146,8 +148,8 @@ def record_of(
     *,
     failure: SampleFailure | None,
 ) -> SampleRecord:
-    """A sample as it happened. Prompt tokens are what the policy was given, completion tokens what
-    it chose; the text is the conversation's last answer."""
+    """A sample as it happened. Prompt tokens are those that the policy was given, completion tokens
+    those that it chose. The text is the conversation's last answer."""
     sequences = sequences_of(turns)
     num_tokens = sum(len(sequence.tokens) for sequence in sequences)
     num_actions = sum(sum(sequence.loss_mask) for sequence in sequences)
@@ -182,7 +184,7 @@ def entry_of(record: SampleRecord, *, num_samples: int = 1) -> SampleEntry:
 
 
 def alarm_once(entries: Iterable[SampleEntry]) -> tuple[SampleEntry, ...]:
-    """Entries for one event: what is wrong with the engine is said by the first that knows."""
+    """Entries for one event. An alarm about the engine stays only in the first entry that has one."""
     told, kept = False, []
     for entry in entries:
         kept.append(entry.model_copy(update={"alarm": None}) if told else entry)

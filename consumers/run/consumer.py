@@ -1,4 +1,4 @@
-"""Orchestrates a run: which groups, which batch, which checkpoint comes next.
+"""Orchestrates a run: decides which groups, which batch and which checkpoint come next.
 Reads: RunRequested, WorkspaceSynced, WorkspaceRejected, PolicyInitialized, PolicyFailed, GroupGraded,
 PolicyUpdated, CheckpointSaved, CheckpointFailed, EvaluationCompleted, RunPauseRequested,
 RunResumeRequested, RunStopRequested.
@@ -71,7 +71,7 @@ RunMessage = (
 
 
 def routes(message: RunMessage) -> tuple[StreamName, ...]:
-    """The run that a message is about; none for what belongs to others."""
+    """The run that a message is about; none if it is about something else."""
     match message:
         case WorkspaceSynced() | WorkspaceRejected():
             requester = message.requester
@@ -88,7 +88,7 @@ def routes(message: RunMessage) -> tuple[StreamName, ...]:
 
 
 def handle(state: RunState, message: RunMessage, meta: Meta) -> Decision:
-    """Record the fact, then decide what follows from the state it leads to."""
+    """Record the message as a fact, then decide what follows from the new state."""
     if state.ended or state.request is None:
         return NOTHING
     recorded = record(state, message, meta)
@@ -98,7 +98,7 @@ def handle(state: RunState, message: RunMessage, meta: Meta) -> Decision:
 
 
 def record(state: RunState, message: RunMessage, meta: Meta) -> tuple[RunEvent, ...]:
-    """The message as facts of the run's own stream; none if the run knows it already."""
+    """The message as facts of the run's own stream; none if the run has recorded it already."""
     match message:
         case RunRequested() | WorkspaceSynced() | WorkspaceRejected():
             return start(state, message)
@@ -151,7 +151,7 @@ def _settle_group(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]
 
 
 def _warn_of_alarm(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]:
-    """What the engine said is wrong with it, unless this run has said so already."""
+    """A warning with the engine's alarm, unless this run has recorded the same alarm already."""
     spec = message.spec
     alarms = (entry.alarm for entry in message.entries if entry.alarm)
     new = next((alarm for alarm in alarms if alarm not in state.alarms), None)
@@ -182,7 +182,8 @@ def _settle_step(state: RunState, message: PolicyUpdated, meta: Meta) -> tuple[R
 
 
 def _skip_unhealthy(message: PolicyUpdated) -> tuple[RunEvent, ...]:
-    """A step that was taken and changed nothing, because its numbers were not finite."""
+    """Record that a step was taken and changed nothing, because its loss or gradients were not
+    finite."""
     if not is_unhealthy(message.metrics):
         return ()
     reason = unhealthy_step_message(message.step)
@@ -191,8 +192,8 @@ def _skip_unhealthy(message: PolicyUpdated) -> tuple[RunEvent, ...]:
 
 
 def _waiting_time(state: RunState, metrics: Mapping[str, float], at: float) -> dict[str, float]:
-    """What of the time since the last step none of the parts of this one accounts for. Where sampling
-    runs ahead, only what the learner did lies in between."""
+    """The time since the last step that none of this step's measured parts explains. If sampling runs
+    ahead, only the learner's parts lie in that time."""
     if state.settled_at is None:
         return {}
     lasted = OWN_TIMES if state.pace.depth else [key for key in metrics if key.startswith("time/")]

@@ -1,4 +1,4 @@
-"""Whether a run still learns: steps that changed nothing, and rewards that say nothing. Pure."""
+"""Whether a run still learns: steps that changed nothing, and rewards without a difference. Pure."""
 
 from collections.abc import Mapping
 
@@ -6,13 +6,13 @@ from schemas.algorithms import GROUPED
 from schemas.config import Advanced
 
 MOST_UNHEALTHY = 3
-"""So many steps in a row without a finite gradient end the run: the next would be as these."""
+"""This many steps in a row without a finite gradient end the run, because the next would be the same."""
 
 MOST_LOST = 5
-"""So many steps in a row whose groups were all dropped because of errors end the run."""
+"""This many steps in a row whose groups were all dropped because of errors end the run."""
 
 FLAT_STEPS = 5
-"""After so many steps in a row whose rewards say nothing the run warns."""
+"""After this many steps in a row with nothing to learn from, the run warns."""
 
 
 def is_unhealthy(metrics: Mapping[str, float]) -> bool:
@@ -21,8 +21,8 @@ def is_unhealthy(metrics: Mapping[str, float]) -> bool:
 
 
 def is_flat(metrics: Mapping[str, float], advanced: Advanced) -> bool:
-    """Whether the rewards of a step left nothing to learn: in each group they are all equal, or in the
-    whole batch where that is the baseline."""
+    """Whether the rewards of a step left nothing to learn: they are all equal in each group, or in the
+    whole batch if the batch is the baseline."""
     if advanced.algorithm in GROUPED or advanced.group_baseline:
         return metrics.get("rollout/zero_variance_ratio") == 1.0
     return metrics.get("rollout/reward_std") == 0.0
@@ -48,7 +48,7 @@ def divergence_message(step: int, *, run: str, checkpoint: int | None) -> str:
 
 
 def flat_warning(step: int, *, num_steps: int) -> str:
-    """What to look at when rewards say nothing."""
+    """What to check when all rewards are equal."""
     return (
         f"up to step {step}, all rewards that are compared with each other were equal for {num_steps} "
         "steps: nothing is being learned. Look at the grader's rewards, or give it questions that are "

@@ -1,7 +1,7 @@
-"""What follows from a run's state, and nothing else: the same state always leads to the same events.
+"""The rules of a run: which events follow from its state. The same state always gives the same events.
 
-Each rule yields at most the events of one decision; `follow` folds them and asks again, until nothing
-new follows. So a stop, a pause or a late fact needs no path of its own.
+Each rule returns the events of at most one decision. `follow` folds them and tries the rules again,
+until none returns anything. So a stop, a pause or a late fact needs no code path of its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ def follow(state: RunState) -> tuple[RunEvent, ...]:
 
 
 def give_up(state: RunState) -> tuple[RunEvent, ...]:
-    """When step after step leaves the weights as they were."""
+    """Fail the run when several steps in a row leave the weights unchanged."""
     run = _run_id(state)
     if state.lost >= MOST_LOST and state.first_error is not None:
         text = all_lost_message(state.lost, state.first_error)
@@ -67,7 +67,7 @@ def give_up(state: RunState) -> tuple[RunEvent, ...]:
 
 
 def warn(state: RunState) -> tuple[RunEvent, ...]:
-    """When rewards have said nothing for a while: once per such while."""
+    """Warn once when the rewards of several steps in a row left nothing to learn."""
     if state.flat != FLAT_STEPS or state.warned >= state.settled:
         return ()
     text = flat_warning(state.settled, num_steps=FLAT_STEPS)
@@ -75,14 +75,14 @@ def warn(state: RunState) -> tuple[RunEvent, ...]:
 
 
 def checkpoint(state: RunState) -> tuple[RunEvent, ...]:
-    """One checkpoint at a time, oldest first: each names its parent's manifest."""
+    """Request one checkpoint at a time, oldest first, because each names its parent's manifest."""
     if state.checkpointing is not None or not state.checkpoints_due or state.started is None:
         return ()
     return (_request_checkpoint(state, state.checkpoints_due[0]),)
 
 
 def stop(state: RunState) -> tuple[RunEvent, ...]:
-    """At a step boundary, with a final checkpoint of the last durable version."""
+    """Stop at a step boundary, with a final checkpoint of the last durable version."""
     run = _run_id(state)
     if not state.stop_wanted or state.checkpointing is not None:
         return ()
@@ -98,7 +98,7 @@ def stop(state: RunState) -> tuple[RunEvent, ...]:
 
 
 def validate(state: RunState) -> tuple[RunEvent, ...]:
-    """Held-out reward before step 1, every `eval_interval` steps, and after the last."""
+    """Request a validation before step 1, every `eval_interval` steps, and after the last step."""
     started = state.started
     if started is None or started.validation is None or state.state is None:
         return ()
@@ -124,11 +124,11 @@ def validate(state: RunState) -> tuple[RunEvent, ...]:
 
 
 VALIDATION_GROUPS = 64
-"""Groups of a validation that are asked for at once."""
+"""How many groups of a validation are requested at once."""
 
 
 def pause(state: RunState) -> tuple[RunEvent, ...]:
-    """Rest at a step boundary; go on from exactly there."""
+    """Pause at a step boundary, and resume from exactly there."""
     run = _run_id(state)
     if state.paused and (state.resume_wanted or state.stop_wanted):
         return (RunResumed(run=run, step=max(0, state.settled)),)
@@ -138,8 +138,8 @@ def pause(state: RunState) -> tuple[RunEvent, ...]:
 
 
 def finish(state: RunState) -> tuple[RunEvent, ...]:
-    """After the last step, the last checkpoint and the last validation. A run that trained nothing
-    because of errors has failed."""
+    """Finish after the last step, the last checkpoint and the last validation. A run that trained
+    nothing because of errors fails instead."""
     over = state.settled == state.total > 0 and not state.stop_wanted
     open_ends = state.checkpoints_due or state.checkpointing is not None or state.evaluating
     if not over or open_ends or state.paused:
@@ -152,7 +152,7 @@ def finish(state: RunState) -> tuple[RunEvent, ...]:
 
 
 def assemble_batch(state: RunState) -> tuple[RunEvent, ...]:
-    """The batch of the next step, once all its groups are settled."""
+    """Fix the batch of the next step, once all its groups are settled."""
     step = state.settled + 1
     opened = state.open.get(step)
     if opened is None or not opened.complete or state.training is not None or _is_resting(state):
@@ -175,7 +175,7 @@ def assemble_batch(state: RunState) -> tuple[RunEvent, ...]:
 
 
 def request_groups(state: RunState) -> tuple[RunEvent, ...]:
-    """The groups of every step that is due now (RL), or the rows of the next batch (SFT)."""
+    """Request the groups of every step that is due now (RL), or fix the rows of the next batch (SFT)."""
     if state.started is None or state.settled < 0 or not _may_go_on(state):
         return ()
     if state.started.spec.config.advanced.algorithm == "sft":
@@ -184,8 +184,8 @@ def request_groups(state: RunState) -> tuple[RunEvent, ...]:
 
 
 def resample(state: RunState) -> tuple[RunEvent, ...]:
-    """Another row for each slot whose group was filtered, at the step's own policy version, until
-    the run's limit is reached (DAPO's dynamic sampling)."""
+    """Request another row for each slot whose group was filtered, at the step's own policy version,
+    until the run's limit is reached (DAPO's dynamic sampling)."""
     if state.started is None or state.stop_wanted or state.paused:
         return ()
     most = replacements(state.started.spec.config.advanced)
@@ -219,15 +219,16 @@ RULES: tuple[Rule, ...] = (
 
 
 def _may_go_on(state: RunState) -> bool:
-    """Whether another step may begin: not paused, and a stop only needs a durable version."""
+    """Whether another step may begin. After a stop request it may only begin to make a durable
+    version."""
     if _is_resting(state) or state.settled >= state.total:
         return False
     return not state.stop_wanted or (state.at_boundary and state.settled + 1 not in state.open)
 
 
 def _is_resting(state: RunState) -> bool:
-    """Whether no further step is to be taken, although its groups may be there already: the run is
-    paused, or about to stop with the version that it has."""
+    """Whether no further step is taken, although its groups may exist already: the run is paused, or it
+    is about to stop with the version that it has."""
     if state.paused or not state.stop_wanted or not state.at_boundary:
         return state.paused
     return state.settled == 0 or state.state is None or state.state.durable
@@ -289,7 +290,7 @@ def _replacement_slots(state: RunState, step: int, *, most: int) -> tuple[Slot, 
 
 
 def _must_be_durable(state: RunState, step: int) -> bool:
-    """Whether the version of `step` must be stored whole: something will want its bits."""
+    """Whether the version of `step` must be stored whole, because something will read it."""
     if state.started is None or state.stop_wanted or _is_validated(state, step):
         return True
     every = state.started.spec.config.checkpoints.checkpoint_save_freq

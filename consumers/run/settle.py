@@ -1,4 +1,4 @@
-"""From graded groups to a batch: which are kept, what a step's figures are. Pure."""
+"""Turns graded groups into a batch: which groups are kept, and what the metrics of a step are. Pure."""
 
 import math
 import statistics
@@ -11,17 +11,17 @@ from schemas.sampling import ArtifactRef, Grade
 from schemas.specs import BatchGroup
 
 NOTHING = ArtifactRef(uri="row:", sha256="0" * 64, size=0)
-"""Stands where a dropped group has no artifact."""
+"""The artifact of a dropped group that has none."""
 
 
 FLAT = "all its rewards are equal"
-"""Why a group is dropped that could teach nothing; its slot may be given another row."""
+"""Why a group without a difference in its rewards is dropped. Its slot may get another row."""
 
 
 def settle(graded: GroupGraded, *, filters: bool = False) -> SettledGroup:
-    """Keep a group, or drop it with the reason. A failed or ungraded sample has reward None and stays
-    out of the baseline; a group needs two rewards (one, if it has one sample only). `filters`: a
-    group without spread in its rewards is dropped as well."""
+    """Keep a group, or drop it with the reason. A failed or ungraded sample has reward None and is
+    left out of the baseline. A group needs two rewards (one, if it has only one sample). With `filters`
+    a group whose rewards are all equal is dropped as well."""
     key = graded.spec.group_key
     by_index = {grade.index: grade for grade in graded.grades}
     rewards = tuple(_reward(by_index.get(entry.index)) for entry in graded.entries)
@@ -75,9 +75,10 @@ def first_error(graded: Iterable[GroupGraded]) -> str | None:
 
 
 def metrics(groups: Sequence[SettledGroup], *, newest: int) -> dict[str, float]:
-    """The figures of a step's generation and grading, over all its groups. `newest` is the version
-    that the step trains: the oldest one that sampled for it lags behind. A sample failed if it was not
-    generated or has no reward; lengths and tokens are those of all that were generated."""
+    """The metrics of a step's generation and grading, over all its groups. `newest` is the version that
+    the step trains; `train/lag` is how far the oldest version that sampled for it lies behind. A sample
+    failed if it was not generated or has no reward; lengths and tokens are those of all that were
+    generated."""
     rewards = [r for group in groups for r in group.group.rewards if r is not None]
     entries = [entry for group in groups for entry in group.entries]
     done = [entry for entry in entries if entry.failure is None]

@@ -1,7 +1,7 @@
 """How a run starts: from its request and, where user code is needed, from the synced workspace.
 
-RunRequested is appended before (and with) the RepositoryPushed that asks for the workspace, so whoever
-answers finds the request in the stream.
+RunRequested is appended before (and with) the RepositoryPushed that asks for the workspace, so the
+answer always finds the request in the stream.
 """
 
 from consumers.run.state import RunEvent, RunState

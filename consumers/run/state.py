@@ -1,4 +1,4 @@
-"""The state of a run: what is in flight and what comes next, never what has been."""
+"""The state of a run: what is in flight and what comes next. It keeps no history."""
 
 from dataclasses import dataclass, field, replace
 from typing import assert_never
@@ -69,8 +69,8 @@ RunEvent = (
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """A step whose groups are asked for: how many, and those that are settled, by slot. `replaced`
-    were taken out of their slots; `numbers` says how many of them, by slot."""
+    """A step whose groups are requested: how many, and those that are settled, by slot. `replaced` are
+    the groups that were taken out of their slots, and `numbers` counts them by slot."""
 
     num_slots: int
     settled: dict[int, SettledGroup] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class OpenStep:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A settled step that wants a checkpoint: what its manifest is made from."""
+    """A settled step that needs a checkpoint, with everything that its manifest is made from."""
 
     step: int
     state: StateRef
@@ -98,9 +98,9 @@ class Due:
 @dataclass(frozen=True, slots=True)
 class RunState:
     """`settled` is the last settled step (-1: version 0 does not exist yet), `requested` the last step
-    whose groups were asked for, `training` the step whose batch is with the learner. `weights` are
+    whose groups were requested, `training` the step whose batch is with the learner. `weights` are
     those of the versions that later groups may still sample with. `evaluated` is the last step whose
-    validation was asked for. `unhealthy`, `flat` and `is_lost` count steps in a row
+    validation was requested. `unhealthy`, `flat` and `lost` count steps in a row
     (`consumers/run/health.py`); `first_error` is why the first lost step could not be trained, `trained`
     whether any step was; `warned` is the last step that a warning named, `alarms` what was said about
     the sampler."""
@@ -144,14 +144,14 @@ class RunState:
 
     @property
     def pace(self) -> schedule.Pace:
-        """How far sampling runs ahead; as in sync mode before the run has started."""
+        """How far sampling runs ahead. Before the run has started it is that of sync mode."""
         return schedule.pace_of(self.started.spec.config) if self.started else schedule.Pace(0)
 
     @property
     def at_boundary(self) -> bool:
-        """The run can rest: version `settled` exists and the learner has nothing in hand. In sync mode
-        the step that is being sampled is finished first; what asynchronous modes sample ahead stays as
-        it is, for there is always some."""
+        """Whether the run can pause or stop here: version `settled` exists and the learner is idle. In
+        sync mode the step that is being sampled is finished first. Asynchronous modes always have
+        samples that were generated ahead, and keep them."""
         ahead = self.pace.depth > 0 or self.requested == self.settled
         return self.settled >= 0 and ahead and self.training is None
 
@@ -228,7 +228,7 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
 
 
 def _forget_weights(state: RunState) -> RunState:
-    """Without the weights that no later group samples with."""
+    """The state without the weights that no later group samples with."""
     pace, requested = state.pace, state.requested
     kept = {
         v: w
@@ -239,7 +239,7 @@ def _forget_weights(state: RunState) -> RunState:
 
 
 def _open_step(step: OpenStep | None, event: GroupsRequested) -> OpenStep:
-    """A step whose groups are asked for, or asked for again in some of its slots."""
+    """A step whose groups are requested, or requested again in some of its slots."""
     if step is None:
         return OpenStep(len(event.slots), template=event.template)
     again = {slot.slot: slot.replacement for slot in event.slots}
@@ -260,7 +260,8 @@ def _settle_groups(state: RunState, event: GroupsSettled) -> RunState:
 
 
 def _skip_step(state: RunState, event: StepSkipped) -> RunState:
-    """A step without a batch. Where none of its groups could be used because of errors, it is lost."""
+    """The state after a step without a batch. The step is lost if errors made all its groups
+    unusable."""
     opened = state.open.get(event.step)
     left = {step: group for step, group in state.open.items() if step != event.step}
     if opened is None:
@@ -299,8 +300,8 @@ def _settle_step(state: RunState, event: StepSettled) -> RunState:
 
 
 def _count_health(state: RunState, event: StepSettled) -> RunState:
-    """How many steps in a row changed nothing, and had nothing to learn from. A step that trained
-    nothing says nothing about the learner's health."""
+    """Count the steps in a row that changed nothing, and those that had nothing to learn from. A step
+    that trained nothing says nothing about the learner's health."""
     if state.started is None:
         return state
     advanced = state.started.spec.config.advanced

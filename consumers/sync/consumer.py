@@ -1,15 +1,14 @@
-"""Brings commits of a workspace's repository in.
+"""Fetches commits of a workspace's repository.
 Reads: RepositoryPushed.  Emits: WorkspaceSynced, WorkspaceRejected.  Stream: workspace.
 Does: fetches, stores a snapshot, discovers entry points (lane: control).  Waits for: nothing.
 Safe to repeat because: one FetchCommit per push, and a push that was answered decides nothing.
 
-A push is a hint: the ref is resolved when the effect runs, so a late delivery never moves a head
-back. Repositories are hostile: nothing of a commit is checked out, and only its entry points are
-run, confined.
+A push is only a hint. The ref is resolved when the effect runs, so a late delivery never moves a head
+back. Repositories are not trusted: no commit is checked out, and only its entry points run, confined.
 
-A run's push looks into the run's own entry point only, so that it does not wait for other rollouts. If
-the run followed the default branch to a new commit, the workspace follows: a look of its own finds all
-rollouts there.
+The push of a run examines only the run's own entry point, so that the run does not wait for other
+rollouts. If the run followed the default branch to a new commit, the workspace makes a push of its own,
+which finds all rollouts there.
 """
 
 from dataclasses import dataclass, replace
@@ -34,8 +33,8 @@ WorkspaceMessage = RepositoryPushed | CommitFetched | Failed
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceState:
-    """The pushes that were answered last, by event id; the last push that was not a run's, and the
-    commit that it found."""
+    """The event ids of the pushes that were answered last. `looked` is the last push that no run made,
+    and `commit` the commit that it found."""
 
     answered: tuple[UUID, ...] = ()
     looked: UUID | None = None
@@ -57,7 +56,7 @@ def evolve(state: WorkspaceState, event: WorkspaceEvent) -> WorkspaceState:
 
 
 def handle(state: WorkspaceState, message: WorkspaceMessage, meta: Meta) -> Decision:
-    """A push asks for its commit; what came of it is the answer."""
+    """Request the commit of a push, and record the answer."""
     match message:
         case RepositoryPushed() if meta.event_id not in state.answered:
             fetch = FetchCommit(
@@ -91,7 +90,8 @@ def handle(state: WorkspaceState, message: WorkspaceMessage, meta: Meta) -> Deci
 
 
 def _look(state: WorkspaceState, effect: FetchCommit, commit: str) -> tuple[FetchCommit, ...]:
-    """The workspace's own look at a commit that a run was the first to see. Many runs ask for one."""
+    """The workspace's own fetch of a commit that a run was the first to see. Many runs cause only
+    one."""
     spec = effect.commit
     followed = effect.requester is not None and spec.sha is None and spec.branch is None
     if not followed or state.looked is None or state.commit == commit:

@@ -1,6 +1,6 @@
-"""What a snapshot holds, before any of its code runs: entry points, and what their projects ask for.
+"""Examines a snapshot before any of its code runs: its entry points, and the dependencies they declare.
 
-Reading a large archive takes a while, so it is done in a thread: the control process answers requests.
+Reading a large archive takes time, so it is done in a thread while the control process serves requests.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ async def find_refused(tree: bytes, wanted: Sequence[Entrypoint]) -> dict[str, s
 
 
 def find_entrypoints_in(tree: bytes) -> tuple[Entrypoint, ...]:
-    """Every `rollouts/<name>/main.py` of a snapshot, by name. Raises Refused when they are many."""
+    """Every `rollouts/<name>/main.py` of a snapshot, by name. Raises Refused when there are too many."""
     with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
         paths = [member.name.split("/") for member in tar if member.isfile()]
     names = sorted(p[1] for p in paths if len(p) == 3 and p[0] == "rollouts" and p[2] == "main.py")

@@ -1,4 +1,4 @@
-"""The audit of a run: everything its log names is there, and everything its log says follows.
+"""Audits a run: checks that all artifacts of its log exist, and that its versions follow from the log.
 
 1. The log: each stream is whole, each event decodes, each artifact has the size and hash it promises.
 2. The batches: what was trained on is what was graded.
@@ -7,7 +7,7 @@
    runs.
 4. The checkpoints: each manifest is the pure function of its step that it claims to be.
 
-What disagrees becomes a finding that names the event, the artifact or the bytes.
+Each difference becomes a finding that names the event, the artifact or the bytes.
 """
 
 from collections.abc import Sequence
@@ -39,14 +39,14 @@ from schemas.specs import BatchGroup, Finding, StateRef
 
 PAGE = 256
 MOST_FINDINGS = 20
-"""After so many the rest would say nothing new."""
+"""Findings after this many would add nothing new."""
 
 Version = PolicyInitialized | PolicyUpdated
 
 
 @dataclass
 class AuditReport:
-    """What was compared, and what disagreed. `adapter_sha256`: of the last version, built again."""
+    """What was compared, and the differences. `adapter_sha256` is that of the last rebuilt version."""
 
     findings: list[Finding] = field(default_factory=list)
     steps: int = 0
@@ -61,7 +61,7 @@ class AuditReport:
         message: str,
         differs: "range | None" = None,
     ) -> None:
-        """Note a disagreement."""
+        """Add a finding."""
         if len(self.findings) < MOST_FINDINGS:
             first, last = (differs.start, differs.stop - 1) if differs else (None, None)
             self.findings.append(
@@ -71,7 +71,7 @@ class AuditReport:
 
 @dataclass
 class LogContents:
-    """What the log says, as far as the audit needs it again."""
+    """The parts of the log that later checks of the audit need."""
 
     versions: list[Version] = field(default_factory=list)
     batches: dict[UUID, BatchAssembled] = field(default_factory=dict)
@@ -83,8 +83,8 @@ class LogContents:
 
 
 async def audit(learner: Learner, ports: Ports, run: str, *, alias: str) -> AuditReport:
-    """Audit a run. The learner builds its versions under the name `alias`: the run itself may be
-    training there. Raises TransientError, Refused."""
+    """Audit a run. The learner builds its versions under the name `alias`, because the run itself may be
+    training in the same learner. Raises TransientError, Refused."""
     report, log = AuditReport(), LogContents()
     cursor = Cursor()
     while page := await ports.log.read(run, after=cursor, limit=PAGE):
@@ -100,7 +100,7 @@ async def audit(learner: Learner, ports: Ports, run: str, *, alias: str) -> Audi
 async def _check_event(
     recorded: Recorded, log: LogContents, report: AuditReport, ports: Ports
 ) -> None:
-    """One event of the log: in its place, decodable, and its artifacts sound."""
+    """Check one event of the log: its place, its payload and its artifacts."""
     name = f"{recorded.stream}/{recorded.version}"
     head = log.heads.get(recorded.stream, 0)
     if recorded.version != head + 1:
@@ -150,7 +150,7 @@ async def _check_artifacts(
 
 
 def _check_batch(event: BatchAssembled, name: str, log: LogContents, report: AuditReport) -> None:
-    """Each group of a batch is the one that was graded, with its rewards."""
+    """Check that each group of a batch is the one that was graded, with its rewards."""
     for group in event.groups:
         graded = log.graded.get((event.step, group.slot, group.replacement))
         if graded != group:
@@ -161,7 +161,8 @@ def _check_batch(event: BatchAssembled, name: str, log: LogContents, report: Aud
 async def _rebuild_versions(
     learner: Learner, ports: Ports, log: LogContents, report: AuditReport, *, alias: str
 ) -> None:
-    """All versions, from the first; ends at the first that differs, for none after it can agree."""
+    """Rebuild all versions from the first. Ends at the first that differs, because none after it can
+    match."""
     if not log.versions:
         return
     first, *updates = log.versions
@@ -174,7 +175,7 @@ async def _rebuild_versions(
         return
     for number, update in enumerate(updates, start=1):
         if not isinstance(update, PolicyUpdated):
-            report.add("event", f"policy-{first.run}", "version 0 stands in the log twice")
+            report.add("event", f"policy-{first.run}", "the log holds version 0 twice")
             return
         batch = log.batches.get(update.batch)
         if batch is None:
@@ -194,7 +195,7 @@ async def _rebuild_versions(
 async def _matches_log(
     result: StepResult, version: Version, log: LogContents, report: AuditReport, ports: Ports
 ) -> bool:
-    """Whether a version, built again, has the hashes of the log; its stored bytes are compared too."""
+    """Whether a rebuilt version has the hashes of the log. Its stored bytes are compared too."""
     made, recorded = result.state, version.state
     name = f"policy-{version.run} step {recorded.step}"
     pairs = (
@@ -221,7 +222,7 @@ def _stored_bytes(made: LearnerState, recorded: StateRef) -> Sequence[tuple[Arti
 
 
 async def _locate_damage(ref: ArtifactRef, ours: bytes, report: AuditReport, ports: Ports) -> None:
-    """The bytes of a broken blob that differ from what they should be: we have just built them."""
+    """Note which bytes of a damaged blob differ from `ours`, which the rebuild has just made."""
     try:
         theirs = await ports.blobs.get(ref.uri)
     except (NotFound, CorruptData):
@@ -237,7 +238,7 @@ async def _locate_damage(ref: ArtifactRef, ours: bytes, report: AuditReport, por
 async def _check_manifest(
     saved: CheckpointSaved, log: LogContents, report: AuditReport, ports: Ports
 ) -> None:
-    """A manifest says what its step made, and every byte of it follows from the log."""
+    """Check that a manifest matches its step, and that every byte of it follows from the log."""
     spec, uri = saved.spec, saved.manifest.uri
     versions = {version.state.step: version.state for version in log.versions}
     version = versions.get(spec.state.step)
@@ -262,7 +263,7 @@ async def _check_manifest(
 
 
 def difference(ours: bytes, theirs: bytes) -> range | None:
-    """The smallest range of positions outside of which both agree, or None. Where one is longer,
+    """The smallest range of positions outside of which both agree, or None. If one is longer,
     the range reaches to its end."""
     if ours == theirs:
         return None

@@ -3,8 +3,8 @@ Reads: VerificationRequested.  Emits: VerificationCompleted.  Stream: verify.
 Does: rebuilds every version and compares every byte (lane: train).  Waits for: nothing.
 Safe to repeat because: it only reads; a verification that is answered decides nothing.
 
-What is compared stands in `consumers/verify/audit.py`. A verification has an id of its own, so that it
-can be performed while its run goes on, or long after its gate has closed.
+`consumers/verify/audit.py` does the comparison. A verification has its own id, so it can be performed
+while its run continues, or long after the run's gate has closed.
 """
 
 from dataclasses import dataclass

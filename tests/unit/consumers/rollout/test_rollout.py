@@ -275,7 +275,7 @@ async def test_a_workflow_that_never_asks_has_failed(tmp_path: Path) -> None:
     record, written, _ = await worked(tmp_path, lambda prompt, _: WorkflowResult(tuple(prompt)))
     assert written.failure == "validation_error"
     assert record.failure is not None
-    assert "never asked the policy" in record.failure.message
+    assert "sent no request to the policy" in record.failure.message
 
 
 async def test_a_fault_of_the_platform_is_no_fact_about_a_sample(tmp_path: Path) -> None:
