@@ -17,6 +17,7 @@ R = TypeVar("R")
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
+RUN = click.argument("run", metavar="RUN")
 LIMIT = click.option("--limit", default=50, show_default=True, help="Show at most this many.")
 OFFSET = click.option("--offset", default=0, show_default=True, help="Skip this many first.")
 

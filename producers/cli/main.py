@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Datasets: upload, list, preview, download and more.",
     ),
     "train": (
-        CLI + "retention:train",
+        CLI + "train:train",
         "Training runs: submit, watch, stop, samples, archive and more.",
     ),
     "eval": (

@@ -6,21 +6,16 @@ import re
 import click
 
 from producers.cli.client import Client, path_segment
-from producers.cli.command_tree import command
-from producers.cli.commands.submit import submit
-from producers.cli.commands.train import RUN, train
+from producers.cli.command_tree import RUN, command
 from producers.cli.display.confirm import confirm
 from producers.cli.display.output import Document, print_json, print_table, say, time_ago
 from producers.cli.errors import Failure
-
-__all__ = ["gc", "submit", "train"]
-"""The group `train` with the commands of all modules; the command tree imports it from here."""
 
 AGE = re.compile(r"(\d{1,6})([smhdw])")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600, "w": 7 * 24 * 3600}
 
 
-@command(train, "rename", example="headrace train rename sums-1 sums-with-a-bug")
+@command(None, "rename", example="headrace train rename sums-1 sums-with-a-bug")
 @RUN
 @click.argument("name", metavar="NEW")
 def rename(run: str, name: str, *, as_json: bool) -> None:
@@ -36,7 +31,7 @@ def rename(run: str, name: str, *, as_json: bool) -> None:
         say(f"renamed {run} to {name}")
 
 
-@command(train, "delete", example="headrace train delete my-run --yes")
+@command(None, "delete", example="headrace train delete my-run --yes")
 @RUN
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(run: str, *, yes: bool, as_json: bool) -> None:
@@ -55,7 +50,7 @@ def delete(run: str, *, yes: bool, as_json: bool) -> None:
         say(f"deleted {run}")
 
 
-@command(train, "archive", example="headrace train archive my-run")
+@command(None, "archive", example="headrace train archive my-run")
 @RUN
 def archive(run: str, *, as_json: bool) -> None:
     """Move the history of an ended run into an archive file.
@@ -71,7 +66,7 @@ def archive(run: str, *, as_json: bool) -> None:
         say(f"archived {run}; restore it with: headrace train restore {run}")
 
 
-@command(train, "restore", example="headrace train restore my-run")
+@command(None, "restore", example="headrace train restore my-run")
 @RUN
 def restore(run: str, *, as_json: bool) -> None:
     """Restore the history of an archived run."""

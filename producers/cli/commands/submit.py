@@ -6,7 +6,6 @@ import click
 
 from producers.cli.client import Client
 from producers.cli.command_tree import command
-from producers.cli.commands.train import train
 from producers.cli.config_files import needs_workspace, read_config
 from producers.cli.display.output import (
     Document,
@@ -25,7 +24,7 @@ from producers.cli.repository import (
 )
 
 
-@command(train, "submit", example="headrace train submit configs/training/grpo.toml --watch")
+@command(None, "submit", example="headrace train submit configs/training/grpo.toml --watch")
 @click.argument("config", metavar="CONFIG", type=click.Path(path_type=Path))
 @click.option(
     "--watch", is_flag=True, help="Watch the run until it ends. Ctrl-C stops watching only."

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import click
 import pytest
 
+from producers.cli.commands.train import COMMANDS as TRAIN
+from producers.cli.commands.train import train
 from producers.cli.main import cli
 
 COLUMNS = 80
@@ -41,3 +43,13 @@ def test_every_option_of_a_command_has_a_help_text(context: click.Context) -> No
 def test_no_line_in_a_list_of_commands_is_cut_off(context: click.Context) -> None:
     assert context.command.help
     assert "..." not in context.command.get_help(context).partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("name", list(TRAIN))
+def test_a_list_of_commands_says_what_the_command_itself_says(name: str) -> None:
+    """The list is written without an import of the command, so its line is written twice."""
+    context = click.Context(train, info_name="train")
+    found = train.get_command(context, name)
+    assert found is not None
+    assert found.help
+    assert " ".join(found.help.partition("\n\n")[0].split()) == TRAIN[name][1]

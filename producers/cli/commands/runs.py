@@ -1,0 +1,326 @@
+"""The commands of `headrace train` that show, watch and control runs. RUN is a run's name or id."""
+
+from pathlib import Path
+
+import click
+
+from producers.cli.client import Client, path_segment
+from producers.cli.command_tree import LIMIT, OFFSET, RUN, command
+from producers.cli.display.output import (
+    Document,
+    one_line,
+    print_fields,
+    print_json,
+    print_table,
+    printable,
+    say,
+    sparkline,
+    time_ago,
+)
+from producers.cli.display.units import run_status, run_step
+
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+
+
+@command(None, "list", example="headrace train list --status running")
+@LIMIT
+@OFFSET
+@click.option("--status", help="Only runs with this status.")
+@click.option("--search", help="Only runs whose name contains this text.")
+@click.option("--archived", is_flag=True, help="Only archived runs.")
+def list_(
+    *,
+    limit: int,
+    offset: int,
+    status: str | None,
+    search: str | None,
+    archived: bool,
+    as_json: bool,
+) -> None:
+    """List the runs of this server, newest first.
+
+    Archived runs are listed only with --archived.
+    """
+    parameters = {
+        "limit": limit,
+        "offset": offset,
+        "status": status,
+        "search": search,
+        "archived": "true" if archived else None,
+    }
+    with Client() as client:
+        answer = client.get("/runs", parameters)
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (
+            r.get("name"),
+            run_status(r),
+            *(r.get(key) for key in ("algorithm", "model", "dataset")),
+            run_step(r),
+            r.get("reward"),
+            time_ago(r.get("created_at")),
+        )
+        for r in answer["runs"]
+    ]
+    columns = ("name", "status", "algorithm", "model", "dataset", "step", "reward", "made")
+    print_table(f"Runs ({answer.get('total_count')})", columns, rows)
+
+
+@command(None, "info", example="headrace train info my-run")
+@RUN
+def info(run: str, *, as_json: bool) -> None:
+    """Show a run: its progress, curves and checkpoints."""
+    with Client() as client:
+        answer = client.get(f"/runs/{path_segment(run)}")
+    if as_json:
+        print_json(answer)
+        return
+    found: Document = answer["run"]
+    shown = found | {"status": run_status(found), "current_step": run_step(found)}
+    pairs = [(key, value) for key, value in shown.items() if key not in ("config", "name")]
+    waits = [("waits for", wait["message"]) for wait in answer.get("waiting_for") or ()]
+    print_fields(f"Run {found.get('name')}", [*pairs, *waits])
+    curves = []
+    for key, points in sorted(answer["metrics"].items()):
+        values = [float(point["value"]) for point in points]
+        if values:
+            curves.append((key, values[0], values[-1], sparkline(values)))
+    print_table("Metrics", ("key", "first", "last", "curve"), curves)
+    rows = [
+        (
+            c.get("ref"),
+            c.get("reward"),
+            str(c.get("adapter_sha256"))[:16],
+            time_ago(c.get("created_at")),
+        )
+        for c in answer["checkpoints"]
+    ]
+    print_table("Checkpoints", ("ref", "reward", "weights sha256", "made"), rows)
+
+
+@command(None, "watch", example="headrace train watch my-run")
+@RUN
+def watch(run: str, *, as_json: bool) -> None:
+    """Watch a run until it ends.
+
+    Ctrl-C stops watching; the run continues. --json prints the final state only.
+    """
+    from producers.cli.watch import watch_run
+
+    with Client() as client:
+        found: Document = client.get(f"/runs/{path_segment(run)}")["run"]
+        watch_run(client, str(found["id"]), str(found["name"]), as_json=as_json)
+
+
+@command(None, "logs", example="headrace train logs my-run --limit 50")
+@RUN
+@click.option("--limit", default=200, show_default=True, help="Show at most this many lines.")
+def logs(run: str, *, limit: int, as_json: bool) -> None:
+    """Show the log of a run, oldest line first."""
+    with Client() as client:
+        answer = client.get(f"/runs/{path_segment(run)}/logs", {"limit": limit})
+    if as_json:
+        print_json(answer)
+        return
+    for entry in answer["logs"]:
+        step = "" if entry.get("step") is None else f" step {entry['step']}"
+        say(f"{entry.get('timestamp')}  {entry.get('level')}{step}  {entry.get('message')}")
+
+
+def _post_control(run: str, verb: str, said: str, *, as_json: bool) -> None:
+    with Client() as client:
+        answer = client.post(f"/runs/{path_segment(run)}/{verb}")
+    if as_json:
+        print_json(answer)
+    else:
+        say(said)
+
+
+@command(None, "stop", example="headrace train stop my-run")
+@RUN
+def stop(run: str, *, as_json: bool) -> None:
+    """Stop a run after its current step and save a checkpoint."""
+    said = f"{run} will stop after its current step, with a final checkpoint"
+    _post_control(run, "stop", said, as_json=as_json)
+
+
+@command(None, "pause", example="headrace train pause my-run")
+@RUN
+def pause(run: str, *, as_json: bool) -> None:
+    """Pause a run after its current step.
+
+    Its workers are then free for other runs.
+    """
+    said = f"{run} will pause after its current step; continue it with: headrace train resume {run}"
+    _post_control(run, "pause", said, as_json=as_json)
+
+
+@command(None, "resume", example="headrace train resume my-run")
+@RUN
+def resume(run: str, *, as_json: bool) -> None:
+    """Continue a paused run.
+
+    Its final weights are identical to those of a run that was never paused.
+    """
+    _post_control(run, "resume", f"{run} continues", as_json=as_json)
+
+
+@command(None, "samples", example="headrace train samples my-run --step 3")
+@RUN
+@click.option("--step", type=click.IntRange(0), help="Only samples of this step.")
+@click.option(
+    "--limit",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Show at most this many.",
+)
+@OFFSET
+def samples(run: str, *, step: int | None, limit: int, offset: int, as_json: bool) -> None:
+    """Show samples: prompts, answers and rewards.
+
+    Pass a sample's id to `headrace train trace` to follow it.
+    """
+    with Client() as client:
+        parameters = {"step": step, "limit": limit, "offset": offset}
+        answer = client.get(f"/runs/{path_segment(run)}/samples", parameters)
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (
+            s.get("id"),
+            one_line(_prompt(s), limit=40),
+            one_line(str(s.get("text")), limit=40),
+            s.get("label"),
+            s.get("reward"),
+            _failure(s),
+        )
+        for s in answer["samples"]
+    ]
+    print_table(f"Samples of {run}", ("id", "prompt", "answer", "truth", "reward", "failure"), rows)
+
+
+def _prompt(sample: Document) -> str:
+    prompt = sample.get("prompt")
+    if isinstance(prompt, list):
+        return " | ".join(str(m.get("content")) for m in prompt if isinstance(m, dict))
+    return str(prompt)
+
+
+def _failure(sample: Document) -> str | None:
+    failure = sample.get("failure")
+    if isinstance(failure, dict):
+        return one_line(f"{failure.get('category')}: {failure.get('message')}")
+    return printable(str(failure)) if failure else None
+
+
+@command(None, "compare", example="headrace train compare grpo-a grpo-b --metric train/kl")
+@click.argument("runs", metavar="RUN RUN...", nargs=-1)
+@click.option("--metric", "metrics", multiple=True, help="Show this curve. Can be repeated.")
+@click.option(
+    "--rows",
+    default=20,
+    show_default=True,
+    type=click.IntRange(2),
+    help="Show at most this many steps of a curve.",
+)
+def compare(runs: tuple[str, ...], *, metrics: tuple[str, ...], rows: int, as_json: bool) -> None:
+    """Compare runs: settings, cost and curves.
+
+    Only the settings that differ are shown; curves are aligned by step.
+    """
+    from producers.cli.commands.compare import compare_runs, print_comparison
+
+    found = compare_runs(runs)
+    if as_json:
+        print_json(found)
+        return
+    print_comparison(found, metrics=metrics, rows=rows)
+
+
+@command(None, "trace", example="headrace train trace my-run --sample SAMPLE_ID")
+@RUN
+@click.option(
+    "--sample", required=True, metavar="ID", help="Id of the sample, from `headrace train samples`."
+)
+def trace(run: str, *, sample: str, as_json: bool) -> None:
+    """Show the eight hops of one sample.
+
+    Each hop says which file did what, and when.
+    """
+    with Client() as client:
+        answer = client.get(f"/runs/{path_segment(run)}/trace", {"sample": sample})
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (
+            h.get("hop"),
+            h.get("file"),
+            h.get("what"),
+            h.get("event"),
+            str(h.get("at") or "")[11:23] or None,
+            None if h.get("ms_since_previous") is None else f"+{h['ms_since_previous']:.0f} ms",
+        )
+        for h in answer["hops"]
+    ]
+    print_table(f"Sample {sample}", ("hop", "file", "what", "event", "at", "after"), rows)
+
+
+@command(None, "verify", example="headrace train verify my-run")
+@RUN
+def verify(run: str, *, as_json: bool) -> None:
+    """Rebuild a run from its log and compare the results.
+
+    Every policy version and checkpoint is rebuilt from the log and its artifacts alone, and compared
+    with what is stored.
+    """
+    from producers.cli.commands.verify import verify_run
+
+    verify_run(run, as_json=as_json)
+
+
+@command(None, "export", example="headrace train export my-run --to tensorboard --follow")
+@RUN
+@click.option("--to", "tracker", required=True, type=click.Choice(TRACKERS), help="The tracker.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=Path("curves"),
+    show_default=True,
+    help="Directory for TensorBoard files and W&B offline runs.",
+)
+@click.option(
+    "--project", default="headrace", show_default=True, help="W&B project or MLflow experiment."
+)
+@click.option("--offline", is_flag=True, help="W&B only: write files for a later `wandb sync`.")
+@click.option("--uri", help="MLflow only: the tracking URI.")
+@click.option("--follow", is_flag=True, help="Keep exporting until the run ends.")
+def export(
+    run: str,
+    *,
+    tracker: str,
+    directory: Path,
+    project: str,
+    offline: bool,
+    uri: str | None,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Export the curves of a run to a tracker.
+
+    It needs the tracker's library on this machine: pip install 'headrace[export]'.
+    """
+    from producers.cli.commands.export import export_run, opener_for
+
+    open_sink = opener_for(tracker, directory=directory, project=project, offline=offline, uri=uri)
+    with Client() as client:
+        exported = export_run(client, run, open_sink, follow=follow)
+    if as_json:
+        print_json(exported)
+        return
+    say(f"{exported['steps']} steps: {exported['place']}")
