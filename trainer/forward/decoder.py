@@ -1,10 +1,10 @@
 """A lean forward pass for decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3).
 
-On small models Transformers' modules cost more than their arithmetic. This is the same arithmetic
-as plain functions over named tensors, used by learner and sampler alike, so the two cannot drift
-apart. Tokens are flat (no padding reaches a matrix product); attention is a callback, because
-learner, prompt and decoding step differ in nothing else. A model is only run this way after
-`matches_transformers` compared it with Transformers; others take `trainer/forward/transformers_pass.py`.
+On small models Transformers' modules cost more than their arithmetic. This is the same arithmetic in
+plain functions over named tensors. Learner and sampler both use it, so they cannot differ. Tokens are
+flat: no padding reaches a matrix product. Attention is a callback, because that is the only difference
+between learner, prompt and decoding step. A model runs this way only after `matches_transformers` has
+compared it with Transformers. Other models take `trainer/forward/transformers_pass.py`.
 
 Legend: N tokens (flat), H hidden, A query heads, K key heads, D head size.
 """
@@ -25,14 +25,14 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class Weights(Protocol):
-    """What a forward pass reads."""
+    """The weights that a forward pass reads."""
 
     def tensor(self, name: str) -> torch.Tensor | None: ...
     def project(self, x_N_H: torch.Tensor, layer: int, what: str) -> tuple[torch.Tensor, ...]: ...
 
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(layer, q_N_A_D, k_N_K_D, v_N_K_D) -> attended_N_AD: who sees whom is the caller's matter."""
+"""(layer, q_N_A_D, k_N_K_D, v_N_K_D) -> attended_N_AD. The caller decides which tokens see which."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +53,8 @@ class Decoder:
         return self.heads // self.kv_heads
 
     def rotation(self, positions_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of the rotary embedding, (N, 1, D) each; sin bears the sign of the swap of
-        halves, (x1, x2) -> (-x2, x1), so that the swap is a roll."""
+        """cos and sin of the rotary embedding, (N, 1, D) each. sin includes the sign of the swap of
+        halves, (x1, x2) -> (-x2, x1), so that the swap is a plain roll."""
         half = positions_N[:, None].float() * self.inverse_frequencies
         angles = torch.cat((half, half), dim=-1)[:, None, :]
         sin = angles.sin() * self.rope_scale
@@ -105,7 +105,7 @@ class Decoder:
         return logits_of(hidden_M_H, self.head(weights))
 
     def head(self, weights: Weights) -> torch.Tensor:
-        """The output head, (vocabulary, H): the embedding where they are tied."""
+        """The output head, (vocabulary, H). It is the embedding where the two are tied."""
         head = weights.tensor("lm_head.weight")
         return head if head is not None else _need(weights, "model.embed_tokens.weight")
 
@@ -122,7 +122,7 @@ def _need(weights: Weights, name: str) -> torch.Tensor:
 
 
 def causal_attend(mask_T_T: torch.Tensor, *, kv_heads: int) -> Attend:
-    """Attention within one flat sequence, under a boolean mask (True: may look)."""
+    """Attention within one flat sequence, under a boolean mask (True: visible)."""
 
     def attend(
         layer: int, q_T_A_D: torch.Tensor, k_T_K_D: torch.Tensor, v_T_K_D: torch.Tensor
@@ -139,8 +139,8 @@ def causal_attend(mask_T_T: torch.Tensor, *, kv_heads: int) -> Attend:
 
 
 def decoder_of(base: Base) -> Decoder | None:
-    """The lean decoder of a base model, or None when the model is not of the family or its lean
-    logits do not agree with Transformers'."""
+    """The lean decoder of a base model. None when the model is of another family, or when its logits
+    do not agree with Transformers'."""
     config = base.model.config
     rotary = getattr(getattr(base.model, "model", None), "rotary_emb", None)
     layer_types = set(getattr(config, "layer_types", None) or ("full_attention",))
@@ -168,8 +168,8 @@ def decoder_of(base: Base) -> Decoder | None:
 
 @torch.no_grad()
 def matches_transformers(base: Base, decoder: Decoder) -> bool:
-    """Whether lean and Transformers' logits are the same on a probe, to rounding. In half precision
-    that is coarse; what it must tell apart is a wrong architecture."""
+    """Whether the decoder's logits equal Transformers' on a probe, up to rounding. In half precision
+    the tolerance is coarse, but it is enough to detect a wrong architecture."""
     device = base.model.device
     tokens_T = torch.arange(8, device=device) % base.model.config.vocab_size
     expected = base.model(tokens_T[None]).logits[0].float()

@@ -1,18 +1,18 @@
 # ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
 """The learner's pass over a base with adapters, fused, with its gradient written out.
 
-On a small machine a pass of a small model spends as much on what lies between the matrix products and on
-the thin products of the adapters as on the base. Here weight and adapter are one matrix
-(`trainer/forward/fused_weights.py`), so the forward pass has no adapters in it; a layer is three
-operations, each with a backward pass that works in place and gathers all gradients of its input in one
+On a small machine, a pass of a small model spends as much time on the operations between the matrix
+products, and on the thin products of the adapters, as on the base. Here weight and adapter are one
+matrix (`trainer/forward/fused_weights.py`), so the forward pass has no adapters in it. A layer is three
+operations. The backward pass of each works in place, and computes all gradients of its input in one
 product:
 
     u = x / |(x, pad)|,   y = u W,   W = fold (W_0 + s B A)'      W_0 and fold frozen
     dB = s dy' (u A'),  dA = s (dy B)' u,  du = dy W',  dx = (du - u (u . du)) / |(x, pad)|
 
-Kept per token and layer: u twice, the normed heads, and what the MLP gates. In float64 values and
-gradients are those of the plain pass (`trainer/forward/decoder.py`) to rounding; it is taken where
-weights have a complex twin, are frozen, and are small enough to copy.
+Kept per token and layer: u twice, the normed heads, and the input of the MLP's gate. In float64, values
+and gradients equal those of the plain pass (`trainer/forward/decoder.py`) up to rounding. The fused pass
+runs where the weights' type has a complex counterpart, and the base is frozen and small enough to copy.
 
 Legend: N tokens, H hidden, A query heads, K key heads, D head size, I inner size of the MLP, O
 outputs, r rank.
@@ -41,11 +41,11 @@ from trainer.forward.rms_norm import rms_norm
 from trainer.forward.weights import FUSED, Trainable, layer_module
 
 COPY_BYTES = 1 << 30
-"""Larger bases are not copied for a pass."""
+"""Bases larger than this are not copied for a pass."""
 
 
 def can_fuse(view: Trainable, *, num_bytes: int) -> bool:
-    """Whether a pass over this version, of a base of this size, is taken this way."""
+    """Whether a pass over this version, with a base of this size, is fused."""
     embedding = view.base["model.embed_tokens.weight"]
     return (
         view.has_frozen_base
@@ -70,17 +70,17 @@ class Adapters:
     """The adapters of the projections that share an input, as the fused weight has them."""
 
     a_r_H: torch.Tensor
-    """of all parts, one after the other; times what the norm before folds in"""
+    """The A of all parts, one after the other, times the factor of the norm before them."""
     fold_H: torch.Tensor | None
     parts: tuple[Part, ...]
     scale: float
     unordered_O: torch.Tensor | None
-    """where each output of the modules lies in the fused one"""
+    """The place of each module output in the fused outputs."""
     dtype: torch.dtype
-    """of the trained tensors"""
+    """The type of the trained tensors."""
 
     def gradients(self, u_N_H: torch.Tensor, grad_N_O: torch.Tensor) -> list[torch.Tensor]:
-        """Those of A and B, part by part."""
+        """The gradients of A and B, part by part."""
         if not self.parts:
             return []
         low_N_r = u_N_H @ self.a_r_H.t()
@@ -146,7 +146,7 @@ class FusedLayer:
 
 @torch.no_grad()
 def fused_layers(decoder: Decoder, view: Trainable) -> Iterator[FusedLayer]:
-    """The layers of a version, each made as it is asked for."""
+    """The layers of a version. Each is made when the iterator reaches it."""
     order_O = interleaved_order(decoder, device=view.base["model.embed_tokens.weight"].device)
     rounded = view.round_weights()
     for layer in range(decoder.num_layers):
@@ -269,7 +269,7 @@ class _Heads(torch.autograd.Function):
 
 
 class _Out(torch.autograd.Function):
-    """The residual x plus the projection of what was attended to."""
+    """The residual x plus the projection of the attention's output."""
 
     @staticmethod
     def forward(

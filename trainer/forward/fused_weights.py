@@ -1,10 +1,10 @@
-"""The linear layers of a policy version, fused: a copy with the adapter added in.
+"""The linear layers of a policy version, fused: a copy in which the adapter is added in.
 
-- B A is added to the weight it adapts.
+- B A is added to the weight that it adapts.
 - Projections that share an input are one matrix, and the norm before them is norm_fold into it: with
   u = x / |(x, sqrt(H eps))|, the normed input w x / rms(x) is sqrt(H) w u, so W takes sqrt(H) w.
 - The two halves of each query and key head are interleaved, which makes the rotary embedding one
-  complex product. Queries and keys are permuted alike, so their products stay what they were.
+  complex product. Queries and keys are permuted in the same way, so their products do not change.
 
 The sampler decodes with it (`trainer/sampler/decode_model.py`), the learner trains adapters with it
 (`trainer/forward/fused_pass.py`).
@@ -22,13 +22,14 @@ from trainer.forward.weights import FUSED, Trainable, layer_module
 from trainer.model.lora_names import merged_weight
 
 EXACT = (torch.float32, torch.float64)
-"""Types that have a complex twin, and rounding small enough to move it around."""
+"""Types that have a complex counterpart, and that round little enough for another order of
+operations."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """Fused weights with a bias where the model has one. They lie as (in, out): read along the rows a
-    product of few rows is half as fast again."""
+    """The fused weights of a layer, with a bias where the model has one. Their shape is (in, out),
+    because a product of few rows is half as fast again when it reads weights along the rows."""
 
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
@@ -43,12 +44,12 @@ class LayerWeights:
 
 
 def pad(like: torch.Tensor, size: int, eps: float) -> torch.Tensor:
-    """What lengthens a vector of this size as eps does its mean square."""
+    """The extra component that adds as much to the length of a vector as eps adds to its mean square."""
     return like.new_tensor(math.sqrt(size * eps))
 
 
 def unit(x: torch.Tensor, pad: torch.Tensor) -> torch.Tensor:
-    """x over the length of (x, pad)."""
+    """x divided by the length of (x, pad)."""
     return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(pad)
 
 
@@ -60,8 +61,8 @@ def rotations(decoder: Decoder, positions_N: torch.Tensor, *, dtype: torch.dtype
 
 
 def interleaved_order(decoder: Decoder, *, device: torch.device) -> torch.Tensor:
-    """The order (outputs of q, k and v) in which fused outputs lie: the heads of q and k have their
-    halves interleaved."""
+    """The order of the fused outputs, as indexes into the outputs of q, k and v. The heads of q and k
+    have their halves interleaved."""
     size, turned = decoder.head_dim, decoder.heads + decoder.kv_heads
     order = torch.arange((turned + decoder.kv_heads) * size, device=device).view(-1, size)
     by_half = order[:turned].view(turned, 2, -1).transpose(1, 2).reshape(turned, size)
@@ -69,7 +70,8 @@ def interleaved_order(decoder: Decoder, *, device: torch.device) -> torch.Tensor
 
 
 def norm_fold(view: Trainable, layer: int, what: str) -> torch.Tensor | None:
-    """What the weights of `what` take from the norm before them, (H)."""
+    """The factor (H) that the norm before `what` contributes to its weights; None without such a
+    norm."""
     norm = {"qkv": "input_layernorm", "gate_up": "post_attention_layernorm"}.get(what)
     if norm is None:
         return None
@@ -114,7 +116,7 @@ def fuse_layer(decoder: Decoder, view: Trainable, layer: int) -> LayerWeights:
 
 
 def qk_norm(decoder: Decoder, view: Trainable, layer: int) -> torch.Tensor | None:
-    """What each query and key head is multiplied with once its length is 1, (A + K, D)."""
+    """The factor of each query and key head after its length was made 1, (A + K, D)."""
     q_norm, k_norm = (
         view.base.get(layer_module(layer, f"self_attn.{name}.weight"))
         for name in ("q_norm", "k_norm")

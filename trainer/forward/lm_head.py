@@ -1,8 +1,8 @@
 """The output head in full precision, whatever the weights are held in.
 
-Logits rounded to 16 bits are off by several hundredths where they are large, and so are logprobs and
-every ratio made from them. So half-precision states and weights are multiplied with fp32 sums and
-stay fp32; in the backward pass the gradient of the logits is rounded once, as every other.
+Logits rounded to 16 bits are off by several hundredths where they are large, and so are logprobs and all
+ratios made from them. So states and weights in half precision are multiplied with fp32 sums, and the
+result stays fp32. In the backward pass the gradient of the logits is rounded once, like every other.
 """
 
 from typing import Any

@@ -2,9 +2,9 @@
 
     logprob_m = z_m[target_m] - logsumexp(z_m),   z_m = head h_m / temperature
 
-The logits of a step would be its largest tensor by far: at 150,000 tokens of vocabulary they take
-600 kB an action, and their gradient as much again. Here they exist a chunk of actions at a time,
-in both directions: the backward pass makes each chunk anew. What is kept is one number an action.
+The logits of a step would be its largest tensor by far: with a vocabulary of 150,000 tokens they take
+600 kB per action, and their gradient takes the same again. Here only a chunk of actions has its logits
+at a time. The backward pass computes each chunk again, so only one number per action is kept.
 
 Legend: M actions, H hidden, V vocabulary, C actions of a chunk.
 """
@@ -18,7 +18,8 @@ from torch.autograd.function import once_differentiable
 from trainer.forward.lm_head import logits_of
 
 CHUNK_ELEMENTS = 4 << 20
-"""Logits that exist at a time (16 MiB in fp32). A constant: another split can give other bits."""
+"""The number of logits at a time (16 MiB in fp32). It is constant, because another split can give other
+bits."""
 
 
 def chosen_logprobs(

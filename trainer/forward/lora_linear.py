@@ -2,10 +2,10 @@
 
     y_i = x W_i' + b_i + s (x A_i') B_i'          W_i and b_i frozen
 
-Composed of single operations the adapters of q, k and v (of gate and up) each read x again, each keep
-a copy of y_i, and the gradients of x that come back are added one by one. Here the A_i are one
-matrix, adapters add into the outputs, and all gradients of x gather in one tensor. Kept for the
-backward pass: x, and x A' of rank columns.
+With single operations, the adapters of q, k and v (or of gate and up) would each read x again and keep a
+copy of y_i, and their gradients of x would be added one by one. Here the A_i are one matrix, adapters
+add into the outputs, and all gradients of x accumulate in one tensor. The backward pass keeps only x,
+and x A' of rank columns.
 
 Legend: N tokens, H inputs, O outputs, r rank.
 """

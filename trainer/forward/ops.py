@@ -1,10 +1,10 @@
 """How the learner runs a forward pass: what is kept for the backward pass, and what is fused.
 
-Neither changes what is computed. `recompute` keeps the input of each layer only and computes the
-layer again when its gradient is due: a third more arithmetic for a small part of the memory, and the
+Neither changes what is computed. `recompute` keeps only the input of each layer and computes the layer
+again for its gradient. That takes a third more arithmetic and a small part of the memory, and gives the
 same bits, because the same operations run on the same numbers. `fuse` compiles the steps between the
-matrix products, which a GPU otherwise spends reading and writing; it rounds differently, and on a
-CPU it is left alone.
+matrix products, in which a GPU otherwise mostly reads and writes memory. It rounds differently, and has
+no effect on a CPU.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from trainer.forward.rms_norm import rms_norm
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding; `sin` bears the sign of the swap of halves."""
+    """Rotary position embedding. `sin` includes the sign of the swap of halves."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
@@ -30,7 +30,7 @@ def apply_gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What runs between the matrix products."""
+    """The operations between the matrix products."""
 
     norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
     rotate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = rotate
@@ -41,7 +41,7 @@ PLAIN = Steps()
 
 
 def elementary_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`rms_norm` in elementary operations, which a compiler fuses, backward pass included."""
+    """`rms_norm` in elementary operations, which a compiler fuses, including the backward pass."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     inverse = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
     return (wide * inverse * weight).to(x.dtype)
@@ -56,25 +56,25 @@ def compiled_steps(backend: str = "inductor") -> Steps:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The way of one policy's passes."""
+    """How the passes of one policy run."""
 
     recompute: bool = False
     fuse: bool = False
     allows_native: bool = True
-    """whether narrow models may take their passes in C"""
+    """Whether narrow models may run their passes in C."""
     trains_padding: bool = True
-    """whether the embedding of the token that pads is trained like any other; by rules 1 it was not
-    where a model runs through Transformers"""
+    """Whether the embedding of the padding token is trained like any other. Under rules 1 it was not,
+    for models that run through Transformers."""
 
     def steps(self, device: torch.device) -> Steps:
-        """What runs between the matrix products on this device."""
+        """The operations between the matrix products on this device."""
         return compiled_steps() if self.fuse and device.type == "cuda" else PLAIN
 
     def layer(self, run: Callable[..., torch.Tensor], *args: object) -> torch.Tensor:
         """Run one layer."""
         if not (self.recompute and torch.is_grad_enabled()):
             return run(*args)
-        # Nothing here draws random numbers, so there is no state to put back.
+        # Nothing here draws random numbers, so there is no random state to restore.
         result: torch.Tensor = checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False)
         return result
 

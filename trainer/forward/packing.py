@@ -1,18 +1,19 @@
 # ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
 """Training rows -> packed micro-batches.
 
-Order is canonical (slot, then sample, then sequence) and the split is a function of the rows and
-`micro_batch_tokens` alone, because the same tokens split otherwise give other bits. The plan (the
-token count of each micro-batch) goes into the log.
+The order is canonical: slot, then sample, then sequence. The split depends only on the rows and on
+`micro_batch_tokens`, because the same tokens in another split give other bits. The plan (the number of
+tokens of each micro-batch) goes into the log.
 
-No micro-batch is larger than `micro_batch_tokens`, unless it is a single sequence: a sequence is never
-split, for its likelihood ratio is one number in some objectives, so a longer one is a pass of its own.
+No micro-batch is larger than `micro_batch_tokens`, unless it is a single sequence. A sequence is never
+split, because its likelihood ratio is one number in some objectives, so a longer one is a pass of its
+own.
 
-The samples of a group share their prompt, so they are packed as a tree: the shared context once,
-then each continuation, which sees the context and itself and counts its positions from the
-context's end. Shared tokens are computed and trained once. A group that is larger than a micro-batch
-is divided between samples, and each part repeats the context. A packed run of tokens is a *segment*: a
-context, a continuation, or a whole sequence. Padding exists inside attention only.
+The samples of a group share their prompt, so they are packed as a tree: first the shared context, then
+each continuation, which sees the context and itself and counts its positions from the context's end.
+Shared tokens are computed and trained once. A group that is larger than a micro-batch is divided between
+samples, and each part repeats the context. A *segment* is a packed run of tokens: a context, a
+continuation, or a whole sequence. Padding exists inside attention only.
 
 Legend: N packed tokens, B segments, T tokens of the longest segment, U keys that it sees (its
 context and itself), M actions (tokens the policy chose). An action is predicted from the hidden
@@ -40,7 +41,7 @@ class Example:
 
     @property
     def num_actions(self) -> int:
-        """A first token has nothing before it that could predict it."""
+        """The first token is never an action, because no token before it could predict it."""
         return sum(self.sequence.loss_mask[1:])
 
 
@@ -59,14 +60,14 @@ class Tree:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Segments of a kind, padded to the longest of them for attention."""
+    """Segments of one kind, padded to the longest of them for attention."""
 
     query_B_T: torch.Tensor
     """index into N; padding repeats token 0"""
     key_B_U: torch.Tensor
     """index into N: the context's tokens, then the segment's own"""
     visible_B_T_U: torch.Tensor
-    """[b, t, u]: t may look at u; every t may look at something"""
+    """[b, t, u]: t sees u. Every t sees at least one u."""
     valid_B_T: torch.Tensor
 
 
@@ -98,7 +99,7 @@ class MicroBatch:
 
 
 def build_trees(examples: Sequence[Example], *, share: bool) -> Iterator[Tree]:
-    """Neighbours with the same leading context form a tree, unless `share` is off."""
+    """Examples that follow one another and have the same leading context form a tree, if `share`."""
     members: list[Example] = []
     context: tuple[int, ...] = ()
     for example in examples:
@@ -114,8 +115,8 @@ def build_trees(examples: Sequence[Example], *, share: bool) -> Iterator[Tree]:
 
 
 def split_tree(tree: Tree, *, most: int) -> Iterator[Tree]:
-    """A tree divided between examples into trees of at most `most` tokens, each as large as it may be;
-    the shared tokens are repeated. An example of more tokens is a part of its own."""
+    """A tree, divided between examples into trees of at most `most` tokens, each as large as possible.
+    The shared tokens are repeated. An example that is longer is a tree of its own."""
     if tree.num_tokens <= most:
         yield tree
         return
@@ -132,7 +133,7 @@ def split_tree(tree: Tree, *, most: int) -> Iterator[Tree]:
 
 
 def _subtree(tree: Tree, members: Sequence[Example]) -> Tree:
-    """One that has nobody to share with shares nothing, as in `trees`."""
+    """A single example shares nothing, as in `build_trees`."""
     return Tree(tree.num_shared if len(members) > 1 else 0, tuple(members))
 
 
@@ -148,9 +149,9 @@ def pack(
     """Examples in canonical order -> micro-batches of at most `micro_batch_tokens` tokens; a single
     longer example is one of its own. Examples without an action have nothing to train and are left out.
     `splits` False: a tree is never divided, and padding is not counted (rules 1, `schemas.learner`).
-    `pads`: whether segments are padded into blocks for attention; None: on a CPU, where that is
-    fastest, and where rows are not shared, since Transformers' modules take nothing else. These compute
-    the padding too, so there it counts."""
+    `pads`: whether segments are padded into blocks for attention. None: on a CPU, where that is
+    fastest, and where rows are not shared, since Transformers' modules need it. Those modules compute
+    the padding too, so there it counts as tokens."""
     if pads is None:
         pads = device is None or device.type == "cpu" or not share
     most = micro_batch_tokens
@@ -167,7 +168,7 @@ def pack(
 
 @dataclass(slots=True)
 class _Packing:
-    """A micro-batch as it grows."""
+    """A micro-batch while it is filled."""
 
     pads: bool
     tokens: list[int] = field(default_factory=list)
@@ -182,7 +183,8 @@ class _Packing:
     longest: int = 0
 
     def size_with(self, tree: Tree, *, padded: bool) -> int:
-        """The tokens of a pass with this tree in it; `padded`: all rows as long as the longest."""
+        """The tokens of the pass if this tree is added. `padded`: all rows are as long as the
+        longest."""
         if not padded:
             return len(self.tokens) + tree.num_tokens
         return (self.num_rows + len(tree.examples)) * max(tree.num_tokens, self.longest)
@@ -213,8 +215,8 @@ class _Packing:
         self.positions += range(position, position + len(tokens))
 
     def tensors(self, device: torch.device | None) -> MicroBatch:
-        """Contexts are short or long as a group's prompt is, continuations as its answers are: each
-        kind is padded by itself."""
+        """The micro-batch. Contexts have the length of prompts and continuations that of answers, so
+        each kind is padded separately."""
         kinds = (
             [s for s in self.segments if not s.num_context],
             [s for s in self.segments if s.num_context],

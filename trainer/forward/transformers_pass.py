@@ -1,9 +1,9 @@
 """The forward pass of every other architecture: Transformers' own module, with our tensors in it.
 
-Full weights replace the module's parameters for the length of a call. Adapters go through peft: its
-layers are injected into the module once per (modules, rank, alpha), and their parameters replaced the
-same way. The shared base is never written to. Slower than `trainer/forward/decoder.py`, right for any
-model.
+Full weights replace the module's parameters during a call. Adapters go through peft: its layers are
+injected into the module once per (modules, rank, alpha), and their parameters are replaced in the same
+way. The shared base is never written to. This is slower than `trainer/forward/decoder.py`, and correct
+for any model.
 """
 
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class Fallback:
     def outputs(
         self, trained: Tensors, micro: MicroBatch, *, alpha: float, trains_padding: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the output head reads (M, H) and what it answers (M, vocabulary), for plain rows: one
+        """The input (M, H) and the output (M, vocabulary) of the output head, for plain rows: one
         sequence each, padded on the right."""
         (block,) = micro.blocks
         self._train_padding(on=trains_padding)
@@ -45,8 +45,8 @@ class Fallback:
         return read.flatten(0, 1)[at_M], _logits_of(output).flatten(0, 1)[at_M]
 
     def _train_padding(self, *, on: bool) -> None:
-        """Transformers' embeddings drop the gradient of the token that pads, which often is the one that
-        ends a turn. Padding reaches no action, so there is nothing to drop it for."""
+        """Transformers' embeddings drop the gradient of the padding token, which often is also the token
+        that ends a turn. Padding reaches no action, so there is no reason to drop it."""
         embedding = self.base.model.get_input_embeddings()
         pads = self.base.model.config.get_text_config().pad_token_id
         if isinstance(embedding, torch.nn.Embedding):
@@ -55,7 +55,8 @@ class Fallback:
     def extend(
         self, trained: Tensors, ids_T: torch.Tensor, cache: Cache | None, *, alpha: float
     ) -> tuple[torch.Tensor, Cache]:
-        """Read on: the logits (vocabulary) after the last of `ids_T`, and the grown cache."""
+        """Read more tokens: the logits (vocabulary) after the last of `ids_T`, and the extended
+        cache."""
         output, _ = self._call(
             trained, alpha, input_ids=ids_T[None], past_key_values=cache, use_cache=True
         )
@@ -66,7 +67,7 @@ class Fallback:
     def _call(
         self, trained: Tensors, alpha: float, **inputs: object
     ) -> tuple[CausalLMOutputWithPast, torch.Tensor]:
-        """What the model answers, and what its output head read. The head answers in fp32 at least:
+        """The model's output, and the input of its output head. The head computes in at least fp32, and
         what the architecture does to logits after it (a soft cap) is done to these."""
         read: list[torch.Tensor] = []
 
@@ -102,7 +103,7 @@ class Fallback:
         return functional_call(model, replaced, kwargs=inputs)
 
     def _plain(self, trained: Tensors) -> dict[str, torch.Tensor]:
-        """Names of full weights; a layer that peft has wrapped keeps its own under base_layer."""
+        """Full weights by name. A layer that peft has wrapped keeps its own weights under base_layer."""
         wrapped = {module for modules, _, _ in self.injected for module in modules}
 
         def rename(name: str) -> str:
@@ -141,7 +142,7 @@ def _logits_of(output: CausalLMOutputWithPast) -> torch.Tensor:
 
 
 def _wide(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """The head's answer (..., vocabulary) with fp32 sums."""
+    """The head's logits (..., vocabulary) with fp32 sums."""
     weight, bias = head.weight, getattr(head, "bias", None)
     assert isinstance(weight, torch.Tensor)  # noqa: S101 - an output head is a linear layer
     logits = logits_of(hidden.flatten(0, -2), weight).unflatten(0, hidden.shape[:-1])

@@ -1,10 +1,10 @@
 # ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
-"""Attention over packed rows of any length, without padding: every segment is a stretch of N, and its
-queries see its context's keys and its own, up to themselves.
+"""Attention over packed rows of any length, without padding. Every segment is a part of N, and its
+queries see the keys of its context and its own keys up to themselves.
 
-On CUDA with half-precision states this is one flash kernel over all segments (PyTorch's
-`varlen_attn`). Anywhere else it is one `scaled_dot_product_attention` per segment under the same
-rule, which is what the tests compare with and what a GPU does in fp32.
+On CUDA, with states in half precision, this is one flash kernel over all segments (PyTorch's
+`varlen_attn`). Everywhere else it is one `scaled_dot_product_attention` per segment under the same rule.
+The tests compare with that, and a GPU does that in fp32.
 
 Legend: N packed tokens, S segments, U keys of all segments one after the other, A query heads, K key
 heads, D head size.
@@ -42,8 +42,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """The segments of a micro-batch as the kernel takes them. They follow one another in N, so only
-    keys are gathered, and these only where a context is shared (`key_U` is None otherwise)."""
+    """The segments of a micro-batch in the kernel's form. Segments follow one another in N, so only keys
+    are gathered, and only where a context is shared (`key_U` is None otherwise)."""
 
     segments: tuple[Segment, ...]
     query_ends_S: torch.Tensor
@@ -123,7 +123,7 @@ def _by_segment(
 
 
 def _causal(q_T_A_D: torch.Tensor, k_U_K_D: torch.Tensor, v_U_K_D: torch.Tensor) -> torch.Tensor:
-    """The last query sees all keys, the one before it all but one, and so on."""
+    """The last query sees all keys, the query before it sees all but one, and so on."""
     num_queries, num_keys = len(q_T_A_D), len(k_U_K_D)
     plain = num_queries == num_keys
     mask = None

@@ -1,7 +1,7 @@
 """A policy version as the decoder reads it: named projections over base and trained tensors.
 
 Adapters are kept apart, so that gradients reach A and B and the frozen base costs no memory. The
-sampler has a copy of its own with all of it added up: `trainer/sampler/decode_model.py`.
+sampler has a copy of its own, in which adapters are added in (`trainer/sampler/decode_model.py`).
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ FUSED: dict[str, tuple[str, ...]] = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-"""What the decoder asks for -> the modules of one layer that share an input."""
+"""The name of a projection -> the modules of one layer that it consists of. They share an input."""
 
 
 def layer_module(layer: int, module: str) -> str:
@@ -40,7 +40,7 @@ class Trainable:
     """Whether only adapters are trained."""
 
     def tensor(self, name: str) -> torch.Tensor | None:
-        """A tensor that no adapter touches: norms and embeddings."""
+        """A tensor that adapters do not change: a norm or an embedding."""
         held = self.base.get(name)
         return None if held is None else held.to(self.dtype)
 
@@ -51,7 +51,7 @@ class Trainable:
         return replace(self, base=base, pairs=pairs)
 
     def project(self, x_N_H: torch.Tensor, layer: int, what: str) -> tuple[torch.Tensor, ...]:
-        """The outputs of the modules that `what` names, in their order."""
+        """The outputs of the modules of the projection `what`, in their order."""
         modules = [layer_module(layer, name) for name in FUSED[what]]
         if all(module in self.pairs for module in modules):
             return project(
@@ -91,7 +91,7 @@ def trainable_view(base: Tensors, trained: Tensors, *, alpha: float) -> Trainabl
 
 
 def _with_tied_head(base: Tensors, full: Tensors) -> Tensors:
-    """Full weights are stored without a tied output head: give it back."""
+    """Full weights are stored without a tied output head. Add it again."""
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     is_tied = embedding in full and head in base and head not in full
     return {**full, head: full[embedding]} if is_tied else full

@@ -1,9 +1,9 @@
-"""Which architectures can be trained, and how a model that cannot is told.
+"""Which architectures can be trained, and how others are refused.
 
-A model is what Transformers can build as a causal language model. Those of `TESTED` are trained and
-sampled in the tests, each in a tiny shape; others are taken at their word, after a probe: what comes
-later must not change what was predicted before (an encoder behind a language head would train to
-nonsense), and the cache must be one that can be read on from.
+Any model that Transformers can build as a causal language model is accepted. The tests train and sample
+those of `TESTED`, each in a tiny shape. Others are accepted after a probe: a later token must not change
+an earlier prediction (an encoder behind a language head would train to nonsense), and the model must
+have a cache from which reading can continue.
 """
 
 import torch
@@ -29,7 +29,7 @@ TESTED: dict[str, str] = {
 """Family -> `model_type` in its config."""
 
 TOLERANCE = 1e-5
-"""Of the largest logit; the probe runs in fp32."""
+"""As a part of the largest logit. The probe runs in fp32."""
 
 
 def check_known(config: PreTrainedConfig, *, what: str) -> None:
@@ -37,15 +37,15 @@ def check_known(config: PreTrainedConfig, *, what: str) -> None:
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return
     raise Refused(
-        f"{what} is of the architecture {config.model_type!r}, which is not a causal language model in "
+        f"{what} has the architecture {config.model_type!r}, which is not a causal language model in "
         f"Transformers {version}. {advice()}"
     )
 
 
 @torch.no_grad()
 def check_causal(model: PreTrainedModel, *, what: str) -> None:
-    """Raises Refused when a later token changes what is predicted before it, or when the model's
-    cache cannot be read on from."""
+    """Raises Refused when a later token changes an earlier prediction, or when the model has no
+    key-value cache."""
     device = model.device
     embedding = model.get_input_embeddings().weight
     assert isinstance(embedding, torch.Tensor)  # noqa: S101 - mypy: a module's attribute may be a module
@@ -61,11 +61,11 @@ def check_causal(model: PreTrainedModel, *, what: str) -> None:
         )
     if getattr(answer, "past_key_values", None) is None:
         raise Refused(
-            f"{what} ({model.config.model_type!r}) keeps no key-value cache, so it cannot be sampled "
-            f"from here. {advice()}"
+            f"{what} ({model.config.model_type!r}) has no key-value cache, so it cannot be sampled "
+            f"from. {advice()}"
         )
 
 
 def advice() -> str:
-    """What can be used instead."""
-    return f"Families that are tested: {', '.join(TESTED)}"
+    """Which models to use instead."""
+    return f"Name a model of a family that is tested: {', '.join(TESTED)}"

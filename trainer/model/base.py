@@ -1,10 +1,10 @@
 """The base model of a run, from whatever a ModelRef names: a shape and a seed, a directory, a hub
 id, or a checkpoint's files.
 
-The base is frozen and shared: the sampler and every run on the same ModelRef use these tensors, so
-nothing may ever write to them. Weights are fp32 on both sides unless the run says bfloat16; that
-removes nearly all of the mismatch between sampler and trainer. Nothing is unpickled: safetensors
-only, and no remote code.
+The base is frozen and shared: the sampler and all runs on the same ModelRef use these tensors, so
+nothing may ever write to them. Weights are fp32 in sampler and learner unless the run sets bfloat16,
+which removes nearly all mismatch between the two. Nothing is unpickled: only safetensors are read, and
+no remote code is run.
 """
 
 import json
@@ -46,8 +46,8 @@ transformers_logging.disable_progress_bar()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Base:
-    """A frozen base model. `tensors` are its weights by Transformers' names; `public_name` is what
-    an adapter's config can call it (None: it has no name outside Headrace)."""
+    """A frozen base model. `tensors` are its weights by Transformers' names. `public_name` is its name
+    in an adapter's config (None: it has no name outside Headrace)."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -67,7 +67,7 @@ class Base:
 
 
 def build_base(ref: ModelRef, files: Mapping[str, bytes], *, device: torch.device) -> Base:
-    """Build the model `ref` names; `files` holds the content of a checkpoint's files. Raises
+    """Build the model that `ref` names. `files` holds the content of a checkpoint's files. Raises
     Refused when there is no such model or it cannot be loaded."""
     if ref.kind == "scratch":
         return _wrap_base(*_build_scratch(ref), public_name=None, ref=ref, device=device)
@@ -92,9 +92,9 @@ def _wrap_base(
 ) -> Base:
     dtype = DTYPES[ref.dtype]
     for parameter in model.parameters():
-        # Loaded tensors may lie anywhere in a mapped file; kernels pick their path by alignment,
-        # and another path gives other bits. Buffers stay as they are: rotary frequencies rounded to
-        # 16 bits would move far positions.
+        # Loaded tensors may be anywhere in a mapped file. Kernels choose their path by alignment, and
+        # another path gives other bits. Buffers stay as they are, because rotary frequencies rounded
+        # to 16 bits would move far positions.
         parameter.data = parameter.data.to(dtype, copy=True)
     _move(model, device)
     model.eval().requires_grad_(requires_grad=False)
@@ -115,7 +115,7 @@ def _move(model: PreTrainedModel, device: torch.device) -> None:
         needed = sum(p.numel() * p.element_size() for p in model.parameters()) / (1 << 30)
         raise Refused(
             f"the device has no room for the base model's {needed:.1f} GiB: set advanced.precision = "
-            "'bfloat16', name a smaller model, or, if vLLM shares the GPU, lower "
+            "'bfloat16' or name a smaller model. If vLLM shares the GPU, lower "
             "HEADRACE_VLLM_GPU_PERCENT"
         ) from error
 
@@ -168,8 +168,9 @@ def _load_checkpoint(
 def load_merged(
     folder: Path, *, what: str, base: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The adapter in `folder` merged into its base, in fp32: `base` where one is named, else base/, else
-    the base's public name. Raises Refused when the base cannot be loaded or is another model."""
+    """The adapter in `folder` merged into its base, in fp32. The base is `base` if given, else the
+    folder base/, else the base's public name. Raises Refused when it cannot be loaded or is another
+    model."""
     config = json.loads((folder / ADAPTER_CONFIG).read_bytes())
     is_local = (folder / "base").is_dir()
     found = str(folder / "base") if is_local else config["base_model_name_or_path"]
@@ -181,10 +182,10 @@ def load_merged(
             weight = weights.get(f"{module}.weight")
             fits = (pair[1].shape[0], pair[0].shape[1])
             if weight is None or weight.shape != fits:
-                shape = "is not there" if weight is None else f"has shape {tuple(weight.shape)}"
+                shape = "does not exist there" if weight is None else f"has shape {tuple(weight.shape)}"
                 raise Refused(
-                    f"the adapter of {what} is of another base model than {base or found}: it "
-                    f"changes {module} of shape {fits}, which {shape}"
+                    f"the adapter of {what} does not fit the base model {base or found}: it changes "
+                    f"{module} of shape {fits}, which {shape}. Name the adapter's own base model"
                 )
             weight.copy_(merged_weight(weight, pair, scale=scale))
     return model, tokenizer
@@ -208,8 +209,8 @@ def _load_pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrain
         ) from error
     if not tokenizer.chat_template:
         raise Refused(
-            f"{what} has no chat template, and Headrace talks to models in chat messages: name its "
-            "instruction-tuned sibling, or save its tokenizer with a chat_template"
+            f"{what} has no chat template, which Headrace needs: name its instruction-tuned version, or "
+            "save its tokenizer with a chat_template"
         )
     check_causal(model.eval(), what=what)
     return model, tokenizer

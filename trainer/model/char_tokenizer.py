@@ -1,8 +1,8 @@
 """The tokenizer of the `scratch:` shapes: one symbol per character, with a chat template.
 
-It is an ordinary fast tokenizer: saved beside the weights, plain Transformers loads it. A character
-outside the vocabulary becomes `<|unk|>`, never an error: a prompt is data. A turn is
-`<|role|>content<|end|>`, and `<|end|>` is what the model says to stop.
+It is an ordinary fast tokenizer: plain Transformers loads it from the files saved with the weights. A
+character outside the vocabulary becomes `<|unk|>` and is never an error, because a prompt is data. A
+turn is `<|role|>content<|end|>`, and the model ends its turn with `<|end|>`.
 """
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers

@@ -1,13 +1,13 @@
 """Chat messages -> token ids, by the model's own template.
 
-Sampled ids are never made again from text (two texts can be one, and one text several ids). When a
-conversation extends what was sampled, the next prompt is the previous prompt's ids, the sampled
-ids, and the ids of what the template puts after the reply. When the template rewrites what came
-before (some drop earlier reasoning), the conversation is rendered afresh, and a new training row
-starts.
+Sampled ids are never made again from text, because one text can have several sequences of ids. When a
+conversation extends a sampled one, the next prompt is the previous prompt's ids, the sampled ids, and
+the ids of the text that the template puts after the reply. When the template rewrites earlier turns
+(some drop earlier reasoning), the whole conversation is rendered again, and a new training row starts.
 
-A template may ask for the time (Llama 3's writes the date into each prompt). It is told the day that
-is recorded for the run, never this machine's: the same conversation has the same ids on every day.
+A template may ask for the time (Llama 3's template writes the date into each prompt). It gets the day
+that is recorded for the run and never this machine's, so the same conversation has the same ids on every
+day.
 """
 
 import string
@@ -27,23 +27,23 @@ from trainer.model.text_parts import ids_of_parts, prepends
 from trainer.model.token_bytes import TokenBytes
 
 CLOCK = "strftime_now"
-"""What templates call for the time, with a format."""
+"""The function that templates call for the time, with a format."""
 
 DAY = """{% macro strftime_now(format) %}{% set at = namespace(code='') %}{% for c in format %}\
 {% if at.code == '%' and c in '-_0^#' %}{% set at.code = '%' + c %}\
 {% elif at.code %}{{ headrace_today.get(at.code + c, at.code + c) }}{% set at.code = '' %}\
 {% elif c == '%' %}{% set at.code = c %}{% else %}{{ c }}{% endif %}\
 {% endfor %}{{ at.code }}{% endmacro %}{{ '' }}"""
-"""Begins a template that asks for the time: what it calls is then this, and not the machine's clock. A
-template is given plain data only, so a day is what each code of a format stands for on it."""
+"""Put before a template that asks for the time, so that it calls this and not the machine's clock. A
+template gets plain data only, so a day is given as the value of each format code."""
 
 BEGINNINGS = 64
-"""Conversations whose ids are kept: the samples of a group begin alike."""
+"""How many conversations keep their ids. The samples of a group have the same beginning."""
 
 
 class Chat:
-    """A tokenizer, the ids that end a turn, and the day that templates take for today. `apart`: texts
-    that follow one another are encoded each by itself (rules 1, `schemas.learner`)."""
+    """A tokenizer, the ids that end a turn, and the day that templates use as today. `apart`: texts that
+    follow one another are each encoded by themselves (rules 1, `schemas.learner`)."""
 
     def __init__(
         self,
@@ -60,21 +60,21 @@ class Chat:
         self._prompt_of = lru_cache(BEGINNINGS)(self._encode_prompt)
 
     def text(self, messages: Sequence[Message], *, reply_next: bool) -> str:
-        """The conversation as the template writes it; with `reply_next`, up to where the assistant
-        begins. Raises UserCodeError when the template refuses the messages."""
+        """The conversation as the template writes it. With `reply_next` it ends where the assistant
+        begins. Raises UserCodeError when the template rejects the messages."""
         plain = [{"role": m.role, "content": m.content} for m in messages]
         try:
             rendered = self._render(plain, reply_next=reply_next)
         except (TemplateError, TypeError, ValueError) as error:
             raise UserCodeError(
                 FailureCategory.VALIDATION,
-                f"the model's chat template does not take these messages: {error}",
+                f"the model's chat template rejects these messages: {error}",
             ) from error
         return str(rendered)
 
     def _render(self, messages: list[dict[str, str]], *, reply_next: bool) -> str:
-        """By the template, with its day where it asks for the time. Only our own is rendered in this
-        process: one that came with a model may loop or fill memory."""
+        """The template's output, with the recorded day if it asks for the time. Only our own template is
+        rendered in this process, because one that came with a model may loop or fill memory."""
         template = self._tokenizer.get_chat_template()
         if template == CHAT_TEMPLATE:
             rendered = self._tokenizer.apply_chat_template(
@@ -107,7 +107,7 @@ class Chat:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def pieces(self, ids: Sequence[int], text: str) -> tuple[tuple[int, ...] | None, ...]:
-        """The bytes of each token of an answer and its text (`trainer/model/token_bytes.py`)."""
+        """The bytes of each token of an answer, given its text (`trainer/model/token_bytes.py`)."""
         return self._token_bytes.of(ids, text)
 
     @cached_property
@@ -115,7 +115,7 @@ class Chat:
         return TokenBytes(self._tokenizer)
 
     def prompt_ids(self, request: SampleRequest) -> list[int]:
-        """The prompt of a request: continued exactly where it extends what was sampled."""
+        """The prompt of a request. It continues the sampled ids exactly if it extends them."""
         continued = self._continuation(request) if request.history else None
         return list(self._prompt_of(request.messages)) if continued is None else continued
 
@@ -141,14 +141,14 @@ class Chat:
         return [*last.prompt_ids, *last.completion_ids, *suffix]
 
     def cut_after_last_turn(self, text: str) -> str:
-        """What a template wrote, up to and with the last token that ends a turn; what comes after it
-        belongs to nobody."""
+        """The template's text up to and including the last token that ends a turn. The text after it
+        belongs to no turn."""
         ends = (text.rfind(end) + len(end) for end in self._stop_texts if end in text)
         return text[: max(ends, default=len(text))]
 
     def with_end_token(self, ids: Sequence[int]) -> list[int]:
-        """The ids of a turn with the one that ends it. Where the template has no such token the model's
-        own is added: the policy must learn to stop."""
+        """The ids of a turn with the id that ends it. If the template has no such token, the model's own
+        is added, because the policy must learn to stop."""
         is_ended = bool(ids) and ids[-1] in self._stop_ids
         return [*ids] if is_ended else [*ids, self._end_id]
 
@@ -164,6 +164,6 @@ class Chat:
 
 @lru_cache(8)
 def codes_of(day: datetime) -> dict[str, str]:
-    """What each code of `strftime` stands for, with and without its flags."""
+    """The value of each code of `strftime`, with and without its flags."""
     codes = [flag + code for flag in ("", *"-_0^#") for code in f"{string.ascii_letters}%"]
     return {f"%{code}": day.strftime(f"%{code}") for code in codes}

@@ -1,7 +1,8 @@
-"""What a model's files may not hold, because loading them would load something else.
+"""Refuses a model whose files would make Transformers load something else.
 
-Both are read before any weight: a config that names a kernel of the hub makes Transformers fetch and run
-its code, and an adapter's config makes it load whatever base model that names.
+Two files are checked before any weight is read. A config that names a kernel on the hub would make
+Transformers download and run its code. An adapter's config would make it load the base model named
+there.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,13 +17,13 @@ ADAPTER = "adapter_config.json"
 
 
 def check_files(name: str, *, what: str) -> None:
-    """Raises Refused for a model (a directory or a hub id) whose files lead elsewhere; OSError when it
-    cannot be read."""
+    """Raises Refused for a model (a directory or a hub id) whose files name code or weights elsewhere,
+    OSError when they cannot be read."""
     is_here = (Path(name) / ADAPTER).exists()
     if is_here or (not Path(name).is_dir() and find_adapter_config_file(name) is not None):
         raise Refused(
-            f"{what} holds an {ADAPTER}: it is an adapter, and would be loaded with whatever base model "
-            "that file names. Name the base model, or merge the adapter and remove the file"
+            f"{what} holds an {ADAPTER}, so it is an adapter and would be loaded with the base model "
+            "that this file names. Name the base model, or merge the adapter and remove the file"
         )
     config, _ = PreTrainedConfig.get_config_dict(name)
     for key, value in _implementations(config):
@@ -33,7 +34,8 @@ def check_files(name: str, *, what: str) -> None:
 
 
 def _implementations(config: object, depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Keys that choose how something is computed, and name code elsewhere (`organisation/kernel`)."""
+    """Keys that choose an implementation, with values that name code elsewhere
+    (`organisation/kernel`)."""
     if not isinstance(config, Mapping) or depth > 8:
         return
     for key, value in config.items():

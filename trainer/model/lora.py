@@ -1,9 +1,9 @@
 """LoRA (arXiv 2106.09685): which linear layers get an adapter, its first values, its names.
 
-The tensors are ours and travel under peft's names, so an exported adapter loads in plain
-Transformers + PEFT. A is drawn as peft draws it (Kaiming uniform with a = sqrt 5, so within
-1/sqrt(in)), B is zero: version 0 equals the base. Each draw is keyed by (seed, module name), so
-the values do not depend on the order of the modules. No dropout.
+The tensors are our own and have peft's names, so an exported adapter loads in plain Transformers and
+PEFT. A is drawn as peft draws it (Kaiming uniform with a = sqrt 5, so within 1/sqrt(in)), and B is zero,
+so version 0 equals the base. Each draw is keyed by (seed, module name), so the values do not depend on
+the order of the modules. There is no dropout.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ from trainer.model.base import Base
 from trainer.model.lora_names import A_SUFFIX, B_SUFFIX, PEFT_PREFIX
 
 LOCAL_BASE = "./base"
-"""What an adapter's config calls a base that lies beside it. `headrace checkpoint download` writes the
-absolute path in its place, because peft resolves a relative one from the working directory."""
+"""The name, in an adapter's config, of a base that is stored with it. `headrace checkpoint download`
+replaces it by the absolute path, because peft resolves a relative path from the working directory."""
 
 
 def target_modules(base: Base, targets: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The full names of the modules to adapt: `all-linear` is every linear layer of the language
-    model (a vision tower beside it reads no text) but the output head; otherwise module names or
-    their last parts. Raises Refused when one matches nothing."""
+    """The full names of the modules to adapt. `all-linear` is every linear layer of the language model
+    except the output head (a vision tower is left out, because it reads no text). Otherwise `targets`
+    are module names or their last parts. Raises Refused when one matches nothing."""
     head = base.model.get_output_embeddings()
     text = set(base.model.get_decoder().modules())
     linear = [
@@ -44,7 +44,7 @@ def target_modules(base: Base, targets: str | tuple[str, ...]) -> tuple[str, ...
         if not matches:
             known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
             raise Refused(
-                f"advanced.lora_targets: no linear layer is called {target!r}; there are: {known}"
+                f"advanced.lora_targets: no linear layer is called {target!r}. Choose from: {known}"
             )
         chosen |= matches
     return tuple(sorted(chosen))
@@ -69,8 +69,8 @@ def fresh_adapter(
 
 
 def adapter_config(base: Base, modules: Sequence[str], *, rank: int, alpha: float) -> bytes:
-    """`adapter_config.json`, as peft writes it. A base without a public name is called `./base`, the
-    folder beside the adapter in which it lies: a plain `base` would be looked up on the hub."""
+    """`adapter_config.json`, as peft writes it. A base without a public name is called `./base`, after
+    its folder next to the adapter. A plain `base` would be looked up on the hub."""
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,  # type: ignore[arg-type]  # peft says int and divides

@@ -1,4 +1,4 @@
-"""How an adapter's tensors are named (peft's way), and what they add to a weight."""
+"""The names of an adapter's tensors, which are peft's, and the change that they make to a weight."""
 
 from collections.abc import Mapping
 

@@ -1,11 +1,12 @@
-"""Conversations -> token ids, and which of them the policy is to learn.
+"""Conversations -> token ids, and which of them the policy learns.
 
-A conversation gets the ids that it would have, had its answers been sampled: a context is rendered up to
-where the assistant begins, an answer up to and with the token that ends its turn, and the ids of each
-are those that it has in the whole (`trainer/model/text_parts.py`). So the span of an answer is exact to
-the token whether or not the template marks what was generated, and supervised and reinforcement learning
-see the same ids. Where the template rewrites what came before (some drop earlier reasoning), the answer
-stands in a row of its own, below what the template made of the rest. Each answer is learned once.
+A conversation gets the ids that it would have if its answers had been sampled. A context is rendered up
+to where the assistant begins, and an answer up to and including the token that ends its turn. The ids of
+each are those that it has in the whole text (`trainer/model/text_parts.py`). So the span of an answer is
+exact to the token, whether or not the template marks generated text, and supervised and reinforcement
+learning see the same ids. Where the template rewrites earlier turns (some drop earlier reasoning), the
+answer gets a row of its own, after the template's new rendering of its context. Each answer is learned
+once.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ Bit = Literal[0, 1]
 
 @dataclass(slots=True)
 class TrainingRow:
-    """Ids, and a 1 for each that is to be learned."""
+    """One row of supervised training: ids, and a 1 for each id that is learned."""
 
     ids: list[int] = field(default_factory=list)
     learned: list[Bit] = field(default_factory=list)
@@ -35,7 +36,7 @@ def training_rows(
     chat: Chat, messages: Sequence[Message], *, learned: LossTurns
 ) -> list[TrainingRow]:
     """The training rows of a conversation. `learned`: the answers of the `assistant`, the `last` answer
-    only, or `all` that the template writes. Raises UserCodeError when the template refuses it."""
+    only, or `all` text that the template writes. Raises UserCodeError when the template fails."""
     if learned == "all":
         return [_row(chat, [(chat.cut_after_last_turn(chat.text(messages, reply_next=False)), 1)])]
     answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
@@ -56,7 +57,7 @@ def training_rows(
 
 
 def _row(chat: Chat, parts: Sequence[tuple[str, Bit]]) -> TrainingRow:
-    """Encoded as a whole: no answer begins otherwise than behind its context."""
+    """The parts, encoded as one text, so that an answer has the ids that it has after its context."""
     row = TrainingRow()
     found = chat.encode_parts([text for text, _ in parts])
     for (_, learned), ids in zip(parts, found, strict=True):

@@ -1,9 +1,9 @@
 """`python -m trainer.model.merge FOLDER DIR`: an adapter's checkpoint directory -> one plain model
 directory.
 
-The adapter is added to its base exactly as for sampling from the checkpoint (`trainer/model/base.py`),
-in fp32, and only then brought to the dtype that was asked for. The command line runs this as a program
-of its own: it holds no torch itself.
+The adapter is added to its base in fp32, exactly as for sampling from the checkpoint
+(`trainer/model/base.py`), and only then converted to the requested dtype. The command line runs this as
+a separate program, because it does not import torch itself.
 """
 
 import argparse
@@ -24,8 +24,8 @@ DTYPES = {
 
 
 def merge(folder: Path, directory: Path, *, base: str | None, dtype: torch.dtype) -> None:
-    """Write the model that `folder`'s adapter makes of its base. `base` replaces the name by which the
-    adapter calls its base. Raises Refused when they cannot be loaded or do not fit."""
+    """Merge the adapter in `folder` into its base, and write the model. `base` replaces the base's name
+    in the adapter's config. Raises Refused when they cannot be loaded or do not fit."""
     model, tokenizer = load_merged(folder, what="this checkpoint", base=base)
     torch.nn.Module.to(model, dtype).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
@@ -38,9 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--base")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     try:
-        merge(given.folder, given.directory, base=given.base, dtype=DTYPES[given.dtype])
+        merge(
+            arguments.folder,
+            arguments.directory,
+            base=arguments.base,
+            dtype=DTYPES[arguments.dtype],
+        )
     except Refused as error:
         sys.stderr.write(f"{error.message}\n")
         return 1

@@ -1,7 +1,7 @@
-"""Tensors of a safetensors file where they lie: no copy, as far as they are aligned.
+"""The tensors of a safetensors file as views of its memory, without a copy where they are aligned.
 
-Kernels pick their path by alignment, and another path gives other bits; so what does not lie as torch
-itself would have placed it is copied to where it does.
+Kernels choose their code path by alignment, and another path gives other bits. So a tensor that is not
+aligned as torch would have aligned it is copied.
 """
 
 import json
@@ -10,7 +10,7 @@ import math
 import torch
 
 ALIGNED_BYTES = 64
-"""Where torch puts what it allocates."""
+"""The alignment of memory that torch allocates."""
 
 TYPES = {
     "F64": torch.float64,
@@ -24,17 +24,17 @@ TYPES = {
 
 
 def alignment_padding(head: bytes) -> int:
-    """How many bytes to leave before a file that begins with `head` so that its tensors lie aligned:
-    its first eight bytes say how long its header is."""
+    """How many bytes to leave free before a file that begins with `head`, so that its tensors are
+    aligned. The first eight bytes of the file give the length of its header."""
     return -(8 + int.from_bytes(head[:8], "little")) % ALIGNED_BYTES
 
 
 def view_tensors(data: memoryview) -> dict[str, torch.Tensor]:
-    """The tensors of a file in writable memory, which they keep alive. Raises ValueError when it is no
-    safetensors file, or one of types that are not ours."""
+    """The tensors of a file in writable memory, which they keep alive. Raises ValueError when it is not
+    a safetensors file, or has tensors of an unknown type."""
     start = 8 + int.from_bytes(data[:8], "little")
     if start > len(data):
-        raise ValueError("its header is longer than it")
+        raise ValueError("its header is longer than the file")
     try:
         header = json.loads(bytes(data[8:start]))
         header.pop("__metadata__", None)

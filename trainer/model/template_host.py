@@ -1,10 +1,10 @@
 """The program inside the process that renders chat templates; `trainer/model/template_process.py` starts
 it.
 
-A template comes with a model, so it can be hostile: Jinja's sandbox keeps it away from the machine, but
-not from endless loops or from filling memory. Each request has a limit of CPU time, the process has a
-limit of address space, and an answer has a limit of length. The renderer is the one of Transformers;
-torch is not loaded.
+A template comes with a model, so it can be hostile. Jinja's sandbox keeps it away from the machine, but
+does not prevent endless loops or filling memory. So each request has a limit of CPU time, the process
+has a limit of address space, and the output has a limit of length. The renderer is Transformers' own.
+Torch is not loaded.
 """
 
 import json

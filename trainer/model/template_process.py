@@ -1,8 +1,8 @@
-"""Renders chat templates of models in a process with limits (`trainer/model/template_host.py`).
+"""Renders the chat templates of models in a process with limits (`trainer/model/template_host.py`).
 
-One process renders for all models, one text at a time, and is kept. It is killed when a template does
-not end in time. When it ends for another reason (it was killed from outside), the text is rendered
-again.
+One process renders for all models, one text at a time, and is kept for later requests. It is killed when
+a template does not finish in time. When it ends for another reason (for example killed from outside),
+the text is rendered again.
 """
 
 import atexit
@@ -32,7 +32,7 @@ ROOM_BYTES = 512 << 20
 
 MOST_CHARS = 16 << 20
 TRIES = 3
-"""Processes in a row that must end under one text before its template is to blame."""
+"""How many processes in a row must end during one text until its template is blamed."""
 
 OVER = {
     "time": f"did not end within {DEADLINE_S:g} s",
@@ -43,11 +43,11 @@ OVER = {
 
 
 class _Ended(Exception):
-    """The process ended under a request."""
+    """The process ended during a request."""
 
 
 class TemplateProcess:
-    """A process that renders; started at the first request, and again whenever it has ended."""
+    """The process that renders. It is started at the first request, and again whenever it has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,8 +62,8 @@ class TemplateProcess:
         reply_next: bool,
         names: Mapping[str, object],
     ) -> str:
-        """What `template` makes of the messages, with `names` given to it. Raises ValueError with the
-        error that it raised, UserCodeError when it exceeds a limit."""
+        """The messages as `template` renders them, with `names` as its variables. Raises ValueError with
+        the template's own error, UserCodeError when it exceeds a limit."""
         request = {
             "template": template,
             "messages": list(messages),
@@ -75,7 +75,7 @@ class TemplateProcess:
         if "over" in answer:
             raise UserCodeError(
                 FailureCategory.VALIDATION,
-                f"the model's chat template {OVER[str(answer['over'])]}; name another model, or "
+                f"the model's chat template {OVER[str(answer['over'])]}. Name another model, or "
                 "correct its chat_template",
             )
         if "error" in answer:
@@ -113,7 +113,7 @@ class TemplateProcess:
         return {"over": "process"}
 
     def _exceeded_cpu_time(self) -> bool:
-        """Whether the limit of CPU time ended the process."""
+        """Whether the process was ended by its limit of CPU time."""
         if self._process is None:
             return False
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -154,7 +154,7 @@ def _receive(process: subprocess.Popen[bytes], deadline: float) -> dict[str, obj
 
 
 def _read(process: subprocess.Popen[bytes], size: int, deadline: float) -> bytes:
-    """So many bytes. Raises TimeoutError at the deadline, _Ended when the process ended."""
+    """Read `size` bytes. Raises TimeoutError at the deadline, _Ended when the process ended."""
     assert process.stdout is not None  # noqa: S101 - it was started with one
     descriptor, data = process.stdout.fileno(), bytearray()
     ready = select.poll()
@@ -171,6 +171,6 @@ def _read(process: subprocess.Popen[bytes], size: int, deadline: float) -> bytes
 
 
 shared_process = TemplateProcess()
-"""The one of this process."""
+"""The template process of this Python process."""
 
 atexit.register(shared_process.close)

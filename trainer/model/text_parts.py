@@ -1,13 +1,14 @@
-"""Texts that follow one another -> the ids of each, as they stand in the ids of the whole.
+"""Texts that follow one another -> the ids of each, as they are in the ids of the whole text.
 
-Tokenizers in the manner of SentencePiece (Llama 2, Mistral 7B v0.1) put a space before what they are
-given. Encoded by itself, an answer then begins with a "▁" that it does not have behind its context. So
-the whole is encoded, and its ids are cut where one text ends and the next begins. Where a token reaches
-over such a place (a context and the first character of an answer can be one token), the texts on its
-two sides are encoded apart, the second as what goes on: that is what sampling would have seen.
+Tokenizers like SentencePiece (Llama 2, Mistral 7B v0.1) put a space before their input. Encoded by
+itself, an answer then begins with a "▁" that it does not have after its context. So the whole text is
+encoded, and its ids are cut where one text ends and the next begins. A token may reach over such a
+boundary: a context and the first character of an answer can be one token. Then the texts on its two
+sides are encoded separately, the second as a continuation, because that is what sampling would have
+seen.
 
-A tokenizer that puts nothing before its text is given each text by itself: with byte-level BPE that
-gives the same ids, and no places need to be found.
+A tokenizer that puts nothing before its input encodes each text by itself. With byte-level BPE that
+gives the same ids, and no boundaries need to be found.
 """
 
 from bisect import bisect_left
@@ -17,19 +18,19 @@ from itertools import accumulate, pairwise
 from transformers import PreTrainedTokenizerBase
 
 ANCHORS = ("\n", "a", ".", "0")
-"""Texts to encode another behind; one of them makes no token with its beginning."""
+"""Texts to put before a continuation. At least one of them never forms a token with its beginning."""
 
 PROBES = ("a", "0", "\n")
 
 
 def prepends(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a text has other ids at the beginning than behind another text."""
+    """Whether a text has other ids at the beginning than after another text."""
     return any(_behind(tokenizer, probe) != _encode(tokenizer, probe) for probe in PROBES)
 
 
 def ids_of_parts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """The ids of each text. Together they are those of the texts joined, but where a token reaches from
-    one text into the next."""
+    """The ids of each text. Together they are the ids of the joined texts, except where a token reaches
+    from one text into the next."""
     found: list[list[int]] = []
     while len(found) < len(texts):
         found += _first(tokenizer, texts[len(found) :], begins=not found)
@@ -39,8 +40,8 @@ def ids_of_parts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
 def _first(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, begins: bool
 ) -> list[list[int]]:
-    """The ids of the first texts, of one at least, up to where a token reaches into the next. `begins`:
-    nothing stands before them."""
+    """The ids of the first texts (at least one), up to where a token reaches into the next. `begins`:
+    no text comes before them."""
     whole, ends = "".join(texts), list(accumulate(map(len, texts)))[:-1]
     anchor = None if begins else _anchor(tokenizer, whole)
     if anchor is not None:
@@ -54,7 +55,7 @@ def _first(
 
 
 def _anchor(tokenizer: PreTrainedTokenizerBase, text: str) -> str | None:
-    """A text that this one can be encoded behind."""
+    """A text after which this one can be encoded."""
     for anchor in ANCHORS:
         _, [place] = _places(tokenizer, anchor + text, [len(anchor)])
         if place is not None:
@@ -63,7 +64,7 @@ def _anchor(tokenizer: PreTrainedTokenizerBase, text: str) -> str | None:
 
 
 def _behind(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of a text that goes on."""
+    """The ids of a text that continues another."""
     [ids] = _first(tokenizer, [text], begins=False)
     return ids
 
@@ -71,8 +72,8 @@ def _behind(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 def _places(
     tokenizer: PreTrainedTokenizerBase, text: str, ends: Sequence[int]
 ) -> tuple[list[int], list[int | None]]:
-    """The ids of a text, and how many of them lie before each of these characters: None where one lies
-    on both sides."""
+    """The ids of a text, and how many of them come before each of the characters `ends`. None where an
+    id is on both sides."""
     if not tokenizer.is_fast:
         ids = _encode(tokenizer, text)
         return ids, [_prefix(ids, _encode(tokenizer, text[:end])) for end in ends]

@@ -1,7 +1,7 @@
-"""The bytes of the text that each token stands for.
+"""The bytes of text that each token represents.
 
-Tokens are not characters: one character may take several tokens, and the text of one token alone may be
-none. So a token is shown by its bytes, from which the text can be put together again.
+Tokens are not characters. One character may take several tokens, and one token alone may have no text.
+So a token is reported as its bytes, from which the text can be rebuilt.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 SPACE = "▁"
-"""Stands for a space in SentencePiece's vocabularies."""
+"""The symbol of a space in SentencePiece's vocabularies."""
 
 Piece = tuple[int, ...]
 
@@ -27,8 +27,8 @@ class TokenBytes:
         self._special = frozenset((*tokenizer.all_special_ids, *hidden))
 
     def of(self, ids: Sequence[int], text: str) -> tuple[Piece | None, ...]:
-        """The bytes of each of `ids`; None for special tokens, and for those at the end that `text` has
-        no part of (a stop string is cut off)."""
+        """The bytes of each of `ids`. None for special tokens, and for tokens at the end that are not
+        part of `text`, because a stop string was cut off."""
         num = len(ids)
         while num and ids[num - 1] not in self._special:
             if not self._text(ids[: num - 1]).startswith(text):
@@ -52,7 +52,7 @@ class TokenBytes:
 
     @cached_property
     def _is_byte_level(self) -> bool:
-        """Whether the characters of its symbols stand for bytes (GPT-2 and most since)."""
+        """Whether the characters of its symbols represent bytes (GPT-2 and most later ones)."""
         backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
         decoder = getattr(backend, "decoder", None)
         if decoder is None:
@@ -62,7 +62,7 @@ class TokenBytes:
 
 
 def _byte_symbols() -> dict[str, int]:
-    """GPT-2's table: printable bytes stand for themselves, the others for characters from 256 on."""
+    """GPT-2's table: printable bytes are their own symbols, the others have symbols from 256 on."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {

@@ -2,10 +2,10 @@
 
     V_t = w . h_t + b        h_t: the state that predicts action t, before the output head
 
-It starts at 0, so that the first step's advantages are plain rewards to go. It reads the same
-forward pass as the policy, which makes it nearly free. Its tensors are no part of the policy's
-weights (an adapter stays loadable by plain PEFT); they and the moments of an optimizer of their own
-are part of the learner's state.
+It starts at 0, so that the first step's advantages are plain rewards to go. It reads the same forward
+pass as the policy, which makes it nearly free. Its tensors are not part of the policy's weights, so that
+plain PEFT can load an adapter. They and the moments of their own optimizer are part of the learner's
+state.
 """
 
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ class Critic:
     tensors: dict[str, torch.Tensor]
 
     def values(self, hidden_M_H: torch.Tensor) -> torch.Tensor:
-        """(M)."""
+        """The value (M) before each action."""
         weight_H = self.tensors[WEIGHT]
         return hidden_M_H.to(weight_H.dtype) @ weight_H + self.tensors[BIAS]
 
 
 def fresh_critic(base: Base) -> Critic:
-    """A critic that says 0."""
+    """A critic whose values are all 0."""
     head = base.model.get_output_embeddings().weight
     dtype = torch.promote_types(head.dtype, torch.float32)
     weight = torch.zeros(head.shape[1], dtype=dtype, device=head.device)

@@ -1,9 +1,9 @@
-"""Continuous batching: rows wait, enter a batch as there is room, decode, and leave when they are
-over.
+"""Continuous batching: rows wait, enter a batch when there is room, decode, and leave when they are
+over. A row is one completion.
 
-All of this runs on the device thread. Rows of one version and capacity share batches; different
-versions are served side by side, each in batches of its own. Models outside the lean decoder's family
-are sampled one row at a time through Transformers.
+All of this runs on the device thread. Rows of one version and capacity share batches. Different
+versions are served at the same time, each in batches of its own. Models that the lean decoder does not
+support are sampled one row at a time through Transformers.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ STEPS_PER_TURN = 16
 
 
 class Batcher:
-    """Lanes, prompts and the queue. Not thread-safe: the device thread owns it."""
+    """Decode batches, prompts and the queue. Not thread-safe: the device thread owns it."""
 
     def __init__(self) -> None:
         self._limits = CPU
@@ -47,14 +47,14 @@ class Batcher:
         return bool(self._waiting or self._batches)
 
     def prepare(self, version: Version, *, fixed: bool) -> None:
-        """Make a version ready before it is asked for."""
+        """Prepare a version before the first request for it."""
         self._model(version).prepare(fixed=fixed)
 
     def advance(
         self, arrivals: Sequence[Completion], is_interrupted: Callable[[], bool]
     ) -> list[Completion]:
-        """Take rows in and decode until one is over, more have arrived, or a turn is up. Returns
-        the rows that are over."""
+        """Take rows in and decode until one is over, more have arrived, or STEPS_PER_TURN steps were
+        taken. Returns the rows that are over."""
         if arrivals:
             self._limits = memory_limits_of(arrivals[0].version.loaded.base.model.device)
         self._waiting.extend(arrivals)
@@ -69,8 +69,8 @@ class Batcher:
         return over
 
     def _admit(self) -> list[Completion]:
-        """Read the prompts of all that wait, draw their first tokens, and put them into batches.
-        Returns those that are over at once."""
+        """Read the prompts of the waiting rows, draw their first tokens, and put them into batches.
+        Returns the rows that are already over."""
         over, lean = self._next()
         for fixed, batch in groupby(lean, key=lambda row: row.params.deterministic):
             members = list(batch)
@@ -81,7 +81,7 @@ class Batcher:
 
     def _next(self) -> tuple[list[Completion], list[Completion]]:
         """Rows that are over already (cancelled, or sampled through Transformers), and rows that
-        enter a batch now: those there is memory for, in order of arrival."""
+        enter a batch now: as many as there is memory for, in order of arrival."""
         over: list[Completion] = []
         lean: list[Completion] = []
         active = [batch for batches in self._batches.values() for batch in batches]
@@ -120,12 +120,12 @@ class Batcher:
         return [row for row in rows if row.is_over]
 
     def _read(self, rows: Sequence[Completion], *, fixed: bool) -> list[Prompt]:
-        """The prompt of each row; those of one version are read together."""
+        """The prompt of each row. Prompts of one version are read together."""
         found: dict[str, dict[tuple[int, ...], Prompt]] = {}
         for version in {row.version.key: row.version for row in rows}.values():
-            asked = [row.prompt_ids for row in rows if row.version.key == version.key]
+            prompts = [row.prompt_ids for row in rows if row.version.key == version.key]
             model = self._model(version)
-            found[version.key] = self._prompts.get(version.key, model, asked, fixed=fixed)
+            found[version.key] = self._prompts.get(version.key, model, prompts, fixed=fixed)
         return [found[row.version.key][row.prompt_ids] for row in rows]
 
     def _model(self, version: Version) -> DecodeModel:
@@ -179,7 +179,7 @@ class Batcher:
         return kind(model, capacity=capacity, size=size, fixed=fixed)
 
     def _leave(self) -> list[Completion]:
-        """Take out the rows that are over, and move those that have outgrown their batch."""
+        """Remove the rows that are over, and move those that have outgrown their batch."""
         over: list[Completion] = []
         for key, batches in list(self._batches.items()):
             for batch in batches:

@@ -1,4 +1,4 @@
-"""One completion being sampled: what was asked, what was drawn so far, when it is over."""
+"""One completion that is being sampled: its request, the tokens drawn so far, and when it is over."""
 
 import math
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from trainer.sampler.counter_rng import CounterRng, prompt_hash
 from trainer.sampler.stop_strings import StopStrings
 
 TOP_P = (
-    "sampling.rollout_top_p must be 1 in training: what top-p cuts off biases the ratio of every "
-    "token. Use rollout_temperature instead"
+    "sampling.rollout_top_p must be 1 in training, because the tokens that top-p cuts off bias the "
+    "ratio of every token. Use rollout_temperature instead"
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Version:
-    """What rows must share to share a batch: a base and its adapter's alpha, by name, and the trained
-    tensors, by hash."""
+    """What the rows of a batch have in common: the base and the adapter's alpha, by name, and the
+    trained tensors, by hash."""
 
     base: str
     sha256: str
@@ -37,7 +37,8 @@ class Version:
 
 @dataclass(slots=True, eq=False)
 class Completion:
-    """`is_cancelled` is set by the event loop when nobody waits any more; the device thread obeys."""
+    """A completion under way: a row of a decode batch. The event loop sets `is_cancelled` when nobody
+    waits for it any more, and the device thread then drops it."""
 
     version: Version
     chat: Chat
@@ -61,7 +62,7 @@ class Completion:
         return len(self.prompt_ids) + len(self.completion_ids)
 
     def uniform(self, later: int = 0) -> float:
-        """The number that draws the next token, or the one so much later."""
+        """The random number for the next token, or for the token `later` positions after it."""
         return self.rng.uniform_at(len(self.completion_ids) + later)
 
     @property
@@ -70,7 +71,7 @@ class Completion:
 
     def append(self, token: int, logprob: float) -> None:
         """Append a drawn token. A token that ends the turn belongs to the completion. A logprob
-        that is not finite ends the row: nothing that was drawn so is a sample of anything."""
+        that is not finite ends the row, because the token is then not a sample of the policy."""
         if not math.isfinite(logprob):
             self.has_diverged = True
             return
@@ -82,7 +83,7 @@ class Completion:
             self.finish = "length"
 
     def _has_stop_string(self) -> bool:
-        """Whether a stop string has appeared; the text then ends before it."""
+        """Whether a stop string has appeared. If so, the text ends before it."""
         if not self.params.stop:
             return False
         if self.stops is None:
@@ -91,7 +92,8 @@ class Completion:
         return self.text is not None
 
     def to_turn(self) -> Turn:
-        """The finished exchange. Raises UserCodeError when the policy has diverged."""
+        """The prompt and the completion as one turn. Raises UserCodeError when the policy has
+        diverged."""
         if self.has_diverged:
             raise UserCodeError(
                 FailureCategory.INTERNAL,
@@ -121,7 +123,7 @@ def draw_parameters(rows: Sequence[Completion], size: int) -> dict[str, list[flo
 def new_completion(
     request: SampleRequest, version: Version, chat: Chat, *, context: int
 ) -> Completion:
-    """The completion that a request asks for, from an engine that has `context` positions. Raises
+    """The completion that a request asks for, for a model that has `context` positions. Raises
     UserCodeError(PROMPT_TOO_LONG) when the prompt does not fit."""
     params = request.params
     prompt_ids = tuple(chat.prompt_ids(request))

@@ -1,14 +1,15 @@
-"""A batch for one CUDA GPU: a decoding step is recorded once per padded number of rows, and replayed.
+"""A decode batch for one CUDA GPU. A step is recorded once per padded number of rows, and replayed.
 
 On a GPU a step of a small model is a thousand kernels that each cost more to start than to run.
-Replayed as one CUDA graph they cost nothing to start, if all tensors stay where they are: token,
-position, temperature and random number of each row, cache and adapter live in buffers that are
-written, never replaced. A step reads the token that the last one drew, so several are replayed before
-the host looks; what a row drew after its end is dropped. The random numbers are those of every other
-engine: a function of the row and the position, laid out for the coming steps beforehand.
+Replayed as one CUDA graph they cost nothing to start, provided that all tensors stay where they are. So
+token, position, temperature and random number of each row, the cache and the adapter are in buffers that
+are written and never replaced. A step reads the token that the previous one drew, so several steps are
+replayed before the host reads results. Tokens that a row drew after its end are dropped. The random
+numbers are those of every other engine, a function of the row and the position, and are written to the
+buffers before the steps run.
 
-Without a GPU the recorded step is called instead of replayed; everything else is the same, and tested
-so.
+Without a GPU the recorded step is called instead of replayed. Everything else is the same, and is tested
+that way.
 
 Legend: R rows, S steps of a burst, A query heads, K key heads, D head size, C capacity.
 """
@@ -26,7 +27,7 @@ from trainer.sampler.decode_model import DecodeModel, UnfusedModel
 from trainer.sampler.draw_token_gpu import draw_on_gpu
 
 BURST = 8
-"""Steps between two looks of the host. A row that ends wastes half of that on average."""
+"""Steps before the host reads results. A row that ends wastes half of them on average."""
 WARM_UP = 3
 
 
@@ -53,7 +54,7 @@ class CudaGraphBatch(DecodeBatch):
         self._recorded: dict[int, Callable[[], None]] = {}
 
     def can_serve(self, model: DecodeModel) -> bool:
-        """Whether `adopt` can serve this version: one of the same base, adapted in the same places."""
+        """Whether this version has the same base, adapted in the same places."""
         if not isinstance(model, UnfusedModel) or not isinstance(self.model, UnfusedModel):
             return False
         held, new = self.model.view, model.view
@@ -65,8 +66,8 @@ class CudaGraphBatch(DecodeBatch):
         )
 
     def serve(self, model: DecodeModel) -> None:
-        """Serve another version that `fits`: its adapter is copied to where the recorded steps read
-        it."""
+        """Serve another version that `can_serve` accepts. Its adapter is copied to where the recorded
+        steps read it."""
         held = _pairs(self.model)
         for module, pair in _pairs(model).items():
             for own, theirs in zip(held[module], pair, strict=True):
@@ -90,13 +91,13 @@ class CudaGraphBatch(DecodeBatch):
         return 1
 
     def _turns(self) -> int:
-        """As many steps as the longest row has room for, and no more than any row may still draw."""
+        """The steps that the longest row has room for, at most as many as any row may still draw."""
         room = self.capacity + 1 - max(row.length for row in self.rows)
         wanted = max(row.max_new_tokens - len(row.completion_ids) for row in self.rows)
         return max(1, min(BURST, room, wanted))
 
     def _lay_out(self, num: int, turns: int) -> None:
-        """Write what the coming steps read. Rows that fill up draw from nothing for nobody."""
+        """Write what the next steps read. Padding rows draw tokens that are dropped."""
         spare = num - len(self.rows)
         tokens = [row.completion_ids[-1] for row in self.rows] + [0] * spare
         positions = [row.length - 1 for row in self.rows] + [0] * spare
@@ -133,13 +134,13 @@ class CudaGraphBatch(DecodeBatch):
 
     @property
     def _state(self) -> tuple[torch.Tensor, ...]:
-        """What a step moves on. The cache is not among it: warming up writes to the places that the
-        coming steps write again before they read them."""
+        """The tensors that a step advances. The cache is not one of them, because the places that
+        warming up writes are written again before a step reads them."""
         return self._token_R, self._position_R, self._turn
 
     @torch.inference_mode()
     def _advance(self, num: int) -> None:
-        """One step of `num` rows, from buffers to buffers."""
+        """One step of `num` rows. It reads and writes buffers only."""
         token_R, position_R = self._token_R[:num], self._position_R[:num]
         hidden_R_H = self.model.hidden_states(
             token_R, position_R, self._static_attend(num, position_R)
@@ -151,12 +152,12 @@ class CudaGraphBatch(DecodeBatch):
         drawn_2_R = torch.stack([next_R.double(), logprob_R])
         self._drawn_S_2_R[:, :, :num].index_copy_(0, self._turn, drawn_2_R[None])
         token_R.copy_(next_R)
-        # A row at its end may be carried on by others for the rest of a burst: not past the cache.
+        # A row that has ended still takes the remaining steps of a burst; keep it inside the cache.
         position_R.add_(1).clamp_(max=self.capacity - 1)
         self._turn.add_(1).clamp_(max=BURST - 1)
 
     def _static_attend(self, num: int, position_R: torch.Tensor) -> Attend:
-        """Attention over the whole capacity, whatever is in it: the shape of a recorded step."""
+        """Attention over the whole capacity, because the shape of a recorded step is fixed."""
         slot_R = self._slot_R[:num]
         unseen_R_C = (self._places > position_R[:, None])[:, None, None, :]
 
@@ -177,8 +178,8 @@ class CudaGraphBatch(DecodeBatch):
 
 @contextmanager
 def _each_place_once() -> Iterator[None]:
-    """Writing to the cache by index is deterministic here, since no two rows share a slot; PyTorch
-    cannot know, and would sort the indices first."""
+    """Writing to the cache by index is deterministic here, since no two rows share a slot. PyTorch
+    cannot know that and would sort the indices first."""
     was = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(mode=False)
     try:
@@ -193,7 +194,7 @@ def _shapes(view: Trainable) -> dict[str, tuple[torch.Size, ...]]:
 
 def _unfused(model: DecodeModel) -> UnfusedModel:
     if not isinstance(model, UnfusedModel):
-        raise ValueError("a recorded step reads base and adapter apart")
+        raise ValueError("a recorded step needs base and adapter apart")
     return model
 
 
@@ -202,7 +203,7 @@ def _pairs(model: DecodeModel) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _with_own_adapter(model: DecodeModel) -> UnfusedModel:
-    """The same version with a copy of its adapter, which `adopt` writes over."""
+    """The same version with a copy of its adapter, which `serve` overwrites."""
     pairs = {module: (a.clone(), b.clone()) for module, (a, b) in _pairs(model).items()}
     apart = _unfused(model)
     view: Trainable = replace(apart.view, pairs=pairs)

@@ -1,10 +1,10 @@
-"""A batch: rows that decode together, over one key-value cache of fixed capacity.
+"""A decode batch: rows that decode together, over one key-value cache of fixed capacity.
 
-With `fixed` the shapes of a step never change: the same number of rows (dummies fill up), the same
-capacity, whatever company a row has. A row's bits are then its own, which `independent` checks on
-the machine at hand before a batch is trusted, and no compiler's: torch decodes, for a worker that cannot
-compile `decode.c` just now (a full disk) must go on with the same bits. Without it the step computes the
-rows that are there.
+With `fixed` the shapes of a step never change: the number of rows (dummies fill up) and the capacity are
+the same in any company. A row's bits then depend on that row alone, which `has_independent_rows` checks
+on this machine before a batch is used. They do not depend on a compiler either, because fixed batches
+always decode through torch: a worker that cannot compile `decode.c` now (for example on a full disk)
+must continue with the same bits. Without `fixed` a step computes only the rows that are there.
 
 Legend: R rows, A query heads, K key heads, G query heads per key head, C capacity, D head size.
 """
@@ -26,7 +26,7 @@ ROUND_PLACES = 16
 
 
 def capacity_for(length: int) -> int:
-    """How much room a row of this length gets: a function of the row alone."""
+    """The capacity for a row of this length. It depends on nothing else."""
     for capacity in STEPS_OF_CAPACITY:
         if length <= capacity:
             return capacity
@@ -71,7 +71,7 @@ class DecodeBatch:
 
     @property
     def used_bytes(self) -> int:
-        """What its rows have of the cache."""
+        """The part of the cache that its rows use."""
         return len(self.rows) * self.row_bytes
 
     def can_serve(self, model: DecodeModel) -> bool:
@@ -87,13 +87,14 @@ class DecodeBatch:
         return len(self.rows) >= self.size
 
     def is_outgrown_by(self, row: Completion) -> bool:
-        """Whether the row's next step has no room here."""
+        """Whether this batch has no room for the row's next step."""
         return row.length > self.capacity
 
     def add(self, row: Completion, prompt: Prompt) -> None:
-        """Take a row in that has drawn its first token."""
+        """Add a row that has drawn its first token."""
         if not isinstance(prompt, TorchPrompt):
-            raise TypeError("a prompt for this batch is read through torch")
+            kind = type(prompt).__name__
+            raise TypeError(f"a {kind} is not a prompt for this batch: read it through torch")
         self._put(row, prompt.keys, prompt.values)
 
     def take_over(self, row: Completion, other: "DecodeBatch") -> None:
@@ -103,8 +104,8 @@ class DecodeBatch:
         other.remove(row)
 
     def _put(self, row: Completion, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """A row with its cache so far, (layers, K, length, D) each. The rest of the slot is cleared: a
-        NaN left behind by another row would leak through its zero weight."""
+        """Add a row with its cache so far, (layers, K, length, D) each. The rest of the slot is cleared,
+        because a NaN left by another row would pass through its zero weight."""
         slot, length = len(self.rows), keys.shape[2]
         for own, held in ((keys, self.keys), (values, self.values)):
             held[:, slot, :, :length] = own
@@ -112,7 +113,7 @@ class DecodeBatch:
         self.rows.append(row)
 
     def remove(self, row: Completion) -> None:
-        """Forget a row; the last one moves into its slot."""
+        """Remove a row. The last row moves into its slot."""
         slot, last = self.rows.index(row), len(self.rows) - 1
         if slot != last:
             self.keys[:, slot] = self.keys[:, last]
@@ -121,8 +122,8 @@ class DecodeBatch:
         self.rows.pop()
 
     def step(self) -> int:
-        """Draw the next token of every row, or the next few. Returns how many of a turn's steps that
-        was."""
+        """Draw the next token of every row, or the next few. Returns how many steps of a turn that
+        counts as."""
         num = self.size if self.fixed else min(self.size, -(-len(self.rows) // ROUND_ROWS) * 8)
         spare = [0] * (num - len(self.rows))
         tokens = [row.completion_ids[-1] for row in self.rows] + spare
@@ -147,8 +148,8 @@ class DecodeBatch:
         return limit_threads(1 if self.model.is_narrow else torch.get_num_threads())
 
     def _num_places(self) -> int:
-        """How many places a step looks at: all of them where shapes are fixed, else as many as the
-        longest row has, since reading the cache is most of what attention costs."""
+        """How many places of the cache a step reads: all of them where shapes are fixed, else as many as
+        the longest row has, since reading the cache is most of the cost of attention."""
         if self.fixed or not self.rows:
             return self.capacity
         longest = max(row.length for row in self.rows)
@@ -178,15 +179,15 @@ class DecodeBatch:
     def _write_entries(
         self, cache: torch.Tensor, at: torch.Tensor, new_R_K_D: torch.Tensor
     ) -> torch.Tensor:
-        """The cache of a layer as (R * K, C, D), with the new entries in their places."""
+        """Write the new entries. Returns the cache of the layer as (R * K, C, D)."""
         size = new_R_K_D.shape[-1]
         cache.view(-1, size).index_copy_(0, at, new_R_K_D.reshape(-1, size))
         return cache.flatten(0, 1)
 
 
 def has_independent_rows(batch: DecodeBatch) -> bool:
-    """Whether a row's bits depend neither on its slot nor on its mates, on this machine: the same
-    row is computed at another slot, among others, and alone. Leaves the batch empty."""
+    """Whether a row's bits depend neither on its slot nor on the other rows, on this machine. The same
+    row is computed in two slots, among other rows and alone. Leaves the batch empty."""
     if batch.size == 1:
         return True
     generator = torch.Generator().manual_seed(0)

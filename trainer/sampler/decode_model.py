@@ -1,8 +1,8 @@
 """A policy version as the sampler runs it.
 
 `FusedModel` is a copy of the linear layers made for decoding, where a step is many small operations and
-each costs more to start than to compute. It is made once per version: for C (`packed.py`) where C reads
-it, for torch (`trainer/forward/fused_weights.py`) where torch does.
+each costs more to start than to compute. It is made once per version, for C
+(`trainer/native/packed_weights.py`) or for torch (`trainer/forward/fused_weights.py`).
 
 `UnfusedModel` reads base and adapter as they are, for models too large to copy. Both agree with the
 learner's pass to about 1e-6 in fp32. A version is one or the other for as long as it is served: the
@@ -40,7 +40,7 @@ class DecodeModel(Protocol):
     @property
     def native_decoder(self) -> NativeDecoder | None: ...
     def prepare(self, *, fixed: bool) -> None:
-        """Make now what the first row would make."""
+        """Make now what the first row would otherwise make."""
         ...
 
     def hidden_states(
@@ -57,8 +57,8 @@ def decode_model_of(
     copies: bool = True,
     bases: PackedBases | None = None,
 ) -> DecodeModel:
-    """The version `view` over a base of this size. `copies`: whether it may be made anew for
-    decoding; `bases`: what is known of the bases of other versions."""
+    """The version `view` over a base of this size. `copies`: whether it may be copied for decoding.
+    `bases`: the packed bases of other versions."""
     apart = UnfusedModel(decoder, view.round_weights())
     if not copies or num_bytes > COPY_BYTES or apart.embedding.dtype not in EXACT:
         return apart
@@ -74,7 +74,7 @@ class UnfusedModel:
     native_decoder: None = None
 
     def prepare(self, *, fixed: bool) -> None:
-        """There is nothing to make."""
+        """Nothing needs to be made."""
 
     @property
     def embedding(self) -> torch.Tensor:
@@ -100,7 +100,7 @@ class FusedModel:
     decoder: Decoder
     view: Trainable
     bases: PackedBases | None
-    """of other versions, for C; None: this version is not read there"""
+    """The packed bases of other versions, for C. None: this version does not run in C."""
 
     @property
     def embedding(self) -> torch.Tensor:
@@ -108,7 +108,7 @@ class FusedModel:
 
     @cached_property
     def native_decoder(self) -> NativeDecoder | None:
-        """The same for `decode.c`, where prompts and decoding steps are read there."""
+        """The version for `decode.c`; None where prompts and steps run through torch."""
         if self.bases is None:
             return None
         return native_decoder(self.decoder, self.view, self.bases)
@@ -125,7 +125,7 @@ class FusedModel:
 
     @cached_property
     def norm(self) -> torch.Tensor:
-        """of the last hidden states, times sqrt(H)"""
+        """The weight of the last norm, times sqrt(H)."""
         return self.view.base["model.norm.weight"] * math.sqrt(self.embedding.shape[1])
 
     @property

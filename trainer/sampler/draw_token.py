@@ -1,9 +1,10 @@
-"""One token per row from its logits, with the logprob it was drawn at.
+"""Draws one token per row from its logits, with the logprob that it was drawn at.
 
-In float64: temperature divides the logits, softmax, cumulative sum, and the row's uniform number
-picks the first token whose cumulative mass exceeds it. Temperature 0 is the argmax, and its logprob
-is that of temperature 1. With top_p < 1 (evaluation only: in training the renormalisation would
-bias the ratio) the mass outside the nucleus is removed first, and the logprob is of what remained.
+In float64: the logits are divided by the temperature, then come softmax and cumulative sum, and the
+row's uniform number selects the first token whose cumulative mass exceeds it. Temperature 0 is the
+argmax, and its logprob is that of temperature 1. With top_p < 1 the mass outside the nucleus is removed
+first, and the logprob is that of the renormalised rest. This is for evaluation only: in training the
+renormalisation would bias the ratio.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ def draw_tokens(
         )
         token_R, logprob_R = draw_on_gpu(logits_R_V, temperature_R, uniform_R)
         return token_R.tolist(), logprob_R.tolist()
-    # A GPU has no running sum that is the same twice: what is left (evaluation) is drawn here.
+    # A running sum on a GPU is not deterministic, so the rest (top-p in evaluation) is drawn on the CPU.
     logits_R_V = logits_R_V.cpu().double()
     temperature_R = logits_R_V.new_tensor(temperatures)
     greedy_R = temperature_R == 0
@@ -44,8 +45,8 @@ def draw_tokens(
 
 
 def _nucleus(logprobs_R_V: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:
-    """Keep the smallest set of likeliest tokens whose mass reaches top_p; renormalise. Rows that
-    keep everything keep their bits too, whoever else is in the batch."""
+    """Keep the smallest set of most likely tokens whose mass reaches top_p, and renormalise. Rows that
+    keep everything keep their bits too, in any company."""
     ordered_R_V, order_R_V = logprobs_R_V.sort(dim=-1, descending=True, stable=True)
     probs_R_V = ordered_R_V.exp()
     before_R_V = probs_R_V.cumsum(dim=-1) - probs_R_V

@@ -1,7 +1,7 @@
-"""The torch sampler: many callers, one batch (`schemas.sampling.Sampler`).
+"""The torch sampler: it decodes the completions of many callers together (`schemas.sampling.Sampler`).
 
-Callers wait on futures in the event loop; the device thread decodes whatever is there, a few steps
-at a time, so that newcomers join and learner jobs get their turn.
+Callers wait on futures in the event loop. The device thread decodes the rows that are there, a few steps
+at a time, so that new rows can join and learner jobs get their turn.
 """
 
 import asyncio
@@ -25,9 +25,10 @@ from trainer.weight_cache import WeightCache
 logger = logging.getLogger(__name__)
 
 APART_S = 0.001
-"""An idle engine begins once nobody has come for this long: a small part of a short answer."""
+"""An idle engine starts to decode when no request has arrived for this long, which is a small part of
+the time of a short answer."""
 COMPANY_S = 0.02
-"""And at the latest after this long."""
+"""It starts after this long at the latest."""
 
 
 class TorchSampler:
@@ -67,9 +68,9 @@ class TorchSampler:
         await self._cache.load_tensors(request.policy)
 
     def _prepare_ahead(self, sha256: str, trained: dict[str, torch.Tensor]) -> None:
-        """The learner has left a version. If it is one like those that are sampled, it will be asked for
-        once it is published: it is made ready in the meantime. A guess costs time that nobody waits for,
-        and what it makes is found by its key alone."""
+        """Called when the learner has made a version. If the version has the shapes of those that are
+        sampled, requests for it are likely once it is published, so it is prepared in the meantime. A
+        wrong guess costs only time that nobody waits for."""
         last = self._last
         if self._closed or last is None or not have_equal_shapes(last.version.trained, trained):
             return
@@ -79,8 +80,8 @@ class TorchSampler:
     async def _prepare(self, version: Version, *, fixed: bool) -> None:
         try:
             await self._cache.device.run(self._batcher.prepare, version, fixed=fixed)
-        except Exception as error:  # whoever asks for this version hears of it
-            logger.warning("a version could not be made ready: %r", error)
+        except Exception as error:  # a request for this version will raise it
+            logger.warning("a version could not be prepared ahead: %r", error)
 
     def _chat(self, request: SampleRequest, loaded: LoadedModel) -> Chat:
         date, base = request.params.date, loaded.base
@@ -102,7 +103,7 @@ class TorchSampler:
         return row.to_turn()
 
     async def _decode(self) -> None:
-        """Feed the device thread while there is anything to sample."""
+        """Feed the device thread while there are rows to sample."""
         waiting: Waiting = {}
         try:
             while self._arrivals or self._batcher.is_busy:
@@ -115,8 +116,8 @@ class TorchSampler:
             _fail(waiting, TransientError("the sampling engine has closed; sample this again"))
 
     async def _wait_for_company(self) -> None:
-        """Wait for those who come at the same time. The samples of a user's workflow arrive one by
-        one; begun at once, each would decode in a batch of its own."""
+        """Wait for requests that arrive at about the same time. The samples of a user's workflow arrive
+        one by one; if decoding started at once, the first would decode alone."""
         loop = asyncio.get_running_loop()
         until, known = loop.time() + COMPANY_S, 0
         while len(self._arrivals) > known and loop.time() < until:
@@ -124,8 +125,8 @@ class TorchSampler:
             await asyncio.sleep(APART_S)
 
     async def _decode_turn(self, waiting: "Waiting") -> None:
-        """Hand over what has arrived, decode for a turn, and wake those whose rows are over. When
-        the engine fails, so do all that wait; those who come next find it empty."""
+        """Hand over the new rows, decode for a turn, and wake the callers whose rows are over. If
+        decoding fails, all waiting callers fail, and the next ones find an empty batcher."""
         arrived = [self._arrivals.popleft() for _ in range(len(self._arrivals))]
         waiting |= {id(row): (row, future) for row, future in arrived}
         rows = [row for row, _ in arrived]
@@ -140,7 +141,7 @@ class TorchSampler:
             refused.__cause__ = error
             _fail(waiting, refused)
             return
-        except Exception as error:  # whatever went wrong in there, callers must hear of it
+        except Exception as error:  # callers must get any error
             self._batcher = Batcher()
             _fail(waiting, TransientError(f"sampling failed: {error!r}; it will be tried again"))
             return
@@ -151,7 +152,7 @@ class TorchSampler:
         await asyncio.sleep(0)
 
     async def aclose(self) -> None:
-        """Refuse what comes, and fail what waits."""
+        """Refuse new requests, and fail those that wait."""
         self._closed = True
         if self._ahead is not None:
             await asyncio.gather(self._ahead, return_exceptions=True)
@@ -167,17 +168,17 @@ def have_equal_shapes(one: Tensors, other: Tensors) -> bool:
 
 
 Waiting = dict[int, tuple[Completion, asyncio.Future[None]]]
-"""Rows on the device thread by their identity, and who waits for them."""
+"""Rows on the device thread by their identity, and the futures of their callers."""
 
 
 def out_of_memory_advice(params: Sequence[SamplingParams]) -> str:
-    """Which knobs there are when rows do not fit: a row's cache grows with its prompt and answer."""
+    """Which settings to lower when rows do not fit. A row's cache grows with its prompt and answer."""
     prompt = max((p.max_prompt_tokens for p in params), default=0)
     answer = max((p.max_new_tokens for p in params), default=0)
     return (
         f"the sampler's device ran out of memory: lower training.max_response_length (it is {answer}) "
-        f"or training.max_prompt_length ({prompt}), or let the learner leave more of it: lower "
-        "advanced.micro_batch_tokens, or HEADRACE_WORKERS=one, whose sampler and learner take turns"
+        f"or training.max_prompt_length ({prompt}). Or reduce the learner's part of the memory: lower "
+        "advanced.micro_batch_tokens, or set HEADRACE_WORKERS=one, so that the two take turns"
     )
 
 

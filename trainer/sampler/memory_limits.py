@@ -1,4 +1,4 @@
-"""How much the sampler takes of a device, and whether its steps are recorded there."""
+"""How much memory of a device the sampler takes, and whether its steps are recorded there."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ class MemoryLimits:
     most_rows: int
     batch_bytes: int
     rows_bytes: int
-    """how much the rows in batches may have together; the others wait"""
+    """How much all rows in batches may use together. Other rows wait."""
     spare_bytes: int
-    """how much empty batches may keep, so that the next step need not clear (or record) anew"""
+    """How much empty batches may keep, so that the next step need not clear (or record) again."""
     uses_graphs: bool = False
 
 
@@ -24,7 +24,7 @@ SHARE_OF_GPU = 0.3
 
 
 def memory_limits_of(device: torch.device) -> MemoryLimits:
-    """What suits this device."""
+    """The limits for this device."""
     if device.type != "cuda":
         return CPU
     share = int(SHARE_OF_GPU * torch.cuda.get_device_properties(device).total_memory)

@@ -1,7 +1,8 @@
-"""A batch whose rows are read and drawn in C, several steps a call.
+"""A decode batch whose rows are read and drawn in C, several steps per call.
 
-Rows see their prompt where it was read, and keep only what they drew themselves: samples of a group
-read one prompt's cache, which stays near the processor. Rows that end drop out within a call.
+Rows use their prompt's cache where it is, and keep a cache of only the tokens that they drew themselves.
+So samples of a group share one prompt's cache, which stays in the processor's caches. A row that ends
+drops out within a call.
 """
 
 from trainer.native.interface import Drawing, KeyValueCache, NativeDecoder, RowInput
@@ -12,20 +13,19 @@ from trainer.sampler.draw_token import draw_tokens
 from trainer.sampler.prefill import NativePrompt, Prompt
 
 BURST = 8
-"""Steps between two looks of the host: so late newcomers may join, and a row that said a stop string
-may be heard."""
+"""Steps per call. New rows join, and stop strings are found, only between calls."""
 ROOM = 64
-"""Places that a row begins with, if it may draw that many; most then never move."""
+"""Places that a row begins with, if it may draw that many. Most rows then never move."""
 
 
 def _native_decoder_of(model: DecodeModel) -> NativeDecoder:
     if model.native_decoder is None:
-        raise ValueError("this model is not read in C")
+        raise ValueError("this version does not run in C: use another kind of batch")
     return model.native_decoder
 
 
 class NativeBatch(DecodeBatch):
-    """Up to `size` rows of one version, `capacity` tokens of an answer each."""
+    """Up to `size` rows of one version, each with room for `capacity` tokens of its answer."""
 
     def __init__(
         self, model: DecodeModel, *, capacity: int, size: int, fixed: bool = False
@@ -53,19 +53,20 @@ class NativeBatch(DecodeBatch):
     def add(self, row: Completion, prompt: Prompt) -> None:
         """Take a row in that has drawn its first token."""
         if not isinstance(prompt, NativePrompt):
-            raise TypeError("a prompt for this batch is read in C")
+            kind = type(prompt).__name__
+            raise TypeError(f"a {kind} is not a prompt for this batch: read it in C")
         self._enter(row, prompt.cache)
 
     def take_over(self, row: Completion, other: DecodeBatch) -> None:
         if not isinstance(other, NativeBatch):
-            raise TypeError("a row stays among batches of its kind")
+            raise TypeError(f"a row of a {type(other).__name__} cannot move to a NativeBatch")
         at = other.rows.index(row)
         held = other._own[other._slots[at]]
         self._own[self._enter(row, other._prompts[at]), :, :, :, : held.shape[-2]] = held
         other.remove(row)
 
     def _enter(self, row: Completion, prompt: KeyValueCache) -> int:
-        """Give a row a slot."""
+        """Give a row a slot. Returns the slot."""
         self.rows.append(row)
         self._prompts.append(prompt)
         self._slots.append(self._free.pop())

@@ -1,11 +1,12 @@
 # ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
-"""PromptCache are read once, and shared by all samples of the same prompt.
+"""Reads each prompt once, for all samples of that prompt.
 
-Through torch several are read in one pass whose shape depends on each prompt's own length only: short
-prompts are padded to a multiple of 32 and stand in a fixed number of rows (dummies fill up), long ones
-are read alone. So a prompt's cache and first logits have the same bits whoever else is waiting;
-`independent` checks that on the machine at hand. In C (`trainer/native/decode.py`) they have them
-by construction. The last few prompts stay, so samples of a group that arrive one by one share them too.
+Through torch several prompts are read in one pass. The shape of the pass depends only on the length of
+each prompt: short prompts are padded to a multiple of 32 and fill a fixed number of rows (dummies fill
+up), and long prompts are read alone. So a prompt's cache and first logits have the same bits in any
+company, which `has_independent_prompts` checks on this machine. In C (`trainer/native/decode.py`) this
+holds by construction. The last prompts are kept, so samples of a group that arrive one by one share them
+too.
 
 Legend: R rows, P tokens of a prompt, T its padded length, K key heads, D head size.
 """
@@ -29,7 +30,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """A prompt that was read: the logits after its last token, and a cache."""
+    """A prompt after it was read: the logits after its last token, and a cache."""
 
     logits_V: torch.Tensor
 
@@ -52,7 +53,7 @@ class TorchPrompt(Prompt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativePrompt(Prompt):
-    """Read in C; the rows that draw after it look at this cache."""
+    """Read in C. The rows that draw after it read this cache."""
 
     cache: KeyValueCache
 
@@ -140,8 +141,8 @@ class PromptCache:
     def get(
         self, version: str, model: DecodeModel, prompts: Sequence[Ids], *, fixed: bool
     ) -> dict[Ids, Prompt]:
-        """The prompts, read now where they are not held. `fixed`: for rows of fixed shapes, whose
-        bits are torch's."""
+        """The prompts. Those that are not kept are read now. `fixed`: for batches of fixed shapes, which
+        run through torch."""
         keys = {ids: (version, fixed, ids) for ids in prompts}
         found = {ids: self._held[key] for ids, key in keys.items() if key in self._held}
         missing = [ids for ids in keys if ids not in found]

@@ -1,16 +1,17 @@
-"""Whether a stop string has appeared in an answer, without decoding all of it again for each token.
+"""Finds stop strings in an answer without decoding all of it again for each token.
 
-Only the last few tokens are decoded, behind those before them (a token's text may depend on its
-neighbours), and what they add is looked through together with the end of the text so far. That finds
-every stop string that the whole text has. It may find one that the whole text has not: a tokenizer that
-falls back to bytes shows none of a run of bytes if one of them is wrong. So what was found is looked up
-in the whole text before it counts, and the answer is exactly that of decoding everything each time.
+Only the last few tokens are decoded, together with a few before them, because a token's text may depend
+on its neighbours. The text that they add is searched together with the end of the text so far. That
+finds every stop string in the whole text. It may also find one that the whole text does not have,
+because a tokenizer that falls back to bytes shows none of a run of bytes if one of them is wrong. So
+each find is confirmed in the whole text, and the result is exactly that of decoding everything each
+time.
 """
 
 from collections.abc import Callable, Sequence
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-"""What bytes decode to that are no character, or none yet."""
+"""What bytes decode to if they are not a character, or not yet a whole one."""
 
 MOST_PENDING = 64
 """Tokens that may wait for the end of a character, which has at most four bytes."""
@@ -30,8 +31,8 @@ class StopStrings:
         self._before = self._tail = self._base = ""
 
     def cut(self, ids: Sequence[int]) -> str | None:
-        """The text of an answer before its first stop string; None where it has none. Called with each
-        token that is added."""
+        """The text of an answer before its first stop string; None if it has none. Must be called after
+        each token."""
         if not self._whole and not self._shows(ids):
             return None
         text = self._decode(ids)
@@ -39,7 +40,7 @@ class StopStrings:
         return text[: min(found)] if found else None
 
     def _shows(self, ids: Sequence[int]) -> bool:
-        """Whether what the new tokens add shows a stop string, or cannot be told."""
+        """Whether the text of the new tokens shows a stop string, or this is uncertain."""
         text = self._decode(ids[self._begin :])
         if text.startswith(self._base):
             shown = [self._tail + text[len(self._base) :]]
@@ -56,7 +57,7 @@ class StopStrings:
         return any(stop in part for stop in self._stops for part in shown)
 
     def _advance(self, ids: Sequence[int], text: str) -> None:
-        """`text` has been looked through, but for what may still become a character."""
+        """Mark `text` as searched, except for bytes that may still become a character."""
         settled = text.rstrip(UNKNOWN)
         begin = max(self._end, len(ids) - KEPT_PENDING)
         self._base = self._decode(ids[begin:]).rstrip(UNKNOWN)

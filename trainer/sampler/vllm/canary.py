@@ -1,12 +1,12 @@
 """The canary: does a server sample from the policy that the learner has?
 
-"The adapter never reached the sampler" looks like training that does not learn, and says nothing. So
-after each load the server samples a fixed prompt, and the logprobs it reports must be those the
-learner computes for the same tokens. At a temperature that is not 1, because a server that reports
-raw logprobs would pass otherwise.
+When an adapter never reaches the sampler, training does not learn and no error appears. So after each
+load the server samples a fixed prompt, and the logprobs that it reports must be those that the learner
+computes for the same tokens. The temperature is not 1, because a server that reports raw logprobs would
+pass otherwise.
 
-How close they can be depends on the server's number format and kernels. Its base model, which nothing
-was loaded into, shows that: what the two differ by there is the server's *noise*.
+How close the two can be depends on the server's number format and kernels. The server's base model,
+without any adapter, shows that: the difference there is the server's *noise*.
 """
 
 import math
@@ -29,13 +29,13 @@ TEMPERATURE = 0.7
 SEED = 20_231
 
 EXACT = 1e-4
-"""Mean distance of logprobs below which two models are the same, whatever they say."""
+"""Two models are the same if the mean distance of their logprobs is below this."""
 BASE_SPREAD = 0.1
-"""How much of the spread of the logprobs themselves the noise may be: rounding to bfloat16 is far
-below it, another model's weights far above."""
+"""The largest noise, as a part of the spread of the logprobs. Rounding to bfloat16 is far below it,
+and another model's weights are far above."""
 LEAST = 1e-5
 FACTOR = 10.0
-"""With an adapter the distance may be `LEAST` or `FACTOR` times the noise, whichever is more."""
+"""With an adapter the distance may be `LEAST`, or `FACTOR` times the noise if that is more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def compute_learner_logprobs(
     request: CompletionRequest,
     answer: SampledTokens,
 ) -> list[float]:
-    """What the learner says of the tokens that the server chose. On the device's thread."""
+    """The learner's logprobs for the tokens that the server sampled. Runs on the device's thread."""
     turn = Turn(
         prompt_ids=tuple(request.prompt_ids),
         completion_ids=answer.ids,
@@ -81,7 +81,7 @@ def compute_learner_logprobs(
 
 
 def judge_base(reported: Sequence[float], learner: Sequence[float]) -> CanaryResult:
-    """Whether the server has the run's base model, and its noise."""
+    """Check that the server has the run's base model, and measure its noise."""
     distance, spread = _distance(reported, learner), _spread(learner)
     if distance <= max(EXACT, BASE_SPREAD * spread):
         return CanaryResult(distance)
@@ -100,9 +100,9 @@ def judge_adapter(
     *,
     noise: float,
 ) -> CanaryResult:
-    """Whether the server samples from the adapter. `without`: the base model alone, on the same
-    tokens. Where the adapter moves the policy by more than the noise, the server must also be nearer
-    to the policy with it than without."""
+    """Check that the server samples from the adapter. `without`: the logprobs of the base model alone
+    for the same tokens. If the adapter moves the policy by more than the noise, the server must also be
+    closer to the policy with the adapter than to the one without."""
     distance, missing = _distance(reported, learner), _distance(reported, without)
     if math.isnan(distance):
         return CanaryResult(distance, "its logprobs, or the learner's, are not numbers")
@@ -121,5 +121,5 @@ def _distance(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Mean absolute difference of neighbours: how far apart logprobs are of themselves."""
+    """Mean absolute difference of neighbours, a measure of how much the logprobs vary."""
     return math.fsum(abs(x - y) for x, y in pairwise(values)) / max(1, len(values) - 1)

@@ -1,7 +1,8 @@
 """One vLLM server over HTTP: the few calls that sampling needs, token ids in and out.
 
-A vLLM applies what its model directory recommends (top-k, repetition penalty, ...) to whoever does not
-say otherwise, so a request names every knob there is: nothing but the temperature may touch a token.
+A vLLM server applies the recommendations of its model directory (top-k, repetition penalty, ...) to each
+request that does not set them. So a request here sets every parameter, and only the temperature may
+change the distribution of a token.
 """
 
 import socket
@@ -17,9 +18,10 @@ from schemas.errors import Refused, TransientError
 CONNECT_S = 5.0
 ANSWER_S = 30.0
 IDLE_S = 2.0
-"""A server hangs up after five idle seconds; a request that meets just that would look like its end."""
+"""A server closes a connection after five idle seconds. A request at that moment would look as if the
+server had died."""
 COMPLETION_S = 3600.0
-"""A long sample is silent until it is over; that its server has died shows as a broken connection."""
+"""A long sample sends nothing until it is over. The death of its server shows as a broken connection."""
 
 NO_RUNTIME_LORA = (
     "does not load adapters while it runs: start it with --enable-lora and with "
@@ -28,16 +30,16 @@ NO_RUNTIME_LORA = (
 
 
 class ServerGone(TransientError):
-    """The server does not answer, or broke off."""
+    """The server does not answer, or broke off a request."""
 
 
 class UnknownAdapter(TransientError):
-    """The server has no adapter of this name: it was restarted, or somebody unloaded it."""
+    """The server has no adapter of this name, because it was restarted or the adapter was unloaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCard:
-    """What a server says about itself. `adapters`: name -> where it was loaded from."""
+    """What a server reports about itself. `adapters`: name -> where it was loaded from."""
 
     base: str
     max_model_len: int
@@ -46,7 +48,7 @@ class ServerCard:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One completion. `stop_ids` None: nothing ends it but its length."""
+    """One completion. `stop_ids` None: only its length ends it."""
 
     prompt_ids: Sequence[int]
     max_new_tokens: int
@@ -138,13 +140,13 @@ class VllmServer:
         )
         if not ids or not logprobs or len(ids) != len(logprobs):
             raise Refused(
-                f"the sampler {self.url} answers without token ids and their logprobs; Headrace needs "
-                "a vLLM that knows return_token_ids (0.10.2 or newer)"
+                f"the sampler {self.url} answers without token ids and their logprobs: start a vLLM "
+                "that supports return_token_ids (0.10.2 or newer)"
             )
         return SampledTokens(tuple(map(int, ids)), tuple(map(float, logprobs)))
 
     async def load(self, name: str, folder: Path) -> None:
-        """Load the adapter that lies in `folder` (the server must see the same path)."""
+        """Load the adapter in `folder`. The server must see it under the same path."""
         body = {"lora_name": name, "lora_path": str(folder)}
         answer = await self._send("POST", "/v1/load_lora_adapter", body)
         said = _error_message(answer)
@@ -155,14 +157,14 @@ class VllmServer:
         if answer.is_success:
             return
         if answer.is_server_error:
-            # So it reports an adapter that it cannot serve, as well as its own end.
+            # An adapter that it cannot serve gives the same status as a failure of the server.
             self._check_status(await self._send("GET", "/health"))
         raise Refused(
             f"the sampler {self.url} cannot serve the adapter in {folder}: {said}. {_advice(said)}"
         )
 
     async def unload(self, name: str) -> None:
-        """Forget an adapter; one that is not there is forgotten already."""
+        """Unload an adapter. It is not an error if the server does not have it."""
         await self._send("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
     async def aclose(self) -> None:
@@ -185,9 +187,7 @@ class VllmServer:
                 f"the sampler {self.url} failed ({answer.status_code}): {_error_message(answer)}"
             )
         if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            raise Refused(
-                f"the sampler {self.url} wants an API key: put it into HEADRACE_VLLM_API_KEY"
-            )
+            raise Refused(f"the sampler {self.url} requires an API key: set HEADRACE_VLLM_API_KEY")
         if not answer.is_success:
             raise Refused(
                 f"the sampler {self.url} refused ({answer.status_code}): {_error_message(answer)}"
@@ -203,13 +203,13 @@ class VllmServer:
 
     def _not_vllm_error(self, answer: httpx.Response) -> Refused:
         return Refused(
-            f"{self.url} does not answer as vLLM's OpenAI server does: {answer.text[:200]!r}. Check "
+            f"{self.url} does not answer like vLLM's OpenAI server: {answer.text[:200]!r}. Check "
             "HEADRACE_SAMPLER"
         )
 
 
 def _error_message(answer: httpx.Response) -> str:
-    """The message in an error's body."""
+    """The message in the body of an error."""
     try:
         body = answer.json()
         error = body.get("error", body)

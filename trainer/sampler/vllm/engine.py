@@ -1,10 +1,9 @@
 """The vLLM sampler: `schemas.sampling.Sampler` over one server or many.
 
-Templates and the day they are told, tokenising, the continuation of what was sampled, and where a
-completion ends are those of the torch engine (`rows.py`): a server is given ids and a seed, and gives
-ids and logprobs back. The seed is keyed as the torch engine's draws are, so a sample that is sampled
-again elsewhere, because its server died with it, is the same sample, up to how the servers' kernels
-round.
+Templates and their date, tokenising, the continuation of sampled ids, and the end of a completion are
+those of the torch engine (`trainer/sampler/completion.py`). A server takes ids and a seed, and returns
+ids and logprobs. The seed is keyed like the torch engine's draws. So when a server dies and its sample
+is sampled again on another server, it is the same sample up to the rounding of the servers' kernels.
 """
 
 from schemas.errors import Refused, TransientError
@@ -21,8 +20,8 @@ TRIES = 6
 
 
 class VllmSampler:
-    """Samples on vLLM servers. Base models and versions are looked up in `store`: the tokenizer is
-    needed, and the canary compares with the learner's own forward pass."""
+    """Samples on vLLM servers. Base models and versions come from `store`, because the tokenizer is
+    needed here, and because the canary compares with the learner's own forward pass."""
 
     def __init__(self, cache: WeightCache, servers: VllmServers) -> None:
         self._cache = cache
@@ -32,7 +31,7 @@ class VllmSampler:
 
     async def sample(self, request: SampleRequest) -> Turn:
         """Sample one completion. Raises UserCodeError(PROMPT_TOO_LONG) when the prompt does not fit,
-        Refused for what vLLM cannot do, TransientError when no server is there."""
+        Refused for what vLLM cannot do, TransientError when no server answers."""
         _refuse_unsupported(request)
         return await self._sample_anywhere(request, await self._target_of(request))
 
@@ -81,7 +80,7 @@ class VllmSampler:
         assert replica.card is not None  # noqa: S101 - it is serving
         context = min(target.version.loaded.base.context, replica.card.max_model_len)
         row = new_completion(request, target.version, target.chat, context=context)
-        ask = CompletionRequest(
+        completion_request = CompletionRequest(
             prompt_ids=row.prompt_ids,
             max_new_tokens=row.max_new_tokens,
             temperature=request.params.temperature,
@@ -90,24 +89,24 @@ class VllmSampler:
             stop=request.params.stop,
             stop_ids=sorted(row.stop_ids),
         )
-        answer = await replica.server.complete(replica.model(target), ask)
+        answer = await replica.server.complete(replica.model(target), completion_request)
         turn = _to_turn(row, answer, replica.server.url)
         alarm = "; ".join(self.fleet.warnings)
         return turn.model_copy(update={"alarm": alarm}) if alarm else turn
 
     async def aclose(self) -> None:
-        """Refuse what comes, and leave the servers without our adapters."""
+        """Refuse new requests, and unload our adapters from the servers."""
         self._closed = True
         await self.fleet.aclose()
 
 
 def affinity_of(key: DrawKey) -> str:
-    """What keeps the samples of a group on one server."""
+    """The key that keeps the samples of a group on one server."""
     return f"{key.purpose}/{key.step}/{key.slot}/{key.replacement}"
 
 
 def _to_turn(row: Completion, answer: SampledTokens, url: str) -> Turn:
-    """The answer as a turn. Raises ServerGone unless it ends where a completion ends."""
+    """The sampled tokens as a turn. Raises ServerGone unless they end where a completion ends."""
     for token, logprob in zip(answer.ids, answer.logprobs, strict=True):
         if row.is_over:
             raise ServerGone(f"the sampler {url} went on after the end of a completion")
@@ -122,11 +121,11 @@ def _refuse_unsupported(request: SampleRequest) -> None:
         raise Refused(TOP_P)
     if request.tuning == "full" and request.policy.weights is not None:
         raise Refused(
-            "vLLM is given adapters, and this run trains all weights: set advanced.tuning to lora, or "
-            "sample with HEADRACE_SAMPLER=torch"
+            "advanced.tuning = 'full' trains all weights, and vLLM can only load adapters: set "
+            "advanced.tuning to lora, or sample with HEADRACE_SAMPLER=torch"
         )
     if request.params.deterministic:
         raise Refused(
-            "advanced.deterministic needs the torch sampler (HEADRACE_SAMPLER=torch): what vLLM answers "
-            "depends on what else is in its batch"
+            "advanced.deterministic needs the torch sampler, because vLLM's results depend on what else "
+            "is in its batch: set HEADRACE_SAMPLER=torch"
         )

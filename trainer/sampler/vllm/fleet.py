@@ -1,9 +1,9 @@
 """The vLLM servers, and which policy versions each of them holds.
 
-Rules that others paid for:
-- every version has a name of its own, made from the hash of its weights: a server's prefix cache is
-  keyed by name, and a name used twice mixes policies silently;
-- a version is loaded into every server that is up before any of them samples from it; when one cannot
+Rules, each of which prevents a known failure:
+- every version has a name of its own, made from the hash of its weights. A server's prefix cache is
+  keyed by name, so a name used twice would mix policies silently;
+- a version is loaded into every server that is up before any of them samples from it. If one cannot
   serve it, none does;
 - after each load the canary compares logprobs (`canary.py`): a server that samples from something else
   is fenced. This process sends nothing to it again, and the run reports a warning;
@@ -43,18 +43,19 @@ from trainer.sampler.vllm.client import (
 logger = logging.getLogger(__name__)
 
 KEPT = 6
-"""Versions that stay loaded: as many as the most a run may be off policy, and two."""
+"""Versions that stay loaded: the most steps that a run may be off policy by default, plus 2."""
 MOST_RANK = 512
 BACK_S = 1.0
 """The wait before a server that is away is asked again. It doubles each time, up to MOST_BACK times."""
 MOST_BACK = 32
 PATIENCE_S = 240.0
-"""How long a request waits for a server to be there at all; one takes a minute or two to start."""
+"""How long a request waits for any server. A server takes a minute or two to start."""
 
 
 @dataclass(frozen=True, slots=True)
 class VllmServers:
-    """Where they are. `folder`: where adapters are written for them to read, under the same path."""
+    """The addresses of the servers. `folder`: where adapters are written. The servers must see it under
+    the same path."""
 
     urls: tuple[str, ...]
     folder: Path
@@ -64,8 +65,8 @@ class VllmServers:
 
 @dataclass(frozen=True, slots=True)
 class TargetVersion:
-    """A version, and the hash of its weights; None: the base model as it is. `version.base` names the
-    base model."""
+    """The version that a request is sampled from, and the hash of its weights; None: the base model
+    alone. `version.base` names the base model."""
 
     version: Version
     chat: Chat
@@ -82,8 +83,8 @@ class TargetVersion:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """What this process knows of one server. `noise`: by base model; `holds`: names of the adapters
-    that the canary saw there."""
+    """What this process knows about one server. `noise`: by base model. `holds`: the names of the
+    adapters that passed the canary there."""
 
     server: VllmServer
     card: ServerCard | None = None
@@ -95,8 +96,9 @@ class Replica:
     silent: int = 0
 
     def mark_lost(self, error: Exception, *, now: float) -> None:
-        """It broke off. What it held may be gone with it: the sets are new ones, so that who is still
-        loading a version writes into the old. Requests that break off together count once."""
+        """Record that it broke off. Its adapters may be gone, so `noise` and `holds` are replaced: a
+        task that is still loading a version writes into the old ones. Requests that break off together
+        count once."""
         if self.card is None and now < self.ask_again_at:
             return
         self.card, self.away = None, error
@@ -105,7 +107,7 @@ class Replica:
         self.noise, self.holds = {}, set()
 
     def model(self, target: TargetVersion) -> str:
-        """What a request must call the version."""
+        """The name of the version in a request."""
         assert self.card is not None  # noqa: S101 - only servers that are up are asked
         return self.card.base if target.sha256 is None else target.name
 
@@ -129,9 +131,9 @@ class Fleet:
 
     @asynccontextmanager
     async def serving(self, target: TargetVersion, *, affinity: str) -> AsyncIterator[Replica]:
-        """A server that samples from this version; the same one for the same affinity, as long as the
-        servers stay the same. Raises TransientError when none is there, Refused when one cannot serve
-        it, CorruptData when all that could are fenced."""
+        """A server that samples from this version: the same one for the same affinity, as long as the
+        servers stay the same. Raises TransientError when no server answers, Refused when a server cannot
+        serve the version, CorruptData when all servers are fenced."""
         self._used[target.name] += 1
         try:
             up = await self._ensure_loaded(target)
@@ -164,7 +166,8 @@ class Fleet:
             await asyncio.sleep(min(BACK_S, self._patience_s / 10))
 
     def _servers_with(self, target: TargetVersion, *, now: float) -> list[Replica]:
-        """The servers that are up, if there is nothing to do before they sample from this version."""
+        """The servers that are up, if all of them have this version and no server is due to be asked
+        again; else none."""
         waiting = [r for r in self.replicas if not r.fenced]
         if any(r.card is None and r.ask_again_at <= now for r in waiting):
             return []
@@ -172,7 +175,7 @@ class Fleet:
         return up if all(r.has(target) for r in up) else []
 
     async def _reachable_servers(self) -> list[Replica]:
-        """The servers that answer, after asking those that are due whether they are there."""
+        """The servers that answer, after those that are due were asked again."""
         now = asyncio.get_running_loop().time()
         due = [r for r in self.replicas if not r.card and not r.fenced and r.ask_again_at <= now]
         await asyncio.gather(*(self._connect(replica) for replica in due))
@@ -277,8 +280,8 @@ class Fleet:
         )
 
     def _write_adapter(self, target: TargetVersion) -> None:
-        """The adapter as a folder that PEFT and vLLM read. Raises Refused for a rank that no vLLM
-        serves, CorruptData when the tensors are not those that were recorded."""
+        """Write the adapter as a folder that PEFT and vLLM read. Raises Refused for a rank that vLLM
+        cannot serve, CorruptData when the tensors are not the recorded ones."""
         pairs = adapter_pairs(target.version.trained)
         rank = max((a_r_H.shape[0] for a_r_H, _ in pairs.values()), default=0)
         if not 0 < rank <= MOST_RANK:
@@ -288,7 +291,10 @@ class Fleet:
             )
         data = export(target.version.trained)
         if hashlib.sha256(data).hexdigest() != target.sha256:
-            raise CorruptData(f"the exported weights are not those of {target.name}")
+            raise CorruptData(
+                f"the weights in memory do not have the recorded hash {target.sha256}. Restart the "
+                "worker, so that it fetches them again"
+            )
         version = target.version
         config = adapter_config(version.loaded.base, sorted(pairs), rank=rank, alpha=version.alpha)
         folder = self._folder / target.name
@@ -297,7 +303,7 @@ class Fleet:
         _write_atomically(folder / ADAPTER_NAME, data)
 
     async def _unload_oldest(self, target: TargetVersion) -> None:
-        """Unload what has not been used for longest; a version in use stays."""
+        """Unload the versions that were used longest ago. A version in use stays."""
         if target.sha256 is None:
             return
         self._recent.pop(target.name, None)
@@ -326,19 +332,19 @@ class Fleet:
         return [r.fenced or str(r.away or f"{r.server.url} is new") for r in self.replicas]
 
     async def aclose(self) -> None:
-        """Unload what was loaded here, and hang up."""
+        """Unload the adapters that were loaded here, and close the connections."""
         for name in list(self._recent):
             await self._unload(name)
         await asyncio.gather(*(replica.server.aclose() for replica in self.replicas))
 
 
 def _rendezvous_weight(url: str, affinity: str) -> bytes:
-    """Rendezvous hashing: a server that leaves moves only what it had."""
+    """Rendezvous hashing: when a server leaves, only its own requests move."""
     return hashlib.sha256(f"{affinity}|{url}".encode()).digest()
 
 
 def _write_atomically(path: Path, data: bytes) -> None:
-    """Write whole, or not at all: a server may be reading."""
+    """Write the whole file or nothing, because a server may be reading it."""
     scratch = path.with_name(f".{path.name}.new")
     scratch.write_bytes(data)
     scratch.replace(path)

@@ -50,7 +50,7 @@ def test_an_adapter_is_not_taken_for_a_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(
         json.dumps({"peft_type": "LORA", "base_model_name_or_path": "evil/base"})
     )
-    with pytest.raises(Refused, match=r"adapter_config\.json: it is an adapter"):
+    with pytest.raises(Refused, match=r"adapter_config\.json, so it is an adapter"):
         load(tmp_path)
 
 

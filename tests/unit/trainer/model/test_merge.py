@@ -83,6 +83,6 @@ async def test_a_base_of_another_shape_is_named(
     AutoTokenizer.from_pretrained(small).save_pretrained(other)
     assert main([str(small), str(tmp_path / "made"), "--base", str(other)]) == 1
     said = capsys.readouterr().err
-    assert "another base model" in said
+    assert "does not fit the base model" in said
     assert "mlp.down_proj" in said
     assert not (tmp_path / "made").exists()

@@ -32,9 +32,9 @@ HOSTILE = {
     "nested loops": (FOR_EVER, "did not end within"),
     "multiplication": ("{{ ('a' * 10000000000) | length }}", "of memory"),
     "doubling": (DOUBLING, "of memory"),
-    "padding": ("{{ '%9999999999d' % 1 }}", "of memory|does not take"),
+    "padding": ("{{ '%9999999999d' % 1 }}", "of memory|rejects"),
     "output": ("{% for a in range(90000) %}{{ 'a' * 300 }}{% endfor %}", "characters"),
-    "recursion": ("{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}", "does not take|end"),
+    "recursion": ("{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}", "rejects|end"),
 }
 
 

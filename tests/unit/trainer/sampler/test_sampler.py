@@ -388,7 +388,7 @@ async def test_a_version_that_cannot_be_made_ready_fails_those_who_ask_for_it_al
     assert isinstance(engine.sampler, TorchSampler)
     assert engine.sampler._ahead is not None
     await engine.sampler._ahead
-    assert "could not be made ready" in caplog.text
+    assert "could not be prepared ahead" in caplog.text
     await engine.sampler.sample(_with(asked, second.state.weights_sha256))
 
 
