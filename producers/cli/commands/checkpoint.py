@@ -43,7 +43,7 @@ def list_(run: str, *, as_json: bool) -> None:
         )
         for c in answer["checkpoints"]
     ]
-    print_table(f"Checkpoints of {run}", ("ref", "reward", "weights sha256", "made"), rows)
+    print_table(f"Checkpoints of {run}", ("ref", "reward", "weights sha256", "created"), rows)
 
 
 @command(checkpoint, "info", example="headrace checkpoint info my-run@last")

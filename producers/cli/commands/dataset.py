@@ -172,7 +172,7 @@ def list_(*, limit: int, offset: int, as_json: bool) -> None:
         (d.get("name"), d.get("status"), d.get("num_rows"), time_ago(d.get("created_at")))
         for d in answer["datasets"]
     ]
-    print_table("Datasets", ("name", "status", "rows", "made"), rows)
+    print_table("Datasets", ("name", "status", "rows", "created"), rows)
 
 
 @command(dataset, "info", example="headrace dataset info sums")

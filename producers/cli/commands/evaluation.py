@@ -173,7 +173,7 @@ def list_(*, limit: int, offset: int, as_json: bool) -> None:
         )
         for e in answer["evals"]
     ]
-    print_table("Evaluations", ("name", "status", "model", "dataset", "reward", "made"), rows)
+    print_table("Evaluations", ("name", "status", "model", "dataset", "reward", "created"), rows)
 
 
 @command(evaluation, "info", example="headrace eval info my-eval")

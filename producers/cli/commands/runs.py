@@ -64,7 +64,7 @@ def list_(
         )
         for r in answer["runs"]
     ]
-    columns = ("name", "status", "algorithm", "model", "dataset", "step", "reward", "made")
+    columns = ("name", "status", "algorithm", "model", "dataset", "step", "reward", "created")
     print_table(f"Runs ({answer.get('total_count')})", columns, rows)
 
 
@@ -97,7 +97,7 @@ def info(run: str, *, as_json: bool) -> None:
         )
         for c in answer["checkpoints"]
     ]
-    print_table("Checkpoints", ("ref", "reward", "weights sha256", "made"), rows)
+    print_table("Checkpoints", ("ref", "reward", "weights sha256", "created"), rows)
 
 
 @command(None, "watch", example="headrace train watch my-run")

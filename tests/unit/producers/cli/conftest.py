@@ -1,4 +1,4 @@
-"""A small HTTP server to speak to: it answers from a table and remembers what it was asked."""
+"""A small HTTP server for tests: it answers from a table and records the requests."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ Answer = tuple[int, str, bytes]
 
 
 @dataclass
-class Asked:
+class ReceivedRequest:
     method: str
     path: str
     query: str
@@ -30,11 +30,11 @@ class Asked:
 
 @dataclass
 class FakeServer:
-    """`answers[(method, path)]` is a list: each request takes the first, the last one stays."""
+    """`answers[(method, path)]` is a list. Each request takes the first answer; the last one stays."""
 
     url: str = ""
     answers: dict[tuple[str, str], list[Answer | None]] = field(default_factory=dict)
-    asked: list[Asked] = field(default_factory=list)
+    requests: list[ReceivedRequest] = field(default_factory=list)
 
     def answer(self, method: str, path: str, document: object, status: int = 200) -> None:
         body = json.dumps(document).encode()
@@ -46,7 +46,7 @@ class FakeServer:
         self.answers.setdefault((method, "/api/v1" + path), []).append((status, kind, body))
 
     def drop(self, method: str, path: str) -> None:
-        """Close the connection without a word, once."""
+        """Close the connection once without a response."""
         self.answers.setdefault((method, "/api/v1" + path), []).append(None)
 
     def take(self, method: str, path: str) -> Answer | None:
@@ -63,7 +63,9 @@ def handler(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
             path, _, query = self.path.partition("?")
             size = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(size)
-            fake.asked.append(Asked(self.command, path, query, dict(self.headers), body))
+            fake.requests.append(
+                ReceivedRequest(self.command, path, query, dict(self.headers), body)
+            )
             answer = fake.take(self.command, path)
             if answer is None:
                 self.close_connection = True

@@ -68,7 +68,7 @@ def test_a_write_carries_one_key_through_its_retries(server: FakeServer) -> None
     server.answer("POST", "/runs", {"run": {"id": "1"}}, status=201)
     with Client(ServerAddress(server.url, None)) as client:
         assert client.post("/runs", {"config": {}}) == {"run": {"id": "1"}}
-    keys = [asked.headers["Idempotency-Key"] for asked in server.asked]
+    keys = [request.headers["Idempotency-Key"] for request in server.requests]
     assert len(keys) == 3
     assert len(set(keys)) == 1
 
@@ -79,7 +79,7 @@ def test_two_submits_carry_two_keys(server: FakeServer, headrace: Run, tmp_path:
     server.answer("POST", "/runs", {"run": {"id": "1", "name": "n"}}, status=201)
     assert headrace("train", "submit", str(config), "--json").document["run"]["id"] == "1"
     assert headrace("train", "submit", str(config)).code == 0
-    first, second = (asked.headers["Idempotency-Key"] for asked in server.asked)
+    first, second = (request.headers["Idempotency-Key"] for request in server.requests)
     assert first != second
 
 
@@ -91,7 +91,7 @@ def test_submit_registers_the_repository_around_the_config(
     server.answer("POST", "/runs", {"run": {"id": "1", "name": "n"}}, status=201)
     config = str(repository / "configs" / "grpo.toml")
     assert headrace("train", "submit", config, "--from", "a@3", "--name", "n").code == 0
-    registered, submitted = server.asked[1], server.asked[2]
+    registered, submitted = server.requests[1], server.requests[2]
     assert registered.document == {"url": str(repository)}
     assert submitted.document["workspace"] == "w1"
     assert submitted.document["from"] == "a@3"
@@ -139,7 +139,7 @@ def test_a_config_that_cannot_be_sent_is_refused_here(
     ran = headrace("train", "submit", str(path), "--json")
     assert ran.code == 1
     assert ran.error["code"] == code
-    assert not server.asked
+    assert not server.requests
 
 
 def test_dry_run_shows_the_resolved_config(
@@ -158,7 +158,7 @@ def test_dry_run_shows_the_resolved_config(
         "schema_version": 1,
         **answer,
     }
-    assert server.asked[-1].document["dry_run"] is True
+    assert server.requests[-1].document["dry_run"] is True
     out = headrace("train", "submit", str(path), "--dry-run").out
     assert "lr" in out
     assert "7" in out
@@ -174,8 +174,8 @@ def test_upload_streams_the_file_to_the_path_it_was_given(
     server.answer("PUT", "/datasets/d1/content", {"dataset": {"name": "my-rows", "num_rows": 1}})
     ran = headrace("dataset", "upload", str(path), "--json")
     assert ran.document["dataset"]["num_rows"] == 1
-    assert server.asked[0].document == {"name": "my-rows", "file_name": "My Rows.jsonl"}
-    assert server.asked[1].body == b'{"a": 1}\n'
+    assert server.requests[0].document == {"name": "my-rows", "file_name": "My Rows.jsonl"}
+    assert server.requests[1].body == b'{"a": 1}\n'
 
 
 def test_validate_exits_1_with_the_problems(
@@ -188,7 +188,7 @@ def test_validate_exits_1_with_the_problems(
     ran = headrace("dataset", "validate", str(path), "--json")
     assert ran.code == 1
     assert ran.error["issues"][0]["message"] == "not JSON"
-    assert server.asked[0].query == "file_name=rows.jsonl"
+    assert server.requests[0].query == "file_name=rows.jsonl"
     assert headrace("dataset", "validate", str(tmp_path / "none"), "--json").code == 1
 
 
@@ -229,7 +229,7 @@ def test_chat_asks_once_with_a_message(server: FakeServer, headrace: Run) -> Non
     answer = {"message": {"role": "assistant", "content": "85"}, "usage": {}}
     server.answer("POST", "/checkpoints/r@last/chat", answer)
     assert headrace("checkpoint", "chat", "r@last", "--message", "47+38?").out == "85\n"
-    sent = server.asked[0].document
+    sent = server.requests[0].document
     assert sent["messages"] == [{"role": "user", "content": "47+38?"}]
     assert headrace("checkpoint", "chat", "r@last", "--json").code == 2
 
@@ -243,7 +243,7 @@ def test_events_are_one_cloud_event_a_line_over_all_pages(
     server.answer("GET", "/runs/r/events", {"events": events[2:], "next": "c3"})
     lines = headrace("events", "r", "--json").out.splitlines()
     assert [json.loads(line) for line in lines] == events
-    assert "after=c2" in server.asked[1].query
+    assert "after=c2" in server.requests[1].query
 
 
 def test_eval_download_writes_every_sample(
@@ -270,7 +270,7 @@ def test_workspace_add_waits_for_the_first_look(
     }
     server.answer("GET", "/workspaces/w", {"workspace": synced})
     assert headrace("workspace", "add", str(repository)).out.count("rollouts/r/main.py") == 1
-    assert server.asked[0].document == {"url": str(repository)}
+    assert server.requests[0].document == {"url": str(repository)}
 
 
 def test_workspace_init_makes_a_repository_with_data(headrace: Run, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_upload_sends_a_mapping_and_names_what_nothing_reads(
     ran = headrace("dataset", "upload", str(file), *maps)
     assert ran.code == 0, ran.err
     assert "nothing reads the columns source, level" in ran.out
-    announced = next(one for one in server.asked if one.method == "POST")
+    announced = next(one for one in server.requests if one.method == "POST")
     assert announced.document["mapping"] == {"question": "user_prompt", "answer": "ground_truth"}
     wrong = headrace("dataset", "upload", str(file), "--map", "question")
     assert wrong.code == 2
@@ -337,7 +337,7 @@ def test_a_rollout_that_is_not_committed_is_told_before_anything_is_submitted(
     (repository / "rollouts" / "rr" / "main.py").write_text("x = 1\n")
     ran = headrace("train", "submit", str(wrong), "--json")
     assert "is not committed; commit it first" in ran.error["message"]
-    assert not [one for one in server.asked if one.path.endswith(("/runs", "/evals"))]
+    assert not [one for one in server.requests if one.path.endswith(("/runs", "/evals"))]
     server.answer("GET", "/workspaces", {"workspaces": [{"id": "w", "url": str(repository)}]})
     server.answer("POST", "/runs", {"run": {"id": "r", "name": "n"}}, 201)
     assert headrace("train", "submit", str(toml)).code == 0

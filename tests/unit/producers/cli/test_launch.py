@@ -37,7 +37,7 @@ def test_it_returns_once_control_and_workers_hold_their_leases(
     server.answer("GET", "/status", {**STATUS, "workers": [{"id": "c-1"}]})
     server.answer("GET", "/status", {**STATUS, "workers": [{"id": "c-1"}, {"id": "w-1"}]})
     await_workers(home, within_s=30)
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 def test_it_names_the_process_that_does_not_come(server: FakeServer, home: Path) -> None:

@@ -13,7 +13,7 @@ from tests.unit.producers.cli.conftest import FakeServer, Run
 MADE = {"dataset": {"id": "d1"}, "upload": {"path": "/api/v1/datasets/d1/content"}}
 
 
-def written(path: Path, **columns: list[object]) -> Path:
+def write_parquet(path: Path, **columns: list[object]) -> Path:
     parquet.write_table(pyarrow.table(columns), path)
     return path
 
@@ -34,25 +34,25 @@ def test_it_is_sent_as_lines_that_the_server_takes(
     columns: dict[str, list[object]], server: FakeServer, headrace: Run, tmp_path: Path
 ) -> None:
     num = len(next(iter(columns.values())))
-    file = written(tmp_path / "My Rows.parquet", **columns, picture=[b"\xff\x00"] * num)
+    file = write_parquet(tmp_path / "My Rows.parquet", **columns, picture=[b"\xff\x00"] * num)
     server.answer("POST", "/datasets", MADE, status=201)
     server.answer("PUT", "/datasets/d1/content", {"dataset": {"name": "my-rows", "num_rows": num}})
     assert headrace("dataset", "upload", str(file), "--json").code == 0
-    assert server.asked[0].document == {"name": "my-rows", "file_name": "My Rows.jsonl"}
+    assert server.requests[0].document == {"name": "my-rows", "file_name": "My Rows.jsonl"}
     sent = tmp_path / "sent.jsonl"
-    sent.write_bytes(server.asked[1].body)
+    sent.write_bytes(server.requests[1].body)
     report = check_file(sent, "jsonl", lambda row: None)
     assert (report.issues, report.num_rows, report.columns) == ([], num, tuple(columns))
 
 
 def test_it_is_validated_the_same_way(server: FakeServer, headrace: Run, tmp_path: Path) -> None:
-    file = written(tmp_path / "rows.parquet", user_prompt=["1?"], ground_truth=["1"])
+    file = write_parquet(tmp_path / "rows.parquet", user_prompt=["1?"], ground_truth=["1"])
     valid = {"valid": True, "num_rows": 1, "columns": ["user_prompt", "ground_truth"]}
     server.answer("POST", "/datasets/validate", valid)
     assert headrace("dataset", "validate", str(file)).code == 0
-    [asked] = server.asked
-    assert asked.query == "file_name=rows.jsonl"
-    assert asked.body == b'{"user_prompt": "1?", "ground_truth": "1"}\n'
+    [request] = server.requests
+    assert request.query == "file_name=rows.jsonl"
+    assert request.body == b'{"user_prompt": "1?", "ground_truth": "1"}\n'
 
 
 def test_a_file_that_is_none_ends_before_anything_is_sent(
@@ -63,13 +63,13 @@ def test_a_file_that_is_none_ends_before_anything_is_sent(
     ran = headrace("dataset", "upload", str(file), "--json")
     assert ran.code == 1
     assert "is not a readable Parquet file" in ran.error["message"]
-    assert server.asked == []
+    assert server.requests == []
 
 
 def test_without_pyarrow_it_says_what_to_install(
     server: FakeServer, headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = written(tmp_path / "rows.parquet", user_prompt=["1?"], ground_truth=["1"])
+    file = write_parquet(tmp_path / "rows.parquet", user_prompt=["1?"], ground_truth=["1"])
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "pyarrow" else find(name)
@@ -77,4 +77,4 @@ def test_without_pyarrow_it_says_what_to_install(
     ran = headrace("dataset", "upload", str(file), "--json")
     assert ran.code == 1
     assert "pip install 'headrace[parquet]'" in ran.error["message"]
-    assert server.asked == []
+    assert server.requests == []

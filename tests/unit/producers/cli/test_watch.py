@@ -90,9 +90,9 @@ def test_a_broken_connection_goes_on_behind_the_last_event(server: FakeServer) -
     server.raw("GET", "/runs/r/events", sse(STORY[4:], first=4), kind=kind)
     with Client(ServerAddress(server.url, None)) as client:
         assert list(follow_events(client, "r")) == STORY
-    assert "Last-Event-ID" not in server.asked[0].headers
-    assert server.asked[1].headers["Last-Event-ID"] == "c3"
-    assert server.asked[2].headers["Last-Event-ID"] == "c3"
+    assert "Last-Event-ID" not in server.requests[0].headers
+    assert server.requests[1].headers["Last-Event-ID"] == "c3"
+    assert server.requests[2].headers["Last-Event-ID"] == "c3"
 
 
 def run_of(server: FakeServer, events: list[dict[str, Any]]) -> None:
@@ -122,10 +122,10 @@ def test_sigint_leaves_the_run_and_says_how_to_come_back(
 ) -> None:
     run_of(server, STORY)
 
-    def interrupted(self: RunView, one: object) -> None:
+    def interrupt(self: RunView, one: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RunView, "fold", interrupted)
+    monkeypatch.setattr(RunView, "fold", interrupt)
     ran = headrace("train", "watch", "r")
     assert ran.code == 130
     assert "the run r continues" in ran.err
@@ -171,10 +171,10 @@ def test_an_evaluation_shows_its_progress_in_a_pipe(
 def test_sigint_leaves_an_evaluation_and_is_no_error(
     server: FakeServer, headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("producers.cli.commands.evaluation.ProgressLines.__call__", interrupted)
+    monkeypatch.setattr("producers.cli.commands.evaluation.ProgressLines.__call__", interrupt)
     config = tmp_path / "e.toml"
     config.write_text("")
     server.answer("POST", "/evals", {"eval": {"id": "e", "name": "mine"}}, 201)

@@ -69,7 +69,7 @@ def test_programs_get_everything_aligned_by_step(two: FakeServer, headrace: Run)
     ]
     assert found["held_out"] == {"reward": [{"step": 0, "values": [0.25, None]}]}
     assert found["checkpoints"] == [[{"step": 2, "ref": "a@2", "reward": 0.2}], []]
-    assert [asked.path for asked in two.asked] == ["/api/v1/runs/a", "/api/v1/runs/b"]
+    assert [request.path for request in two.requests] == ["/api/v1/runs/a", "/api/v1/runs/b"]
 
 
 def test_settings_that_are_equal_are_left_out(two: FakeServer, headrace: Run) -> None:

@@ -112,7 +112,7 @@ def test_without_torch_it_says_what_to_install(
 async def test_a_downloaded_adapter_of_a_checkpoint_names_a_base_that_loads(
     server: FakeServer, headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run from RUN@STEP of a scratch model: its base has no public name, and lies beside it."""
+    """A run from RUN@STEP of a scratch model: its base has no public name and is stored with it."""
     from peft import AutoPeftModelForCausalLM
 
     shelf = Shelf()

@@ -26,7 +26,7 @@ def test_it_waits_until_every_event_is_projected(headrace: Run, server: FakeServ
     ran = headrace("rebuild")
     assert ran.code == 0, ran.err
     assert "it skipped 3 events before" in ran.out
-    assert len(server.asked) == 4
+    assert len(server.requests) == 4
 
 
 def test_an_event_that_is_skipped_again_is_a_failure(headrace: Run, server: FakeServer) -> None:

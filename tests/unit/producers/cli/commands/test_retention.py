@@ -17,17 +17,17 @@ def test_deleting_wants_a_yes_where_nobody_can_be_asked(
         ran = headrace(*arguments)
         assert ran.code == 1
         assert "--yes" in ran.err
-    assert server.asked == []
+    assert server.requests == []
     ran = headrace(*said, "--yes", "--json")
     assert (ran.code, ran.document["deleted"]) == (0, "1")
-    assert [asked.method for asked in server.asked] == ["DELETE"]
+    assert [request.method for request in server.requests] == ["DELETE"]
 
 
 def test_rename_sends_the_new_name(server: FakeServer, headrace: Run) -> None:
     server.answer("POST", "/runs/a/rename", {"run": {"id": "1", "name": "b"}})
     ran = headrace("train", "rename", "a", "b")
     assert ran.out == "renamed a to b\n"
-    assert server.asked[0].document == {"name": "b"}
+    assert server.requests[0].document == {"name": "b"}
 
 
 def test_archive_and_restore_name_each_other(server: FakeServer, headrace: Run) -> None:
@@ -41,8 +41,8 @@ def test_archived_runs_are_asked_for(server: FakeServer, headrace: Run) -> None:
     server.answer("GET", "/runs", {"runs": [], "total_count": 0})
     headrace("train", "list", "--archived", "--json")
     headrace("train", "list", "--json")
-    assert "archived=true" in server.asked[0].query
-    assert "archived" not in server.asked[1].query
+    assert "archived=true" in server.requests[0].query
+    assert "archived" not in server.requests[1].query
 
 
 def test_gc_archives_what_is_due_and_tells_what_it_could_not(
@@ -55,7 +55,7 @@ def test_gc_archives_what_is_due_and_tells_what_it_could_not(
     server.answer("POST", "/runs/2/archive", problem, status=500)
     server.answer("POST", "/gc", {"collected": 7})
     ran = headrace("gc", "--older-than", "30d", "--json")
-    assert "older_than_s=2592000" in server.asked[0].query
+    assert "older_than_s=2592000" in server.requests[0].query
     assert ran.code == 1
     assert ran.document["archived"] == [{"id": "1", "name": "run-1"}]
     assert ran.document["collected"] == 7
@@ -66,7 +66,7 @@ def test_a_dry_run_archives_nothing(server: FakeServer, headrace: Run) -> None:
     due = [{"id": "1", "name": "run-1", "status": "failed"}]
     server.answer("GET", "/gc", {"runs": due})
     ran = headrace("gc", "--older-than", "2w", "--dry-run")
-    assert (ran.code, len(server.asked)) == (0, 1)
+    assert (ran.code, len(server.requests)) == (0, 1)
     assert "run-1" in ran.out
 
 
@@ -75,4 +75,4 @@ def test_an_age_has_a_unit(server: FakeServer, headrace: Run, age: str) -> None:
     ran = headrace("gc", "--older-than", age, "--json")
     assert ran.code == 1
     assert ran.error["code"] == "INVALID_OPTION"
-    assert server.asked == []
+    assert server.requests == []

@@ -1,4 +1,4 @@
-"""Envelopes, exit codes, and what a user is told when things go wrong."""
+"""Envelopes, exit codes, and the messages that a user sees when something fails."""
 
 import contextlib
 import fcntl
@@ -57,7 +57,7 @@ def test_a_refusal_is_a_json_envelope_on_stderr(
     assert ran.out == ""
     assert ran.error["code"] == "NOT_FOUND"
     assert ran.error["issues"] == []
-    assert server.asked[-1].headers["Authorization"] == "Bearer the-token"
+    assert server.requests[-1].headers["Authorization"] == "Bearer the-token"
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
@@ -131,7 +131,7 @@ def test_the_local_token_is_read_from_the_home(
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "token").write_text("from-the-file\n")
     headrace("models", "--json")
-    assert server.asked[-1].headers["Authorization"] == "Bearer from-the-file"
+    assert server.requests[-1].headers["Authorization"] == "Bearer from-the-file"
 
 
 def test_hostile_text_does_not_reach_the_terminal_as_control_characters(
@@ -192,7 +192,7 @@ def test_success_carries_the_schema_version(server: FakeServer, headrace: Run) -
     ran = headrace("train", "list", "--json", "--status", "running")
     assert ran.code == 0
     assert ran.document == {"schema_version": 1, **answer}
-    assert server.asked[-1].query == "limit=50&offset=0&status=running"
+    assert server.requests[-1].query == "limit=50&offset=0&status=running"
     assert json.loads(ran.out.splitlines()[0]) == ran.document
 
 
@@ -246,7 +246,7 @@ def test_each_error_is_said_once(
     assert capsys.readouterr().err == told
 
 
-def drawn(columns: int, name: str) -> str:
+def draw(columns: int, name: str) -> str:
     """A table with this name on a dumb terminal of so many columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
@@ -268,8 +268,8 @@ def drawn(columns: int, name: str) -> str:
 
 def test_a_name_is_not_cut_on_a_wide_terminal_and_folded_on_a_narrow_one() -> None:
     name = "a-run-with-a-long-name-" + "0123456789" * 8
-    assert name in drawn(200, name)
-    narrow = drawn(60, name)
+    assert name in draw(200, name)
+    narrow = draw(60, name)
     assert "…" not in narrow
     letters = "".join(c for c in narrow if c in "0123456789")
     assert "0123456789" * 8 in letters
