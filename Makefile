@@ -12,7 +12,7 @@ VLLM ?= .vllm
 
 venv: $(READY)
 
-# pip checks the hash of everything that it downloads; the project itself is built with what it installed.
+# pip checks the hash of everything that it downloads. The build of the project uses only those.
 LOCKED := -m pip install --quiet --require-hashes
 
 $(READY): pyproject.toml locks/venv.txt
@@ -35,8 +35,8 @@ lock:
 	$(LOCK) locks/worker.txt pyproject.toml --extra train --extra s3 --extra kafka -c constraints.txt
 	$(LOCK) locks/venv.txt pyproject.toml --extra all locks/build.in -c constraints.txt
 
-# The independent implementations that ours is compared with: TRL, Liger, and verl beside them; and
-# Procrastinate and DBOS, that our durable events are measured against.
+# Independent implementations to compare ours with: TRL, Liger and verl for the algorithms, Procrastinate
+# and DBOS for durable events.
 oracles: $(READY)
 	$(BIN)/python $(LOCKED) -r constraints.txt
 	$(BIN)/python $(LOCKED) --no-deps --upgrade --target $(VENV)/oracles -r requirements-oracles.txt
@@ -54,7 +54,7 @@ $(VLLM)/.ready: requirements-vllm.txt
 demo: $(READY)
 	$(if $(STACK),. $(STACK_DIR)/env && )$(BIN)/headrace demo $(if $(STACK),--here) $(ARGS)
 
-# Every algorithm in every execution mode on the demo's task; the same command goes on where it was.
+# Every algorithm in every execution mode on the demo's task. The same command resumes where it stopped.
 matrix: $(READY)
 	$(THREADS) $(BIN)/python -m bench.matrix $(ARGS)
 
@@ -65,15 +65,15 @@ stack: $(READY)
 stack-down: $(READY)
 	$(BIN)/python -m tests.stack down $(STACK_DIR)
 
-# For hours if you like: make chaos ARGS='--kills 1000'; the same command goes on where it was.
+# For a run of hours: make chaos ARGS='--kills 1000'. The same command resumes where it stopped.
 chaos: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos $(ARGS)
 
-# What CI does briefly, in full length: Kafka cut off, Postgres crashing, sixteen writers and the tail.
+# The full length of what CI does briefly: Kafka cut off, Postgres crashing, sixteen writers and the tail.
 storms: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.storms $(ARGS)
 
-# Two at a time, for they wait more than they compute; one thread each, for two would fight.
+# Two processes, because tests wait more than they compute; one thread each, or they would compete.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
@@ -100,7 +100,7 @@ format: $(READY)
 bench: $(READY)
 	@for script in $(filter-out bench/b11_%,$(wildcard bench/b*.py)); do $(THREADS) $(BIN)/python $$script $(ARGS) || exit 1; done
 
-# B11: TRL's curve beside ours. The same command goes on where it was: make learning ARGS='--plot curves.png'
+# B11: TRL's curve next to ours. The same command resumes where it stopped: make learning ARGS='--plot curves.png'
 learning: $(READY)
 	$(THREADS) $(BIN)/python -m bench.b11_learning $(ARGS)
 

@@ -101,8 +101,8 @@ def make_forgetful(committer: Committer, draw: random.Random, forgets: float) ->
         states.forget([stream for stream in states._cache if draw.random() < forgets])
         await write(batch)
 
-    committer.commit = commit_untimed  # type: ignore[method-assign]
-    committer._write = write_after_forgetting  # type: ignore[method-assign]
+    committer.commit = commit_untimed  # type: ignore[method-assign]  # this one only
+    committer._write = write_after_forgetting  # type: ignore[method-assign]  # this one only
 
 
 @dataclass(frozen=True, slots=True)
