@@ -182,7 +182,9 @@ def load_merged(
             weight = weights.get(f"{module}.weight")
             fits = (pair[1].shape[0], pair[0].shape[1])
             if weight is None or weight.shape != fits:
-                shape = "does not exist there" if weight is None else f"has shape {tuple(weight.shape)}"
+                shape = (
+                    "does not exist there" if weight is None else f"has shape {tuple(weight.shape)}"
+                )
                 raise Refused(
                     f"the adapter of {what} does not fit the base model {base or found}: it changes "
                     f"{module} of shape {fits}, which {shape}. Name the adapter's own base model"
