@@ -31,23 +31,23 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Host the named consumers. Exit codes: 0 done or stopped, 1 refused, 2 usage, 3 lease lost."""
-    asked = arguments(sys.argv[1:] if argv is None else argv)
-    if unknown := set(asked.names) - {*REGISTRY, RELAY}:
+    options = arguments(sys.argv[1:] if argv is None else argv)
+    if unknown := set(options.names) - {*REGISTRY, RELAY}:
         sys.stderr.write(
             f"there is no consumer {unknown.pop()!r}; there are: {', '.join(REGISTRY)}\n"
         )
         return 2
-    if RELAY in asked.names and len(asked.names) > 1:
+    if RELAY in options.names and len(options.names) > 1:
         sys.stderr.write("relay cannot share a process with consumers; start it alone\n")
         return 2
     from consumers.process.worker import relay, work
 
     try:
-        if asked.names == [RELAY]:
+        if options.names == [RELAY]:
             return asyncio.run(relay(tuple(REGISTRY)))
-        consumers = tuple(load(name) for name in dict.fromkeys(asked.names))
-        lanes = tuple(asked.lanes) if asked.lanes else lanes_of(consumers)
-        return asyncio.run(work(consumers, lanes=lanes, drain=asked.drain))
+        consumers = tuple(load(name) for name in dict.fromkeys(options.names))
+        lanes = tuple(options.lanes) if options.lanes else lanes_of(consumers)
+        return asyncio.run(work(consumers, lanes=lanes, drain=options.drain))
     except (InvalidConfig, BadSetting) as error:
         sys.stderr.write(f"{error}\n")
         return 1

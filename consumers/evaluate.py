@@ -223,8 +223,8 @@ def _rewards(state: EvalState) -> list[float]:
 
 
 def _end(state: EvalState, status: str, message: str | None) -> Decision:
-    asked = state.started or state.request
-    if asked is None:
+    request = state.started or state.request
+    if request is None:
         return NOTHING
     rewards = _rewards(state)
     figures = {
@@ -234,17 +234,17 @@ def _end(state: EvalState, status: str, message: str | None) -> Decision:
     }
     mean = sum(rewards) / len(rewards) if rewards else None
     if mean is not None:
-        passed = sum(reward >= asked.pass_threshold for reward in rewards)
+        passed = sum(reward >= request.pass_threshold for reward in rewards)
         figures |= {"eval/reward": mean, "eval/pass_rate": passed / len(rewards)}
     ended = EvaluationCompleted.model_validate(
         {
-            "evaluation": asked.evaluation,
+            "evaluation": request.evaluation,
             "status": status,
             "reward": mean,
             "metrics": figures,
             "message": message,
-            "run": asked.run,
-            "step": asked.step,
+            "run": request.run,
+            "step": request.step,
         }
     )
     return Decision(events=(ended,))

@@ -105,8 +105,8 @@ def _requested_effects(state: GroupState, spec: GroupSpec) -> tuple[Effect, ...]
     rollout = spec.template.rollout
     if rollout is None or rollout.workflow is None:
         return (GenerateGroup(spec=spec),)
-    wanted = range(spec.template.num_samples)
-    return tuple(GenerateSample(spec=spec, index=i) for i in wanted if not state.holds(i))
+    indices = range(spec.template.num_samples)
+    return tuple(GenerateSample(spec=spec, index=i) for i in indices if not state.holds(i))
 
 
 def _record(state: GroupState, spec: GroupSpec, sample: Finished) -> Decision:

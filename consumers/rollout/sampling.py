@@ -185,8 +185,8 @@ def entry_of(record: SampleRecord, *, num_samples: int = 1) -> SampleEntry:
 
 def alarm_once(entries: Iterable[SampleEntry]) -> tuple[SampleEntry, ...]:
     """Entries for one event. An alarm about the engine stays only in the first entry that has one."""
-    told, kept = False, []
+    has_alarm, kept = False, []
     for entry in entries:
-        kept.append(entry.model_copy(update={"alarm": None}) if told else entry)
-        told = told or entry.alarm is not None
+        kept.append(entry.model_copy(update={"alarm": None}) if has_alarm else entry)
+        has_alarm = has_alarm or entry.alarm is not None
     return tuple(kept)

@@ -31,7 +31,7 @@ def is_flat(metrics: Mapping[str, float], advanced: Advanced) -> bool:
 def unhealthy_step_message(step: int) -> str:
     """Why a step is skipped that was trained and changed nothing."""
     return (
-        f"the loss or the gradients of step {step} are not finite; the weights stay as they were, and "
+        f"the loss or the gradients of step {step} are not finite; the weights do not change, and "
         "the batch is kept"
     )
 
@@ -42,17 +42,17 @@ def divergence_message(step: int, *, run: str, checkpoint: int | None) -> str:
     good = f"{run}@{checkpoint}" if checkpoint else "none"
     return (
         f"the loss or the gradients were not finite in {MOST_UNHEALTHY} steps in a row ({first} to "
-        f"{step}); last good checkpoint: {good}. Lower training.lr, or look at the batches of these "
-        "steps and at the grader's rewards"
+        f"{step}); last good checkpoint: {good}. Lower training.lr, or check the batches of these "
+        "steps and the grader's rewards"
     )
 
 
 def flat_warning(step: int, *, num_steps: int) -> str:
     """What to check when all rewards are equal."""
     return (
-        f"up to step {step}, all rewards that are compared with each other were equal for {num_steps} "
-        "steps: nothing is being learned. Look at the grader's rewards, or give it questions that are "
-        "neither always nor never answered"
+        f"all rewards that are compared with each other were equal in the {num_steps} steps up to step "
+        f"{step}, so nothing is learned. Check the grader's rewards, or use questions that the policy "
+        "answers correctly sometimes, and not always or never"
     )
 
 
@@ -60,7 +60,7 @@ def all_failed_message(step: int, reason: str) -> str:
     """Why a run ends with a step in which no sample has a reward."""
     return (
         f"every sample of step {step} failed; the first error: {reason}. Nothing can be trained on such "
-        "a step: correct what it names in the workspace, and submit the run again"
+        "a step. Correct that error in the workspace, and submit the run again"
     )
 
 
@@ -68,7 +68,7 @@ def all_lost_message(num_steps: int, first_error: str) -> str:
     """Why a run ends whose steps had some rewards, but too few in each group to train on."""
     return (
         f"nothing was trained in {num_steps} steps in a row, because errors left each of their groups "
-        f"with too few rewards; the first, in {first_error}. Correct what it names in the workspace, "
+        f"with too few rewards; the first error, in {first_error}. Correct that error in the workspace, "
         "and submit the run again"
     )
 
@@ -76,6 +76,6 @@ def all_lost_message(num_steps: int, first_error: str) -> str:
 def never_trained_message(first_error: str) -> str:
     """Why a run fails that has taken all its steps and trained in none of them."""
     return (
-        "no step of this run was trained, so its weights are those that it began with; the first error, "
-        f"in {first_error}. Correct what it names in the workspace, and submit the run again"
+        "no step of this run was trained, so its weights have not changed; the first error, in "
+        f"{first_error}. Correct that error in the workspace, and submit the run again"
     )

@@ -81,7 +81,7 @@ def metrics(groups: Sequence[SettledGroup], *, newest: int) -> dict[str, float]:
     generated."""
     rewards = [r for group in groups for r in group.group.rewards if r is not None]
     entries = [entry for group in groups for entry in group.entries]
-    done = [entry for entry in entries if entry.failure is None]
+    generated = [entry for entry in entries if entry.failure is None]
     failed = Counter(entry.failure for entry in entries if entry.failure)
     for group in groups:
         failed.update(group.ungraded)
@@ -90,12 +90,12 @@ def metrics(groups: Sequence[SettledGroup], *, newest: int) -> dict[str, float]:
         "rollout/failed_ratio": failed.total() / max(1, len(entries)),
         "rollout/dropped_groups": float(sum(group.dropped is not None for group in groups)),
         "rollout/zero_variance_ratio": _mean([_is_flat(group) for group in groups]),
-        "rollout/response_lengths": _mean([float(e.completion_tokens) for e in done]),
+        "rollout/response_lengths": _mean([float(e.completion_tokens) for e in generated]),
         "rollout/total_lengths": _mean(
-            [float(e.prompt_tokens + e.completion_tokens) for e in done]
+            [float(e.prompt_tokens + e.completion_tokens) for e in generated]
         ),
-        "rollout/truncated_ratio": _mean([float(e.truncated) for e in done]),
-        "rollout/tokens": float(sum(entry.completion_tokens for entry in done)),
+        "rollout/truncated_ratio": _mean([float(e.truncated) for e in generated]),
+        "rollout/tokens": float(sum(entry.completion_tokens for entry in generated)),
         "train/lag": float(max((newest - group.version for group in groups), default=0)),
         "time/generate_s": max((group.generate_s for group in groups), default=0.0),
         "time/grade_s": max((group.grade_s for group in groups), default=0.0),
