@@ -26,7 +26,7 @@ def test_golden_payloads_decode(path: Path) -> None:
 
 
 def assert_says(now: object, then: object) -> None:
-    """Everything that was said then is said now; fields that came later may stand beside it."""
+    """Every field of the old payload is still there; newer fields may be added."""
     if isinstance(then, dict):
         assert isinstance(now, dict)
         for key, value in then.items():

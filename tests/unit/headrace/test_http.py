@@ -1,4 +1,4 @@
-"""The SDK's client: connections are kept, and one that the server gave up meanwhile is no failure."""
+"""The SDK's client keeps connections, and one that the server has closed meanwhile is not a failure."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

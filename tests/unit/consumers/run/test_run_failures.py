@@ -174,4 +174,4 @@ def test_twin_without_the_count_of_ungraded_samples_a_run_finishes_untrained(
     story = Told(steps=2)
     story.grade(NONE, NONE)
     assert only(story.grade(NONE, NONE), RunFinished)
-    assert not only(story.told, BatchAssembled), "and nobody is told that nothing was trained"
+    assert not only(story.told, BatchAssembled), "and no message says that nothing was trained"
