@@ -1,4 +1,4 @@
-"""What every Blobs does."""
+"""The contract of every Blobs."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -11,7 +11,7 @@ from schemas.errors import NotFound
 
 
 class BlobsSuite:
-    """The laws of blobs."""
+    """The contract."""
 
     async def test_what_is_put_is_got(self, blobs: Blobs, tmp_path: Path) -> None:
         uri = await blobs.put("runs/r/objects/a", b"\0one")

@@ -1,4 +1,4 @@
-"""What every Bus does: at least once, until acknowledged, to each consumer what it reads."""
+"""The contract of every Bus: each consumer gets what it reads, at least once, until acknowledged."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from infra.bus.reconciler import Delivered
 from infra.ports.bus import Bus
 from infra.ports.event_log import Commit, EventLog
 from schemas.ids import ConsumerName, EventId
-from tests.contracts.event_log_suite import warned
+from tests.contracts.event_log_suite import warning
 from tests.kit.commits import one
 
 WARNED = ["rl.run.warned"]
@@ -25,14 +25,14 @@ class BoundBus:
 
 
 class BusSuite:
-    """The laws of the bus."""
+    """The contract."""
 
     async def test_events_reach_who_reads_them_and_acknowledged_ones_do_not_return(
         self, bound: BoundBus
     ) -> None:
         name, run = ConsumerName(uuid4().hex), uuid4().hex
         bus = bound.make()
-        await bound.log.commit(one(warned(run, 1), 1))
+        await bound.log.commit(one(warning(run, 1), 1))
         seen: list[str] = []
         async with listening(bus, {name: WARNED, ConsumerName("deaf"): ["rl.run.paused"]}) as heard:
             async for batch in heard:
@@ -45,7 +45,7 @@ class BusSuite:
 
     async def test_what_was_not_acknowledged_comes_again(self, bound: BoundBus) -> None:
         name, run = ConsumerName(uuid4().hex), uuid4().hex
-        await bound.log.commit(one(warned(run, 1), 1))
+        await bound.log.commit(one(warning(run, 1), 1))
         for _ in range(2):
             async with listening(bound.make(), {name: WARNED}) as heard:
                 batch = await anext(heard)
@@ -53,9 +53,9 @@ class BusSuite:
 
     async def test_what_the_inbox_holds_is_not_delivered(self, bound: BoundBus) -> None:
         name, run = ConsumerName(uuid4().hex), uuid4().hex
-        (recorded,) = await bound.log.commit(one(warned(run, 1), 1))
+        (recorded,) = await bound.log.commit(one(warning(run, 1), 1))
         await bound.log.commit(Commit(consumed=((name, EventId(recorded.id)),)))
-        await bound.log.commit(one(warned(run, 2), 2))
+        await bound.log.commit(one(warning(run, 2), 2))
         async with listening(bound.make(), {name: WARNED}) as heard:
             async for batch in heard:
                 mine = [r.version for _, r in batch if r.event.run_id == run]
@@ -68,11 +68,11 @@ class BusSuite:
         name, run = ConsumerName(uuid4().hex), uuid4().hex
         bus = bound.make()
         async with listening(bus, {name: WARNED}) as heard:
-            await bound.log.commit(one(warned(run, 1), 1))
+            await bound.log.commit(one(warning(run, 1), 1))
             await consume(bound.log, bus, await anext(heard))
-            (second,) = await bound.log.commit(one(warned(run, 2), 2))
+            (second,) = await bound.log.commit(one(warning(run, 2), 2))
             await bound.log.advance([name], second.cursor)
-            await bound.log.commit(one(warned(run, 3), 3))
+            await bound.log.commit(one(warning(run, 3), 3))
             assert [r.version for _, r in await anext(heard)] == [3]
 
 
@@ -80,13 +80,13 @@ class BusSuite:
 async def listening(
     bus: Bus, consumers: Mapping[ConsumerName, Sequence[str]], *, within_s: float = 90
 ) -> AsyncIterator[AsyncGenerator[Delivered, None]]:
-    """A subscription that is left in order; what is done with it has a deadline."""
+    """A subscription that is closed in order. Its use has a deadline."""
     async with asyncio.timeout(within_s), aclosing(bus.subscribe(consumers)) as heard:
         yield heard
 
 
 async def consume(log: EventLog, bus: Bus, batch: Delivered) -> None:
-    """What the runtime does with a batch about which nothing is to be decided."""
+    """What the runtime does with a batch on which nothing is decided."""
     for name, recorded in batch:
         await log.commit(Commit(consumed=((name, EventId(recorded.id)),)))
     await bus.acknowledge(batch)

@@ -1,4 +1,4 @@
-"""What every Effects does, together with the log it shares a database with."""
+"""The contract of every Effects, together with the log in the same database."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,19 +25,19 @@ SYNC = ConsumerName("sync")
 LEASE_S = 5.0
 
 
-class Passing(Protocol):
-    """Makes time pass for leases and due effects: really, or by moving a clock."""
+class LeaseExpiry(Protocol):
+    """Makes a lease and the pause of an effect expire, by moving a clock or by changing a row."""
 
     async def __call__(self, seconds: float, worker: WorkerId) -> None: ...
 
 
 @dataclass
 class Bound:
-    """The adapters under test. `expired` ends a worker's lease as time would."""
+    """The adapters under test. `expire_lease` ends a worker's lease as time does."""
 
     log: EventLog
     effects: Effects
-    expired: Passing
+    expire_lease: LeaseExpiry
 
 
 def effect(run: str, *, claimed: bool = False) -> NewEffect:
@@ -82,7 +82,7 @@ def letter(run: str, *, pauses: bool = True) -> MessageDeadLettered:
     )
 
 
-def driven(dead: MessageDeadLettered) -> MessageRedriven:
+def redrive_of(dead: MessageDeadLettered) -> MessageRedriven:
     return MessageRedriven(
         consumer=dead.consumer,
         letter=uuid4(),
@@ -109,7 +109,7 @@ async def claim(
 
 
 class EffectsSuite:
-    """The laws of claims."""
+    """The contract."""
 
     async def test_an_effect_is_claimed_once_in_order(self, bound: Bound) -> None:
         one, two = await worker(bound), await worker(bound)
@@ -151,7 +151,7 @@ class EffectsSuite:
         await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))
         (held,) = await claim(bound, dead)
         assert await claim(bound, heir) == []
-        await bound.expired(LEASE_S, dead)
+        await bound.expire_lease(LEASE_S, dead)
         (taken,) = await claim(bound, heir)
         assert (taken.id, taken.epoch, taken.crashes) == (held.id, held.epoch + 1, 1)
         with pytest.raises(CommitMiss, match="fenced"):
@@ -164,7 +164,7 @@ class EffectsSuite:
         who = await worker(bound)
         await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))
         (held,) = await claim(bound, who)
-        await bound.expired(LEASE_S, who)
+        await bound.expire_lease(LEASE_S, who)
         assert await claim(bound, who) == []
         await bound.effects.register(who, host="h", pid=1, lease_s=LEASE_S)
         assert await claim(bound, who) == []
@@ -174,7 +174,7 @@ class EffectsSuite:
         await bound.log.commit(Commit(effects=(effect(uuid4().hex),)))
         assert await claim(bound, WorkerId(uuid4().hex)) == []
         who = await worker(bound)
-        await bound.expired(LEASE_S, who)
+        await bound.expire_lease(LEASE_S, who)
         assert await claim(bound, who) == []
         await bound.effects.register(who, host="h", pid=1, lease_s=LEASE_S)
         assert len(await claim(bound, who)) == 1
@@ -182,7 +182,7 @@ class EffectsSuite:
     async def test_a_lease_that_ran_out_cannot_be_renewed(self, bound: Bound) -> None:
         who = await worker(bound)
         assert await bound.effects.renew(who, lease_s=LEASE_S)
-        await bound.expired(LEASE_S, who)
+        await bound.expire_lease(LEASE_S, who)
         assert not await bound.effects.renew(who, lease_s=LEASE_S)
 
     async def test_crashes_are_counted_apart_from_attempts_and_have_a_limit(
@@ -231,7 +231,7 @@ class EffectsSuite:
         assert found is not None
         assert 0 < found <= LEASE_S
         assert await wait(holder) is None, "one's own lease gives one nothing"
-        await bound.expired(found, holder)
+        await bound.expire_lease(found, holder)
         assert await wait(heir) is None
         assert [c.id for c in await claim(bound, heir)] == [held.id]
 
@@ -281,10 +281,10 @@ class EffectsSuite:
         assert await bound.effects.gates([run]) == {run: "paused"}
         await append(bound, RunPaused(run=run, step=1))
         await append(bound, RunResumed(run=run, step=1))
-        await append(bound, driven(letters[0]))
+        await append(bound, redrive_of(letters[0]))
         assert await claim(bound, who) == []
         await append(bound, RunPaused(run=run, step=1))
-        await append(bound, driven(letters[1]))
+        await append(bound, redrive_of(letters[1]))
         assert await claim(bound, who) == []
         await append(bound, RunResumed(run=run, step=1))
         assert await bound.effects.gates([run]) == {run: "open"}
@@ -295,7 +295,7 @@ class EffectsSuite:
         await bound.log.commit(Commit(effects=(effect(run),)))
         quiet = letter(run, pauses=False)
         await append(bound, quiet)
-        await append(bound, driven(quiet))
+        await append(bound, redrive_of(quiet))
         assert len(await claim(bound, who)) == 1
 
     async def test_what_a_worker_does_not_know_of_is_given_back_uncounted(
@@ -341,20 +341,20 @@ class EffectsSuite:
         assert (await bound.effects.holding(stranger)).claims == {}
 
     async def test_what_rests_or_is_over_is_not_left_to_do(self, bound: Bound) -> None:
-        async def left() -> int:
+        async def num_unfinished() -> int:
             return await bound.effects.count_unfinished(lanes=[Lane.CONTROL], consumers=[SYNC])
 
         who, runs = await worker(bound), [uuid4().hex for _ in range(4)]
         await bound.log.commit(Commit(effects=tuple(effect(run) for run in runs)))
-        assert await left() == 4
+        assert await num_unfinished() == 4
         assert await bound.effects.count_unfinished(lanes=[Lane.TRAIN], consumers=[SYNC]) == 0
         stranger = ConsumerName("grade")
         assert await bound.effects.count_unfinished(lanes=[Lane.CONTROL], consumers=[stranger]) == 0
         await gate(bound, RunPaused(run=runs[0], step=1), 1)
         await append(bound, letter(runs[1]))
         await gate(bound, RunStopped(run=runs[2], step=1), 1)
-        assert await left() == 1
+        assert await num_unfinished() == 1
         (held,) = await claim(bound, who)
-        assert await left() == 1, "a claim may come back"
+        assert await num_unfinished() == 1, "a claim may come back"
         await bound.effects.retry(held, delay_s=60, error="not\0now \ud800")
-        assert await left() == 1, "what is tried again later is not done"
+        assert await num_unfinished() == 1, "what is tried again later is not done"

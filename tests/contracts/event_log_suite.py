@@ -1,4 +1,4 @@
-"""What every EventLog does. Bind it with a fixture `log`; see test_memory.py, test_postgres.py."""
+"""The contract of every EventLog. Bind it with a fixture `log`; see test_memory.py, test_postgres.py."""
 
 import asyncio
 from dataclasses import replace
@@ -26,11 +26,11 @@ from tests.kit.commits import new, one
 CONSUMER = ConsumerName("tests")
 
 
-def warned(run: str, step: int) -> RunWarned:
+def warning(run: str, step: int) -> RunWarned:
     return RunWarned(run=run, step=step, message="look")
 
 
-def asked(workspace: str) -> NewEffect:
+def new_effect(workspace: str) -> NewEffect:
     fetch = FetchCommit(
         workspace=workspace,
         push=UUID(int=7),
@@ -42,20 +42,20 @@ def asked(workspace: str) -> NewEffect:
     return NewEffect(effect=fetch, consumer=CONSUMER, stream=stream, correlation=uuid4())
 
 
-async def grown(log: EventLog, version: int) -> StreamName:
-    """A new stream that has so many events."""
+async def stream_of(log: EventLog, version: int) -> StreamName:
+    """A new stream that has `version` events."""
     run = uuid4().hex
     for step in range(1, version + 1):
-        await log.commit(one(warned(run, step), step))
-    return warned(run, 1).stream
+        await log.commit(one(warning(run, step), step))
+    return warning(run, 1).stream
 
 
 class EventLogSuite:
-    """The laws of the log."""
+    """The contract."""
 
     async def test_what_is_committed_is_loaded_in_order(self, log: EventLog) -> None:
         run = uuid4().hex
-        written = [(await log.commit(one(warned(run, n), n)))[0] for n in (1, 2, 3)]
+        written = [(await log.commit(one(warning(run, n), n)))[0] for n in (1, 2, 3)]
         stream = written[0].stream
         loaded = (await log.load({stream: 0}))[stream]
         assert loaded == written
@@ -68,8 +68,8 @@ class EventLogSuite:
         runs = sorted(uuid4().hex for _ in range(2))
         for run in runs:
             for n in (1, 2, 3):
-                await log.commit(one(warned(run, n), n))
-        first, second = (warned(run, 1).stream for run in runs)
+                await log.commit(one(warning(run, n), n))
+        first, second = (warning(run, 1).stream for run in runs)
         page = await log.load({second: 0, first: 1}, limit=3)
         assert {s: [r.version for r in page[s]] for s in page} == {first: [2, 3], second: [1]}
         rest = await log.load({second: 1, first: 3}, limit=3)
@@ -78,14 +78,14 @@ class EventLogSuite:
     async def test_a_stream_knows_its_version(self, log: EventLog) -> None:
         run = uuid4().hex
         for step in (1, 2):
-            await log.commit(one(warned(run, step), step))
-        stream, unknown = warned(run, 1).stream, StreamName("run-unknown")
+            await log.commit(one(warning(run, step), step))
+        stream, unknown = warning(run, 1).stream, StreamName("run-unknown")
         assert dict(await log.versions([stream, unknown])) == {stream: 2, unknown: 0}
 
     async def test_a_moved_stream_is_stale_and_nothing_is_written(self, log: EventLog) -> None:
         run, other = uuid4().hex, uuid4().hex
-        await log.commit(one(warned(run, 1), 1))
-        first, second = warned(other, 1), warned(run, 2)
+        await log.commit(one(warning(run, 1), 1))
+        first, second = warning(other, 1), warning(run, 2)
         both = Commit(
             expected={first.stream: 0, second.stream: 0}, events=(new(first, 1), new(second, 1))
         )
@@ -97,13 +97,15 @@ class EventLogSuite:
     async def test_what_was_decided_on_a_moved_stream_is_stale_though_nothing_is_appended(
         self, log: EventLog
     ) -> None:
-        stream = await grown(log, 2)
+        stream = await stream_of(log, 2)
         nothing, asking = (CONSUMER, EventId(uuid4())), (CONSUMER, EventId(uuid4()))
         for expected in (0, 1, 3):
             for decision in (
                 Commit(consumed=(nothing,), expected={stream: expected}),
                 Commit(
-                    consumed=(asking,), expected={stream: expected}, effects=(asked(uuid4().hex),)
+                    consumed=(asking,),
+                    expected={stream: expected},
+                    effects=(new_effect(uuid4().hex),),
                 ),
             ):
                 with pytest.raises(CommitMiss) as miss:
@@ -116,7 +118,7 @@ class EventLogSuite:
     async def test_a_stream_that_one_reads_and_another_creates_is_stale(
         self, log: EventLog
     ) -> None:
-        first = warned(uuid4().hex, 1)
+        first = warning(uuid4().hex, 1)
         key = (CONSUMER, EventId(uuid4()))
         await log.commit(one(first, 1))
         with pytest.raises(CommitMiss) as miss:
@@ -125,7 +127,7 @@ class EventLogSuite:
         assert await log.consumed([key]) == frozenset()
 
     async def test_to_be_read_creates_no_stream(self, log: EventLog) -> None:
-        first = warned(uuid4().hex, 1)
+        first = warning(uuid4().hex, 1)
         for _ in range(2):
             await log.commit(Commit(expected={first.stream: 0}))
         assert (await log.versions([first.stream]))[first.stream] == 0
@@ -134,17 +136,21 @@ class EventLogSuite:
         assert (recorded.version, (await log.versions([first.stream]))[first.stream]) == (1, 1)
 
     async def test_to_read_takes_nothing_from_who_appends(self, log: EventLog) -> None:
-        read, stream = await grown(log, 1), await grown(log, 1)
+        read, stream = await stream_of(log, 1), await stream_of(log, 1)
         run = stream.removeprefix("run-")
-        both = Commit(expected={read: 1, stream: 1}, events=(new(warned(run, 2), 2),))
+        both = Commit(expected={read: 1, stream: 1}, events=(new(warning(run, 2), 2),))
         await log.commit(both)
-        await log.commit(one(warned(read.removeprefix("run-"), 2), 2))
+        await log.commit(one(warning(read.removeprefix("run-"), 2), 2))
         with pytest.raises(CommitMiss) as miss:
             await log.commit(replace(both, expected={read: 1, stream: 2}))
         assert (miss.value.kind, miss.value.what) == ("stale", read)
 
     async def test_readers_do_not_make_one_another_fail(self, log: EventLog) -> None:
-        streams = [await grown(log, 2), StreamName(f"run-{uuid4().hex}"), await grown(log, 1)]
+        streams = [
+            await stream_of(log, 2),
+            StreamName(f"run-{uuid4().hex}"),
+            await stream_of(log, 1),
+        ]
         commit = Commit(expected=dict(zip(streams, (2, 0, 1), strict=True)))
         async with asyncio.timeout(30):
             await asyncio.gather(*(log.commit(commit) for _ in range(16)))
@@ -152,11 +158,11 @@ class EventLogSuite:
     async def test_who_reads_what_the_other_appends_to_never_waits_in_a_circle(
         self, log: EventLog
     ) -> None:
-        pair = sorted([await grown(log, 1), await grown(log, 1)])
+        pair = sorted([await stream_of(log, 1), await stream_of(log, 1)])
         for step in range(2, 12):
             at = await log.versions(pair)
             commits = [
-                Commit(expected=dict(at), events=(new(warned(s[4:], step), at[s] + 1),))
+                Commit(expected=dict(at), events=(new(warning(s[4:], step), at[s] + 1),))
                 for s in pair
             ]
             ended = await asyncio.gather(*map(log.commit, commits), return_exceptions=True)
@@ -166,27 +172,27 @@ class EventLogSuite:
 
     async def test_a_message_is_consumed_once(self, log: EventLog) -> None:
         run, key = uuid4().hex, (CONSUMER, EventId(uuid4()))
-        await log.commit(one(warned(run, 1), 1, consumed=(key,)))
+        await log.commit(one(warning(run, 1), 1, consumed=(key,)))
         with pytest.raises(CommitMiss) as miss:
-            await log.commit(one(warned(run, 2), 2, consumed=(key,)))
+            await log.commit(one(warning(run, 2), 2, consumed=(key,)))
         assert miss.value.kind == "duplicate"
         other = (CONSUMER, EventId(uuid4()))
         assert await log.consumed([key, other]) == frozenset({key})
 
     async def test_what_lies_below_the_watermark_is_not_consumed_again(self, log: EventLog) -> None:
         name, other = ConsumerName(uuid4().hex), ConsumerName(uuid4().hex)
-        written = [(await log.commit(one(warned(uuid4().hex, n), 1)))[0] for n in (1, 2, 3)]
+        written = [(await log.commit(one(warning(uuid4().hex, n), 1)))[0] for n in (1, 2, 3)]
         ids = [EventId(r.id) for r in written]
         cursors = {EventId(r.id): r.cursor for r in written}
         await log.commit(Commit(consumed=((name, ids[0]),), cursors=cursors))
         await log.advance([name], written[1].cursor)
-        stream = await grown(log, 1)
+        stream = await stream_of(log, 1)
         for event_id in ids[:2]:
             again = Commit(
                 consumed=((name, event_id), (name, ids[2])),
                 cursors=cursors,
                 expected={stream: 1},
-                events=(new(warned(stream[4:], 2), 2),),
+                events=(new(warning(stream[4:], 2), 2),),
             )
             with pytest.raises(CommitMiss) as miss:
                 await log.commit(again)
@@ -198,8 +204,8 @@ class EventLogSuite:
     async def test_what_the_same_decision_appends_lies_above_every_watermark(
         self, log: EventLog
     ) -> None:
-        name, appended = ConsumerName(uuid4().hex), new(warned(uuid4().hex, 1), 1)
-        (last,) = await log.commit(one(warned(uuid4().hex, 1), 1))
+        name, appended = ConsumerName(uuid4().hex), new(warning(uuid4().hex, 1), 1)
+        (last,) = await log.commit(one(warning(uuid4().hex, 1), 1))
         await log.advance([name], last.cursor)
         key = (name, appended.id)
         await log.commit(Commit(consumed=(key,), expected={appended.stream: 0}, events=(appended,)))
@@ -207,24 +213,24 @@ class EventLogSuite:
 
     async def test_an_unknown_effect_is_fenced(self, log: EventLog) -> None:
         effect = uuid4()
-        commit = one(warned(uuid4().hex, 1), 1, finished=((effect, 1),))
+        commit = one(warning(uuid4().hex, 1), 1, finished=((effect, 1),))
         with pytest.raises(CommitMiss) as miss:
             await log.commit(commit)
         assert (miss.value.kind, miss.value.what) == ("fenced", str(effect))
 
     async def test_an_edge_appends_once_per_cause(self, log: EventLog) -> None:
         run, cause = uuid4().hex, uuid4()
-        events = [warned(run, 1), warned(run, 2)]
+        events = [warning(run, 1), warning(run, 2)]
         first = await log.append(events, cause=cause)
         again = await log.append(events, cause=cause)
         assert [r.id for r in first] == [r.id for r in again]
         assert len((await log.load({events[0].stream: 0}))[events[0].stream]) == 2
-        await log.append([warned(run, 1)], cause=uuid4())
+        await log.append([warning(run, 1)], cause=uuid4())
         assert len((await log.load({events[0].stream: 0}))[events[0].stream]) == 3
 
     async def test_an_edge_appends_once_however_often_and_whoever_asks(self, log: EventLog) -> None:
         run, cause = uuid4().hex, uuid4()
-        events = [warned(run, 1), RunPaused(run=uuid4().hex, step=1)]
+        events = [warning(run, 1), RunPaused(run=uuid4().hex, step=1)]
         answers = await asyncio.gather(*(log.append(events, cause=cause) for _ in range(16)))
         assert {tuple(r.id for r in answer) for answer in answers} == {
             tuple(r.id for r in answers[0])
@@ -234,16 +240,16 @@ class EventLogSuite:
 
     async def test_an_edge_is_remembered_when_everybody_is_far_beyond(self, log: EventLog) -> None:
         run, cause = uuid4().hex, uuid4()
-        (first,) = await log.append([warned(run, 1)], cause=cause)
+        (first,) = await log.append([warning(run, 1)], cause=cause)
         for n in range(2, 5):
-            (last,) = await log.commit(one(warned(run, n), n))
+            (last,) = await log.commit(one(warning(run, n), n))
         for name in ("edge", "sync"):
             await log.advance([ConsumerName(name)], last.cursor)
-        assert await log.append([warned(run, 1)], cause=cause) == [first]
+        assert await log.append([warning(run, 1)], cause=cause) == [first]
         assert len((await log.load({first.stream: 0}))[first.stream]) == 4
 
     async def test_an_edge_leaves_nothing_in_an_inbox(self, log: EventLog) -> None:
-        (appended,) = await log.append([warned(uuid4().hex, 1)], cause=uuid4())
+        (appended,) = await log.append([warning(uuid4().hex, 1)], cause=uuid4())
         key = (ConsumerName("edge"), EventId(appended.id))
         assert await log.consumed([key]) == frozenset()
 
@@ -261,7 +267,7 @@ class EventLogSuite:
         run = uuid4().hex
         _, start = await self._end(log)
         for n in (1, 2, 3):
-            await log.commit(one(warned(run, n), n))
+            await log.commit(one(warning(run, n), n))
         await log.commit(one(RunPaused(run=run, step=3), 4))
         page, cursor = await log.tail(start, limit=2)
         assert [r.version for r in page] == [1, 2]
@@ -277,32 +283,32 @@ class EventLogSuite:
 
     async def test_its_time_is_by_the_clock_that_stamps_events(self, log: EventLog) -> None:
         before = await log.clock_time()
-        (event,) = await log.commit(one(warned(uuid4().hex, 1), 1))
+        (event,) = await log.commit(one(warning(uuid4().hex, 1), 1))
         assert before <= event.time <= await log.clock_time()
 
     async def test_the_head_is_where_the_tail_ends(self, log: EventLog) -> None:
         run = uuid4().hex
-        (first,) = await log.commit(one(warned(run, 1), 1))
+        (first,) = await log.commit(one(warning(run, 1), 1))
         assert await log.visible_head() == first.cursor
         assert not await log.has_events_after(first.cursor)
-        (second,) = await log.commit(one(warned(run, 2), 2))
+        (second,) = await log.commit(one(warning(run, 2), 2))
         assert await log.has_events_after(first.cursor)
         assert await log.visible_head() == second.cursor
 
     async def test_events_are_found_by_their_places(self, log: EventLog) -> None:
         run = uuid4().hex
-        written = [(await log.commit(one(warned(run, n), n)))[0] for n in (1, 2, 3)]
+        written = [(await log.commit(one(warning(run, n), n)))[0] for n in (1, 2, 3)]
         stream = written[0].stream
         found = await log.events_at(
             [(stream, 3), (stream, 1), (stream, 9), (StreamName("run-x"), 1)]
         )
         assert sorted(found, key=lambda r: r.version) == [written[0], written[2]]
 
-    async def test_awaited_is_what_is_held_with_who_has_not_consumed_it(
+    async def test_events_at_places_come_with_who_has_not_consumed_them(
         self, log: EventLog
     ) -> None:
         name, other, run = ConsumerName(uuid4().hex), ConsumerName(uuid4().hex), uuid4().hex
-        written = [(await log.commit(one(warned(run, n), n)))[0] for n in (1, 2, 3, 4)]
+        written = [(await log.commit(one(warning(run, n), n)))[0] for n in (1, 2, 3, 4)]
         await log.commit(Commit(consumed=((name, EventId(written[2].id)),)))
         await log.advance([name], written[0].cursor)
         stream = written[0].stream
@@ -314,17 +320,17 @@ class EventLogSuite:
         awaiting = {version: who for version, (_, who) in found.items()}
         assert awaiting == {1: {other}, 2: {name, other}, 3: {other}, 4: {name}}
 
-    async def test_due_is_what_lies_above_the_watermark_without_an_inbox_row(
+    async def test_unconsumed_is_above_the_watermark_and_without_an_inbox_row(
         self, log: EventLog
     ) -> None:
         name, other, run = ConsumerName(uuid4().hex), ConsumerName(uuid4().hex), uuid4().hex
-        written = [(await log.commit(one(warned(run, n), n)))[0] for n in (1, 2, 3, 4)]
+        written = [(await log.commit(one(warning(run, n), n)))[0] for n in (1, 2, 3, 4)]
         await log.commit(Commit(consumed=((name, EventId(written[2].id)),)))
         await log.advance([name], written[0].cursor)
         messages = [(who, r) for r in written for who in (name, other)]
-        due = await log.unconsumed(messages)
-        assert [r.version for who, r in due if who == name] == [2, 4]
-        assert [r.version for who, r in due if who == other] == [1, 2, 3, 4]
+        unconsumed = await log.unconsumed(messages)
+        assert [r.version for who, r in unconsumed if who == name] == [2, 4]
+        assert [r.version for who, r in unconsumed if who == other] == [1, 2, 3, 4]
         assert await log.unconsumed([]) == []
 
     async def _end(self, log: EventLog) -> tuple[int, Cursor]:
@@ -338,7 +344,7 @@ class EventLogSuite:
     async def test_a_run_is_read_by_type_and_cursor(self, log: EventLog) -> None:
         run = uuid4().hex
         for n in (1, 2):
-            await log.commit(one(warned(run, n), n))
+            await log.commit(one(warning(run, n), n))
         await log.commit(one(RunPaused(run=run, step=2), 3))
         read = await log.read(run, after=Cursor(), limit=10)
         assert [r.version for r in read] == [1, 2, 3]
@@ -352,7 +358,7 @@ class EventLogSuite:
         keys = [(name, EventId(uuid4())) for _ in range(2)]
         runs = [uuid4().hex for _ in keys]
         written = [
-            (await log.commit(one(warned(run, 1), 1, consumed=(key,))))[0]
+            (await log.commit(one(warning(run, 1), 1, consumed=(key,))))[0]
             for run, key in zip(runs, keys, strict=True)
         ]
         await log.advance([name], written[1].cursor)
@@ -370,20 +376,22 @@ class EventLogSuite:
     async def test_small_artifacts_come_with_their_commit(self, log: EventLog) -> None:
         sha = uuid4().hex * 2
         await log.commit(
-            one(warned(uuid4().hex, 1), 1, artifacts=(SmallArtifact(sha, b"\0bytes"),))
+            one(warning(uuid4().hex, 1), 1, artifacts=(SmallArtifact(sha, b"\0bytes"),))
         )
         assert await log.artifact(sha) == b"\0bytes"
         assert await log.artifact("0" * 64) is None
 
     async def test_what_cannot_be_held_is_refused_for_good(self, log: EventLog) -> None:
-        event, key = warned(uuid4().hex, 1), (CONSUMER, EventId(uuid4()))
+        event, key = warning(uuid4().hex, 1), (CONSUMER, EventId(uuid4()))
         good = new(event, 1)
         for wrong in ("a\0b", "\ud800"):
             traced = replace(good, traceparent=wrong)
             for refused in (
                 Commit(consumed=(key,), expected={event.stream: 0}, events=(traced,)),
-                Commit(consumed=(key,), effects=(replace(asked("w"), traceparent=wrong),)),
-                Commit(consumed=(key,), effects=(replace(asked("w"), stream=StreamName(wrong)),)),
+                Commit(consumed=(key,), effects=(replace(new_effect("w"), traceparent=wrong),)),
+                Commit(
+                    consumed=(key,), effects=(replace(new_effect("w"), stream=StreamName(wrong)),)
+                ),
             ):
                 with pytest.raises(CommitRefused, match="cannot hold it"):
                     await log.commit(refused)
@@ -391,7 +399,7 @@ class EventLogSuite:
         await log.commit(one(event, 1, consumed=(key,)))
 
     async def test_an_event_that_is_no_text_is_refused(self, log: EventLog) -> None:
-        broken = warned(uuid4().hex, 1).model_copy(update={"message": "\ud800"})
+        broken = warning(uuid4().hex, 1).model_copy(update={"message": "\ud800"})
         with pytest.raises(Refused, match="cannot be written") as refused:
             await log.commit(one(broken, 1))
         assert getattr(refused.value, "event", None) is broken
@@ -415,6 +423,6 @@ class EventLogSuite:
 
     async def test_a_log_reaches_to_its_last_event_and_no_further(self, log: EventLog) -> None:
         assert await log.reaches(Cursor())
-        (recorded,) = await log.append([warned(uuid4().hex, 1)], cause=uuid4())
+        (recorded,) = await log.append([warning(uuid4().hex, 1)], cause=uuid4())
         assert await log.reaches(recorded.cursor)
         assert not await log.reaches(Cursor(2**40, 1))

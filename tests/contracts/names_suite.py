@@ -1,4 +1,4 @@
-"""What every `infra.postgres.names.Names` keeps: a name has one holder, and taking it again changes
+"""The contract of every `infra.postgres.names.Names`: a name has one holder, and taking it again changes
 nothing."""
 
 import pytest

@@ -1,5 +1,5 @@
-"""A claim costs as much as it takes, however many effects wait elsewhere, later, in other hands, or for
-runs that rest: the server counts the rows that it read for it."""
+"""The cost of a claim follows from what it takes, however many effects wait in other lanes, for later,
+with other workers, or for paused runs. The server counts the rows that it read for a claim."""
 
 import asyncio
 from collections.abc import Sequence

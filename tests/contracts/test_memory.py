@@ -1,4 +1,4 @@
-"""The in-memory twins keep every contract."""
+"""The adapters in memory keep every contract."""
 
 import pytest
 
@@ -23,10 +23,10 @@ class TestEffects(EffectsSuite):
     def bound(self) -> Bound:
         world = World()
 
-        async def expired(seconds: float, worker: WorkerId) -> None:
+        async def expire_lease(seconds: float, worker: WorkerId) -> None:
             world.workers[worker] = world.now
 
-        return Bound(MemoryLog(world), MemoryEffects(world), expired)
+        return Bound(MemoryLog(world), MemoryEffects(world), expire_lease)
 
 
 class TestBus(BusSuite):

@@ -1,4 +1,4 @@
-"""Postgres keeps every contract, the embedded one and a server that is older."""
+"""Postgres keeps every contract: the embedded one, and an older server."""
 
 from collections.abc import AsyncIterator
 from uuid import uuid4
@@ -14,7 +14,7 @@ from infra.postgres.queries import DIRECTORY, Queries
 from schemas.ids import WorkerId
 from tests.contracts.bus_suite import BoundBus, BusSuite
 from tests.contracts.effects_suite import Bound, EffectsSuite
-from tests.contracts.event_log_suite import EventLogSuite, warned
+from tests.contracts.event_log_suite import EventLogSuite, warning
 
 pytestmark = pytest.mark.postgres
 
@@ -49,7 +49,7 @@ class TestLog(EventLogSuite):
         )
         assert forgetful != QUERIES
         monkeypatch.setattr("infra.postgres.event_log.SQL", Queries("event_log", forgetful))
-        event, cause = warned("twice", 1), uuid4()
+        event, cause = warning("twice", 1), uuid4()
         for _ in range(2):
             await log.append([event], cause=cause)
         assert (await log.versions([event.stream]))[event.stream] == 2
@@ -60,12 +60,12 @@ class TestEffects(EffectsSuite):
     def bound(self, database: Database, log: PostgresLog) -> Bound:
         effects = PostgresEffects(database)
 
-        async def expired(seconds: float, worker: WorkerId) -> None:
+        async def expire_lease(seconds: float, worker: WorkerId) -> None:
             await database.durable.execute(
                 "update workers set expires_at = clock_timestamp() where id = $1", worker
             )
 
-        return Bound(log, effects, expired)
+        return Bound(log, effects, expire_lease)
 
 
 class TestBus(BusSuite):

@@ -14,7 +14,7 @@ from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database
 from schemas.ids import StreamName
-from tests.contracts.event_log_suite import grown, warned
+from tests.contracts.event_log_suite import stream_of, warning
 from tests.contracts.test_claims import until_it_waits
 from tests.crash.test_twins import switched_off
 from tests.kit.commits import one
@@ -67,22 +67,22 @@ def read(stream: StreamName, version: int) -> Commit:
 
 
 async def test_readers_do_not_wait_for_one_another(bench: Bench) -> None:
-    stream = await grown(bench.log, 2)
+    stream = await stream_of(bench.log, 2)
     async with bench.open(read(stream, 2)), asyncio.timeout(60):
         await bench.second.commit(read(stream, 2))
 
 
 async def test_who_appends_waits_for_whoever_decided_on_the_stream(bench: Bench) -> None:
-    stream = await grown(bench.log, 1)
+    stream = await stream_of(bench.log, 1)
     async with bench.open(read(stream, 1)):
-        appending = await bench.waits(one(warned(stream[4:], 2), 2))
+        appending = await bench.waits(one(warning(stream[4:], 2), 2))
     await appending
     assert (await bench.log.versions([stream]))[stream] == 2
 
 
 async def test_who_decided_on_a_stream_that_then_moves_is_stale(bench: Bench) -> None:
-    stream = await grown(bench.log, 1)
-    async with bench.open(one(warned(stream[4:], 2), 2)):
+    stream = await stream_of(bench.log, 1)
+    async with bench.open(one(warning(stream[4:], 2), 2)):
         reading = await bench.waits(read(stream, 1))
     with pytest.raises(CommitMiss) as miss:
         await reading
@@ -92,7 +92,7 @@ async def test_who_decided_on_a_stream_that_then_moves_is_stale(bench: Bench) ->
 async def test_who_creates_a_stream_waits_for_whoever_decided_that_there_is_none(
     bench: Bench,
 ) -> None:
-    first = warned(uuid4().hex, 1)
+    first = warning(uuid4().hex, 1)
     async with bench.open(read(first.stream, 0)):
         creating = await bench.waits(one(first, 1))
     (created,) = await creating
@@ -100,7 +100,7 @@ async def test_who_creates_a_stream_waits_for_whoever_decided_that_there_is_none
 
 
 async def test_who_decided_that_there_is_none_is_stale_once_it_is_created(bench: Bench) -> None:
-    first = warned(uuid4().hex, 1)
+    first = warning(uuid4().hex, 1)
     async with bench.open(one(first, 1)):
         reading = await bench.waits(read(first.stream, 0))
     with pytest.raises(CommitMiss) as miss:
@@ -118,5 +118,5 @@ async def test_two_may_decide_at_once_that_there_is_none(bench: Bench) -> None:
 
 async def test_twin_without_the_check_a_stale_decision_is_written(bench: Bench) -> None:
     await switched_off(bench.database.url, CHECKED)
-    stream = await grown(bench.log, 2)
+    stream = await stream_of(bench.log, 2)
     await bench.log.commit(Commit(expected={stream: 1}))

@@ -25,7 +25,7 @@ from infra.postgres.pool import Database, connect
 from infra.postgres.skipped_records import Skips
 from infra.settings.kafka import KafkaSettings
 from schemas.ids import ConsumerName, EventId
-from tests.contracts.event_log_suite import warned
+from tests.contracts.event_log_suite import warning
 from tests.kit.commits import new, one
 
 WARNED = ("rl.run.warned",)
@@ -80,11 +80,11 @@ class BrokerFixture:
 
     async def warn(self, count: int = 1) -> list[Recorded]:
         """Append so many warnings, each of a run of its own."""
-        return [(await self.log.commit(one(warned(uuid4().hex, 1), 1)))[0] for _ in range(count)]
+        return [(await self.log.commit(one(warning(uuid4().hex, 1), 1)))[0] for _ in range(count)]
 
     async def warn_run(self, run: str, start: int, count: int) -> list[Recorded]:
         """Append warnings of one run, of one key, in one transaction."""
-        wanted = [new(warned(run, n), n) for n in range(start, start + count)]
+        wanted = [new(warning(run, n), n) for n in range(start, start + count)]
         expected = {wanted[0].stream: start - 1}
         return list(await self.log.commit(Commit(expected=expected, events=tuple(wanted))))
 
