@@ -1,7 +1,7 @@
-"""The control process: API, sync, the read model's projector and (with Kafka) the relay in one event
-loop. Never torch.
+"""The control process: the API, sync, the read model's projector and (with Kafka) the relay, in one
+event loop. It never imports torch.
 
-This is a composition root: the one place under producers/ that may import consumers.
+This is a composition root, and the only module under producers/ that may import consumers.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from schemas.errors import InvalidConfig
 logger = logging.getLogger(__name__)
 
 LIMITS = ConnectionLimits(head_s=10, body_s=60, body_rate=16 << 10)
-"""Of the API. Bodies may be large files over slow lines."""
+"""Limits of the API. Bodies may be large files over slow connections."""
 
 
 async def serve(settings: Settings) -> int:

@@ -1,5 +1,8 @@
-"""Pause, resume and stop: commands appended to a run's or an evaluation's stream, refused where they
-could mean nothing. What they lead to is decided by the stream's owner, at the next step boundary."""
+"""Pause, resume and stop: commands that are appended to the stream of a run or an evaluation.
+
+A command that would have no meaning is refused. The stream's owner decides at the next step
+boundary what a command leads to.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,7 +50,7 @@ COMMANDS: dict[str, Callable[[str], Event]] = {
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a run stands, as far as commands care."""
+    """A run's state, as far as commands depend on it."""
 
     ended: str | None = None
     paused: bool = False
@@ -64,7 +67,8 @@ class Control:
 
     async def run(self, verb: str, ref: str, *, cause: UUID) -> tuple[str, Cursor]:
         """Ask a run to `verb` (stop, pause, resume). Returns the run's id and the cursor of the
-        command; asking for what is under way appends nothing. Raises NotFound, Conflict."""
+        command. A command that is already being carried out appends nothing. Raises NotFound,
+        Conflict."""
         request = await self._lookup.run(ref)
         standing = await self._standing(request.run)
         if verb == "resume" and not standing.paused:
@@ -89,7 +93,8 @@ class Control:
         return request.evaluation, recorded.cursor
 
     async def _refuse_held(self, run: str, name: str) -> None:
-        """Raises Conflict when the run waits for a dead letter: nothing else can make it go on."""
+        """Raises Conflict when the run waits for a dead letter, because only its redelivery lets the
+        run continue."""
         types = [MessageDeadLettered.type, MessageRedriven.type]
         held: dict[UUID, str] = {}
         for recorded in await self._log.read(run, after=Cursor(), limit=10_000, types=types):

@@ -1,4 +1,4 @@
-"""Dead letters: look at one with everything that was kept, and have it delivered again."""
+"""Dead letters: show one with everything that was kept, and deliver it again."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +21,7 @@ class LetterFinder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter, whole. `data` are the message's bytes."""
+    """A dead letter with everything that was kept. `data` are the message's bytes."""
 
     id: UUID
     event: MessageDeadLettered
@@ -31,7 +31,8 @@ class Letter:
 
 
 class DeadLetters:
-    """Finds and redrives. All raise NotFound; an id may be cut off where it is still the only one."""
+    """Finds dead letters and delivers them again. All methods raise NotFound. An id may be shortened
+    as long as it is unambiguous."""
 
     def __init__(self, log: EventStore, letters: LetterFinder, artifacts: Artifacts) -> None:
         self._log = log
@@ -46,8 +47,9 @@ class DeadLetters:
         return Letter(recorded.id, event, recorded.time, data, row["redriven_at"])
 
     async def redrive(self, ref: str) -> Recorded:
-        """Have it delivered again, to its consumer alone; its run goes on. Asking twice is asking once.
-        Raises Conflict when that was done before, or when there is nothing to deliver."""
+        """Deliver a dead letter again, only to its consumer. Its run continues. Asking twice is the
+        same as asking once. Raises Conflict when it was delivered again before, or when there is
+        nothing to deliver."""
         row, recorded, event = await self._find(ref)
         if row["redriven_at"] is not None:
             raise Conflict(

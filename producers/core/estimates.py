@@ -1,7 +1,8 @@
-"""What a run will take, roughly, before it runs: for `train submit --dry-run`.
+"""A rough estimate of what a run will need, for `train submit --dry-run`.
 
-Time is estimated only where no GPU is in sight, and says what it assumes. All figures are derived from
-the number of parameters (`producers/core/model_facts.py`); where that is unknown, there are none.
+Time is estimated only when there is no GPU, and the estimate says what it assumes. All figures are
+derived from the number of parameters (`producers/core/model_facts.py`). If that is unknown, there
+are none.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ from schemas.config import RunConfig
 
 CPU_TRAIN_FLOPS = 120e9
 CPU_SAMPLE_FLOPS = 25e9
-"""What two ordinary cores reach: forward and backward over packed rows; decoding a token at a time."""
+"""Throughput of two ordinary cores: a forward and backward pass over packed rows, and decoding one
+token at a time."""
 
 FP32_BYTES = 4
 BASE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -26,7 +28,7 @@ RUNTIME_BYTES = 600 << 20
 def estimate(
     config: RunConfig, parameters: int | None, *, steps: int, gpu: bool
 ) -> Mapping[str, int | float | str | None]:
-    """Memory of a worker in bytes; seconds per step and in all on a CPU."""
+    """Memory of a worker in bytes, and seconds per step and in total on a CPU."""
     if parameters is None:
         return {"parameters": None, "memory_bytes": None}
     advanced = config.advanced
@@ -48,7 +50,7 @@ def estimate(
 
 
 def has_gpu() -> bool:
-    """Whether a GPU's device file is in sight."""
+    """Whether a GPU's device file exists."""
     return Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists()
 
 

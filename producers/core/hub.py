@@ -1,8 +1,9 @@
-"""A model's config.json on the Hugging Face hub: from this machine's cache, else from the hub itself.
+"""A model's config.json on the Hugging Face hub: from this machine's cache, or else from the hub
+itself.
 
-Asked when a run is submitted, so that a name which the hub does not know, or a hub that is away, is told
-within seconds and not by a worker's retries. The variables are those of huggingface_hub: HF_ENDPOINT,
-HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE.
+It is read when a run is submitted, so that a name which the hub does not know, or a hub that cannot
+be reached, is reported within seconds and not by the retries of a worker. The environment variables
+are those of huggingface_hub: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from schemas.errors import InvalidConfig
 
 ENDPOINT = "https://huggingface.co"
 ANSWER_S = 4.0
-"""How long the hub has to answer, redirects and all."""
+"""How long the hub may take to answer, including redirects."""
 MAX_CONFIG_BYTES = 4 << 20
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 TRUE = ("1", "ON", "YES", "TRUE")
@@ -53,12 +54,13 @@ def endpoint() -> str:
 
 
 def offline() -> str | None:
-    """The variable that forbids to ask the hub, if one is set."""
+    """The variable that forbids asking the hub, if one is set."""
     return next((v for v in OFFLINE if os.environ.get(v, "").upper() in TRUE), None)
 
 
 async def _fetch_config(hub: str, name: str) -> Config:
-    """Raises InvalidConfig for what the hub refuses, httpx's errors when it cannot be asked."""
+    """Raises InvalidConfig for what the hub refuses, and errors of httpx when the hub cannot be
+    reached."""
     token = os.environ.get("HF_TOKEN") or await asyncio.to_thread(_token)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     url = f"{hub}/{name}/resolve/main/config.json"
@@ -84,7 +86,7 @@ async def _fetch_config(hub: str, name: str) -> Config:
 
 
 def _refusal(hub: str, name: str, answer: httpx.Response, *, with_token: bool) -> str:
-    """Why the hub gives no config.json. It answers 401 also for a model that does not exist."""
+    """Why the hub gives no config.json. It also answers 401 for a model that does not exist."""
     code = answer.headers.get("x-error-code", "")
     if code == "GatedRepo":
         return (
@@ -125,7 +127,7 @@ def _token() -> str | None:
 
 
 def _read_cached(name: str) -> Config | None:
-    """The config.json of the revision that was downloaded last, if one was."""
+    """The config.json of the latest downloaded revision, if there is one."""
     place = _cache() / f"models--{name.replace('/', '--')}"
     try:
         revision = (place / "refs" / "main").read_text().strip()

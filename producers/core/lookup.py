@@ -1,4 +1,4 @@
-"""Finding runs, evaluations and checkpoints by what people call them, in the log itself: nothing here
+"""Find runs, evaluations and checkpoints by name or id. The log itself is read, so that nothing here
 waits for the read model."""
 
 import difflib
@@ -41,7 +41,7 @@ class Checkpoint:
         return f"{self.run.run_name}@{self.spec.step}"
 
     def files(self) -> dict[str, ArtifactRef]:
-        """The files of the checkpoint's directory, the weights among them."""
+        """The files of the checkpoint's directory, including the weights."""
         weights = self.spec.state.weights
         return {**self.spec.files, **({self.spec.weights_name: weights} if weights else {})}
 
@@ -56,14 +56,14 @@ class Checkpoint:
 
 
 class Lookup:
-    """Finds by name or id. All raise NotFound with what to do next."""
+    """Finds by name or id. All methods raise NotFound, which says what to do next."""
 
     def __init__(self, log: EventStore, names: Names) -> None:
         self._log = log
         self._names = names
 
     async def run(self, ref: str) -> RunRequested:
-        """The request, under the name that the run has now."""
+        """The run's request, with the run's current name."""
         identity = await self._names.find("run", ref) or ref
         event = await self._first(run_stream(identity), identity, RunRequested.type)
         if not isinstance(event, RunRequested):
@@ -75,7 +75,7 @@ class Lookup:
         return event
 
     async def whole_run(self, ref: str) -> RunRequested:
-        """A run whose history is in the log. Raises NotFound, Conflict when it is archived."""
+        """A run whose history is in the log. Raises NotFound, and Conflict when it is archived."""
         found = await self.run(ref)
         types = [RunArchived.type]
         if await self._log.read(found.run, after=Cursor(), limit=1, types=types):
@@ -90,7 +90,7 @@ class Lookup:
         raise await self._unknown("evaluation", ref, "`headrace eval list` shows all")
 
     async def checkpoint(self, ref: str) -> Checkpoint:
-        """`run@step`, `run@last` or `run@best` (the highest reward; of equals the latest)."""
+        """`run@step`, `run@last` or `run@best` (the highest reward, and among equal ones the latest)."""
         parts = CHECKPOINT.fullmatch(ref)
         if parts is None:
             raise NotFound(
@@ -116,8 +116,8 @@ class Lookup:
         return saved[int(parts["step"])]
 
     async def _first(self, stream: StreamName, identity: str, kind: str) -> Event | None:
-        """The event that opened a stream: new ones are below no horizon yet, so the stream itself is
-        read where the run's index has nothing."""
+        """The event that opened a stream. A new event is not below the horizon yet, so the stream
+        itself is read when the run's index does not have it."""
         for recorded in await self._log.read(identity, after=Cursor(), limit=1, types=[kind]):
             return recorded.event
         loaded = await self._log.load({stream: 0})
@@ -130,7 +130,7 @@ class Lookup:
 
 
 def archived_error(name: str) -> Conflict:
-    """The refusal of what needs the history of an archived run."""
+    """The error of a request that needs the history of an archived run."""
     return Conflict(
         f"run {name} is archived: its samples, metrics and events are not in the database; "
         f"`headrace train restore {name}` brings them back"

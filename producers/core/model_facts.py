@@ -1,7 +1,7 @@
-"""What can be known of a model without loading it: its size, its positions, what it can spell.
+"""What can be known of a model without loading it: its size, its context and its characters.
 
-A scratch shape says so itself, a directory and a hub id in their config.json; a checkpoint has the facts
-of the model that its run began with.
+A scratch shape states these facts itself. A directory and a hub id state them in their config.json.
+A checkpoint has the facts of the model with which its run started.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """None: not known. `context` is how many positions the model has; `characters` is what a character
-    vocabulary can spell (other tokenizers spell everything)."""
+    """None means not known. `context` is the number of positions of the model. `characters` are those
+    that a character vocabulary has (other tokenizers can encode every text)."""
 
     parameters: int | None = None
     context: int | None = None
@@ -37,7 +37,7 @@ async def model_facts(model: ModelRef, lookup: Lookup) -> ModelFacts:
             if model.kind != "checkpoint":
                 break
             model = (await lookup.run(model.name.rpartition("@")[0])).model
-    except NotFound:  # the run was removed, its checkpoint was not
+    except NotFound:  # the run was removed and its checkpoint was not
         return ModelFacts()
     match model.kind:
         case "scratch":
@@ -52,7 +52,7 @@ async def model_facts(model: ModelRef, lookup: Lookup) -> ModelFacts:
 
 
 def _directory_facts(directory: Path) -> ModelFacts:
-    """Weights that lie there tell the size of any architecture."""
+    """If the directory holds weights, their size gives the number of parameters of any architecture."""
     try:
         config = parse_object((directory / "config.json").read_bytes()) or {}
         size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
@@ -64,7 +64,7 @@ def _directory_facts(directory: Path) -> ModelFacts:
 
 
 def facts_of_config(config: Mapping[str, Any]) -> ModelFacts:
-    """The facts in a config.json; those of the text model where it holds several."""
+    """The facts in a config.json. If it describes several models, those of the text model."""
     inner = config.get("text_config")
     merged = {**config, **inner} if isinstance(inner, dict) else dict(config)
     context = next((n for key in CONTEXT_KEYS if (n := _positive_integer(merged, key))), None)
@@ -81,8 +81,8 @@ def _positive_integer(config: Mapping[str, Any], *keys: str) -> int | None:
 
 
 def _parameters(config: Mapping[str, Any]) -> int | None:
-    """Parameters of a decoder with grouped-query attention and a gated MLP, per expert where it has
-    several; norms and biases are left out but for the two norms of a layer."""
+    """Parameters of a decoder with grouped-query attention and a gated MLP, for all experts if it has
+    several. Norms and biases are not counted, except for the two norms of a layer."""
     hidden = _positive_integer(config, "hidden_size", "n_embd")
     layers = _positive_integer(config, "num_hidden_layers", "n_layer")
     vocabulary = _positive_integer(config, "vocab_size")

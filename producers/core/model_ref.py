@@ -1,4 +1,4 @@
-"""`experiment.model_path` -> which model exactly: a scratch shape, a checkpoint, a directory or a hub
+"""`experiment.model_path` becomes an exact model: a scratch shape, a checkpoint, a directory or a hub
 id."""
 
 import asyncio

@@ -1,8 +1,9 @@
-"""Rename, delete, archive, restore: what becomes of runs and datasets after they were of use.
+"""Rename, delete, archive and restore runs, and delete datasets.
 
-Names are labels, so renaming touches no id. Deleting is refused while something needs what would go;
-it is named. Archiving moves the history of an ended run into one file and leaves its request and its
-checkpoints, so that everything that refers to them goes on (docs/retention.md).
+Names are labels, so renaming changes no id. A deletion is refused while something needs what would
+be deleted, and the error names it. Archiving moves the history of an ended run into one file. Its
+request and its checkpoints stay, so that everything that refers to them still works
+(docs/retention.md).
 """
 
 import logging
@@ -28,11 +29,12 @@ logger = logging.getLogger(__name__)
 
 ENDED = ("finished", "failed", "crashed", "stopped", "killed")
 EVERY_S = 3600.0
-"""How often runs that are old enough are looked for."""
+"""How often the server looks for runs that are old enough."""
 
 
 class Retention:
-    """All methods raise NotFound; those that remove raise Conflict and name what is in the way."""
+    """All methods raise NotFound. Those that remove something raise Conflict and name what still needs
+    it."""
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class Retention:
         self._holders = holders
 
     async def rename(self, ref: str, name: str, *, cause: UUID) -> tuple[str, Cursor]:
-        """Give a run another name; the former one is free. Raises InvalidConfig, Conflict."""
+        """Give a run another name. The former name can be used again. Raises InvalidConfig, Conflict."""
         if not NAME.fullmatch(name):
             message = (
                 f"{name!r} cannot name a run; use letters, digits, '.', '_' and '-', at most 100"
@@ -68,7 +70,7 @@ class Retention:
         return found.run, recorded.cursor
 
     async def delete(self, ref: str) -> tuple[str, Cursor]:
-        """Remove an ended run: its events, its checkpoints, its archive if it has one, its name."""
+        """Remove an ended run: its events, its checkpoints, its archive if it has one, and its name."""
         found = await self._lookup.run(ref)
         await self._refuse_unless_ended(found.run, found.run_name)
         what = f"run {found.run_name}"
@@ -82,18 +84,18 @@ class Retention:
         try:
             cursor = await self._archives.remove(RunDeleted(run=found.run), cause=cause)
         except Moved:
-            return found.run, Cursor()  # somebody else deleted it meanwhile
+            return found.run, Cursor()  # another request deleted it meanwhile
         return found.run, cursor
 
     async def archive(self, ref: str) -> tuple[str, Cursor]:
-        """Move an ended run's history into an archive; one that is archived already stays as it is.
-        Raises CorruptData, TransientError."""
+        """Move an ended run's history into an archive. An archived run stays as it is. Raises
+        CorruptData, TransientError."""
         found = await self._lookup.run(ref)
         row = await self._refuse_unless_ended(found.run, found.run_name)
         if row["archived_at"] is not None:
             return found.run, Cursor()
         packed = await self._archives.pack(found.run)
-        # After packing: what is told of the run now is what all packed events say.
+        # Read after packing, so that the notice describes the run as all packed events left it.
         await self._tables.caught_up(await self._log.visible_head())
         row = await self._refuse_unless_ended(found.run, found.run_name)
         if row["archived_at"] is not None:
@@ -122,11 +124,11 @@ class Retention:
                 raise TransientError(
                     f"run {found.run_name} got new events while it was archived; try again"
                 ) from error
-            return found.run, Cursor()  # somebody else archived it meanwhile
+            return found.run, Cursor()  # another request archived it meanwhile
         return found.run, cursor
 
     async def restore(self, ref: str) -> tuple[str, Cursor]:
-        """Bring an archived run's history back. Raises CorruptData, TransientError."""
+        """Restore an archived run's history. Raises CorruptData, TransientError."""
         found = await self._lookup.run(ref)
         notice = await self._notice(found.run)
         if notice is None:
@@ -141,7 +143,7 @@ class Retention:
         try:
             cursor = await self._archives.restore(notice.archive, back, cause=cause)
         except Moved:
-            return found.run, Cursor()  # somebody else restored it meanwhile
+            return found.run, Cursor()  # another request restored it meanwhile
         return found.run, cursor
 
     async def delete_dataset(self, ref: str) -> tuple[str, Cursor]:
@@ -168,12 +170,12 @@ class Retention:
                 DatasetDeleted(dataset=dataset), uris, cause=cause
             )
         except Moved:
-            return dataset, Cursor()  # somebody else deleted it meanwhile
+            return dataset, Cursor()  # another request deleted it meanwhile
         return dataset, cursor
 
     async def archive_old(self, clock: Clock, *, older_than: timedelta) -> int:
-        """Archive what ended longer ago; returns how many runs. One that cannot be archived now is left,
-        and said."""
+        """Archive the runs that ended longer ago. Returns how many. A run that cannot be archived now
+        is logged and left for the next time."""
         count = 0
         for run in await self._tables.runs.ended_before(clock.now() - older_than):
             try:
@@ -184,7 +186,8 @@ class Retention:
         return count
 
     async def _append_rename(self, event: RunRenamed, cause: UUID) -> Recorded:
-        """Append it unless the run is archived meanwhile: an archived run's stream gets no events."""
+        """Append the event, unless the run was archived meanwhile, because an archived run's stream
+        gets no events."""
         [identity] = edge_ids([event], cause)
         while True:
             stream = run_stream(event.run)

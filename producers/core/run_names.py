@@ -1,4 +1,4 @@
-"""Names for runs that were given none: an adjective, a noun, a number, derived from the run's id."""
+"""Names for runs without a name: an adjective, a noun and a number, derived from the run's id."""
 
 from hashlib import sha256
 
@@ -21,7 +21,7 @@ NOUNS = (
 
 
 def invented_name(identity: str, attempt: int = 0) -> str:
-    """The name number `attempt` for an id: the same one every time."""
+    """The name number `attempt` for an id. It is always the same."""
     digest = sha256(f"{identity}/{attempt}".encode()).digest()
     adjective = ADJECTIVES[int.from_bytes(digest[:2]) % len(ADJECTIVES)]
     noun = NOUNS[int.from_bytes(digest[2:4]) % len(NOUNS)]

@@ -1,7 +1,7 @@
-"""The eight hops of one sample: what happened to it, where the code for it stands, and when.
+"""The eight hops of one sample: what happened to it, in which file of the code, and when.
 
-Read from the log alone: each hop is an event, and the events of a sample are found by its group, its
-step and its run.
+It is read from the log alone. Each hop is an event. The events of a sample are found by its group,
+its step and its run.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -37,7 +37,7 @@ OF_THE_RUN = (RunRequested, GroupsRequested, BatchAssembled, PolicyUpdated)
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One of the eight; `ms_since_previous` is None for the first."""
+    """One of the eight hops. `ms_since_previous` is None for the first one."""
 
     hop: int
     file: str
@@ -49,8 +49,8 @@ class Hop:
 
 
 async def trace(log: EventStore, run: RunRequested, sample: str) -> tuple[Hop, ...]:
-    """The hops of a sample that have happened. Raises InvalidConfig when `sample` is no sample id,
-    NotFound when the run never asked for it."""
+    """The hops of a sample that have happened. Raises InvalidConfig when `sample` is not the id of a
+    sample, and NotFound when the run has no such sample."""
     try:
         group, _ = parse_sample_id(sample)
         key = GroupKey.parse(group)

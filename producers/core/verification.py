@@ -1,5 +1,5 @@
-"""Verifications: a run is rebuilt from its log by whoever takes the lane `train`; here they are asked
-for and looked up, in the log itself."""
+"""Verifications: a worker of the lane `train` rebuilds a run from its log. Here verifications are
+requested, and found in the log itself."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ Status = Literal["running", "verified", "differs", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Where a verification stands. `verified`: it ended, and nothing disagreed."""
+    """The state of a verification. `verified` means that it ended and nothing disagreed."""
 
     id: str
     run: str
@@ -31,15 +31,15 @@ class Verification:
 
 
 class Verifications:
-    """Asks for verifications and finds them again."""
+    """Requests verifications and finds them."""
 
     def __init__(self, log: EventStore, lookup: Lookup) -> None:
         self._log = log
         self._lookup = lookup
 
     async def request(self, ref: str, *, cause: UUID) -> Verification:
-        """Ask for a run to be verified; the same cause is the same verification. Raises NotFound,
-        Conflict when it is archived."""
+        """Request the verification of a run. The same cause gives the same verification. Raises
+        NotFound, and Conflict when the run is archived."""
         run = (await self._lookup.whole_run(ref)).run
         identity = short_id("verification", str(cause))
         requested = VerificationRequested(verification=identity, run=run)
@@ -47,7 +47,7 @@ class Verifications:
         return await self.find(identity)
 
     async def find(self, identity: str) -> Verification:
-        """Raises NotFound."""
+        """The verification with this id. Raises NotFound."""
         stream = verify_stream(identity)
         events = [r.event for r in (await self._log.load({stream: 0}))[stream]]
         for event in reversed(events):

@@ -1,7 +1,8 @@
-"""Workspaces: git repositories under a name. Adding one is a push: sync fetches and looks into it.
+"""Workspaces: git repositories with a name. Adding one appends a push, and sync then fetches the
+repository and examines its rollouts.
 
-A workspace's id follows from its name; its first push has a cause of its own, so a name means one
-repository for ever, whoever adds at the same time.
+A workspace's id is derived from its name, and so is the cause of its first push. One name therefore
+means one repository, even when several users add at the same time.
 """
 
 import re
@@ -35,8 +36,9 @@ class Workspaces:
         self._repositories = repositories
 
     async def add(self, url: str, name: str | None = None) -> Recorded:
-        """Register a repository, or fetch one again that is registered. Raises InvalidConfig for a
-        bad name, Refused when `url` is no repository, Conflict when the name stands for another."""
+        """Register a repository, or fetch a registered one again. Raises InvalidConfig for a bad name,
+        Refused when `url` is not a repository, and Conflict when the name belongs to another
+        repository."""
         if name is not None and not NAME.fullmatch(name):
             message = f"{name!r} cannot name a workspace; use a-z, 0-9, '-' and '_', at most 63"
             raise InvalidConfig(message, issues=(Issue("name", message),))
@@ -52,7 +54,7 @@ class Workspaces:
         )
 
     async def _push(self, url: str, name: str) -> Recorded | None:
-        """Push under this name; None when it stands for another repository."""
+        """Append the push under this name. None when the name belongs to another repository."""
         identity = WorkspaceId(short_id("workspace", name))
         pushed = RepositoryPushed(
             workspace=identity, workspace_name=name, commit=CommitSpec(url=url)
@@ -87,7 +89,7 @@ class Workspaces:
         )
 
     async def choose(self, ref: str | None) -> Workspace:
-        """The workspace that was named, or the only one. Raises NotFound, InvalidConfig."""
+        """The named workspace, or the only one. Raises NotFound, InvalidConfig."""
         if ref is not None:
             return await self.find(ref)
         known = await self._names.all("workspace")
@@ -100,7 +102,7 @@ class Workspaces:
 
 
 def _candidates(url: str) -> tuple[str, str]:
-    """Names for a repository that was given none: its own, else with a digest behind."""
+    """Names for a repository without a name: its own name, or that name with a digest."""
     last = url.rstrip("/").rpartition("/")[2].rpartition(":")[2].removesuffix(".git").lower()
     base = re.sub(r"[^a-z0-9_-]+", "-", last).strip("-_")[:50] or "workspace"
     return base, f"{base}-{short_id('url', url)[:6]}"

@@ -1,4 +1,5 @@
-"""The HTTP application: routes by resource, errors as problem documents, a guard before all."""
+"""The HTTP application: routes by resource, errors as problem documents, and authentication before
+everything else."""
 
 import logging
 
@@ -100,6 +101,6 @@ async def _corrupt_data(_: Request, error: Exception) -> Response:
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    """Starlette has logged the trace by raising it again to the server."""
+    """Starlette logs the traceback, because it raises the error again to the server."""
     del error
     return problem(500, "INTERNAL", f"{request.method} {request.url.path} failed; see the log")

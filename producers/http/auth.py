@@ -1,7 +1,8 @@
-"""Who may speak to the API: a known Host (against DNS rebinding), then the bearer token.
+"""Access to the API: a request needs a known Host header (against DNS rebinding), and then the bearer
+token.
 
-A page in a browser of the same machine can reach 127.0.0.1 under a name of its own; it cannot choose
-the Host header. The token is compared in constant time.
+A page in a browser on the same machine can reach 127.0.0.1 under a host name of its own, but it
+cannot choose the Host header. The token is compared in constant time.
 """
 
 import hmac
@@ -17,7 +18,7 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 class Guard:
-    """ASGI middleware before everything else."""
+    """ASGI middleware that runs before everything else."""
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Bytes going out: artifacts and dataset files, streamed where they are large."""
+"""Downloads: artifacts and dataset files. Large ones are streamed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,8 +13,8 @@ from producers.http.routes.runs import services
 from schemas.sampling import ArtifactRef
 
 WHOLE_BYTES = 4 << 20
-"""Up to here the bytes are read, verified and sent; larger files are streamed as they lie, and the
-client verifies the hash that it was told."""
+"""Files up to this size are read, verified and sent. Larger files are streamed unverified, and the
+client verifies their hash."""
 
 
 async def download(request: Request, ref: ArtifactRef, file_name: str) -> Response:
@@ -34,7 +34,7 @@ async def download(request: Request, ref: ArtifactRef, file_name: str) -> Respon
 
 
 async def first_lines(request: Request, ref: ArtifactRef, count: int) -> list[bytes]:
-    """The first lines of a file, without reading all of it where it is large."""
+    """The first lines of a file. A large file is not read completely."""
     path = await services(request).blobs.file(ref.uri)
     if path is not None:
         return await asyncio.to_thread(_read_head, path, count)
@@ -47,7 +47,7 @@ async def first_lines(request: Request, ref: ArtifactRef, count: int) -> list[by
 
 
 async def select_lines(request: Request, ref: ArtifactRef, numbers: set[int]) -> dict[int, bytes]:
-    """Some lines of a file, by number from 0; nothing else of it stays in memory."""
+    """Some lines of a file, by number from 0. Nothing else of it stays in memory."""
     path = await services(request).blobs.file(ref.uri)
     if path is not None:
         return await asyncio.to_thread(_select_lines, path, numbers)
@@ -63,8 +63,8 @@ async def select_lines(request: Request, ref: ArtifactRef, numbers: set[int]) ->
 
 
 async def first_chunk_checked(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same stream, known to have a first piece: what is not there must be said before a good
-    status is."""
+    """The same stream, after its first chunk was read. A missing file must be reported before a status
+    of 200 is sent."""
     head = await anext(stream, b"")
 
     async def all_chunks() -> AsyncIterator[bytes]:
@@ -76,7 +76,7 @@ async def first_chunk_checked(stream: AsyncIterator[bytes]) -> AsyncIterator[byt
 
 
 async def _read_lines(request: Request, ref: ArtifactRef) -> AsyncIterator[bytes]:
-    """The lines of a file, without their ends; a small one is verified."""
+    """The lines of a file, without line endings. A small file is verified."""
     core = services(request)
     if ref.size <= WHOLE_BYTES:
         for line in (await core.artifacts.get(ref)).splitlines():

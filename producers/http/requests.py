@@ -1,4 +1,5 @@
-"""Request bodies: JSON objects of bounded size, read field by field, unknown fields refused."""
+"""Request bodies: JSON objects of bounded size, which are read field by field. Unknown fields are
+refused."""
 
 import difflib
 import json
@@ -57,7 +58,7 @@ class JsonBody:
 
 
 async def body_of(request: Request, fields: Sequence[str]) -> JsonBody:
-    """The JSON object of a request, with these fields at most. Raises InvalidConfig."""
+    """The JSON object of a request, which may have only these fields. Raises InvalidConfig."""
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
@@ -85,7 +86,7 @@ async def body_of(request: Request, fields: Sequence[str]) -> JsonBody:
 
 
 def idempotency_key(request: Request) -> str:
-    """The client's key; without one every request is a new one. Raises InvalidConfig."""
+    """The client's key. Without one, every request is a new one. Raises InvalidConfig."""
     key = request.headers.get("idempotency-key")
     if key is None:
         return uuid4().hex
@@ -97,7 +98,7 @@ def idempotency_key(request: Request) -> str:
 
 
 def cause_of(request: Request, what: str) -> UUID:
-    """The cause of what a command appends: the same key, the same cause."""
+    """The cause of what a command appends. The same key gives the same cause."""
     return derive_id(HEADRACE, f"{what}/{idempotency_key(request)}")
 
 

@@ -1,4 +1,4 @@
-"""Answers: JSON with times in RFC 3339, pages, and RFC 9457 problem documents."""
+"""Responses: JSON with times in RFC 3339, pages, and RFC 9457 problem documents."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ MAX_LIMIT = 1000
 
 
 class ApiResponse(JSONResponse):
-    """JSON with times, uuids and tuples as one expects."""
+    """JSON that can hold times, uuids and tuples."""
 
     def render(self, content: object) -> bytes:
         return json.dumps(
@@ -27,7 +27,7 @@ class ApiResponse(JSONResponse):
 
 
 def page_response(items: str, rows: Sequence[object], total: int, page: PageRange) -> ApiResponse:
-    """A page of a list, with where the next one starts."""
+    """A page of a list, and where the next one starts."""
     following = page.offset + len(rows)
     more = following < total
     return ApiResponse(
@@ -49,7 +49,7 @@ def page_of(request: Request, *, limit: int = 50) -> PageRange:
 
 
 def number(request: Request, name: str, *, default: int, least: int, most: int) -> int:
-    """A whole number of the query string. Raises InvalidConfig."""
+    """A whole number in the query string. Raises InvalidConfig."""
     text = request.query_params.get(name)
     if not text:
         return default

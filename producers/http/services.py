@@ -1,4 +1,4 @@
-"""What the HTTP application works with, built by the composition root (`producers/serve.py`)."""
+"""What the HTTP application needs. The composition root (`producers/serve.py`) builds it."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,7 +24,7 @@ from producers.core.workspaces import Workspaces
 
 @dataclass(frozen=True)
 class Services:
-    """The ports, and the application core over them."""
+    """The ports, and the application core that uses them."""
 
     log: EventLog
     effects: Effects

@@ -1,4 +1,4 @@
-"""A span for each request that changes something, under the context of whoever sent it."""
+"""A span for each request that changes something, as a child of the sender's span."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -7,7 +7,7 @@ from infra import telemetry
 
 
 class Traced:
-    """ASGI middleware. Reading is not traced: it leads to nothing."""
+    """ASGI middleware. Requests that only read are not traced, because they lead to nothing."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,7 +1,7 @@
 """Columns under other names: `--map question=user_prompt` reads a public dataset as it is.
 
-A mapping says which column of the file is read as which of ours. It is recorded with the dataset, whose
-`columns` are the names after mapping.
+A mapping says which column of the file is read as which of ours. It is recorded with the dataset,
+whose `columns` are the names after mapping.
 """
 
 import json
@@ -11,7 +11,7 @@ from urllib.parse import quote
 from schemas.errors import InvalidConfig, Issue
 
 READ = ("user_prompt", "system_prompt", "ground_truth", "label", "messages", "metadata")
-"""The columns that are read; `label` only where there is no ground_truth."""
+"""The columns that are read. `label` is read only without a `ground_truth`."""
 MAX_BYTES = 16 << 10
 
 Columns = Mapping[str, str]
@@ -19,7 +19,7 @@ Columns = Mapping[str, str]
 
 
 def mapping_of(said: object) -> dict[str, str]:
-    """A mapping as a request gives it. Raises InvalidConfig."""
+    """The mapping in a request. Raises InvalidConfig."""
     if said is None:
         return {}
     if not isinstance(said, dict) or not all(isinstance(name, str) for name in said.values()):
@@ -49,12 +49,12 @@ def from_query(text: str | None) -> dict[str, str]:
 
 
 def as_query(mapping: Columns) -> str:
-    """What `from_query` reads, as the end of a path; nothing for no mapping."""
+    """The query string that `from_query` reads. It is empty for an empty mapping."""
     return f"?mapping={quote(json.dumps(dict(mapping)), safe='')}" if mapping else ""
 
 
 def rename_columns(values: Mapping[str, object], mapping: Columns) -> Mapping[str, object]:
-    """A row under our names."""
+    """A row with its columns renamed."""
     if not mapping:
         return values
     return {mapping.get(name, name): value for name, value in values.items()}

@@ -1,8 +1,9 @@
 """The `messages` column of a dataset: whole conversations, as chat datasets usually have them.
 
-With a label column the conversation is the prompt and ends with a user or a tool. Without one it is a
-demonstration: the assistant has the last word, which is what there is to learn, so it becomes the row's
-label, and what was said before (earlier answers among it) its prompt.
+With a label column the conversation is the prompt, and it ends with a user or a tool. Without a
+label column it is a demonstration and ends with the assistant. This last answer is what there is to
+learn: it becomes the row's label, and the messages before it (earlier answers among them) its
+prompt.
 """
 
 import json
@@ -20,8 +21,8 @@ class BadMessages(ValueError):
 
 
 def parse_conversation(value: object, *, labelled: bool) -> tuple[tuple[Message, ...], str | None]:
-    """A cell of the column -> prompt and label. `labelled`: the label stands in a column of its own.
-    Raises BadMessages."""
+    """A cell of the column becomes a prompt and a label. `labelled` means that another column holds
+    the label. Raises BadMessages."""
     listed = _parse_list(value)
     messages = tuple(_parse_message(i, one) for i, one in enumerate(listed))
     if not messages:

@@ -1,9 +1,9 @@
-"""A dataset file on its way in: checked in a confined process, normalised, stored, registered.
+"""Uploading a dataset file: it is checked in a confined process, normalised, stored and registered.
 
-A dataset's id follows from its name, and so does the cause of its one event: a name means one content
-for ever, whoever uploads at the same time. `python -m producers.core.datasets.registration FILE KIND OUT
-MEMORY MAPPING` is the confined process: it reads the hostile file under limits and prints its report as
-JSON.
+A dataset's id is derived from its name, and so is the cause of its one event. One name therefore
+means one content, even when several users upload at the same time. `python -m
+producers.core.datasets.registration FILE KIND OUT MEMORY MAPPING` is the confined process. It reads
+the untrusted file under limits and prints its report as JSON.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A file that was read: what is wrong with it, or where its normalised form lies."""
+    """A file that was read: what is wrong with it, or the path of its normalised form."""
 
     report: FileReport
     normalised: Path
@@ -51,7 +51,7 @@ def dataset_id(name: str) -> DatasetId:
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidConfig when a dataset cannot be called so."""
+    """Raises InvalidConfig when a dataset cannot have this name."""
     if not NAME.fullmatch(name):
         raise InvalidConfig(
             f"{name!r} cannot name a dataset; use letters, digits, '.', '_' and '-', at most 128",
@@ -60,7 +60,7 @@ def check_name(name: str) -> None:
 
 
 def file_kind(file_name: str) -> str:
-    """jsonl or csv, by the file's ending. Raises InvalidConfig for any other."""
+    """The file's format, jsonl or csv, by its ending. Raises InvalidConfig for any other."""
     suffix = Path(file_name).suffix.lower()
     if suffix in FORMATS:
         return FORMATS[suffix]
@@ -73,8 +73,8 @@ def file_kind(file_name: str) -> str:
 
 @asynccontextmanager
 async def receive_upload(body: AsyncIterator[bytes], directory: Path) -> AsyncIterator[Path]:
-    """The body in a temporary file below `directory`, gone after. Raises InvalidConfig when it is
-    larger than a dataset may be."""
+    """Write the body to a temporary file in `directory`, which is removed afterwards. Raises
+    InvalidConfig when it is larger than a dataset may be."""
     await asyncio.to_thread(directory.mkdir, mode=0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=directory)
     size = 0
@@ -104,8 +104,8 @@ async def check(
     memory_bytes: int = MEMORY_BYTES,
     mapping: Mapping[str, str] | None = None,
 ) -> Checked:
-    """Read a file in a confined process of its own. What it cannot read within its limits is a
-    problem of the file. `mapping`: the file's name of a column -> ours."""
+    """Read a file in a separate confined process. If it cannot be read within the limits, that is
+    reported as a problem of the file. `mapping`: the file's name of a column -> ours."""
     out = path.with_suffix(".rows")
     child = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -178,7 +178,7 @@ async def register(
 
 
 async def _find_cause(log: EventStore, name: str) -> UUID:
-    """The cause of a dataset's registration: another one after each deletion under the same name."""
+    """The cause of a registration. It changes with each deletion of a dataset of this name."""
     stream = dataset_stream(dataset_id(name))
     for recorded in (await log.load({stream: 0}))[stream]:
         if isinstance(recorded.event, DatasetDeleted):
@@ -205,7 +205,7 @@ async def registration(log: EventStore, ref: str) -> tuple[Recorded, DatasetRegi
 
 
 def refusal(file_name: str, report: FileReport) -> InvalidConfig:
-    """The error that lists the first problems."""
+    """The error that lists the first problems of a file."""
     first = report.issues[0]
     message = f"{file_name} cannot be a dataset: {first.key} {first.message}"
     return InvalidConfig(message, issues=tuple(report.issues[:SHOWN_ISSUES]))

@@ -1,10 +1,11 @@
 """The rules of a dataset file, and its normalised form: JSON Lines of `schemas.datasets.DatasetRow`.
 
-Two modes, chosen by the columns. *Prompt*: `user_prompt` and `ground_truth` (or `label`), optionally
-`system_prompt`; or `messages`, a whole conversation (`producers/core/datasets/messages.py`); other
-columns are allowed, not passed on, and named to the user. *Metadata* (a `metadata` column exists): every
-row carries a JSON object, the prompt columns are optional. One type per column, at least four rows. The
-file is hostile: it is read a bounded line at a time, and nothing in it is trusted.
+The columns choose one of two modes. *Prompt*: `user_prompt` and `ground_truth` (or `label`),
+optionally `system_prompt`; or `messages`, a whole conversation
+(`producers/core/datasets/messages.py`). Other columns are allowed, are not passed on, and are
+reported to the user. *Metadata*, when there is a `metadata` column: every row has a JSON object in
+it, and the prompt columns are optional. Each column has one type, and there are at least four rows.
+The file is untrusted: it is read one bounded line at a time.
 """
 
 import csv
@@ -38,7 +39,7 @@ Values = Mapping[str, object]
 
 
 class BadRow(Exception):
-    """A row that cannot be read at all: where, and what about it."""
+    """A row that cannot be read at all: where it is, and what is wrong with it."""
 
     def __init__(self, where: str, message: str) -> None:
         super().__init__(message)
@@ -47,8 +48,8 @@ class BadRow(Exception):
 
 @dataclass
 class FileReport:
-    """What was found. `issues` holds the first five problems; none: the dataset is good. `characters`:
-    those of prompts and labels, sorted, the first 512."""
+    """The result of a check. `issues` holds the first five problems. Without issues the dataset is
+    good. `characters` holds the characters of prompts and labels, sorted, the first 512."""
 
     num_rows: int = 0
     columns: tuple[str, ...] = ()
@@ -71,7 +72,7 @@ def check_file(
     *,
     mapping: Mapping[str, str] | None = None,
 ) -> FileReport:
-    """Check a file of `kind` jsonl or csv; `write` gets each good row as a normalised line. `mapping`:
+    """Check a file of `kind` jsonl or csv. `write` gets each good row as a normalised line. `mapping`:
     the file's name of a column -> ours."""
     report, named = FileReport(), mapping or {}
     rules = Rules(report, named)
@@ -105,7 +106,7 @@ class Rules:
         self._label: str | None = None
 
     def accept(self, line: int, values: Values, write: Callable[[bytes], object]) -> bool:
-        """Check a row and write it. False: the rest of the file cannot mean anything."""
+        """Check a row and write it. False means that the rest of the file cannot be checked."""
         if self._columns is None and not self._header(values):
             return False
         if self._report.num_rows >= MAX_ROWS:
@@ -250,7 +251,7 @@ class Rules:
         return value if len(self._report.issues) == before else None
 
     def _paths(self, line: int, path: str, value: object, *, depth: int) -> None:
-        """One type per key path over all rows; nothing empty, nothing too deep or too wide."""
+        """Check for one type per key path over all rows, and for nothing empty, too deep or too wide."""
         where = self._at(line, path)
         if depth > MAX_DEPTH:
             self._report.add(where, f"is nested deeper than {MAX_DEPTH} levels; flatten it")
@@ -279,7 +280,7 @@ class Rules:
 
 
 def type_name(value: object) -> str:
-    """The JSON type; whole and other numbers are one type."""
+    """The JSON type. Whole and other numbers are one type."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -292,7 +293,8 @@ def type_name(value: object) -> str:
 
 
 def bounded_lines(file: IO[bytes]) -> Iterator[tuple[int, str]]:
-    """(line number, text) of a UTF-8 file, never holding more than a row may have. Raises BadRow."""
+    """(line number, text) of a UTF-8 file. It never holds more than the largest row in memory. Raises
+    BadRow."""
     number = 0
     while data := file.readline(MAX_ROW_BYTES + 1):
         number += 1
@@ -310,7 +312,7 @@ def bounded_lines(file: IO[bytes]) -> Iterator[tuple[int, str]]:
 
 
 def read_jsonl(file: IO[bytes]) -> Iterator[tuple[int, Values]]:
-    """Rows of a JSON Lines file; blank lines are skipped but counted. Raises BadRow."""
+    """Rows of a JSON Lines file. Blank lines are skipped, but counted. Raises BadRow."""
     for number, text in bounded_lines(file):
         if not text.strip():
             continue
@@ -366,8 +368,8 @@ READERS: Mapping[str, Callable[[IO[bytes]], Iterator[tuple[int, Values]]]] = {
 
 
 def loads(text: str) -> object:
-    """JSON, without the constants that are none and without halves of characters (UTF-8 has no lone
-    surrogates). Raises ValueError, RecursionError."""
+    """Parse JSON. It rejects NaN and Infinity, which are not JSON, and lone surrogates, which UTF-8
+    does not have. Raises ValueError, RecursionError."""
 
     def refuse(name: str) -> NoReturn:
         raise ValueError(f"{name} is not JSON")

@@ -1,6 +1,7 @@
-"""Checkpoints: what they are made of, their files, and a chat with one.
+"""Checkpoints: their manifest, their files, and a chat with one.
 
-A chat is sampled by a device worker behind its gateway's internal door: the API holds no model.
+The API holds no model. A device worker samples a chat, and the API reaches it through the internal
+endpoint of the worker's gateway.
 """
 
 import json
@@ -104,7 +105,7 @@ async def chat(request: Request) -> Response:
 
 
 async def _sample_turn(door: Door, asked: SampleRequest) -> Turn:
-    """Ask a worker. Raises TransientError when it does not answer, InvalidConfig when it refuses."""
+    """Ask a worker. Raises TransientError when it does not answer, and InvalidConfig when it refuses."""
     try:
         async with httpx.AsyncClient(timeout=CHAT_S, trust_env=False) as client:
             answer = await client.post(

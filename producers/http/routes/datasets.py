@@ -1,4 +1,4 @@
-"""Datasets: announce, send the content, look at what came of it."""
+"""Datasets: announce an upload, send its content, look at the result."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from schemas.events import DatasetRegistered
 def to_json(
     dataset: DatasetJson, registered: DatasetRegistered | None = None
 ) -> Mapping[str, object]:
-    """A dataset as JSON; with its event also how its columns were mapped."""
+    """A dataset as JSON. With its event, also how its columns were mapped."""
     columns = json.loads(dataset["columns"] or "[]")
     mapping = {"mapping": registered.mapping} if registered else {}
     return {**dataset, "columns": columns, "unread_columns": unread(columns), **mapping}
@@ -42,7 +42,7 @@ async def announce(request: Request) -> Response:
 
 
 async def upload_content(request: Request) -> Response:
-    """Receive, check, store, register."""
+    """Receive, check, store and register a file."""
     core, ref = services(request), request.path_params["ref"]
     announced = await core.readmodel.uploads.find(ref)
     if announced is None:
@@ -76,7 +76,7 @@ async def upload_content(request: Request) -> Response:
 
 
 async def validate(request: Request) -> Response:
-    """Whether a file would be taken, without keeping it."""
+    """Whether a file would be accepted. It is not kept."""
     file_name = request.query_params.get("file_name")
     if not file_name:
         raise InvalidConfig(

@@ -1,4 +1,5 @@
-"""`/dead-letters`: what no consumer could decide on, with its bytes, headers, cause and trace."""
+"""`/dead-letters`: messages that a consumer could not process, with their bytes, headers, cause and
+trace."""
 
 import base64
 from collections.abc import Mapping

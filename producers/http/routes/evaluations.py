@@ -1,4 +1,4 @@
-"""Evaluations: submit, list, look, stop."""
+"""Evaluations: submit, list, show, stop."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from schemas.errors import TransientError
 
 
 def to_json(evaluation: EvaluationJson) -> Mapping[str, object]:
-    """An evaluation as JSON; `completed` of `total` rows are graded."""
+    """An evaluation as JSON. `completed` of `total` rows are graded."""
     values: dict[str, object] = dict(evaluation)
     del values["dataset_ref"]
     config = evaluation["config"]

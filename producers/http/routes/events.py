@@ -1,8 +1,8 @@
-"""A run's events: as a page of CloudEvents, or as server-sent events that go on as they happen.
+"""A run's events: as a page of CloudEvents, or as server-sent events while they happen.
 
-The id of each server-sent event is a cursor, so `Last-Event-ID` continues exactly where a connection
-broke. A stream ends after the run's last event; a client that comes back then gets 204, which tells a
-browser to stop.
+The id of each server-sent event is a cursor, so `Last-Event-ID` continues exactly where a
+connection broke. A stream ends after the run's last event. A client that connects again then gets
+204, which tells a browser to stop.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from schemas.events import EVENT_TYPES
 
 BATCH = 200
 COMMENT_EVERY_S = 15.0
-"""How often a silent stream says that it is alive."""
+"""How often a stream without events sends a comment, to show that it is alive."""
 
 
 def cloud_event(recorded: Recorded) -> CloudEvent:
-    """An event as the API and the CLI speak it."""
+    """An event in the form that the API and the command line use."""
     event = recorded.event
     return CloudEvent(
         id=recorded.id,
@@ -64,7 +64,7 @@ async def _stream(request: Request, run: str, types: Sequence[str] | None) -> Re
     after = _parse_cursor(given)
     log = services(request).log
     if not await log.reaches(after):
-        after = Cursor()  # the database went back: what was read there is not so any more
+        after = Cursor()  # the database lost transactions, so the cursor means nothing
     first = await log.read(run, after=after, limit=BATCH, types=types)
     if not first and given and await _has_ended(request, run):
         return Response(status_code=204)
@@ -93,7 +93,7 @@ async def _follow(
         elif over:
             return
         else:
-            # What came between the read above and this look is read once more before the end.
+            # Events that came between the read above and this check are read before the end.
             over = await _has_ended(request, run)
             await asyncio.sleep(0 if over else core.slow_poll_s)
             silent_s += core.slow_poll_s
@@ -101,7 +101,7 @@ async def _follow(
             yield ": still here\n\n"
             silent_s = 0.0
         if turn != core.log.turns:
-            turn, after = core.log.turns, Cursor()  # whoever reads sees it all again, as it is now
+            turn, after = core.log.turns, Cursor()  # the client reads everything again
         with as_of(turn):
             found = await core.log.read(run, after=after, limit=BATCH, types=types)
 
@@ -112,7 +112,7 @@ def _format_event(recorded: Recorded) -> str:
 
 
 async def _has_ended(request: Request, run: str) -> bool:
-    """Whether the run has ended: its last event closed its gate."""
+    """Whether the run has ended, which means that its last event closed its gate."""
     closing = [kind for kind, event in EVENT_TYPES.items() if event.gate == "closed"]
     log = services(request).log
     found = await log.read(run, after=Cursor(), limit=10, types=closing)

@@ -1,4 +1,5 @@
-"""The platform itself: is it alive, is it ready, what runs, what waits, which models there are."""
+"""The platform itself: whether it is alive and ready, what runs, what waits, and which models there
+are."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ async def healthz(_: Request) -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """Ready once the database answers; otherwise 503, like everything else."""
+    """Ready once the database answers. Otherwise the status is 503, like everywhere else."""
     await services(request).readmodel.platform.alive()
     return ApiResponse({"status": "ready"})
 
@@ -149,12 +150,12 @@ def _cached_models() -> Iterator[Mapping[str, object]]:
 
 
 def _in_home(path: str) -> str:
-    """A path in the home of this process's user, who need not have one."""
+    """A path in the home of this process's user, who may have none."""
     return os.path.expanduser(f"~/{path}")  # noqa: PTH111 - the other raises without a home
 
 
 def own_version() -> str:
-    """Headrace's version; a source tree that is not installed has none."""
+    """Headrace's version. A source tree that is not installed has none."""
     try:
         return version("headrace")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Rename, delete, archive and restore runs; delete datasets; collect what nothing names any more."""
+"""Rename, delete, archive and restore runs, delete datasets, and delete blobs that nothing names."""
 
 from datetime import timedelta
 
@@ -60,7 +60,7 @@ async def index_old_runs(request: Request) -> Response:
 
 
 async def collect_garbage(request: Request) -> Response:
-    """Collect what nothing names, as the server does by itself now and again."""
+    """Delete the blobs that nothing names, as the server does by itself from time to time."""
     await body_of(request, ())
     core = services(request)
     count = await collect(core.database, core.blobs, now=core.clock.now())

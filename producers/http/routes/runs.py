@@ -1,4 +1,4 @@
-"""Runs: submit, list, look, command."""
+"""Runs: submit, list, show, command."""
 
 import asyncio
 import json
@@ -61,7 +61,7 @@ async def submit(request: Request) -> Response:
 
 
 def warnings_of(event: Event) -> tuple[str, ...]:
-    """What was recorded with a request for its maker to read."""
+    """The warnings that were recorded with a request."""
     return event.warnings if isinstance(event, RunRequested | EvaluationRequested) else ()
 
 
@@ -87,7 +87,8 @@ async def _dry_run(request: Request, wanted: SubmitRequest) -> Mapping[str, obje
 async def run_json(
     request: Request, run: str, *, after: Cursor | None = None
 ) -> Mapping[str, object]:
-    """A run with its config; `after`: wait until the tables know so much. Raises NotFound."""
+    """A run with its config. With `after`, wait until the read model has reached this cursor. Raises
+    NotFound."""
     readmodel = services(request).readmodel
     if after is not None:
         await readmodel.caught_up(after)
@@ -99,8 +100,8 @@ async def run_json(
 
 
 async def find_run(request: Request) -> tuple[RunJson, str]:
-    """The run of the path, and its config as JSON text. Raises NotFound; TransientError while the read
-    model does not know it yet."""
+    """The run of the path, and its config as JSON text. Raises NotFound, and TransientError while the
+    read model does not have it yet."""
     ref = request.path_params["ref"]
     found = await services(request).readmodel.runs.get(ref)
     if found is None:
@@ -110,7 +111,7 @@ async def find_run(request: Request) -> tuple[RunJson, str]:
 
 
 async def find_run_with_history(request: Request) -> tuple[RunJson, str]:
-    """`find_run`, for what needs its history. Raises Conflict when that is archived."""
+    """Like `find_run`, for requests that need its history. Raises Conflict when that is archived."""
     run, config = await find_run(request)
     if run["archived_at"] is not None:
         raise archived_error(run["name"])
@@ -133,7 +134,7 @@ async def show(request: Request) -> Response:
 async def waiting_for(
     request: Request, run: str | None, *, status: str = "running"
 ) -> list[WaitJson]:
-    """What a run waits for (None: the platform as a whole)."""
+    """What a run waits for. `run` None means the platform as a whole."""
     if status not in ("pending", "running", "unknown"):
         return []
     core = services(request)

@@ -1,4 +1,4 @@
-"""Samples: what was asked, what was answered, what it earned. Read from the groups' artifacts."""
+"""Samples: the prompt, the answer and the reward of each. They are read from the groups' artifacts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -31,7 +31,7 @@ async def index(request: Request) -> Response:
 async def sample_page(
     request: Request, owner: str, purpose: str, dataset: str | None
 ) -> ApiResponse:
-    """A page of samples; `limit` and `offset` count samples."""
+    """A page of samples. `limit` and `offset` count samples."""
     page = page_of(request)
     step = number(request, "step", default=-1, least=0, most=MAX_STEP)
     groups, total = await services(request).readmodel.runs.groups(

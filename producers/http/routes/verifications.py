@@ -1,4 +1,4 @@
-"""Verifications: ask for one, look at it."""
+"""Verifications: request one, show one."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

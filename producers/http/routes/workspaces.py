@@ -1,4 +1,4 @@
-"""Workspaces: register a repository, see what sync found in it."""
+"""Workspaces: register a repository, and show what sync found in it."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from schemas.errors import TransientError
 
 
 def to_json(workspace: WorkspaceJson) -> Mapping[str, object]:
-    """A workspace as JSON; `rollouts` are those of the commit that was looked into last."""
+    """A workspace as JSON. `rollouts` are those of the commit that was examined last."""
     return {**workspace, "rollouts": json.loads(workspace["rollouts"])}
 
 
