@@ -1,18 +1,19 @@
-"""B11, learning: held-out reward over the steps of the demo's task, beside TRL with the same settings.
+"""B11, learning: held-out reward over the steps of the demo's task, compared with TRL in the same
+settings.
 
-The base model is made once, by the demo's supervised run on the platform; both sides and all seeds
-begin with its files. A seed is the order of the questions, the adapter's first values and the draws of
-the sampling; at a step both sides train on the same questions. Ours is the whole platform, from the
-run's request to its end: Postgres, control process, worker, the user's grader in a process of its own.
-The platform takes the one turn itself, as TRL does (the demo's user code asks for it: one more request
-for each sample). TRL's (from `make oracles`) is one process, from the first step's begin to the last
-one's end: imports and loading are not charged. Both answer the held-out questions greedily within that
-time.
+The base model is made once, by the demo's supervised run on the platform. Both sides and all seeds begin
+with its files. A seed is the order of the questions, the adapter's first values and the draws of the
+sampling. At each step both sides train on the same questions. Our side is the whole platform, from the
+run's request to its end: Postgres, control process, worker, and the user's grader in a process of its
+own. The platform takes the single turn itself, as TRL does (the demo's user code would add one request
+per sample). TRL's side (from `make oracles`) is one process, from the begin of the first step to the end
+of the last one; imports and loading are not counted. Both answer the held-out questions greedily within
+that time.
 
-Each seed of each side is a line of --directory/b11.jsonl, and the same command goes on where it was.
---plot draws the curves (it needs headrace[bench]). Exits with 1 unless the curves are the same within
-noise (the seeds' mean and the last point of the curve differ by at most twice the standard error of the
-difference) and ours took less time.
+Each seed of each side is a line of --directory/b11.jsonl, and the same command continues where it
+stopped. --plot draws the curves (it needs headrace[bench]). Exits with 1 unless the curves are the same
+within noise (the seeds' mean and the last point of the curve differ by at most twice the standard error
+of the difference) and ours took less time.
 """
 
 import argparse

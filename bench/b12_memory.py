@@ -1,10 +1,10 @@
 """B12, the memory of a step: it grows with the tokens of a micro-batch, not with the batch.
 
-Counts the bytes of every tensor that lives between two operations, forward and backward, over what was
-there before (base, adapter, gradients). First the batch grows under one micro-batch size, then the
-micro-batch under one batch, then a single group that shares its prompt under one micro-batch size: it is
-divided between samples. The last column times `advanced.micro_batch_tokens` is what a step needs. On the
-CPU, in fp32.
+Counts the bytes of every tensor that exists between two operations, forward and backward, in addition to
+the tensors that existed before (base, adapter, gradients). First the batch grows under one micro-batch
+size, then the micro-batch under one batch. Last comes a single group that shares its prompt, under one
+micro-batch size; it is divided between samples. The last column times `advanced.micro_batch_tokens` is
+the memory that a step needs. On the CPU, in fp32.
 
     python bench/b12_memory.py --model scratch:qwen3-4m
 """

@@ -1,10 +1,10 @@
-"""B1, a GRPO step of the whole platform against TRL's GRPOTrainer.
+"""B1, a GRPO step of the whole platform compared with TRL's GRPOTrainer.
 
-4 prompts x 8 samples, 3.7M parameters (a Qwen3 shape), LoRA r16 on all linear layers, fp32, the same
-weights, prompts, lengths, reward, loss and optimizer. Ours is `headrace up` with everything that it
-starts: Postgres, control process, device worker, confined user code; a step is the time from one
-StepSettled to the next in the log. TRL (from `make oracles`) is one process without logging, saving or
-checkpointing. The sides alternate.
+4 prompts x 8 samples, 3.7M parameters (a Qwen3 shape), LoRA r16 on all linear layers, fp32, and the same
+weights, prompts, lengths, reward, loss and optimizer. Our side is `headrace up` with everything that it
+starts: Postgres, control process, device worker, confined user code. A step is the time from one
+StepSettled to the next in the log. TRL's side (from `make oracles`) is one process without logging,
+saving or checkpointing. The two sides alternate.
 """
 
 import argparse

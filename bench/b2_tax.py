@@ -1,8 +1,10 @@
-"""B2, the platform's tax: one GRPO step as a bare loop (sampler + learner) against the platform.
+"""B2, the platform's overhead: one GRPO step as a bare loop (sampler and learner) compared with the
+platform.
 
-4 prompts x 8 samples, 32 new tokens, 3.7M parameters, LoRA r16, the same engine on both sides, in one
-process, alternated A B B A. Prints medians, the ratio, where the time goes, and what a step costs the
-disk. With `--stack` the platform is on PostgreSQL, Kafka and an S3 store, not on the embedded default.
+4 prompts x 8 samples, 32 new tokens, 3.7M parameters, LoRA r16, and the same engine on both sides, in
+one process, alternating A B B A. Prints medians, their ratio, where the time goes, and how much a step
+writes to the disk. With `--stack` the platform runs on PostgreSQL, Kafka and an S3 store instead of the
+embedded default.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""B3, durable events: Headrace against Procrastinate and DBOS doing the same durable work, on the same
-Postgres, in the same run.
+"""B3, durable events: Headrace, Procrastinate and DBOS do the same durable work, on the same Postgres,
+in the same run.
 
-The work: a message is durable before its sender goes on; a worker decides on it, and what it decides is
-durable; what was decided is performed, and what came of it is durable: three durable facts a message
-(with Headrace: events of the log, and inbox, effect, claim and lease beside them). One process sends, 32
-at once; another works. First as fast as it goes (A B C C B A), then at the same steady pace for all;
-`done` is from the request until the last fact is durable. CPU: of both processes and of Postgres.
-`three commits` is the floor under all of them at that pace: three one-row transactions, one after the
-other, and nothing else. What is slow there is the disk.
+The work has three durable facts per message. The message is durable before its sender goes on. A worker
+decides on it, and the decision is durable. The decision is performed, and the outcome is durable.
+(Headrace also writes events of the log, inbox, effect, claim and lease.) One process sends, 32 messages
+at once, and another works. First all run as fast as they can (A B C C B A), then at the same steady
+pace. `done` is the time from the request until the last fact is durable. CPU is that of both processes
+and of Postgres. `three commits` is the lower bound for all of them at that pace: three one-row
+transactions, one after the other, and nothing else. Time that is slow there is the disk's.
 """
 
 import argparse

@@ -2,12 +2,12 @@
 
 Real processes on one machine: a learner's side that stores an adapter durably and commits PolicyUpdated
 to the log (embedded Postgres, blobs in a directory), and N samplers, each with a torch engine of its own
-that holds the base model. A sampler hears of the commit as workers do, fetches and verifies the bytes,
-merges them, and samples with them; it serves the version once the first token is out. A publication has
-arrived when the last sampler says so, and counts only if all of them drew the same token at the same
-logprob, another one than with the version before.
+that holds the base model. A sampler is notified of the commit as workers are, fetches and verifies the
+bytes, merges them, and samples with them. It serves the version once the first token is sampled. A
+publication is complete when the last sampler reports it. It counts only if all samplers drew the same
+token at the same logprob, and another one than with the version before.
 
-TRL's own figure for handing weights to vLLM is 6 to 8 s. Exits with 1 where p50 > 0.5 s or p99 > 1.5 s.
+TRL's own figure for sending weights to vLLM is 6 to 8 s. Exits with 1 where p50 > 0.5 s or p99 > 1.5 s.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""B6, execution modes under stragglers: the same run in sync, one_step_off_async and fully_async.
+"""B6, execution modes with stragglers: the same run in sync, one_step_off_async and fully_async.
 
-Samples have a log-normal length tail, and a group's grader takes 50 ms to 5 s (log-uniform; it waits, as
-for a judge or a test suite). What a sample and a grader take is a function of what was said, so the
-same tokens always meet the same delays. Two processes: one samples, one learns. Prints steps/s from
-version 0 to the last step, what overlapped, lag against its bound, groups that were thrown away, and
-whether a second run ends in the same bits. Exits with 1 where one of these is not as promised.
+The lengths of samples have a log-normal tail, and a group's grader takes 50 ms to 5 s (log-uniform; it
+waits, as for a judge or a test suite). The delays of a sample and of its grader are functions of the
+sampled text, so the same tokens always have the same delays. Two processes: one samples, one learns.
+Prints steps/s from version 0 to the last step, the overlap, the lag and its bound, the groups that were
+thrown away, and whether a second run ends in the same bits. Exits with 1 where one of these is not as
+promised.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """B7, growth: a run of up to 1,000,000 events, and up to 10,000 runs.
 
-Rebuild: how long a process that has just started takes until it knows the state of the run: `cold`,
-from all its events (after an upgrade that changed the fold), and `after a crash`, from the snapshot
-that the dead process left and what came after it. `read model`: all tables projected anew (up to
-100,000 events). Then pages of 50 runs and single runs through the HTTP application, p50 and p99.
-Working tables: what is left in them after that many events went through a worker, most and at the end.
+Rebuild: the time until a process that has just started knows the state of the run. `cold` is from all
+its events (after an upgrade that changed the fold). `after a crash` is from the snapshot of the dead
+process and the events after it. `read model`: all tables projected again (up to 100,000 events). Then
+pages of 50 runs and single runs through the HTTP application, p50 and p99. Working tables: the rows in
+them while that many events go through a worker (the maximum), and at the end.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""B8, cold start and rest: `headrace --help`, `headrace up` to ready, submit to the first sample and the
-first step on a warm worker, and what the idle platform costs.
+"""B8, cold start and idle cost: `headrace --help`, `headrace up` until ready, submit until the first
+sample and the first step on a warm worker, and the resources that the idle platform uses.
 """
 
 import os

@@ -1,10 +1,10 @@
 """Bus latency: from the append of an event to the `handle` of a consumer in another process.
 
-Embedded bus and Kafka, idle (one event at a time) and under load. `append`: what the transaction takes
-that makes the event durable (the disk's time). `handle`: from then until the decider is called, p50, p99
-and the worst. `whole`: p50 of both together. The consumer is a whole runtime (inbox, commit,
-acknowledge). With Kafka the relay is a process of its own, as on a cluster. Kafka is the one that
-HEADRACE_TEST_KAFKA names, else one is started (JDK 17 and Maven).
+Embedded bus and Kafka, idle (one event at a time) and under load. `append` is the time of the
+transaction that makes the event durable (the disk's time). `handle` is the time from then until the
+decider is called: p50, p99 and the worst. `whole` is the p50 of both together. The consumer is a whole
+runtime (inbox, commit, acknowledge). With Kafka the relay is a process of its own, as on a cluster.
+Kafka is the one that HEADRACE_TEST_KAFKA names. Otherwise one is started (JDK 17 and Maven).
 """
 
 import argparse

@@ -1,6 +1,7 @@
-"""B3, Headrace's side: an edge appends an event; a worker's consumer takes it from the bus, decides an
-event and an effect, performs the effect, and the outcome is an event. Inbox, log, effects, claims and
-leases as everywhere."""
+"""Headrace's side of B3. An edge appends an event. A worker's consumer takes it from the bus, decides an
+event and an effect, performs the effect, and its outcome is an event. Inbox, log, effects, claims and
+leases are those of production.
+"""
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence

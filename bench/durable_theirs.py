@@ -1,8 +1,9 @@
-"""B3's other sides: the same durable work by Procrastinate and by DBOS, each as its manual has it.
+"""The other sides of B3: the same durable work by Procrastinate and by DBOS, each as its manual
+describes it.
 
-A message is durable before its sender goes on; a worker decides on it once, and what it decides is
-durable; what was decided is performed once, and what came of it is durable. Both are given what helps
-them: listening instead of polling, many at once, a poll of 10 ms where it must poll.
+A message is durable before its sender goes on. A worker decides on it once, and the decision is durable.
+The decision is performed once, and the outcome is durable. Both use what makes them faster: listening
+instead of polling, many messages at once, and a poll of 10 ms where polling is needed.
 """
 
 import asyncio

@@ -3,19 +3,19 @@
     python -m bench.gpu            # on a GPU; --only b9 or b10 for one of them
     python -m bench.gpu --tiny     # the same code on a CPU, in shapes of a few thousand parameters
 
-Needs torch, transformers, peft and pydantic: no platform, database, bus or vLLM (a guard in this file
-refuses to import one). Without a GPU it only runs with --tiny, and what it prints then says that the
-code runs, nothing about speed.
+Needs torch, transformers, peft and pydantic, and no platform, database, bus or vLLM (a guard in this
+file refuses to import one). Without a GPU it only runs with --tiny. Its figures then show that the code
+runs, and nothing about speed.
 
 B9, a learner's step: LoRA r16 on all linear layers over a bfloat16 base with fp32 masters, layers
 recomputed, rows of 16,384 tokens, one row a micro-batch, forward and backward pass and optimizer. MFU
 counts, per token, 6 x parameters without embeddings and 6 x layers x heads x head size x tokens of a
-row (causal attention), over the GPU's dense bfloat16 peak: what is published for full fine-tuning, so
-that rows can be compared. It flatters LoRA: weights without gradients save up to a third.
+row (causal attention), over the GPU's dense bfloat16 peak. That is the formula published for full
+fine-tuning, so that rows can be compared. It favours LoRA: weights without gradients save up to a third.
 
 B10, sampling: 256 answers to one-token-apart prompts, prompt and answer 512 tokens together, bfloat16,
-temperature 1, no end token; beside Transformers' `generate`. The roofline is what
-reading all weights and the cache once per step allows at the GPU's bandwidth.
+temperature 1, no end token, compared with Transformers' `generate`. The roofline is the speed at which
+the GPU's bandwidth can read all weights and the cache once per step.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""The tables of `bench/gpu.py`: what is measured, and how. Imported once its guard stands."""
+"""The tables of `bench/gpu.py`: what is measured, and how. It is imported after the guard is
+installed."""
 
 import os
 import platform

@@ -1,5 +1,7 @@
 """The platform inside this process, for benchmarks: a worker with all consumers and no HTTP, on an
-embedded Postgres or on the real components. What it costs is measured where it is spent."""
+embedded Postgres or on the real components. Each benchmark measures the cost at the place where it
+arises.
+"""
 
 import asyncio
 import json

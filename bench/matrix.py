@@ -1,11 +1,11 @@
-"""Does it learn? Every algorithm in every execution mode that it allows, each a run of 20 steps on one
-platform, from the same weights: `make matrix`. Algorithm by algorithm in sync, then the other modes.
+"""Does it learn? Runs every algorithm in every execution mode that it allows, 20 steps each, on one
+platform and from the same weights: `make matrix`. First all algorithms in sync, then the other modes.
 
 A cell has learned when the mean reward of its last five steps is above that of its first five (for sft,
 which samples nothing: when the held-out reward after is above that before). Held out is in-training
-validation, greedy. The platform's home stays below --directory, so the same command goes on where it
-was: a cell whose run has finished is only read. A cell that takes longer than --limit-s is stopped, and
-says so. Exits with 1 where a cell has not learned.
+validation, greedy. The platform's home stays in --directory, so the same command continues where it
+stopped: a cell whose run has finished is only read. A cell that takes longer than --limit-s is stopped
+and reported. Exits with 1 where a cell has not learned.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""The arithmetic recipe with bare loops: SFT from nothing, then GRPO, with no platform around them.
+"""The arithmetic recipe in bare loops: SFT from random weights, then GRPO, without the platform.
 
     python bench/recipe.py --seed 0 1 2 3 4
 
-It is the story that `headrace demo` tells, with the same data, run files and order of rows, told by
-engine calls alone: what it reaches here is what the platform must reach, and the seconds it takes
-here are what the platform's tax is measured against.
+It is the run of `headrace demo`, with the same data, run files and order of rows, made of engine calls
+alone. The platform must reach the reward that this reaches, and the platform's overhead is measured
+against the seconds that this takes.
 """
 
 import argparse

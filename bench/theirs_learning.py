@@ -1,6 +1,6 @@
 """The other side of B11: TRL's GRPOTrainer on the demo's task, with the settings of our run file.
 
-Run by `bench/b11_learning.py` in a process of its own. `questions` are the rows in the order in which
+`bench/b11_learning.py` runs this in a process of its own. `questions` are the rows in the order in which
 they are trained on. Prints one line of JSON: the held-out reward (greedy) by step, and the wall and CPU
 seconds from the begin of training to its end.
 """

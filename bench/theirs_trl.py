@@ -1,8 +1,8 @@
 """The other side of B1: TRL's GRPOTrainer with its own `generate`, as its users write it.
 
-Run by `bench/b1_trl.py` in a process of its own; prints one line of JSON. What it may leave out it
-leaves out: no logging, no saving, no gradient checkpointing, no dropout, no reference model. The
-reward is the one that the platform's grader gives.
+`bench/b1_trl.py` runs this in a process of its own. Prints one line of JSON. Everything optional is left
+out: there is no logging, saving, gradient checkpointing, dropout or reference model. The reward is the
+one that the platform's grader returns.
 """
 
 import argparse

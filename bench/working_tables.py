@@ -1,5 +1,6 @@
-"""What is left in the working tables after many events went through a worker, and what a claim and a
-look at the log read then. Used by B7 and, in small, by a test."""
+"""The rows that stay in the working tables after many events went through a worker, and how much a claim
+and a read of the log then read. Used by B7 and, with few events, by a test.
+"""
 
 import asyncio
 import time

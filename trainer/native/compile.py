@@ -1,9 +1,10 @@
-"""C functions, compiled at the first use, for this processor, and kept in the user's cache.
+"""Compiles the C functions at first use, for this processor, and keeps them in the user's cache.
 
-What a narrow model computes is hundreds of operations of a few microseconds, and to start one costs
-as much again; as one function of C it has nothing to start. GCC and Clang compile them; each rounds in
-its own way, so a library's name, which stands among the versions of a step, follows from the compiler
-too. Where there is none everything runs through torch, with other roundings, after a warning.
+A narrow model computes hundreds of operations of a few microseconds each, and starting one costs as much
+as computing it. A single C function has nothing to start. GCC and Clang can compile the sources. Each
+rounds in its own way, so the name of a library, which is recorded among the versions of a step, also
+depends on the compiler. Where there is no compiler everything runs through torch, which rounds
+differently, after one warning.
 """
 
 import ctypes
@@ -29,27 +30,28 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """What is called (`ccache cc` is two words), and what it says it is."""
+    """The command of a compiler (`ccache cc` is two words), and the version that it reports."""
 
     command: tuple[str, ...]
     version: str
 
     @property
     def family(self) -> str:
-        """For people, in a library's name."""
+        """A readable part of a library's name."""
         return "clang" if "clang" in self.version.lower() else "gcc"
 
 
 @cache
 def load_library(name: str, *defines: str) -> ctypes.CDLL | None:
-    """The compiled `name`.c, or None where it cannot be had. `defines`: as `-D` takes them."""
+    """The compiled `name`.c, or None where it cannot be compiled or loaded. `defines`: values of
+    `-D`."""
     made = compiler(os.environ.get("CC") or "cc")
     if made is None:
         return None
     try:
         processor = Path("/proc/cpuinfo").read_text()
     except OSError as error:
-        _warn(f"this processor is not known: {error}")
+        _warn(f"/proc/cpuinfo cannot be read: {error}")
         return None
     kind = sorted(
         {line for line in processor.splitlines() if line.startswith(("flags", "Features"))}
@@ -69,8 +71,8 @@ def load_library(name: str, *defines: str) -> ctypes.CDLL | None:
 
 @cache
 def compiler(wanted: str) -> Compiler | None:
-    """The compiler that `CC` names, as a shell would read it; None, after one warning, where there is
-    none."""
+    """The compiler that `CC` names, split as a shell would split it. None, after one warning, where
+    there is none."""
     try:
         command = shlex.split(wanted)
         program = shutil.which(command[0]) if command else None
@@ -94,7 +96,7 @@ def _warn(reason: str) -> None:
 
 
 def _load_or_compile(command: list[str], name: str) -> ctypes.CDLL:
-    """The library's file in the user's cache, compiled where it is not there or is not whole."""
+    """The library from the user's cache. It is compiled first if its file is missing or incomplete."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / name
@@ -108,8 +110,8 @@ def _load_or_compile(command: list[str], name: str) -> ctypes.CDLL:
 
 
 def _is_whole(file: Path) -> bool:
-    """Whether a library ends with the digest of all before it. To load half a file may end the
-    process."""
+    """Whether a library ends with the digest of everything before it. Loading an incomplete file could
+    end the process."""
     try:
         data = file.read_bytes()
     except FileNotFoundError:
@@ -119,8 +121,8 @@ def _is_whole(file: Path) -> bool:
 
 
 def _compile(command: list[str], target: Path) -> None:
-    """Made under another name first, for others look too. What loads it reads no more than its own
-    sections, so the digest can stand behind them."""
+    """Compile under another name first, because other processes read the cache too. The loader reads
+    only a library's sections, so the digest can be appended after them."""
     with tempfile.TemporaryDirectory(dir=target.parent) as directory:
         made = Path(directory) / target.name
         done = subprocess.run(

@@ -1,12 +1,12 @@
-/* Rows through a fused model (trainer/sampler/decode_model.py), and tokens drawn from what comes out.
+/* Computes rows with a fused model (trainer/sampler/decode_model.py), and draws tokens from the logits.
 
-   A row is one token to read. It sees the places of its cache up to its own position: a prompt that it
-   may share with other rows, then what is its own. Rows of one cache may come together (a prompt is read
-   so), or one at a time.
+   A row is one token to read. It sees the places of its cache up to its own position: first a prompt, which
+   it may share with other rows, then its own tokens. Rows of one cache may be read together, as the tokens of
+   a prompt are, or one at a time.
 
-   All threads run `decode` on the same batch, in phases (phases.h). A number is computed within one unit of
-   a phase, in an order that depends on the model and on its own row: it has the same bits in any company and
-   on any number of threads.
+   All threads run `decode` on the same batch, in phases (phases.h). Each number is computed within one unit
+   of a phase, in an order that depends only on the model and on its own row. So it has the same bits in any
+   company and on any number of threads.
 
    Legend: H hidden, A query heads, K key heads, D head size, I inner, V vocabulary. */
 

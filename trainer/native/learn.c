@@ -1,21 +1,21 @@
 /* The learner's pass over a narrow model with adapters (trainer/native/learn.py): the hidden states of packed
    tokens, and the gradients of all adapters.
 
-   Weight and adapter are added up first, so the forward pass has no adapters in it. Work comes in phases
-   that all threads share: a phase is a list of jobs, whoever is free takes the next, and nobody begins the
-   next phase before all have ended this one. What a job computes does not depend on who takes it, so the
-   number of threads changes no bit: gradients are summed over STRETCHES of the tokens, always as many, and
-   these in their order.
+   Weight and adapter are added up first, so the forward pass has no adapters in it. The work is done in
+   phases that all threads share. A phase is a list of jobs: a free thread takes the next job, and no thread
+   begins the next phase before all jobs of this one have ended. The result of a job does not depend on the
+   thread, so the number of threads changes no bit. Gradients are always summed over the same number of
+   STRETCHES of the tokens, and these in their order.
 
-   Per token and layer a pass keeps both normed inputs, the heads before and after their norm, what was
-   attended to, and what the MLP gates; weights of the attention are computed again.
+   Per token and layer a pass keeps both normed inputs, the heads before and after their norm, the
+   attention's output, and the input of the MLP's gate. Attention weights are computed again.
 
    H hidden, A query heads, K key heads, D head size, I inner size, N tokens, R ranks of modules together. */
 
 #include "attention.h"
 #include "phases.h"
 
-/* The rotary embedding of one head, or with `way` -1 what undoes it. */
+/* The rotary embedding of one head; with `way` -1 its inverse. */
 static inline void turn(real *restrict head, const real *restrict cos_, const real *restrict sin_,
                         int64_t half, real way) {
     for (int64_t d = 0; d < half; d++) {
@@ -25,7 +25,7 @@ static inline void turn(real *restrict head, const real *restrict cos_, const re
     }
 }
 
-/* x -> heads, normed and turned. */
+/* x -> heads, normed and rotated. */
 static void into_heads(const Pass *p, int64_t layer, int64_t first, int64_t rows, real *work) {
     const Layer *w = p->layer + layer;
     const Kept k = kept_of(p, layer, 0);
@@ -49,7 +49,7 @@ static void into_heads(const Pass *p, int64_t layer, int64_t first, int64_t rows
     }
 }
 
-/* What was attended to -> x. */
+/* The output of attention -> x. */
 static void out_of_heads(const Pass *p, int64_t layer, int64_t first, int64_t rows, real *work) {
     const Fused *f = p->layer[layer].fused;
     const Kept k = kept_of(p, layer, 0);

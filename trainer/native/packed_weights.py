@@ -1,8 +1,8 @@
 """A version's weights as `trainer/native/decode.c` reads them.
 
-Matrices are in panels: what one vector product reads lies together. A new version of an adapter is the
-packed base, made once, plus what the adapter adds (`trainer/native/adapt.c`); everything else, weights
-that were trained in full among it, is packed anew.
+Matrices are in panels, so that the numbers which one vector product reads are next to each other. A new
+version of an adapter is the packed base, made once, plus the adapter's change
+(`trainer/native/adapt.c`). Everything else, including fully trained weights, is packed again.
 
 Legend: L layers, I inputs, O outputs, r rank.
 """
@@ -26,8 +26,9 @@ from trainer.native.threads import run_on_threads
 WIDE, LANES = 16, 32
 """Floats of a vector, and outputs of a panel, as in `vectors.h`."""
 HIGH_RANK = 64
-"""Adapters of a higher rank are multiplied by torch: what `adapt.c` saves is copies of the weights, and
-such products take longer than those. A function of the adapter, for the two ways round differently."""
+"""Adapters of a higher rank are multiplied by torch: `adapt.c` saves copies of the weights, and such
+products take longer than those copies. This depends only on the adapter, because the two ways round
+differently."""
 LAYER = (
     "qkv",
     "qkv_bias",
@@ -43,14 +44,14 @@ LAYER = (
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PackedWeights:
-    """Matrices in panels, (outputs / LANES, inputs, LANES); the gate's and the other outputs in turns
-    of a vector each. `layers` have what LAYER names, biases and the norm where the model has
-    them."""
+    """Matrices in panels, (outputs / LANES, inputs, LANES). The gate's and the other outputs alternate,
+    a vector each. `layers` have the tensors that LAYER names; biases and the norm only where the model
+    has them."""
 
     layers: tuple[Mapping[str, torch.Tensor], ...]
     embedding: torch.Tensor
     norm: torch.Tensor
-    """of the last hidden states, times sqrt(H)"""
+    """The weight of the last norm, times sqrt(H)."""
     head: torch.Tensor
 
 
@@ -62,15 +63,16 @@ class _Adapted(ctypes.Structure):
 
 
 class PackedBases:
-    """The bases of adapters, packed once, and room for versions: memory that was mapped for one that
-    is gone costs half as much to write as new memory."""
+    """The bases of adapters, packed once, and memory for versions. Memory that was mapped for a version
+    that is gone costs half as much to write as new memory."""
 
     def __init__(self) -> None:
         self._held: LruCache[tuple[Decoder, PackedWeights]] = LruCache(2)
         self._rooms: list[torch.Tensor] = []
 
     def pack(self, decoder: Decoder, view: Trainable) -> PackedWeights:
-        """The version `view`. Its tensors are overwritten after it is gone: hold it, not them."""
+        """The version `view`. Keep the result and not its tensors, which are overwritten after it is
+        gone."""
         if not view.has_frozen_base or _rank(view) > HIGH_RANK:
             return pack(decoder, view)
         key = str(id(decoder))
@@ -115,7 +117,7 @@ class PackedBases:
         return made
 
     def _room(self, num_floats: int) -> torch.Tensor:
-        """Room that is free, or new. What is too small for the versions of now is let go."""
+        """Free memory of this size, or new memory. Memory of another size is released."""
         while self._rooms:
             room = self._rooms.pop()
             if len(room) == num_floats:
@@ -142,9 +144,9 @@ def _rank(view: Trainable) -> int:
 def _adapter_products(
     decoder: Decoder, view: Trainable, what: str
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """What the adapters of these modules add in each of the L layers, as one product: (L, I, r), and
-    (L, O, r) in panels, where r is their ranks together; None where there are none. A layer that has
-    none is added zeros."""
+    """The change that the adapters of these modules make in each of the L layers, as one product: (L, I,
+    r), and (L, O, r) in panels, where r is the sum of their ranks. None where there are no adapters. A
+    layer without one gets zeros."""
     layers = range(decoder.num_layers)
     parts_a: list[torch.Tensor] = []
     parts_b: list[torch.Tensor] = []
@@ -199,5 +201,5 @@ def panels(weight_I_O: torch.Tensor) -> torch.Tensor:
 
 
 def in_turns(gate_up: torch.Tensor) -> torch.Tensor:
-    """The gate's and the other outputs, (..., 2 I), in turns of a vector each."""
+    """The gate's and the other outputs, (..., 2 I), alternating a vector each."""
     return gate_up.unflatten(-1, (2, -1, WIDE)).transpose(-3, -2).flatten(-3)

@@ -1,4 +1,4 @@
-/* What a pass is handed (trainer/native/learn.py), and what it keeps. */
+/* The structs of a pass (filled in by trainer/native/learn.py), and what it keeps. */
 
 #pragma once
 
@@ -47,7 +47,7 @@ typedef struct {
     int64_t share; /* size of a stretch's */
 } Pass;
 
-/* What one layer keeps. */
+/* The numbers that one layer keeps for the backward pass. */
 typedef struct {
     real *u, *length, *qkv, *normed, *lengths, *seen, *mass, *v, *v_length, *gate_up;
 } Kept;

@@ -1,9 +1,8 @@
-/* Work that threads share as they come.
+/* Shares work between threads, however late each of them starts.
 
-   A phase is a number of units that the threads claim, a few at a time, and nobody leaves a phase before
-   all of its units are done. A thread that comes late finds the phases of before done, and goes through them; one
-   that does not come at all is waited for by nobody. So a thread that the machine has no core for just now
-   holds up nothing but what it has claimed. */
+   A phase is a number of units. Threads claim a few units at a time, and no thread leaves a phase before all
+   of its units are done. A thread that starts late finds earlier phases done and passes through them. No
+   thread waits for one that never starts. So a thread without a core delays only the units it has claimed. */
 
 #pragma once
 
@@ -13,13 +12,13 @@
 
 enum { PATIENCE = 256 };
 
-/* All zero before its first claim; alone in its cache line. */
+/* All zero before the first claim. It fills a cache line of its own. */
 typedef struct {
     _Atomic int64_t next, done;
     int64_t apart[6];
 } Phase;
 
-/* What a thread has claimed; zero at first. */
+/* The units that a thread has claimed; zero at first. */
 typedef struct {
     int64_t first, last, claimed;
 } Units;
@@ -36,8 +35,8 @@ static inline void idle(int64_t tries) {
 #endif
 }
 
-/* The next units of a phase, so many at a time, those claimed before being done; false once all of them
-   are done, by whomever. */
+/* Claim the next units of a phase, `many` at a time; the units claimed before are then done. False once all
+   units are done by any thread. */
 static inline int claim(Phase *p, int64_t units, int64_t many, Units *u) {
     if (u->claimed) atomic_fetch_add_explicit(&p->done, u->claimed, memory_order_release);
     u->first = atomic_fetch_add_explicit(&p->next, many, memory_order_relaxed);
