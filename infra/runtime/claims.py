@@ -96,8 +96,8 @@ class Claims:
     # --- claiming -------------------------------------------------------------------------------
 
     async def claim(self, limit: int) -> Sequence[Claimed]:
-        """New claims, at most `limit`. None when the claims of another generation of this worker are in
-        force: then it is unknown which ones are ours."""
+        """New claims, at most `limit`. There are none when this worker's generation is over, because
+        then it is unknown which effects it holds; the next check finds out."""
         if limit <= 0:
             return ()
         try:
@@ -128,7 +128,7 @@ class Claims:
     # --- whether the database agrees ------------------------------------------------------------
 
     def distrust(self) -> None:
-        """An answer was lost, or the last write may be: the database may show other claims."""
+        """Have the next `verify` compare with the database: an answer was lost, or a write may be."""
         self._claims_unverified = True
 
     async def verify(self) -> None:

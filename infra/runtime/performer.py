@@ -107,7 +107,7 @@ class Performer:
         """Perform an effect and hand its outcome on. If anything but the attempt itself fails, the
         effect is released: nobody awaits this task, and nobody else may take what this worker holds."""
         try:
-            attempt = await self._attempt(claimed)
+            attempt = await self._make_attempt(claimed)
             go_on()
         except Exception as error:
             logger.exception("%s could not be performed", claimed.effect.type)
@@ -121,7 +121,7 @@ class Performer:
             # 3 the intake handles the outcome, and commits it with the fence
             await self._finished.put(attempt)
 
-    async def _attempt(self, claimed: Claimed) -> Attempt:
+    async def _make_attempt(self, claimed: Claimed) -> Attempt:
         consumer = self._consumers[claimed.consumer]
         staged = self._artifacts.stage()
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""THE runtime: it hosts consumers, by two loops of intake, one performer, and one way to commit.
+"""The runtime, which hosts consumers: two loops of intake, one performer, and one way to commit.
 
 Intake (bus -> decisions)                     Perform (effect -> outcome), never in the intake loop
 1 received: a batch arrived                   1 claimed: effects of our lanes, under epochs
