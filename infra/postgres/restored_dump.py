@@ -55,6 +55,7 @@ FORGET_XIDS = (
     "alter table events enable trigger events_are_facts",
     "update inbox set xid = '0'",
     "update log_lines set xid = 0",
+    "update skipped_events set xid = 0",
     "update effects set worker = null where worker is not null",
     "delete from workers",
     "delete from worker_doors",

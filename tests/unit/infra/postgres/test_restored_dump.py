@@ -32,6 +32,17 @@ end $$
 """
 """Twenty thousand transaction ids: a fresh cluster is far below them."""
 
+SKIP_ALL = """
+insert into skipped_events
+select 'project', id::text, run_id, type, stream, version, xid::text::bigint, position, 'poison', time
+from events
+"""
+
+SKIPPED_IN_LOG = """
+select count(*) from skipped_events s
+join events e on e.xid = s.xid::text::xid8 and e.position = s.position
+"""
+
 
 @pytest.fixture(scope="module")
 def clusters() -> Iterator[tuple[PostgresServer, PostgresServer]]:
@@ -107,6 +118,7 @@ async def filled(old: PostgresServer) -> tuple[str, UUID]:
     await execute(url, BURN)
     connection = await asyncpg.connect(url)
     await raw_event(connection, 1)
+    await connection.execute(SKIP_ALL)
     await connection.close()
     shown, hidden = await crossed(url)
     await consume_up_to(url, shown)
@@ -141,6 +153,7 @@ async def test_it_goes_on_where_it_was(restored: tuple[str, UUID]) -> None:
         assert await delivered(log, notifier, ConsumerName("ahead")) == [fresh]
         await log.advance([READER], (await log.tail(Cursor(), limit=100))[1])
         assert await _told(database) == 0, "what the inbox was told is forgotten once passed"
+        assert await database.durable.fetchval(SKIPPED_IN_LOG) == 1, "it still names its event"
     await migrate.migrate(url)
 
 

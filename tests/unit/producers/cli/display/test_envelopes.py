@@ -45,6 +45,7 @@ COMMANDS = (
     ["dlq", "show", "0b8f6d0f"],
     ["dlq", "redrive", "0b8f6d0f"],
     ["status"],
+    ["rebuild"],
 )
 
 
