@@ -1,7 +1,7 @@
 """Artifacts: content-addressed bytes, small ones as rows of the commit that refers to them.
 
-A row costs no write of its own; a blob is durable before the reference exists. What this process put or
-read lately stays in memory, so that a neighbour in the same process need not ask the database.
+A row costs no write of its own, and a blob is durable before its reference exists. What this process has
+written or read recently stays in memory, so that another consumer in it does not query the database.
 """
 
 import asyncio
@@ -19,19 +19,20 @@ ROW = "row:"
 
 
 def check_content(ref: ArtifactRef, data: bytes | None) -> bytes:
-    """`data` if it is what `ref` promises. Raises NotFound, CorruptData."""
+    """Return `data` if it is what `ref` names. Raises NotFound, CorruptData."""
     if data is None:
-        raise NotFound(f"the artifact {ref.uri} is gone")
+        raise NotFound(f"artifact {ref.uri} does not exist any more; bring it back from a backup")
     if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
         raise CorruptData(
-            f"{ref.uri} does not hold what was recorded: {ref.size} bytes with sha256 {ref.sha256}"
+            f"{ref.uri} does not hold the recorded {ref.size} bytes with sha256 {ref.sha256}; bring "
+            "it back from a backup"
         )
     return data
 
 
 class ArtifactStore:
-    """`infra.ports.services.Artifacts` over rows of the log and Blobs; `stage` for what one effect
-    writes."""
+    """`infra.ports.services.Artifacts` over rows of the log and Blobs. `stage` gives a writer for one
+    effect."""
 
     def __init__(self, log: EventStore, blobs: Blobs, *, cache_bytes: int = 64 << 20) -> None:
         self._log = log
@@ -46,7 +47,8 @@ class ArtifactStore:
     async def put(
         self, data: bytes, *, run: str, blob: bool = False, sha256: str | None = None
     ) -> ArtifactRef:
-        """Store as a blob, whatever its size: only a stage has a commit to put rows into."""
+        """Store the data as a blob, whatever its size, because only a stage has a commit that takes
+        rows."""
         ref = reference(data, uri="", sha256=sha256)
         uri = await self._blobs.put(f"runs/{run}/objects/{ref.sha256}", data, sha256=ref.sha256)
         self.remember(ref.sha256, data)
@@ -65,8 +67,8 @@ class ArtifactStore:
         return data
 
     async def read(self, ref: ArtifactRef, lead: Lead) -> bytes | memoryview:
-        """`get` for what is large and looked at in place: of a file of this machine a copy of the
-        caller's own (a memoryview), made and verified in one go."""
+        """Like `get`, for large content that is read in place. For a file on this machine it returns a
+        private copy (a memoryview), which is made and verified in one pass."""
         held = ref.sha256 in self._cache or ref.uri.startswith(ROW)
         path = None if held else await self._blobs.file(ref.uri)
         if path is None:
@@ -91,7 +93,8 @@ class ArtifactStore:
 
 
 class StagedArtifacts:
-    """What one effect puts: small artifacts wait in `pending` for the outcome's commit."""
+    """The artifacts that one effect writes. Small ones wait in `pending` for the commit of its
+    outcome."""
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
@@ -122,6 +125,7 @@ class StagedArtifacts:
 
 
 def reference(data: bytes, *, uri: str | None = None, sha256: str | None = None) -> ArtifactRef:
-    """The reference of these bytes, whose hash may be known; without `uri`, as a row."""
+    """The reference of these bytes. `sha256` is their hash if it is known; without `uri` they are a
+    row."""
     sha256 = sha256 or hashlib.sha256(data).hexdigest()
     return ArtifactRef(uri=ROW + sha256 if uri is None else uri, sha256=sha256, size=len(data))

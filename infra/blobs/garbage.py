@@ -1,14 +1,14 @@
-"""Collects orphans: blobs of runs that have ended which no event names, and what removed events named.
+"""Collects orphans: blobs of ended runs that no event names, and what removed events named.
 
-A worker that dies between putting a blob and telling of it leaves one. Only runs that are closed, with
-no work of theirs left, are looked at: whoever writes belongs to a run that is not. What no event names
-by then no event ever will, for events name what was just put, or what others named; a manifest names
-nothing else either. The grace is for whoever was writing when the run was closed (an attempt takes six
-hours at most).
+A worker that dies between writing a blob and reporting it leaves an orphan. Only runs that are closed
+and have no effects left are examined, because a writer always belongs to a run that is not. A blob that
+no event names by then is never named later: an event names either what was just written or what another
+event named, and a manifest names nothing else. The grace period covers a writer that was still at work
+when the run was closed (an attempt takes six hours at most).
 
-Where a run was archived or deleted, or a dataset deleted, its bytes are orphans too, small artifacts
-(rows) among them. Their grace is for a request that looked the run or dataset up just before: once it
-has appended, its event names what it needs. Nothing is collected while an archive is being restored.
+When a run is archived or deleted, or a dataset deleted, its bytes become orphans too, including small
+artifacts (rows). Their grace period covers a request that looked the run or dataset up just before: once
+it has appended, its event names what it needs. Nothing is collected while an archive is being restored.
 """
 
 import logging
@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 GRACE = timedelta(hours=24)
 REMOVED_GRACE = timedelta(hours=1)
 EVERY_S = 6 * 3600.0
-"""How often they are looked for."""
+"""How often the server looks for orphans."""
 
 COLLECTING = 0x434F4C4C
-"""The advisory lock of whoever collects, or brings back what could be collected ("COLL")."""
+"""The advisory lock of a process that collects, or restores what could be collected ("COLL")."""
 
 LOCK_S = 60.0
 """How long the collector waits for a restore."""
@@ -49,7 +49,7 @@ ROWS_SINCE = """
 select distinct m[1] as sha256 from events e, regexp_matches(e.data::text, '"row:([0-9a-f]{64})"', 'g') m
 where e.xid >= pg_snapshot_xmin($1::text::pg_snapshot)
 """
-"""Rows named by whatever was not visible in an earlier snapshot."""
+"""Rows that are named by events which were not visible in an earlier snapshot."""
 
 DISCARDED = "select uri from discarded_blobs where at < $1"
 
@@ -59,14 +59,14 @@ ROWS_AT_ONCE = 20_000
 async def collect(
     database: Database, blobs: InstalledBlobs, *, now: datetime, grace: timedelta = GRACE
 ) -> int:
-    """Delete the orphans that are older than `grace`, and what was removed longer ago than
-    REMOVED_GRACE; returns how many. Raises DatabaseUnavailable, TransientError."""
+    """Delete the orphans that are older than `grace`, and the bytes of what was removed more than
+    REMOVED_GRACE ago. Returns how many. Raises DatabaseUnavailable, TransientError."""
     async with exclusively(database.url, COLLECTING, within_s=LOCK_S):
         old = await _old_blobs(database, blobs, now=now, grace=grace)
         rows = await _old_rows(database, now)
         if not old and not rows:
             return 0
-        # After the listing: what was told of meanwhile is among the names.
+        # After the listing, so that whatever was reported since is among the names.
         kept: set[str] = set()
         async with (
             database.lazy.acquire() as connection,
@@ -83,7 +83,7 @@ async def collect(
         gone = await _delete_rows(database, rows, kept & rows, snapshot)
         await _forget_discarded(database, blobs, now)
     if old or gone:
-        logger.info("%d blobs and %d rows that nothing names are deleted", len(old), gone)
+        logger.info("deleted %d blobs and %d rows that no event names", len(old), gone)
     return len(old) + gone
 
 
@@ -109,7 +109,7 @@ async def _old_blobs(
 
 
 async def _forget_discarded(database: Database, blobs: InstalledBlobs, now: datetime) -> None:
-    """Those that are gone now; others may have been kept for a backup."""
+    """Forget the discarded blobs that are deleted now. Others may have been kept for a backup."""
     for row in await database.lazy.fetch(DISCARDED, now - REMOVED_GRACE):
         if await blobs.exists(await blobs.key(row["uri"]) or "none") is None:
             await database.lazy.execute("delete from discarded_blobs where uri = $1", row["uri"])
@@ -127,8 +127,8 @@ async def _old_rows(database: Database, now: datetime) -> set[str]:
 async def _delete_rows(
     database: Database, rows: set[str], kept: Iterable[str], snapshot: str
 ) -> int:
-    """Delete artifacts that nothing named in `snapshot` or since. Commits that store artifacts wait
-    meanwhile: one of them may name a row that it found there."""
+    """Delete artifacts that no event names, in `snapshot` or since. Commits that store artifacts wait
+    meanwhile, because one of them may name a row that it found there."""
     if not rows:
         return 0
     async with database.lazy.acquire() as connection, connection.transaction():
@@ -142,10 +142,13 @@ async def _delete_rows(
 
 
 async def collecting(database: Database, blobs: InstalledBlobs, clock: Clock) -> None:
-    """Collect now and again, for ever. What is away then is asked next time."""
+    """Collect every EVERY_S, until cancelled. A database or store that does not answer is tried again
+    next time."""
     while True:
         await clock.sleep(EVERY_S)
         try:
             await collect(database, blobs, now=clock.now())
         except (HeadraceError, OSError) as error:
-            logger.warning("orphans are left for the next time: %s", error)
+            logger.warning(
+                "orphans were not collected, the next try is in %.0f h: %s", EVERY_S / 3600, error
+            )

@@ -1,8 +1,10 @@
-"""One database and one blob store belong together: the log names artifacts that lie in the blobs.
+"""One database and one blob store belong together, because the log names artifacts that are in the
+blobs.
 
-The blob store carries an id, made by whoever opens it first; the database remembers the id of the blobs
-that it was used with. A process whose blobs have another id belongs to another installation, and is
-refused with the name of the one that owns the database, whether that one runs now or not.
+The blob store carries an id, which the first process that opens it makes. The database remembers the id
+of the blobs that it was used with. A process whose blobs have another id belongs to another
+installation. It is refused with the name of the installation that owns the database, whether that one
+runs now or not.
 """
 
 import socket
@@ -36,7 +38,7 @@ async def belong(database: Database, blobs: Blobs, settings: Settings) -> str:
         raise Conflict(
             f"the blobs in {settings.blobs} are not those that the database was used with since "
             f"{owner['since']:%Y-%m-%d %H:%M}: they were removed or replaced. Bring them back, or "
-            f"start with an empty database: {_anew(database.url)}"
+            f"start with an empty database: {_how_to_start_over(database.url)}"
         )
     raise Conflict(
         f"the database belongs to the installation of {owner['place']}, whose blobs are in "
@@ -46,39 +48,42 @@ async def belong(database: Database, blobs: Blobs, settings: Settings) -> str:
     )
 
 
-def _anew(url: str) -> str:
-    """How to come to an empty database: an embedded one is a directory, which is named."""
+def _how_to_start_over(url: str) -> str:
+    """How to get an empty database. The data of an embedded one is a directory, which is named."""
     directory = parse_qs(urlsplit(url).query).get("host", [""])[0]
     if directory.startswith("/"):
-        return f"stop what runs on it and remove {directory}"
+        return f"stop the processes that use it and remove {directory}"
     return "name one in HEADRACE_DATABASE_URL"
 
 
 def whereabouts(settings: Settings) -> str:
-    """Where this installation is, for people."""
+    """Where this installation is, as text for people."""
     return f"{settings.home} on {socket.gethostname()}"
 
 
 async def adopt(blobs: Blobs, identity_: str) -> None:
-    """Give an empty store the id of the installation whose blobs come into it; one that has it already
-    may have some of them. Raises Conflict when the store is another installation's."""
+    """Give an empty store the id of the installation whose blobs are restored into it. A store that has
+    this id already may hold some of them. Raises Conflict when the store is another installation's."""
     with suppress(BlobExists):
         await blobs.put(KEY, f"{identity_}\n".encode(), create_only=True)
     if await identity(blobs) != identity_:
         raise Conflict(
-            "the blobs belong to another installation: restore to a place that is empty, named in "
-            "HEADRACE_BLOBS"
+            "the blob store belongs to another installation; name an empty one in HEADRACE_BLOBS, and "
+            "restore again"
         )
 
 
 async def identity(blobs: Blobs) -> str:
-    """The id of this blob store; made now if it has none. Raises CorruptData when it cannot be read."""
+    """The id of this blob store, which is made now if it has none. Raises CorruptData when it cannot be
+    read."""
     uri = await blobs.exists(KEY)
     if uri is None:
         uri = await _name(blobs)
     text = (await blobs.get(uri)).decode(errors="replace").strip()
     if len(text) != 32:
-        raise CorruptData(f"{uri} does not hold the id of a blob store; who else writes there?")
+        raise CorruptData(
+            f"{uri} does not hold the id of a blob store; check what else writes there"
+        )
     return text
 
 
@@ -88,5 +93,7 @@ async def _name(blobs: Blobs) -> str:
     except BlobExists as error:
         uri = await blobs.exists(KEY)
         if uri is None:
-            raise CorruptData(f"the blob {KEY} was there and is gone") from error
+            raise CorruptData(
+                f"blob {KEY} was removed while it was read; check what else writes there"
+            ) from error
         return uri

@@ -1,11 +1,11 @@
-"""The blobs of an installation: found where they lie now, and kept while somebody copies them.
+"""The blobs of an installation: found where they are now, and kept while a backup copies them.
 
-A reference holds the uri under which its bytes were written. Blobs may lie elsewhere today (moved to a
-larger disk, restored from a backup, seen under another path on another machine), so the database
-remembers every place they had, and a uri below a former place is looked up below this one.
+A reference holds the URI under which its bytes were written. The blobs may be elsewhere today (moved to
+a larger disk, restored from a backup, mounted under another path on another machine). So the database
+remembers every place that they had, and a URI below a former place is looked up below the current one.
 
-Nothing is deleted while a backup is being taken: whoever copies holds `KEEPING`, and what should have
-been deleted meanwhile stays.
+Nothing is deleted while a backup is being taken: the backup holds the lock `KEEPING`, and blobs that
+should be deleted meanwhile become orphans.
 """
 
 import logging
@@ -20,20 +20,20 @@ from schemas.errors import CorruptData
 logger = logging.getLogger(__name__)
 
 KEEPING = 0x4B454550
-"""The advisory lock under which blobs are kept ("KEEP"): shared by who deletes, whole for who copies."""
+"""The advisory lock that keeps blobs ("KEEP"): shared for a deletion, exclusive for a backup."""
 
 
 async def place_of(blobs: Blobs) -> str:
-    """The uri below which a store has its keys. Raises CorruptData."""
+    """The URI below which a store has its keys. Raises CorruptData."""
     await identity(blobs)
     uri = await blobs.exists(KEY)
     if uri is None or not uri.endswith(f"/{KEY}"):
-        raise CorruptData(f"the blob {KEY} was there and is gone")
+        raise CorruptData(f"blob {KEY} was removed while it was read; check what else writes there")
     return uri.removesuffix(f"/{KEY}")
 
 
 async def install(blobs: Blobs, database: Database) -> "InstalledBlobs":
-    """These blobs as the installation's, whose database remembers where they lie."""
+    """Wrap these blobs as the installation's, and record in the database where they are."""
     here = await place_of(blobs)
     await database.durable.execute(
         "insert into blob_places (root) values ($1) on conflict do nothing", here
@@ -66,31 +66,31 @@ class InstalledBlobs:
             yield piece
 
     async def delete(self, uri: str) -> None:
-        """Not while a backup is being taken; the bytes are an orphan then."""
+        """Delete a blob, except while a backup is being taken: then it becomes an orphan."""
         found = await self.current_uri(uri)
         async with self._database.lazy.acquire() as connection, connection.transaction():
             if await connection.fetchval("select pg_try_advisory_xact_lock_shared($1)", KEEPING):
                 await self._inner.delete(found)
                 return
-        logger.info("%s is kept, for a backup is being taken", uri)
+        logger.info("%s is kept because a backup is being taken", uri)
 
     async def exists(self, key: str) -> str | None:
         return await self._inner.exists(key)
 
     async def keys(self, prefix: str) -> Sequence[BlobInfo]:
-        """All but the id of the store, which is not the log's."""
+        """All keys but that of the store's id, which the log does not know."""
         return [blob for blob in await self._inner.keys(prefix) if blob.key != KEY]
 
     async def file(self, uri: str) -> Path | None:
         return await self._inner.file(await self.current_uri(uri))
 
     async def key(self, uri: str) -> str | None:
-        """The key of a uri; None when it was never one of ours."""
+        """The key of a URI, or None when it was never one of this installation."""
         found = await self.current_uri(uri)
         return found.removeprefix(f"{self._here}/") if found.startswith(f"{self._here}/") else None
 
     async def current_uri(self, uri: str) -> str:
-        """The uri under which the bytes lie now; one that was never ours stays as it is."""
+        """The URI under which the bytes are now. A URI that was never ours is returned unchanged."""
         if uri.startswith(f"{self._here}/"):
             return uri
         if not uri.startswith(tuple(f"{root}/" for root in self._former)):

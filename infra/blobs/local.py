@@ -1,7 +1,7 @@
-"""Blobs in a local directory: durable, never torn, create-only where asked.
+"""Blobs in a local directory: durable, never torn, create-only on request.
 
-A blob is written to a scratch file, synced, and published under its key in one step; a crash leaves
-either nothing or the whole.
+A blob is written to a scratch file, synced, and published under its key in one step. A crash leaves
+either nothing or the whole blob.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ class LocalBlobs:
             self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise InvalidConfig(
-                f"blobs cannot be kept in {root} ({error.strerror}); name a directory of your own in "
-                "HEADRACE_BLOBS"
+                f"blob directory {root} cannot be created ({error.strerror}); name a directory that you "
+                "may write in HEADRACE_BLOBS"
             ) from error
 
     async def put(
@@ -107,7 +107,7 @@ class LocalBlobs:
         return self._root / key
 
     def _path_of(self, uri: str) -> Path:
-        """The path of a uri of ours. Raises NotFound for any other."""
+        """The path of a URI below our directory. Raises NotFound for any other."""
         path = Path(unquote(urlsplit(uri).path))
         if not uri.startswith("file://") or not path.resolve().is_relative_to(self._root.resolve()):
             raise NotFound(f"{uri} is not in {self._root}")
@@ -164,5 +164,5 @@ class LocalBlobs:
 
     def _full(self, error: OSError) -> TransientError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return StoreAway(f"the disk that holds {self._root} is full; make room there")
-        return TransientError(f"a blob could not be written below {self._root}: {error}")
+            return StoreAway(f"the disk that holds {self._root} is full; free space on it")
+        return TransientError(f"a blob cannot be written below {self._root} ({error}); try again")

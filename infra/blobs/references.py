@@ -1,6 +1,6 @@
-"""What the log names: every artifact that some event refers to, and whether its bytes must be there.
+"""What the log names: every artifact that an event refers to, and whether its bytes must exist.
 
-Read by whoever copies, checks or collects blobs.
+Backups, integrity checks, archives and the garbage collector read it.
 """
 
 import json
@@ -25,8 +25,8 @@ where data::text like '%"uri"%' order by xid, position
 
 @dataclass(frozen=True, slots=True)
 class NamedArtifact:
-    """An artifact that an event names. `needed`: its bytes must be there, while
-    those of versions kept for recovery alone may have been collected. `by` is `stream/version`."""
+    """An artifact that an event names. `needed` says whether its bytes must exist: versions that are
+    kept only for recovery may have been collected. `by` is the event, as `stream/version`."""
 
     ref: ArtifactRef
     needed: bool
@@ -34,8 +34,8 @@ class NamedArtifact:
 
 
 async def named_artifacts(connection: Any, *, rows: bool = False) -> AsyncIterator[NamedArtifact]:
-    """Everything that the events of this transaction's snapshot name, in the log's order; an artifact
-    comes as often as it is named. `rows`: also those that are rows of the database."""
+    """Everything that the events of this transaction's snapshot name, in the order of the log. An
+    artifact is returned as often as it is named. `rows` includes those that are rows of the database."""
     async for row in connection.cursor(EVENTS, prefetch=PAGE):
         by = f"{row['stream']}/{row['version']}"
         for found in named_in(row, by):
@@ -44,18 +44,18 @@ async def named_artifacts(connection: Any, *, rows: bool = False) -> AsyncIterat
 
 
 def named_by(event: Event, by: str) -> Iterator[NamedArtifact]:
-    """What one event names, rows too."""
+    """What one event names, including rows."""
     spare = collectable(event)
     for ref in references(event):
         yield NamedArtifact(ref, needed=ref.uri not in spare, by=by)
 
 
 def named_in(row: Any, by: str) -> Iterator[NamedArtifact]:
-    """What the event in a row of the log names, rows too; also where it cannot be decoded."""
+    """What the event in a row of the log names, including rows, even if it cannot be decoded."""
     try:
         event = decode_event(row["type"], row["schema_version"], row["data"])
     except HeadraceError:
-        # Of a newer version, or unreadable: whatever looks like a reference is one.
+        # Of a newer version, or unreadable: everything that looks like a reference counts as one.
         yield from (
             NamedArtifact(ref, needed=True, by=by) for ref in _looking_like(json.loads(row["data"]))
         )

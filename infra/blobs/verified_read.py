@@ -1,6 +1,7 @@
-"""A file read once into memory of one's own, and hashed as it comes: what is verified is what is used.
+"""Reads a file once into private memory and hashes it on the way, so that the verified bytes are the
+ones that are used.
 
-Mapping the file instead would save the copy, but what lies in the file may change after it was verified.
+Mapping the file would save the copy, but its content could change after it was verified.
 """
 
 import hashlib
@@ -12,19 +13,19 @@ from schemas.errors import CorruptData, NotFound
 from schemas.sampling import ArtifactRef
 
 PIECE_BYTES = 1 << 18
-"""What was just copied is still in the processor's cache when it is hashed."""
+"""Small enough that a copied piece is still in the processor's cache when it is hashed."""
 
 HEAD_BYTES = 8
 MOST_LEAD_BYTES = 64
 
 Lead = Callable[[bytes], int]
-"""How many bytes (at most MOST_LEAD_BYTES) to leave before a content, by its first HEAD_BYTES: a reader
-that looks at parts of it without copying them may want those in places that suit it."""
+"""How many bytes (at most MOST_LEAD_BYTES) to leave before a content, decided from its first HEAD_BYTES.
+A reader that uses parts of the content without a copy can align them with it."""
 
 
 def read_verified(path: Path, ref: ArtifactRef, lead: Lead) -> memoryview:
-    """The content of `path`, writable; its memory begins `lead` bytes behind the start of a page. Raises
-    NotFound, CorruptData when it is not what `ref` promises."""
+    """The content of `path`, writable, beginning `lead` bytes after the start of a page. Raises
+    NotFound, and CorruptData when it is not what `ref` names."""
     room = mmap.mmap(-1, ref.size + MOST_LEAD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     digest = hashlib.sha256()
     try:
@@ -38,9 +39,12 @@ def read_verified(path: Path, ref: ArtifactRef, lead: Lead) -> memoryview:
                 at += num
             whole = at == ref.size and not file.read(1)
     except FileNotFoundError as error:
-        raise NotFound(f"the artifact {ref.uri} is gone") from error
+        raise NotFound(
+            f"artifact {ref.uri} does not exist any more; bring it back from a backup"
+        ) from error
     if not whole or digest.hexdigest() != ref.sha256:
         raise CorruptData(
-            f"{ref.uri} does not hold what was recorded: {ref.size} bytes with sha256 {ref.sha256}"
+            f"{ref.uri} does not hold the recorded {ref.size} bytes with sha256 {ref.sha256}; bring "
+            "it back from a backup"
         )
     return content

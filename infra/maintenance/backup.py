@@ -1,10 +1,10 @@
 """A backup: the database as of one moment, and every blob that it names, in a directory.
 
-While it is taken the platform goes on. One transaction's snapshot is copied, table by table, as text
-that any PostgreSQL reads; then the blobs that its events name. Nothing of them goes away meanwhile, for
-nothing is deleted (`infra/blobs/installed.py`); what is put meanwhile is of another moment, and left
-out. `backup.json` is written last: a directory without it is no backup. `infra/maintenance/restore.py`
-reads it.
+The platform keeps running while it is taken. One transaction's snapshot is copied, table by table, as
+text that any PostgreSQL reads, and then the blobs that its events name. None of them disappears
+meanwhile, because nothing is deleted during a backup (`infra/blobs/installed.py`). Blobs that are
+written meanwhile belong to a later moment and are left out. `backup.json` is written last, so a
+directory without it is not a backup. `infra/maintenance/restore.py` reads it.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ TABLES = "tables"
 BLOBS = "blobs"
 
 ELSEWHERE = ("migrations", "workers", "worker_doors")
-"""Tables that are not copied: a restore applies the migrations itself, and no lease survives it."""
+"""Tables that are not copied: a restore applies the migrations itself, and leases do not survive it."""
 
 LISTED = """
 select c.table_name, array_agg(c.column_name::text order by c.ordinal_position) as columns
@@ -61,7 +61,7 @@ class Blob(BaseModel):
 
 
 class Contents(BaseModel):
-    """What a backup holds. `faults`: what the log needs and could not be copied as it was recorded."""
+    """What a backup holds. `faults` lists what the log needs and could not be copied as recorded."""
 
     model_config = ConfigDict(frozen=True)
     format: Literal[1] = 1
@@ -84,7 +84,7 @@ class Contents(BaseModel):
 
 async def back_up(url: str, store: Blobs, settings: Settings, target: Path) -> Contents:
     """Copy the database at `url` and the blobs in `store` into `target`, a directory that is empty or
-    not there yet. Raises Conflict (the directory, or blobs of another installation), InvalidConfig
+    does not exist yet. Raises Conflict (the directory, or blobs of another installation), InvalidConfig
     (another schema), TransientError."""
     _make(target)
     async with administering(url) as admin, connect(url, size=1) as database:
@@ -113,16 +113,18 @@ async def back_up(url: str, store: Blobs, settings: Settings, target: Path) -> C
 
 
 def contents_of(source: Path) -> Contents:
-    """What a backup says it holds. Raises InvalidConfig when the directory holds none."""
+    """The contents of the backup in a directory. Raises InvalidConfig when it holds none."""
     try:
         return Contents.model_validate_json((source / CONTENTS).read_bytes())
     except OSError as error:
         raise InvalidConfig(
-            f"{source} holds no finished backup: {CONTENTS} cannot be read ({error.strerror})"
+            f"{source} does not hold a finished backup: {CONTENTS} cannot be read ({error.strerror}); "
+            "name the directory of one"
         ) from error
     except ValidationError as error:
         raise InvalidConfig(
-            f"{source / CONTENTS} is not what this version of Headrace writes: {error}"
+            f"{source / CONTENTS} has not the format of this version of Headrace ({error}); restore it "
+            "with the version that wrote it"
         ) from error
 
 
@@ -139,20 +141,25 @@ def _make(target: Path) -> None:
         for name in () if taken else (TABLES, BLOBS):
             (target / name).mkdir()
     except OSError as error:
-        raise InvalidConfig(f"no backup can be written to {target} ({error.strerror})") from error
+        raise InvalidConfig(
+            f"directory {target} cannot be written ({error.strerror}); name another one"
+        ) from error
     if taken:
-        raise Conflict(f"{target} is not empty; name a directory that is, or that is not there yet")
+        raise Conflict(
+            f"directory {target} is not empty; name one that is empty or does not exist yet"
+        )
 
 
 async def _migrations(admin: Any) -> dict[str, str]:
-    """Name and checksum of what was applied. Raises InvalidConfig unless it is all that we know."""
+    """Name -> checksum of the applied migrations. Raises InvalidConfig unless they are all that we
+    know."""
     empty = await admin.fetchval("select to_regclass('migrations') is null")
     rows = [] if empty else await admin.fetch("select name, checksum from migrations order by name")
     applied = {row["name"]: row["checksum"] for row in rows}
     if pending_migrations(applied):
         raise InvalidConfig(
-            "the database is not at the schema of this version: `headrace up` or "
-            "`python -m infra.postgres.migrate` brings it there"
+            "the database does not have the schema of this version; run `headrace up` or "
+            "`python -m infra.postgres.migrate`, and try again"
         )
     return applied
 
@@ -167,7 +174,7 @@ async def _copy_table(admin: Any, name: str, columns: list[str], target: Path) -
 
 
 async def _artifacts_to_copy(admin: Any) -> dict[str, NamedArtifact]:
-    """What the events of the snapshot name, by uri."""
+    """What the events of the snapshot name, by URI."""
     wanted: dict[str, NamedArtifact] = {}
     async for found in named_artifacts(admin):
         known = wanted.get(found.ref.uri)
@@ -185,22 +192,25 @@ async def _copy_blobs(
         ref = found.ref
         key = await blobs.key(ref.uri)
         if key is None:
-            faults.append(f"{ref.uri}, which {found.by} names, lies outside of the blobs")
+            faults.append(
+                f"{ref.uri}, which {found.by} names, is not in the blobs of this installation"
+            )
             continue
         try:
             size, sha256 = await _fetch(blobs, ref.uri, target / BLOBS / key)
         except NotFound:
             if found.needed:
-                faults.append(f"{ref.uri}, which {found.by} names, is gone")
+                faults.append(f"{ref.uri}, which {found.by} names, does not exist any more")
             continue
         if sha256 != ref.sha256:
-            faults.append(f"{ref.uri}, which {found.by} names, does not hold what was recorded")
+            faults.append(f"{ref.uri}, which {found.by} names, does not hold the recorded bytes")
         copied[key] = Blob(key=key, size=size, sha256=sha256)
     return copied.values(), faults
 
 
 async def _fetch(blobs: Blobs, uri: str, path: Path) -> tuple[int, str]:
-    """Copy a blob into a file; returns its size and hash. Raises NotFound, and leaves no file then."""
+    """Copy a blob into a file, and return its size and hash. Raises NotFound, and then leaves no
+    file."""
     digest = hashlib.sha256()
     pieces = blobs.chunks(uri)
     first = await anext(pieces, b"")
@@ -222,7 +232,7 @@ def _sync(path: Path) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
+    """Write the file completely or not at all."""
     scratch = path.with_suffix(".partial")
     with scratch.open("wb") as file:
         file.write(data)

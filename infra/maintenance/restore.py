@@ -1,9 +1,9 @@
-"""A backup into a place that is still empty: blobs first, then the database in one transaction.
+"""Restores a backup into an empty place: blobs first, then the database in one transaction.
 
-Interrupted, it can be run again: blobs that lie there already are kept, and the database has all or
-nothing. Migrating afterwards brings an older backup to today's schema and, in another cluster, makes the
-transaction ids mean something again (`infra/postgres/restored_dump.py`); then runs go on from where the
-backup was.
+An interrupted restore can be run again: blobs that are already there are kept, and the database has all
+or nothing. The migrations that follow bring an older backup to today's schema. In another cluster they
+also repair the transaction ids (`infra/postgres/restored_dump.py`). Runs then continue from the moment
+of the backup.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ GO_ON = """
 select setval(pg_get_serial_sequence('{table}', '{column}'), max({column}))
 from {table} having count(*) > 0
 """
-"""The next number of an identity column comes after those that were restored."""
+"""Let the next number of an identity column follow those that were restored."""
 
 IDENTITIES = """
 select table_name, column_name from information_schema.columns
@@ -31,9 +31,9 @@ where table_schema = current_schema() and is_identity = 'YES'
 
 
 async def restore(url: str, store: Blobs, settings: Settings, source: Path) -> Contents:
-    """Bring the backup in `source` into the database at `url` and into `store`. Raises InvalidConfig (no
-    backup, or a newer one), CorruptData (its bytes are not what was backed up; nothing was changed),
-    Conflict (the database or the blobs are not empty), TransientError."""
+    """Restore the backup in `source` into the database at `url` and into `store`. Raises InvalidConfig
+    (not a backup, or a newer one), CorruptData (its bytes are damaged; nothing was changed), Conflict
+    (the database or the blobs are not empty), TransientError."""
     contents = contents_of(source)
     _require_known_schema(contents)
     for table in contents.tables:
@@ -41,7 +41,8 @@ async def restore(url: str, store: Blobs, settings: Settings, source: Path) -> C
     async with administering(url) as admin:
         if not await admin.fetchval("select to_regclass('migrations') is null"):
             raise Conflict(
-                "the database is not empty: restore into a new one, for a backup replaces nothing"
+                "the database is not empty; name an empty one in HEADRACE_DATABASE_URL, because a "
+                "restore replaces nothing"
             )
         await adopt(store, contents.installation)
         for blob in contents.blobs:
@@ -60,7 +61,7 @@ async def restore(url: str, store: Blobs, settings: Settings, source: Path) -> C
 
 
 def _require_known_schema(contents: Contents) -> None:
-    """Raises InvalidConfig unless we know the schema that the backup has."""
+    """Raises InvalidConfig unless we know the schema of the backup."""
     try:
         pending_migrations(contents.migrations)
     except InvalidConfig as error:
@@ -71,13 +72,17 @@ def _verify(path: Path, sha256: str) -> None:
     try:
         found = sha256_of(path)
     except OSError as error:
-        raise CorruptData(f"the backup lacks {path} ({error.strerror})") from error
+        raise CorruptData(
+            f"file {path} of the backup cannot be read ({error.strerror}); use another backup"
+        ) from error
     if found != sha256:
-        raise CorruptData(f"{path} does not hold what was backed up; take another backup")
+        raise CorruptData(
+            f"file {path} does not hold the bytes that were backed up; use another backup"
+        )
 
 
 async def _put(store: Blobs, blob: Blob, path: Path) -> None:
-    """A blob that lies there already, whole, is left alone."""
+    """Write a blob, unless it is already there with the right content."""
     uri = await store.exists(blob.key)
     if uri is not None and await _hash(store, uri) == blob.sha256:
         return
@@ -93,7 +98,7 @@ async def _hash(store: Blobs, uri: str) -> str:
 
 
 async def _fill(admin: Any, contents: Contents, source: Path) -> None:
-    """The schema that the backup had, and its rows."""
+    """Create the schema that the backup had, and copy its rows."""
     await admin.execute(TABLE)
     for migration in migrations():
         if migration.name in contents.migrations:
@@ -107,4 +112,7 @@ async def _fill(admin: Any, contents: Contents, source: Path) -> None:
 async def _copy(admin: Any, table: Table, path: Path) -> None:
     tag = await admin.copy_to_table(table.name, columns=table.columns, source=path)
     if int(tag.split()[1]) != table.num_rows:
-        raise CorruptData(f"{path} has {tag.split()[1]} rows; backed up were {table.num_rows}")
+        raise CorruptData(
+            f"file {path} has {tag.split()[1]} rows and not the {table.num_rows} that were backed up; "
+            "use another backup"
+        )

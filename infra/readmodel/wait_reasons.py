@@ -147,7 +147,7 @@ def _gate(facts: Facts) -> Iterator[WaitJson]:
 
 def _disks(facts: Facts) -> Iterator[WaitJson]:
     for directory in facts.full:
-        yield _wait("disk", f"the disk that holds {directory} is full; make room there")
+        yield _wait("disk", f"the disk that holds {directory} is full; free space on it")
 
 
 def _retries(facts: Facts) -> Iterator[WaitJson]:

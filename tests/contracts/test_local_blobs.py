@@ -31,7 +31,9 @@ async def test_files_of_others_are_not_listed(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InvalidConfig, match=r"blobs cannot be kept in .*HEADRACE_BLOBS"):
+    with pytest.raises(
+        InvalidConfig, match=r"blob directory .* cannot be created .*HEADRACE_BLOBS"
+    ):
         LocalBlobs(tmp_path / "file" / "blobs")
 
 

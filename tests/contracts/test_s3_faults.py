@@ -234,7 +234,7 @@ async def test_an_upload_that_fails_is_given_up_at_the_store_too(
 ) -> None:
     proxy.plan = lambda r: Fault.BUSY if r.method == "PUT" and "partNumber=3" in r.target else None
     blobs = S3Blobs(bucket.store(endpoint=proxy.endpoint, patience_s=0.5))
-    with pytest.raises(TransientError, match="has not answered well"):
+    with pytest.raises(TransientError, match="has failed every request"):
         await blobs.put("large", BIG)
     assert not bucket.contents()
     assert not bucket.client.list_multipart_uploads(Bucket=bucket.name).get("Uploads")
@@ -246,7 +246,7 @@ async def test_bytes_that_changed_in_the_store_are_never_given_out(
     uri = await blobs.put("runs/r/x", b"content")
     metadata = bucket.client.head_object(Bucket=bucket.name, Key="runs/r/x")["Metadata"]
     bucket.client.put_object(Bucket=bucket.name, Key="runs/r/x", Body=b"c0ntent", Metadata=metadata)
-    with pytest.raises(CorruptData, match="does not hold what was put there"):
+    with pytest.raises(CorruptData, match="does not have the sha256 of what was written"):
         await blobs.get(uri)
     bucket.client.put_object(Bucket=bucket.name, Key="runs/r/x", Body=b"foreign")
     assert await blobs.get(uri) == b"foreign"

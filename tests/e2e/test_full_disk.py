@@ -60,7 +60,7 @@ def test_full_disks_are_waited_for(tmp_path: Path) -> None:
                     lambda: started.info(run)["run"]["error"], within_s=60, what="the run says so"
                 )
                 assert said.startswith("waiting: the disk that holds")
-                assert "make room there" in said
+                assert "free space on it" in said
                 assert started.info(run)["run"]["status"] == "running"
             until_step(started, run, 2)
             with full(data):

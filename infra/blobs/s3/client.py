@@ -1,9 +1,9 @@
-"""Calls to an S3 store: boto3 in a bounded pool of threads, tried again with jitter while it is away.
+"""Calls to an S3 store: boto3 in a bounded pool of threads, retried with jitter while the store is
+unavailable.
 
-boto3's own retries are off: the waiting is done here, without a thread, and each try is ours to count.
-Every request is signed over the SHA-256 of its body, so that the store itself refuses a body that
-arrived damaged; boto3's newer checksum headers, which some stores refuse, are sent only where S3 itself
-requires them.
+boto3's own retries are off, so that waiting takes no thread and each try is counted here. Every request
+is signed over the SHA-256 of its body, so the store itself refuses a body that arrived damaged. boto3's
+newer checksum headers are sent only where S3 requires them, because some stores refuse them.
 """
 
 import asyncio
@@ -40,25 +40,25 @@ T = TypeVar("T")
 THREADS = 16
 CONNECT_S = 5.0
 READ_S = 45.0
-"""The longest silence of a store that is still waited for."""
+"""How long a store may be silent within a request."""
 PATIENCE_S = 60.0
-"""For so long a request is tried again before the caller is told."""
+"""How long a request is retried before the caller gets an error."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 HOME_REGION = "us-east-1"
-"""What stores of one's own take for their region, unless they are told another."""
+"""The region that self-hosted stores use unless they are configured otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Credentials given by hand; without them boto3's own chain finds some."""
+    """Explicit credentials; without them boto3 searches its own chain of sources."""
 
     access: str
     secret: str
 
 
 class S3Store:
-    """One bucket of one store. `client` makes requests; `call` runs them."""
+    """One bucket of one store. `client` makes requests, and `call` runs them."""
 
     def __init__(
         self,
@@ -79,11 +79,11 @@ class S3Store:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")
 
     async def call(self, request: Callable[..., T], **arguments: Any) -> T:
-        """Make a request (a method of `client`, or a function that calls some), again and again
-        while the store is away: it must be safe to repeat.
+        """Make a request (a method of `client`, or a function that calls some), and retry it while the
+        store is unavailable. The request must be safe to repeat.
 
-        Raises NotFound (404), BlobExists (412), StoreRefuses for an answer that will not change by
-        itself, StoreAway when patience is over.
+        Raises NotFound (404), BlobExists (412), StoreRefuses for an answer that does not change by
+        itself, and StoreAway when `patience_s` is over.
         """
         give_up_at = time.monotonic() + self._patience_s
         loop, last = asyncio.get_running_loop(), None
@@ -96,21 +96,21 @@ class S3Store:
                 last = error
             if time.monotonic() + pause_s > give_up_at:
                 break
-            logger.info("the S3 store at %s is asked again: %s", self.address, last)
+            logger.info("retrying a request to the S3 store at %s: %s", self.address, last)
             await asyncio.sleep(pause_s)
         raise StoreAway(
-            f"the S3 store at {self.address} has not answered well for {self._patience_s:.0f} s (last: "
-            f"{last}); look after it, or correct HEADRACE_S3_ENDPOINT"
+            f"the S3 store at {self.address} has failed every request for {self._patience_s:.0f} s "
+            f"(last: {last}); check the store, or correct HEADRACE_S3_ENDPOINT"
         ) from last
 
     def with_patience(self, patience_s: float) -> "S3Store":
-        """The same store, asked with another patience."""
+        """The same store, with another time for retries."""
         other = copy.copy(self)
         other._patience_s = patience_s
         return other
 
     def close(self) -> None:
-        """Give back threads and connections. Requests under way end by themselves."""
+        """Release threads and connections. Requests under way end by themselves."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.client.close()
 
@@ -131,8 +131,8 @@ class S3Store:
 
 
 def pauses() -> Iterator[float]:
-    """Seconds between tries: doubling up to a bound, each shortened by chance, so that processes that
-    failed together do not come back together."""
+    """Seconds between tries. They double up to a bound, and each is shortened at random, so that
+    processes that failed together do not retry together."""
     pause_s = FIRST_PAUSE_S
     while True:
         yield pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
@@ -140,9 +140,11 @@ def pauses() -> Iterator[float]:
 
 
 def _client(endpoint: str | None, keys: Keys | None, read_s: float) -> Any:
-    """A client, which threads may share. A store with an address of its own is spoken to by path: no
-    DNS knows its buckets."""
-    logging.getLogger("botocore.credentials").setLevel(logging.WARNING)  # it tells where they are
+    """A client that threads may share. A store with its own address is addressed by path, because its
+    buckets have no DNS names."""
+    logging.getLogger("botocore.credentials").setLevel(
+        logging.WARNING
+    )  # it logs where they were found
     session = boto3.session.Session(
         aws_access_key_id=keys.access if keys else None,
         aws_secret_access_key=keys.secret if keys else None,

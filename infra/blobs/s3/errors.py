@@ -1,8 +1,9 @@
-"""What a failed call to an S3 store means: whether the next try may succeed, and what to tell a person.
+"""What a failed call to an S3 store means: whether the next try may succeed, and what a person should
+do.
 
-S3 answers with an HTTP status and a code; stores that only resemble S3 share the statuses more than the
-codes, so the status decides wherever it can. Whether a request that got no answer took effect cannot be
-known here: the adapter makes every request safe to repeat.
+S3 answers with an HTTP status and a code. Stores that only resemble S3 share the statuses more than the
+codes, so the status decides wherever it can. Whether a request without an answer took effect is not
+known here, so the adapter makes every request safe to repeat.
 """
 
 from collections.abc import Mapping
@@ -29,17 +30,17 @@ from schemas.errors import StoreAway
 
 
 class CutAnswer(Exception):
-    """A good status without what every such answer has: the connection ended within its head, which
-    boto3 takes for the whole of it."""
+    """An answer with a good status that lacks fields which every such answer has. The connection ended
+    within its headers, and boto3 takes that for the end of them."""
 
 
 S3Error = (ClientError, BotoCoreError, ResponseParserError, HTTPError, CutAnswer)
-"""Everything that a request may raise; urllib3's own errors come through where a refusal breaks off."""
+"""Everything that a request may raise. urllib3's own errors appear where a refusal is cut off."""
 
 
 class StoreRefuses(StoreAway):
-    """The store said no in a way that only a person can change: keys, grants, a bucket, a full disk. At
-    start it is the end; in mid-run the work waits, for somebody may be rotating keys."""
+    """The store refuses for a reason that only a person can change: keys, grants, a bucket, a full disk.
+    At start the process ends. During a run the work waits, because somebody may be rotating keys."""
 
 
 TAKEN = 412
@@ -48,7 +49,7 @@ ABSENT = frozenset({"NoSuchKey", "NoSuchUpload", "404"})
 NOT_IMPLEMENTED = 501
 
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-"""Statuses of a store that is busy, restarting, or writing the same key for somebody else."""
+"""Statuses of a store that is busy, restarting, or writing the same key for another client."""
 
 GARBLED = frozenset(
     {
@@ -59,7 +60,7 @@ GARBLED = frozenset(
         "XAmzContentSHA256Mismatch",
     }
 )
-"""Codes (under status 400) of a body that did not arrive as it was sent: the next one may."""
+"""Codes (with status 400) of a body that did not arrive as it was sent; the next try may succeed."""
 
 UNKNOWN_KEY = "does not know the access key; set AWS_ACCESS_KEY_ID to one of its keys"
 FORBIDDEN = {
@@ -70,13 +71,13 @@ FORBIDDEN = {
     "ExpiredToken": "says that the credentials have expired; get new ones",
     "RequestTimeTooSkewed": "says that the clock of this machine is wrong; set it (NTP)",
 }
-"""Code -> what to do about a request that was refused for who or when we are."""
+"""Code -> the reason and what to do, for a request that was refused because of our identity or clock."""
 
 GRANTS = "s3:PutObject, s3:GetObject, s3:DeleteObject and s3:ListBucket"
 
 
 def status(error: Exception) -> int | None:
-    """The HTTP status, when the store answered at all."""
+    """The HTTP status, or None when the store did not answer."""
     if not isinstance(error, ClientError):
         return None
     found = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -84,14 +85,14 @@ def status(error: Exception) -> int | None:
 
 
 def code(error: Exception) -> str:
-    """The store's own name of the error; an answer without a body (HEAD) has only its status."""
+    """The store's own name of the error. An answer without a body (HEAD) has only its status."""
     if not isinstance(error, ClientError):
         return ""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def require_fields(answer: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    """The answer, if it has all of these. Raises CutAnswer."""
+    """Return the answer if it has all of these fields. Raises CutAnswer."""
     missed = [name for name in names if name not in answer]
     if missed:
         raise CutAnswer(f"its answer broke off before {', '.join(missed)}")
@@ -117,12 +118,12 @@ def is_passing(error: Exception) -> bool:
 
 
 def is_missing(error: Exception) -> bool:
-    """Whether the store said that there is no such object, and not: no such bucket, account, page."""
+    """Whether the store said that the object does not exist, and not the bucket, account or page."""
     return status(error) == MISSING and code(error) in ABSENT
 
 
 def explain(error: Exception, *, bucket: str, place: str) -> str:
-    """One line: what the store at `place` refused, and what to do next."""
+    """One line that says what the store at `place` refused, and what to do next."""
     name = code(error)
     if isinstance(error, NoCredentialsError | PartialCredentialsError | CredentialRetrievalError):
         return (
@@ -144,7 +145,7 @@ def explain(error: Exception, *, bucket: str, place: str) -> str:
         )
     if status(error) == NOT_IMPLEMENTED or name == "NotImplemented":
         return (
-            f"the S3 store at {place} cannot do what was asked of it ({error}); use one with "
+            f"the S3 store at {place} does not implement a request ({error}); use one with "
             "conditional writes (PutObject with If-None-Match: *)"
         )
     if status(error) is None:

@@ -1,8 +1,8 @@
-"""Large content goes to an S3 store in parts: a part that is lost is sent again, not the whole.
+"""Uploads large content to an S3 store in parts, so that only a lost part is sent again.
 
-Nothing of it can be read before the last request, which joins the parts; what fails before that is
-given up at the store too. An upload whose process was killed leaves invisible parts behind, which cost
-space until a rule of the bucket ends them (`AbortIncompleteMultipartUpload`).
+Nothing of it can be read before the last request, which joins the parts. An upload that fails before
+that is aborted at the store too. An upload whose process was killed leaves invisible parts behind, which
+take space until a lifecycle rule of the bucket removes them (`AbortIncompleteMultipartUpload`).
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from infra.ports.services import BlobExists
 from schemas.errors import NotFound, TransientError
 
 WHOLE_BYTES = 32 << 20
-"""Up to here content is sent in one request."""
+"""Content up to this size is sent in one request."""
 PART_BYTES = 16 << 20
 MOST_PARTS = 10_000
 """S3's own limit."""
 AT_ONCE = 4
-"""Parts of one upload that are under way together; each is in memory while it is."""
+"""How many parts of one upload are sent at once. Each is in memory meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class UploadSource:
 async def upload(
     store: S3Store, object_key: str, source: UploadSource, metadata: Mapping[str, str]
 ) -> None:
-    """Upload in parts. Raises NotFound when the store forgot the upload before it was joined: or
-    joined it, and its answer was lost."""
+    """Upload in parts. Raises NotFound when the store does not know the upload any more: it was aborted,
+    or it was joined and the answer was lost."""
     where = {"Bucket": store.place.bucket, "Key": object_key}
     begun = await store.call(store.client.create_multipart_upload, **where, Metadata=dict(metadata))
     where["UploadId"] = begun["UploadId"]
@@ -75,7 +75,7 @@ async def upload(
 async def _send(
     store: S3Store, where: Mapping[str, str], source: UploadSource
 ) -> list[dict[str, Any]]:
-    """All parts, a few at a time; what the store needs to join them."""
+    """Send all parts, a few at a time. Returns what the store needs to join them."""
     size = part_bytes(source.size)
     starts = range(0, source.size, size)
     sent: list[dict[str, Any]] = []
@@ -112,13 +112,13 @@ async def _send_one(
 
 
 async def _give_up(store: S3Store, where: Mapping[str, str]) -> None:
-    """Tell the store to forget the parts, if it listens."""
+    """Abort the upload at the store, if it answers."""
     with suppress(NotFound, BlobExists, TransientError):
         await store.with_patience(0.0).call(store.client.abort_multipart_upload, **where)
 
 
 def part_bytes(size: int) -> int:
-    """How large the parts of `size` bytes are: as small as the limit on their number allows."""
+    """How large the parts of `size` bytes are. They are as small as the limit on their number allows."""
     least = -(-size // MOST_PARTS)
     return max(PART_BYTES, -(-least // (1 << 20)) << 20)
 

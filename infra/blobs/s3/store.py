@@ -1,8 +1,8 @@
-"""Blobs in a bucket of an S3 store: durable on return, never torn, create-only where asked.
+"""Blobs in a bucket of an S3 store: durable on return, never torn, create-only on request.
 
-Each object carries the SHA-256 of its content and the id of the put that made it. The hash is checked
-by whoever reads. The id answers the one question that a create-only write leaves open: when a try gets
-no answer and the next one finds the key taken, was it taken by ourselves?
+Each object carries the SHA-256 of its content and the id of the write that made it. Every reader checks
+the hash. The id settles what a create-only write leaves open: when a try gets no answer and the next one
+finds the key taken, the id says whether our own first try took it.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from schemas.errors import CorruptData, InvalidConfig, NotFound, TransientError
 
 SHA256 = "sha256"
 PUT = "put"
-"""Names of our metadata on every object."""
+"""The names of our metadata on every object."""
 
 CHUNK_BYTES = 8 << 20
 PROBE_PATIENCE_S = 10.0
-"""Who starts a process should not wait long to hear that a name is mistyped."""
+"""A mistyped name should be reported soon after a process starts."""
 
 
 class S3Blobs:
@@ -60,14 +60,14 @@ class S3Blobs:
         return self._place.uri(key)
 
     async def get(self, uri: str) -> bytes:
-        """Raises NotFound, and CorruptData when the store gives back other bytes than it was given."""
-        where = {"Bucket": self._place.bucket, "Key": self._place.object_key_of(uri)}
+        """Raises NotFound, and CorruptData when the store returns other bytes than were written."""
+        where = {"Bucket": self._place.bucket, "Key": self._place.located(uri)}
         for _ in range(2):
             data = await self._store.call(self._get_verified, where=where)
             if data is not None:
                 return data
         raise CorruptData(
-            f"{uri} does not hold what was put there, its sha256 is another; restore it"
+            f"{uri} does not have the sha256 of what was written there; bring it back from a backup"
         )
 
     async def chunks(self, uri: str) -> AsyncIterator[bytes]:
@@ -106,8 +106,8 @@ class S3Blobs:
             arguments["ContinuationToken"] = page["NextContinuationToken"]
 
     async def probe(self) -> None:
-        """Prove, on a small object of our own, that the store can do what we need of it. Raises
-        InvalidConfig, with what to change; TransientError when it does not answer."""
+        """Check, with a small object of our own, that the store can do what we need. Raises
+        InvalidConfig, which says what to change, and TransientError when the store does not answer."""
         try:
             await S3Blobs(self._store.with_patience(PROBE_PATIENCE_S))._prove()
         except StoreRefuses as error:
@@ -142,7 +142,7 @@ class S3Blobs:
             )
 
     async def _create(self, key: str, data: bytes, metadata: dict[str, str]) -> None:
-        """Put unless the key is taken. Raises BlobExists when somebody else took it."""
+        """Write unless the key is taken. Raises BlobExists when another writer took it."""
         try:
             await self._store.call(
                 self._client.put_object,
@@ -156,8 +156,8 @@ class S3Blobs:
                 raise BlobExists(self._place.uri(key)) from error
 
     async def _made_by(self, put: str, key: str) -> bool:
-        """Whether an object is the work of a put. It is read whole: of a cut answer to HEAD one cannot
-        tell that it was cut."""
+        """Whether an object was made by the write with this id. It is read in full, because a cut answer
+        to HEAD cannot be told from a complete one."""
         try:
             _, metadata = await self._store.call(self._read, where=self._at(key))
         except NotFound:
@@ -173,11 +173,11 @@ class S3Blobs:
             found = await self._metadata(key)
             if found is None or found.get(SHA256) != source.sha256:
                 raise TransientError(
-                    f"the upload of {self._place.uri(key)} was ended by somebody else; try again"
+                    f"the upload of {self._place.uri(key)} was aborted by another client; try again"
                 ) from error
 
     async def _metadata(self, key: str) -> Mapping[str, str] | None:
-        """What an object carries, or None where there is none."""
+        """The metadata of an object, or None where there is none."""
         try:
             answer = await self._store.call(self._head, where=self._at(key))
         except NotFound:
@@ -188,7 +188,8 @@ class S3Blobs:
         return {"Bucket": self._place.bucket, "Key": self._place.object_key(key)}
 
     def _get_verified(self, where: Mapping[str, str]) -> bytes | None:
-        """The content; None when it has not the hash that it carries. What others put carries none."""
+        """The content, or None when it does not match the hash that it carries. Objects of others carry
+        none."""
         data, metadata = self._read(where)
         good = metadata.get(SHA256, "") in ("", _hash(data))
         return data if good else None
@@ -208,7 +209,7 @@ class S3Blobs:
 
 @asynccontextmanager
 async def open_s3(uri: str, *, endpoint: str | None) -> AsyncIterator[S3Blobs]:
-    """The blobs at `s3://bucket/prefix`, proven to work. Raises InvalidConfig, TransientError."""
+    """Open and check the blobs at `s3://bucket/prefix`. Raises InvalidConfig, TransientError."""
     store = S3Store(S3Place.parse(uri), endpoint=endpoint)
     try:
         blobs = S3Blobs(store)
@@ -223,7 +224,7 @@ def _hash(data: bytes) -> str:
 
 
 def _metadata_of(sha256: str) -> dict[str, str]:
-    """What an object carries: its content's hash, and which put made it."""
+    """The metadata of an object: the hash of its content, and the id of the write that made it."""
     return {SHA256: sha256, PUT: uuid4().hex}
 
 

@@ -124,9 +124,9 @@ async def test_what_cannot_be_copied_as_it_was_is_named(
     assert len(faults) == 2
     assert gone.uri in faults[0]
     assert "policy-r/2" in faults[0]
-    assert "is gone" in faults[0]
+    assert "does not exist any more" in faults[0]
     assert damaged.uri in faults[1]
-    assert "does not hold what was recorded" in faults[1]
+    assert "does not hold the recorded bytes" in faults[1]
 
 
 async def test_a_name_outside_of_the_blobs_is_a_fault(
@@ -173,7 +173,7 @@ async def test_a_damaged_backup_is_refused_and_leaves_the_database_empty(
     file = tmp_path / "backup" / part
     file.write_bytes(file.read_bytes().replace(b"1", b"2", 1))
     new = settings(bare_url, tmp_path / "new")
-    with pytest.raises(CorruptData, match=r"does not hold what was backed up"):
+    with pytest.raises(CorruptData, match=r"does not hold the bytes that were backed up"):
         await restore(bare_url, store(tmp_path / "new"), new, tmp_path / "backup")
     file.unlink()
     with pytest.raises(CorruptData, match="lacks"):
