@@ -45,7 +45,7 @@ async def test_a_full_disk_is_named_and_leaves_no_half_blob(tmp_path: Path) -> N
 async def _fill(small_disk: Path) -> None:
     blobs = LocalBlobs(small_disk / "blobs")
     kept = await blobs.put("runs/r/small", b"kept")
-    with pytest.raises(StoreAway, match=r"full.*make room"):
+    with pytest.raises(StoreAway, match=r"full.*free space"):
         await blobs.put("runs/r/large", b"x" * (2 << 20))
     assert await blobs.exists("runs/r/large") is None
     assert await blobs.get(kept) == b"kept"

@@ -61,7 +61,7 @@ class S3Blobs:
 
     async def get(self, uri: str) -> bytes:
         """Raises NotFound, and CorruptData when the store returns other bytes than were written."""
-        where = {"Bucket": self._place.bucket, "Key": self._place.located(uri)}
+        where = {"Bucket": self._place.bucket, "Key": self._place.object_key_of(uri)}
         for _ in range(2):
             data = await self._store.call(self._get_verified, where=where)
             if data is not None:

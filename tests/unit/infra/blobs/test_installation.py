@@ -65,7 +65,7 @@ async def test_a_blob_store_keeps_its_id(tmp_path: Path) -> None:
         assert await identity(blobs) == await identity(blobs)
     assert await identity(LocalBlobs(tmp_path)) != await identity(MemoryBlobs())
     await LocalBlobs(tmp_path).put(KEY, b"not an id")
-    with pytest.raises(CorruptData, match="who else"):
+    with pytest.raises(CorruptData, match="what else writes"):
         await identity(LocalBlobs(tmp_path))
 
 

@@ -192,7 +192,7 @@ async def test_what_is_no_backup_of_ours_is_refused(
         with pytest.raises(InvalidConfig, match=why):
             await restore(bare_url, store(tmp_path / "new"), new, tmp_path / "backup")
 
-    await refused("no finished backup")
+    await refused("does not hold a finished backup")
     await copied(database_url, tmp_path / "old", tmp_path / "backup")
     file = tmp_path / "backup" / CONTENTS
     document = json.loads(file.read_text())
