@@ -26,7 +26,7 @@ from infra.readmodel.store import ReadModel
 from infra.runtime.hosting import Hosting
 from infra.settings.settings import BadSetting, Settings
 from infra.task_cancellation import end
-from producers.core.retention import retaining
+from producers.core.retention import archive_periodically
 from producers.http.app import create_app
 from producers.http.services import Services
 from schemas.errors import InvalidConfig
@@ -76,7 +76,7 @@ async def serve(settings: Settings) -> int:
             jobs.append(collecting(backend.database, backend.blobs, backend.clock))
             if settings.retention_days is not None:
                 days = settings.retention_days
-                jobs.append(retaining(services.retention, backend.clock, days=days))
+                jobs.append(archive_periodically(services.retention, backend.clock, days=days))
             if settings.kafka is not None:
                 jobs.append(backend.relay(settings.kafka, tuple(REGISTRY)).run())
             tasks = [asyncio.ensure_future(job) for job in jobs]

@@ -228,7 +228,7 @@ class Retention:
         return None
 
 
-async def retaining(retention: Retention, clock: Clock, *, days: int) -> None:
+async def archive_periodically(retention: Retention, clock: Clock, *, days: int) -> None:
     """Archive runs that ended longer ago than so many days, now and again, until cancelled."""
     while True:
         try:

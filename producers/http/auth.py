@@ -59,7 +59,7 @@ class Guard:
 
     def _has_token(self, headers: Headers) -> bool:
         token = self._settings.read_token()
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+        scheme, _, token_sent = headers.get("authorization", "").partition(" ")
         if not token or scheme.lower() != "bearer":
             return False
-        return hmac.compare_digest(given.strip().encode(), token.encode())
+        return hmac.compare_digest(token_sent.strip().encode(), token.encode())

@@ -56,9 +56,9 @@ def meanings() -> dict[tuple[str, str], str]:
                 match key, below:
                     case (
                         ast.AnnAssign(target=ast.Name(id=name)),
-                        ast.Expr(value=ast.Constant(value=str(said))),
+                        ast.Expr(value=ast.Constant(value=str(description))),
                     ):
-                        found[cls.name, name] = " ".join(said.split())
+                        found[cls.name, name] = " ".join(description.split())
     return found
 
 
@@ -74,7 +74,7 @@ def _lines() -> Iterator[str]:
 
 
 def _sections(whole: type[Section], *, known: set[str] | None = None) -> Iterator[str]:
-    said = meanings()
+    description = meanings()
     for name, field in whole.model_fields.items():
         if name in (known or ()):
             continue
@@ -83,7 +83,7 @@ def _sections(whole: type[Section], *, known: set[str] | None = None) -> Iterato
         yield f"### `[{name}]`"
         yield ""
         if not (isinstance(kind, type) and issubclass(kind, Section)):
-            text = f"{said[whole.__name__, name]}."
+            text = f"{description[whole.__name__, name]}."
             yield from textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
             continue
         if kind.__doc__ and kind.__doc__ != Section.__doc__:
@@ -92,7 +92,12 @@ def _sections(whole: type[Section], *, known: set[str] | None = None) -> Iterato
         yield "| key | may hold | default | |"
         yield "|---|---|---|---|"
         for key, inner in kind.model_fields.items():
-            cells = (f"`{key}`", _values(inner), _default(key, inner), said[kind.__name__, key])
+            cells = (
+                f"`{key}`",
+                _values(inner),
+                _default(key, inner),
+                description[kind.__name__, key],
+            )
             yield f"| {' | '.join(cells)} |"
 
 

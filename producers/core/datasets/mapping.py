@@ -18,13 +18,13 @@ Columns = Mapping[str, str]
 """The file's name of a column -> ours."""
 
 
-def mapping_of(said: object) -> dict[str, str]:
+def mapping_of(value: object) -> dict[str, str]:
     """The mapping in a request. Raises InvalidConfig."""
-    if said is None:
+    if value is None:
         return {}
-    if not isinstance(said, dict) or not all(isinstance(name, str) for name in said.values()):
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()):
         raise _invalid_mapping('must be an object of names, like {"question": "user_prompt"}')
-    targets = list(said.values())
+    targets = list(value.values())
     for target in targets:
         if target not in READ:
             raise _invalid_mapping(
@@ -32,9 +32,9 @@ def mapping_of(said: object) -> dict[str, str]:
             )
         if targets.count(target) > 1:
             raise _invalid_mapping(f"maps two columns to {target}; keep one of them")
-    if not all(said):
+    if not all(value):
         raise _invalid_mapping("has a column with an empty name; name the column")
-    return {str(source): str(target) for source, target in said.items()}
+    return {str(source): str(target) for source, target in value.items()}
 
 
 def from_query(text: str | None) -> dict[str, str]:
@@ -42,10 +42,10 @@ def from_query(text: str | None) -> dict[str, str]:
     if not text:
         return {}
     try:
-        said = json.loads(text[:MAX_BYTES])
+        value = json.loads(text[:MAX_BYTES])
     except (ValueError, RecursionError) as error:
         raise _invalid_mapping(f"must be a JSON object, got {text[:40]!r}") from error
-    return mapping_of(said)
+    return mapping_of(value)
 
 
 def as_query(mapping: Columns) -> str:

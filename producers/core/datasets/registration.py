@@ -232,12 +232,12 @@ def _digest(path: Path) -> tuple[str, int]:
 
 
 def _parse_report(printed: bytes) -> FileReport:
-    said = json.loads(printed)
+    report_json = json.loads(printed)
     return FileReport(
-        num_rows=int(said["num_rows"]),
-        columns=tuple(said["columns"]),
-        issues=[Issue(key, message) for key, message in said["issues"]],
-        characters=str(said["characters"]),
+        num_rows=int(report_json["num_rows"]),
+        columns=tuple(report_json["columns"]),
+        issues=[Issue(key, message) for key, message in report_json["issues"]],
+        characters=str(report_json["characters"]),
     )
 
 
@@ -250,13 +250,13 @@ def main(path: str, kind: str, out: str, memory_bytes: str, mapping: str) -> int
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
     with Path(out).open("wb") as file:
         report = check_file(Path(path), kind, file.write, mapping=json.loads(mapping))
-    said = {
+    report_json = {
         "num_rows": report.num_rows,
         "columns": report.columns,
         "issues": [(issue.key, issue.message) for issue in report.issues],
         "characters": report.characters,
     }
-    sys.stdout.write(json.dumps(said))
+    sys.stdout.write(json.dumps(report_json))
     return 0
 
 

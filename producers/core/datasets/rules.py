@@ -203,11 +203,13 @@ class Rules:
         if self._label is not None:
             label = self._scalar(line, self._label, values[self._label])
         try:
-            prompt, said = parse_conversation(values["messages"], labelled=self._label is not None)
+            prompt, answer = parse_conversation(
+                values["messages"], labelled=self._label is not None
+            )
         except BadMessages as bad:
             self._report.add(self._at(line, "messages"), str(bad))
             return None
-        return DatasetRow(prompt=prompt, label=said or label, metadata=metadata)
+        return DatasetRow(prompt=prompt, label=answer or label, metadata=metadata)
 
     def _text(self, line: int, name: str, values: Values, *, optional: bool) -> str | None:
         if name not in values:

@@ -77,7 +77,7 @@ async def chat(request: Request) -> Response:
     """One answer of the checkpoint's policy."""
     body = await body_of(request, ("messages", "temperature", "max_tokens"))
     checkpoint = await _find_checkpoint(request)
-    asked = SampleRequest(
+    sample_request = SampleRequest(
         model=checkpoint.model(),
         policy=PolicyRef(version=0),
         params=_sampling_params(body).model_copy(update={"date": checkpoint.run.today}),
@@ -89,7 +89,7 @@ async def chat(request: Request) -> Response:
         raise TransientError(
             "no device worker is running; start one, `headrace status` shows what runs"
         )
-    turn = await _sample_turn(doors[0], asked)
+    turn = await _sample_turn(doors[0], sample_request)
     prompt, completion = len(turn.prompt_ids), len(turn.completion_ids)
     return ApiResponse(
         {
@@ -104,13 +104,13 @@ async def chat(request: Request) -> Response:
     )
 
 
-async def _sample_turn(door: Door, asked: SampleRequest) -> Turn:
+async def _sample_turn(door: Door, sample_request: SampleRequest) -> Turn:
     """Ask a worker. Raises TransientError when it does not answer, and InvalidConfig when it refuses."""
     try:
         async with httpx.AsyncClient(timeout=CHAT_S, trust_env=False) as client:
             answer = await client.post(
                 door.url,
-                content=asked.model_dump_json(),
+                content=sample_request.model_dump_json(),
                 headers={
                     "Authorization": f"Bearer {door.key}",
                     "Content-Type": "application/json",
@@ -120,10 +120,10 @@ async def _sample_turn(door: Door, asked: SampleRequest) -> Turn:
         raise TransientError(f"worker {door.worker} does not answer; try again") from error
     if answer.is_success:
         return Turn.model_validate_json(answer.content)
-    said = answer.text[:500]
+    detail = answer.text[:500]
     if answer.status_code == 400:
-        raise InvalidConfig(f"the worker refused the chat: {said}")
-    raise TransientError(f"worker {door.worker} could not sample ({answer.status_code}): {said}")
+        raise InvalidConfig(f"the worker refused the chat: {detail}")
+    raise TransientError(f"worker {door.worker} could not sample ({answer.status_code}): {detail}")
 
 
 def _sampling_params(body: JsonBody) -> SamplingParams:

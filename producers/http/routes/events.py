@@ -55,18 +55,18 @@ async def events(request: Request) -> Response:
     limit = number(request, "limit", default=100, least=1, most=1000)
     found = await services(request).log.read(run, after=after, limit=limit, types=types)
     following = str(found[-1].cursor if found else after)
-    shown = [cloud_event(recorded).model_dump(mode="json") for recorded in found]
-    return ApiResponse({"events": shown, "next": following})
+    page = [cloud_event(recorded).model_dump(mode="json") for recorded in found]
+    return ApiResponse({"events": page, "next": following})
 
 
 async def _stream(request: Request, run: str, types: Sequence[str] | None) -> Response:
-    given = request.headers.get("last-event-id") or request.query_params.get("after")
-    after = _parse_cursor(given)
+    value = request.headers.get("last-event-id") or request.query_params.get("after")
+    after = _parse_cursor(value)
     log = services(request).log
     if not await log.reaches(after):
         after = Cursor()  # the database lost transactions, so the cursor means nothing
     first = await log.read(run, after=after, limit=BATCH, types=types)
-    if not first and given and await _has_ended(request, run):
+    if not first and value and await _has_ended(request, run):
         return Response(status_code=204)
     return StreamingResponse(
         _follow(request, run, first, after, types),
@@ -130,10 +130,10 @@ def _parse_cursor(text: str | None) -> Cursor:
 
 
 def _parse_types(request: Request) -> list[str] | None:
-    given = request.query_params.get("types")
-    if not given:
+    value = request.query_params.get("types")
+    if not value:
         return None
-    types = given.split(",")
+    types = value.split(",")
     unknown = [kind for kind in types if kind not in EVENT_TYPES]
     if unknown:
         message = f"{unknown[0]!r} is not a type of event; use one of those in docs/events.md"

@@ -38,14 +38,14 @@ async def sample_page(
         owner, purpose, page, step=None if step < 0 else step
     )
     rows = await _read_rows(request, dataset, groups)
-    shown: list[Mapping[str, object]] = []
+    samples: list[Mapping[str, object]] = []
     for group in groups:
         ref = ArtifactRef.model_validate_json(group.artifact)
         batch = SampleBatch.model_validate_json(await services(request).artifacts.get(ref))
         for position, sample in enumerate(_samples(group, batch, rows), group.first):
             if page.offset <= position < page.offset + page.limit:
-                shown.append(sample)
-    return page_response("samples", shown, total, page)
+                samples.append(sample)
+    return page_response("samples", samples, total, page)
 
 
 async def _read_rows(

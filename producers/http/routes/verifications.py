@@ -22,10 +22,10 @@ def to_json(found: Verification) -> Mapping[str, object]:
 async def verify(request: Request) -> Response:
     ref = request.path_params["ref"]
     await body_of(request, ())
-    asked = await services(request).verifications.request(
+    verification = await services(request).verifications.request(
         ref, cause=cause_of(request, f"verify/{ref}")
     )
-    return ApiResponse({"verification": to_json(asked)}, status_code=202)
+    return ApiResponse({"verification": to_json(verification)}, status_code=202)
 
 
 async def show(request: Request) -> Response:
