@@ -33,7 +33,7 @@ from infra.runtime.hosting import Hosting
 from infra.settings.settings import Settings
 from schemas.events import Event, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
-from tests.kit.commits import firsts
+from tests.kit.commits import commit_of_streams
 from tests.stack.kafka import kafka_server
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,7 +120,7 @@ async def append(log: PostgresLog, load: Load) -> list[Appended]:
 async def _one(log: PostgresLog, batch: int) -> list[Appended]:
     began = time.monotonic()
     events = [RunWarned(run=uuid4().hex, step=1, message="look") for _ in range(batch)]
-    recorded = await log.commit(firsts(*events))
+    recorded = await log.commit(commit_of_streams(*events))
     return [Appended(r.run, began, time.monotonic()) for r in recorded]
 
 

@@ -11,7 +11,7 @@ from infra.ports.bus import Bus
 from infra.ports.event_log import Commit, EventLog
 from schemas.ids import ConsumerName, EventId
 from tests.contracts.event_log_suite import warning
-from tests.kit.commits import one
+from tests.kit.commits import commit_of
 
 WARNED = ["rl.run.warned"]
 
@@ -32,7 +32,7 @@ class BusSuite:
     ) -> None:
         name, run = ConsumerName(uuid4().hex), uuid4().hex
         bus = bound.make()
-        await bound.log.commit(one(warning(run, 1), 1))
+        await bound.log.commit(commit_of(warning(run, 1), 1))
         seen: list[str] = []
         async with listening(bus, {name: WARNED, ConsumerName("deaf"): ["rl.run.paused"]}) as heard:
             async for batch in heard:
@@ -45,7 +45,7 @@ class BusSuite:
 
     async def test_what_was_not_acknowledged_comes_again(self, bound: BoundBus) -> None:
         name, run = ConsumerName(uuid4().hex), uuid4().hex
-        await bound.log.commit(one(warning(run, 1), 1))
+        await bound.log.commit(commit_of(warning(run, 1), 1))
         for _ in range(2):
             async with listening(bound.make(), {name: WARNED}) as heard:
                 batch = await anext(heard)
@@ -53,9 +53,9 @@ class BusSuite:
 
     async def test_what_the_inbox_holds_is_not_delivered(self, bound: BoundBus) -> None:
         name, run = ConsumerName(uuid4().hex), uuid4().hex
-        (recorded,) = await bound.log.commit(one(warning(run, 1), 1))
+        (recorded,) = await bound.log.commit(commit_of(warning(run, 1), 1))
         await bound.log.commit(Commit(consumed=((name, EventId(recorded.id)),)))
-        await bound.log.commit(one(warning(run, 2), 2))
+        await bound.log.commit(commit_of(warning(run, 2), 2))
         async with listening(bound.make(), {name: WARNED}) as heard:
             async for batch in heard:
                 mine = [r.version for _, r in batch if r.event.run_id == run]
@@ -68,11 +68,11 @@ class BusSuite:
         name, run = ConsumerName(uuid4().hex), uuid4().hex
         bus = bound.make()
         async with listening(bus, {name: WARNED}) as heard:
-            await bound.log.commit(one(warning(run, 1), 1))
+            await bound.log.commit(commit_of(warning(run, 1), 1))
             await consume(bound.log, bus, await anext(heard))
-            (second,) = await bound.log.commit(one(warning(run, 2), 2))
+            (second,) = await bound.log.commit(commit_of(warning(run, 2), 2))
             await bound.log.advance([name], second.cursor)
-            await bound.log.commit(one(warning(run, 3), 3))
+            await bound.log.commit(commit_of(warning(run, 3), 3))
             assert [r.version for _, r in await anext(heard)] == [3]
 
 

@@ -19,7 +19,7 @@ from schemas.events import (
 )
 from schemas.ids import ConsumerName, WorkerId, workspace_stream
 from schemas.specs import CommitSpec
-from tests.kit.commits import one
+from tests.kit.commits import commit_of
 
 SYNC = ConsumerName("sync")
 LEASE_S = 5.0
@@ -61,7 +61,7 @@ async def worker(bound: Bound) -> WorkerId:
 
 
 async def gate(bound: Bound, event: Event, version: int) -> None:
-    await bound.log.commit(one(event, version))
+    await bound.log.commit(commit_of(event, version))
 
 
 async def append(bound: Bound, event: Event) -> None:

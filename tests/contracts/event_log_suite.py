@@ -21,7 +21,7 @@ from schemas.errors import Refused
 from schemas.events import MAX_EVENT_BYTES, RunPaused, RunWarned
 from schemas.ids import ConsumerName, EventId, StreamName
 from schemas.specs import CommitSpec
-from tests.kit.commits import new, one
+from tests.kit.commits import commit_of, new_event
 
 CONSUMER = ConsumerName("tests")
 
@@ -46,7 +46,7 @@ async def stream_of(log: EventLog, version: int) -> StreamName:
     """A new stream that has `version` events."""
     run = uuid4().hex
     for step in range(1, version + 1):
-        await log.commit(one(warning(run, step), step))
+        await log.commit(commit_of(warning(run, step), step))
     return warning(run, 1).stream
 
 
@@ -55,7 +55,7 @@ class EventLogSuite:
 
     async def test_what_is_committed_is_loaded_in_order(self, log: EventLog) -> None:
         run = uuid4().hex
-        written = [(await log.commit(one(warning(run, n), n)))[0] for n in (1, 2, 3)]
+        written = [(await log.commit(commit_of(warning(run, n), n)))[0] for n in (1, 2, 3)]
         stream = written[0].stream
         loaded = (await log.load({stream: 0}))[stream]
         assert loaded == written
@@ -68,7 +68,7 @@ class EventLogSuite:
         runs = sorted(uuid4().hex for _ in range(2))
         for run in runs:
             for n in (1, 2, 3):
-                await log.commit(one(warning(run, n), n))
+                await log.commit(commit_of(warning(run, n), n))
         first, second = (warning(run, 1).stream for run in runs)
         page = await log.load({second: 0, first: 1}, limit=3)
         assert {s: [r.version for r in page[s]] for s in page} == {first: [2, 3], second: [1]}
@@ -78,16 +78,17 @@ class EventLogSuite:
     async def test_a_stream_knows_its_version(self, log: EventLog) -> None:
         run = uuid4().hex
         for step in (1, 2):
-            await log.commit(one(warning(run, step), step))
+            await log.commit(commit_of(warning(run, step), step))
         stream, unknown = warning(run, 1).stream, StreamName("run-unknown")
         assert dict(await log.versions([stream, unknown])) == {stream: 2, unknown: 0}
 
     async def test_a_moved_stream_is_stale_and_nothing_is_written(self, log: EventLog) -> None:
         run, other = uuid4().hex, uuid4().hex
-        await log.commit(one(warning(run, 1), 1))
+        await log.commit(commit_of(warning(run, 1), 1))
         first, second = warning(other, 1), warning(run, 2)
         both = Commit(
-            expected={first.stream: 0, second.stream: 0}, events=(new(first, 1), new(second, 1))
+            expected={first.stream: 0, second.stream: 0},
+            events=(new_event(first, 1), new_event(second, 1)),
         )
         with pytest.raises(CommitMiss) as miss:
             await log.commit(both)
@@ -120,7 +121,7 @@ class EventLogSuite:
     ) -> None:
         first = warning(uuid4().hex, 1)
         key = (CONSUMER, EventId(uuid4()))
-        await log.commit(one(first, 1))
+        await log.commit(commit_of(first, 1))
         with pytest.raises(CommitMiss) as miss:
             await log.commit(Commit(consumed=(key,), expected={first.stream: 0}))
         assert (miss.value.kind, miss.value.what) == ("stale", first.stream)
@@ -132,15 +133,15 @@ class EventLogSuite:
             await log.commit(Commit(expected={first.stream: 0}))
         assert (await log.versions([first.stream]))[first.stream] == 0
         assert list((await log.load({first.stream: 0}))[first.stream]) == []
-        (recorded,) = await log.commit(one(first, 1))
+        (recorded,) = await log.commit(commit_of(first, 1))
         assert (recorded.version, (await log.versions([first.stream]))[first.stream]) == (1, 1)
 
     async def test_to_read_takes_nothing_from_who_appends(self, log: EventLog) -> None:
         read, stream = await stream_of(log, 1), await stream_of(log, 1)
         run = stream.removeprefix("run-")
-        both = Commit(expected={read: 1, stream: 1}, events=(new(warning(run, 2), 2),))
+        both = Commit(expected={read: 1, stream: 1}, events=(new_event(warning(run, 2), 2),))
         await log.commit(both)
-        await log.commit(one(warning(read.removeprefix("run-"), 2), 2))
+        await log.commit(commit_of(warning(read.removeprefix("run-"), 2), 2))
         with pytest.raises(CommitMiss) as miss:
             await log.commit(replace(both, expected={read: 1, stream: 2}))
         assert (miss.value.kind, miss.value.what) == ("stale", read)
@@ -162,7 +163,7 @@ class EventLogSuite:
         for step in range(2, 12):
             at = await log.versions(pair)
             commits = [
-                Commit(expected=dict(at), events=(new(warning(s[4:], step), at[s] + 1),))
+                Commit(expected=dict(at), events=(new_event(warning(s[4:], step), at[s] + 1),))
                 for s in pair
             ]
             ended = await asyncio.gather(*map(log.commit, commits), return_exceptions=True)
@@ -172,16 +173,16 @@ class EventLogSuite:
 
     async def test_a_message_is_consumed_once(self, log: EventLog) -> None:
         run, key = uuid4().hex, (CONSUMER, EventId(uuid4()))
-        await log.commit(one(warning(run, 1), 1, consumed=(key,)))
+        await log.commit(commit_of(warning(run, 1), 1, consumed=(key,)))
         with pytest.raises(CommitMiss) as miss:
-            await log.commit(one(warning(run, 2), 2, consumed=(key,)))
+            await log.commit(commit_of(warning(run, 2), 2, consumed=(key,)))
         assert miss.value.kind == "duplicate"
         other = (CONSUMER, EventId(uuid4()))
         assert await log.consumed([key, other]) == frozenset({key})
 
     async def test_what_lies_below_the_watermark_is_not_consumed_again(self, log: EventLog) -> None:
         name, other = ConsumerName(uuid4().hex), ConsumerName(uuid4().hex)
-        written = [(await log.commit(one(warning(uuid4().hex, n), 1)))[0] for n in (1, 2, 3)]
+        written = [(await log.commit(commit_of(warning(uuid4().hex, n), 1)))[0] for n in (1, 2, 3)]
         ids = [EventId(r.id) for r in written]
         cursors = {EventId(r.id): r.cursor for r in written}
         await log.commit(Commit(consumed=((name, ids[0]),), cursors=cursors))
@@ -192,7 +193,7 @@ class EventLogSuite:
                 consumed=((name, event_id), (name, ids[2])),
                 cursors=cursors,
                 expected={stream: 1},
-                events=(new(warning(stream[4:], 2), 2),),
+                events=(new_event(warning(stream[4:], 2), 2),),
             )
             with pytest.raises(CommitMiss) as miss:
                 await log.commit(again)
@@ -204,8 +205,8 @@ class EventLogSuite:
     async def test_what_the_same_decision_appends_lies_above_every_watermark(
         self, log: EventLog
     ) -> None:
-        name, appended = ConsumerName(uuid4().hex), new(warning(uuid4().hex, 1), 1)
-        (last,) = await log.commit(one(warning(uuid4().hex, 1), 1))
+        name, appended = ConsumerName(uuid4().hex), new_event(warning(uuid4().hex, 1), 1)
+        (last,) = await log.commit(commit_of(warning(uuid4().hex, 1), 1))
         await log.advance([name], last.cursor)
         key = (name, appended.id)
         await log.commit(Commit(consumed=(key,), expected={appended.stream: 0}, events=(appended,)))
@@ -213,7 +214,7 @@ class EventLogSuite:
 
     async def test_an_unknown_effect_is_fenced(self, log: EventLog) -> None:
         effect = uuid4()
-        commit = one(warning(uuid4().hex, 1), 1, finished=((effect, 1),))
+        commit = commit_of(warning(uuid4().hex, 1), 1, finished=((effect, 1),))
         with pytest.raises(CommitMiss) as miss:
             await log.commit(commit)
         assert (miss.value.kind, miss.value.what) == ("fenced", str(effect))
@@ -242,7 +243,7 @@ class EventLogSuite:
         run, cause = uuid4().hex, uuid4()
         (first,) = await log.append([warning(run, 1)], cause=cause)
         for n in range(2, 5):
-            (last,) = await log.commit(one(warning(run, n), n))
+            (last,) = await log.commit(commit_of(warning(run, n), n))
         for name in ("edge", "sync"):
             await log.advance([ConsumerName(name)], last.cursor)
         assert await log.append([warning(run, 1)], cause=cause) == [first]
@@ -267,8 +268,8 @@ class EventLogSuite:
         run = uuid4().hex
         _, start = await self._end(log)
         for n in (1, 2, 3):
-            await log.commit(one(warning(run, n), n))
-        await log.commit(one(RunPaused(run=run, step=3), 4))
+            await log.commit(commit_of(warning(run, n), n))
+        await log.commit(commit_of(RunPaused(run=run, step=3), 4))
         page, cursor = await log.tail(start, limit=2)
         assert [r.version for r in page] == [1, 2]
         rest, end = await log.tail(cursor, limit=10)
@@ -283,21 +284,21 @@ class EventLogSuite:
 
     async def test_its_time_is_by_the_clock_that_stamps_events(self, log: EventLog) -> None:
         before = await log.clock_time()
-        (event,) = await log.commit(one(warning(uuid4().hex, 1), 1))
+        (event,) = await log.commit(commit_of(warning(uuid4().hex, 1), 1))
         assert before <= event.time <= await log.clock_time()
 
     async def test_the_head_is_where_the_tail_ends(self, log: EventLog) -> None:
         run = uuid4().hex
-        (first,) = await log.commit(one(warning(run, 1), 1))
+        (first,) = await log.commit(commit_of(warning(run, 1), 1))
         assert await log.visible_head() == first.cursor
         assert not await log.has_events_after(first.cursor)
-        (second,) = await log.commit(one(warning(run, 2), 2))
+        (second,) = await log.commit(commit_of(warning(run, 2), 2))
         assert await log.has_events_after(first.cursor)
         assert await log.visible_head() == second.cursor
 
     async def test_events_are_found_by_their_places(self, log: EventLog) -> None:
         run = uuid4().hex
-        written = [(await log.commit(one(warning(run, n), n)))[0] for n in (1, 2, 3)]
+        written = [(await log.commit(commit_of(warning(run, n), n)))[0] for n in (1, 2, 3)]
         stream = written[0].stream
         found = await log.events_at(
             [(stream, 3), (stream, 1), (stream, 9), (StreamName("run-x"), 1)]
@@ -308,7 +309,7 @@ class EventLogSuite:
         self, log: EventLog
     ) -> None:
         name, other, run = ConsumerName(uuid4().hex), ConsumerName(uuid4().hex), uuid4().hex
-        written = [(await log.commit(one(warning(run, n), n)))[0] for n in (1, 2, 3, 4)]
+        written = [(await log.commit(commit_of(warning(run, n), n)))[0] for n in (1, 2, 3, 4)]
         await log.commit(Commit(consumed=((name, EventId(written[2].id)),)))
         await log.advance([name], written[0].cursor)
         stream = written[0].stream
@@ -324,7 +325,7 @@ class EventLogSuite:
         self, log: EventLog
     ) -> None:
         name, other, run = ConsumerName(uuid4().hex), ConsumerName(uuid4().hex), uuid4().hex
-        written = [(await log.commit(one(warning(run, n), n)))[0] for n in (1, 2, 3, 4)]
+        written = [(await log.commit(commit_of(warning(run, n), n)))[0] for n in (1, 2, 3, 4)]
         await log.commit(Commit(consumed=((name, EventId(written[2].id)),)))
         await log.advance([name], written[0].cursor)
         messages = [(who, r) for r in written for who in (name, other)]
@@ -344,8 +345,8 @@ class EventLogSuite:
     async def test_a_run_is_read_by_type_and_cursor(self, log: EventLog) -> None:
         run = uuid4().hex
         for n in (1, 2):
-            await log.commit(one(warning(run, n), n))
-        await log.commit(one(RunPaused(run=run, step=2), 3))
+            await log.commit(commit_of(warning(run, n), n))
+        await log.commit(commit_of(RunPaused(run=run, step=2), 3))
         read = await log.read(run, after=Cursor(), limit=10)
         assert [r.version for r in read] == [1, 2, 3]
         assert [r.version for r in await log.read(run, after=read[0].cursor, limit=1)] == [2]
@@ -358,7 +359,7 @@ class EventLogSuite:
         keys = [(name, EventId(uuid4())) for _ in range(2)]
         runs = [uuid4().hex for _ in keys]
         written = [
-            (await log.commit(one(warning(run, 1), 1, consumed=(key,))))[0]
+            (await log.commit(commit_of(warning(run, 1), 1, consumed=(key,))))[0]
             for run, key in zip(runs, keys, strict=True)
         ]
         await log.advance([name], written[1].cursor)
@@ -376,14 +377,14 @@ class EventLogSuite:
     async def test_small_artifacts_come_with_their_commit(self, log: EventLog) -> None:
         sha = uuid4().hex * 2
         await log.commit(
-            one(warning(uuid4().hex, 1), 1, artifacts=(SmallArtifact(sha, b"\0bytes"),))
+            commit_of(warning(uuid4().hex, 1), 1, artifacts=(SmallArtifact(sha, b"\0bytes"),))
         )
         assert await log.artifact(sha) == b"\0bytes"
         assert await log.artifact("0" * 64) is None
 
     async def test_what_cannot_be_held_is_refused_for_good(self, log: EventLog) -> None:
         event, key = warning(uuid4().hex, 1), (CONSUMER, EventId(uuid4()))
-        good = new(event, 1)
+        good = new_event(event, 1)
         for wrong in ("a\0b", "\ud800"):
             traced = replace(good, traceparent=wrong)
             for refused in (
@@ -396,12 +397,12 @@ class EventLogSuite:
                 with pytest.raises(CommitRefused, match="cannot hold it"):
                     await log.commit(refused)
         assert await log.consumed([key]) == frozenset()
-        await log.commit(one(event, 1, consumed=(key,)))
+        await log.commit(commit_of(event, 1, consumed=(key,)))
 
     async def test_an_event_that_is_no_text_is_refused(self, log: EventLog) -> None:
         broken = warning(uuid4().hex, 1).model_copy(update={"message": "\ud800"})
         with pytest.raises(Refused, match="cannot be written") as refused:
-            await log.commit(one(broken, 1))
+            await log.commit(commit_of(broken, 1))
         assert getattr(refused.value, "event", None) is broken
 
     async def test_an_event_that_is_too_large_is_refused(self, log: EventLog) -> None:
@@ -409,17 +410,17 @@ class EventLogSuite:
         for text in ("x" * 70_000, "\N{CJK UNIFIED IDEOGRAPH-6E20}" * 22_000):
             event = RunWarned(run=run, step=1, message=text)
             with pytest.raises(Refused, match="65536"):
-                await log.commit(one(event, 1))
+                await log.commit(commit_of(event, 1))
             assert list((await log.load({event.stream: 0}))[event.stream]) == []
 
     async def test_an_event_may_have_64_kib(self, log: EventLog) -> None:
         event = RunWarned(run=uuid4().hex, step=1, message="")
         room = MAX_EVENT_BYTES - len(event.model_dump_json().encode())
         largest = event.model_copy(update={"message": "é" * (room // 2) + "x" * (room % 2)})
-        await log.commit(one(largest, 1))
+        await log.commit(commit_of(largest, 1))
         larger = largest.model_copy(update={"message": largest.message + "x"})
         with pytest.raises(Refused, match="65537 bytes"):
-            await log.commit(one(larger, 2))
+            await log.commit(commit_of(larger, 2))
 
     async def test_a_log_reaches_to_its_last_event_and_no_further(self, log: EventLog) -> None:
         assert await log.reaches(Cursor())

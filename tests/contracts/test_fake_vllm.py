@@ -13,7 +13,7 @@ import torch
 from schemas.errors import Refused, TransientError
 from schemas.sampling import PolicyRef
 from tests.contracts.vllm_suite import VllmSuite, World, sampling_on
-from tests.kit.vllm import FakeVllm, fake_vllms, sampled
+from tests.kit.vllm import FakeVllm, fake_vllms, num_sampled
 from tests.unit.trainer.support import TINY, request
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
@@ -88,11 +88,11 @@ async def test_a_version_is_on_every_server_and_a_group_on_one(
         [request(slot=slot, sample=i, policy=policy) for i in range(3)] for slot in spread(fakes)
     ]
     for group in groups:
-        before = [sampled(fake) for fake in fakes]
+        before = [num_sampled(fake) for fake in fakes]
         await asyncio.gather(*(world.sampler.sample(r) for r in group))
-        assert sorted(sampled(f) - n for f, n in zip(fakes, before, strict=True)) == [0, 3]
+        assert sorted(num_sampled(f) - n for f, n in zip(fakes, before, strict=True)) == [0, 3]
     assert all(len(fake.loads) == 1 for fake in fakes)
-    assert all(sampled(fake) for fake in fakes)
+    assert all(num_sampled(fake) for fake in fakes)
 
 
 async def test_a_version_that_one_server_refuses_is_on_none(
@@ -102,7 +102,7 @@ async def test_a_version_that_one_server_refuses_is_on_none(
     with pytest.raises(Refused, match="max-lora-rank"):
         await world.sampler.sample(request(policy=await world.policy(1)))
     assert not any(fake.adapters for fake in fakes)
-    assert not any(sampled(fake) for fake in fakes)
+    assert not any(num_sampled(fake) for fake in fakes)
 
 
 async def test_samples_of_a_server_that_dies_are_sampled_again_elsewhere(
@@ -112,15 +112,15 @@ async def test_samples_of_a_server_that_dies_are_sampled_again_elsewhere(
     policy = await world.policy(1)
     requests = [request(slot=2, sample=i, policy=policy, max_new_tokens=16) for i in range(4)]
     calm = [await world.sampler.sample(r) for r in requests]
-    victim = max(fakes, key=sampled)
+    victim = max(fakes, key=num_sampled)
     other = next(fake for fake in fakes if fake is not victim)
-    victim.hold, asked = asyncio.Event(), sampled(victim)
+    victim.hold, asked = asyncio.Event(), num_sampled(victim)
     tasks = [asyncio.create_task(world.sampler.sample(r)) for r in requests]
-    await eventually(lambda: sampled(victim) == asked + len(requests))
+    await eventually(lambda: num_sampled(victim) == asked + len(requests))
     await victim.die()
     turns = await asyncio.gather(*tasks)
     assert [t.completion_ids for t in turns] == [t.completion_ids for t in calm]
-    assert sampled(other) == len(requests)
+    assert num_sampled(other) == len(requests)
 
 
 async def test_a_server_that_comes_back_gets_the_version_before_it_samples(
@@ -130,17 +130,17 @@ async def test_a_server_that_comes_back_gets_the_version_before_it_samples(
     policy = await world.policy(1)
     requests = [request(slot=slot, policy=policy) for slot in spread(fakes)]
     calm = [await world.sampler.sample(r) for r in requests]
-    assert all(sampled(fake) for fake in fakes)
+    assert all(num_sampled(fake) for fake in fakes)
     await fakes[0].die()
     for asked, turn in zip(requests, calm, strict=True):
         assert (await world.sampler.sample(asked)).completion_ids == turn.completion_ids
-    before = sampled(fakes[0])
+    before = num_sampled(fakes[0])
     await fakes[0].start()
     away, clock = world.sampler.fleet.replicas[0], asyncio.get_running_loop().time
     await eventually(lambda: clock() > away.ask_again_at)
     for asked, turn in zip(requests, calm, strict=True):
         assert (await world.sampler.sample(asked)).completion_ids == turn.completion_ids
-    assert sampled(fakes[0]) > before
+    assert num_sampled(fakes[0]) > before
     assert len(fakes[0].loads) == 2
 
 
@@ -171,11 +171,11 @@ async def test_a_server_that_a_request_lost_while_a_version_was_loaded_gets_it_a
         patched.setattr(place, name, lose)
         await world.sampler.sample(request(policy=await world.policy(2)))
     assert lost
-    before, clock = sampled(fakes[0]), asyncio.get_running_loop().time
+    before, clock = num_sampled(fakes[0]), asyncio.get_running_loop().time
     await eventually(lambda: replica.card is not None or clock() > replica.ask_again_at)
     again = [await world.sampler.sample(r) for r in requests]
     assert [t.completion_ids for t in again] == [t.completion_ids for t in calm]
-    assert sampled(fakes[0]) > before
+    assert num_sampled(fakes[0]) > before
     assert not both.warnings
 
 
@@ -222,9 +222,9 @@ async def test_to_prepare_is_to_wait_for_a_server_that_has_the_version(
         assert not task.done()
         await fake.start()
         await task
-        assert (len(fake.loads), sampled(fake)) == (1, 0)
+        assert (len(fake.loads), num_sampled(fake)) == (1, 0)
         await world.sampler.sample(asked)
-        assert (len(fake.loads), sampled(fake)) == (1, 1)
+        assert (len(fake.loads), num_sampled(fake)) == (1, 1)
 
 
 async def test_a_server_that_ignores_its_adapter_is_fenced_and_the_other_goes_on(
@@ -236,13 +236,13 @@ async def test_a_server_that_ignores_its_adapter_is_fenced_and_the_other_goes_on
     for asked in requests:
         await world.sampler.sample(asked)
     assert not world.sampler.fleet.warnings
-    before = sampled(fakes[0])
+    before = num_sampled(fakes[0])
     policy = await world.policy(1)
     for slot in spread(fakes):
         await world.sampler.sample(request(slot=slot, policy=policy))
     (warning,) = world.sampler.fleet.warnings
     assert fakes[0].url in warning
-    assert sampled(fakes[0]) == before
+    assert num_sampled(fakes[0]) == before
     assert not fakes[0].adapters
 
 

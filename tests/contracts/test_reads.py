@@ -17,7 +17,7 @@ from schemas.ids import StreamName
 from tests.contracts.event_log_suite import stream_of, warning
 from tests.contracts.test_claims import until_it_waits
 from tests.crash.test_twins import switched_off
-from tests.kit.commits import one
+from tests.kit.commits import commit_of
 
 pytestmark = pytest.mark.postgres
 
@@ -75,14 +75,14 @@ async def test_readers_do_not_wait_for_one_another(bench: Bench) -> None:
 async def test_who_appends_waits_for_whoever_decided_on_the_stream(bench: Bench) -> None:
     stream = await stream_of(bench.log, 1)
     async with bench.open(read(stream, 1)):
-        appending = await bench.waits(one(warning(stream[4:], 2), 2))
+        appending = await bench.waits(commit_of(warning(stream[4:], 2), 2))
     await appending
     assert (await bench.log.versions([stream]))[stream] == 2
 
 
 async def test_who_decided_on_a_stream_that_then_moves_is_stale(bench: Bench) -> None:
     stream = await stream_of(bench.log, 1)
-    async with bench.open(one(warning(stream[4:], 2), 2)):
+    async with bench.open(commit_of(warning(stream[4:], 2), 2)):
         reading = await bench.waits(read(stream, 1))
     with pytest.raises(CommitMiss) as miss:
         await reading
@@ -94,14 +94,14 @@ async def test_who_creates_a_stream_waits_for_whoever_decided_that_there_is_none
 ) -> None:
     first = warning(uuid4().hex, 1)
     async with bench.open(read(first.stream, 0)):
-        creating = await bench.waits(one(first, 1))
+        creating = await bench.waits(commit_of(first, 1))
     (created,) = await creating
     assert created.version == 1
 
 
 async def test_who_decided_that_there_is_none_is_stale_once_it_is_created(bench: Bench) -> None:
     first = warning(uuid4().hex, 1)
-    async with bench.open(one(first, 1)):
+    async with bench.open(commit_of(first, 1)):
         reading = await bench.waits(read(first.stream, 0))
     with pytest.raises(CommitMiss) as miss:
         await reading

@@ -5,7 +5,7 @@ import pytest
 from infra.blobs.s3.store import S3Blobs
 from schemas.errors import NotFound
 from tests.contracts.blobs_suite import BlobsSuite
-from tests.kit.s3 import Bucket, given
+from tests.kit.s3 import Bucket, parse_server
 
 pytestmark = pytest.mark.s3
 
@@ -43,7 +43,7 @@ async def test_more_keys_than_one_page_are_all_listed(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blobs, page = bucket.blobs(), bucket.client.list_objects_v2
-    monkeypatch.setattr(blobs._client, "list_objects_v2", lambda **given: page(**given, MaxKeys=3))
+    monkeypatch.setattr(blobs._client, "list_objects_v2", lambda **keys: page(**keys, MaxKeys=3))
     names = [f"k/{n}" for n in range(10)]
     for name in names:
         await blobs.put(name, b"x")
@@ -51,8 +51,8 @@ async def test_more_keys_than_one_page_are_all_listed(
 
 
 def test_an_external_store_is_named_with_its_keys() -> None:
-    server = given("https://KEY:se%2Fcret@store.example:9000")
+    server = parse_server("https://KEY:se%2Fcret@store.example:9000")
     assert server.endpoint == "https://store.example:9000"
     assert (server.access_key, server.secret_key) == ("KEY", "se/cret")
     with pytest.raises(AssertionError, match="no access key"):
-        given("http://store.example")
+        parse_server("http://store.example")

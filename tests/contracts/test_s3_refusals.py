@@ -21,7 +21,7 @@ from infra.settings.s3 import S3Place
 from infra.settings.settings import Settings
 from schemas.errors import InvalidConfig, TransientError
 from tests.kit.faulty_proxy import Fault, faulty_proxy
-from tests.kit.s3 import Bucket, needed
+from tests.kit.s3 import Bucket, need_s3
 from tests.stack.s3 import S3Server, binary, s3_server
 
 pytestmark = pytest.mark.s3
@@ -172,7 +172,7 @@ async def test_what_is_no_store_at_all(web_server: str, monkeypatch: pytest.Monk
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A store with a second account, `reader`."""
-    needed()
+    need_s3()
     with s3_server(tmp_path_factory.mktemp("guarded"), users=True) as server:
         made = subprocess.run(
             [

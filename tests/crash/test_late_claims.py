@@ -26,7 +26,7 @@ from tests.contracts.effects_suite import SYNC, effect
 from tests.kit.hosting import Script, consumer
 from tests.kit.on_postgres import WORKER, working
 from tests.kit.partition_proxy import PartitionProxy, partition_proxy
-from tests.kit.postgres import connected
+from tests.kit.postgres import open_database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
@@ -84,7 +84,7 @@ async def stalled(url: str, home: Path, script: Script, *, fenced: bool) -> Asyn
     limits = DatabaseLimits(pool=1, statement_s=STATEMENT_S)
     with partition_proxy(parts.hostname, parts.port) as network:
         through = url.replace(f"{parts.hostname}:{parts.port}", f"127.0.0.1:{network.port}")
-        async with connected(url) as direct, connect(through, limits=limits) as cut:
+        async with open_database(url) as direct, connect(through, limits=limits) as cut:
             effects = Stalling(cut, network)
             effects.fenced = fenced
             async with working(consumer(script, name="sync"), cut, home, effects):

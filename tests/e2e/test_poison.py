@@ -20,7 +20,7 @@ from infra.runtime.hosting import Hosting
 from schemas.effects import Lane
 from schemas.events import CheckpointFailed, MessageDeadLettered, MessageRedriven, RunWarned
 from schemas.ids import EventId, StreamName, WorkerId
-from tests.kit.commits import one
+from tests.kit.commits import commit_of
 from tests.kit.hosting import Script, consumer
 from tests.kit.runtimes import runtime_on
 
@@ -52,7 +52,7 @@ async def load(log: PostgresLog) -> None:
 
     async def one_run(run: str) -> None:
         for step in range(1, EACH + 1):
-            await log.commit(one(RunWarned(run=run, step=step, message="look"), step))
+            await log.commit(commit_of(RunWarned(run=run, step=step, message="look"), step))
 
     await asyncio.gather(*(one_run(f"r{n}") for n in range(RUNS)))
 

@@ -13,7 +13,7 @@ from infra.local import data_directory
 from tests.kit.kafka import need_kafka
 from tests.kit.platform import ROOT
 from tests.kit.postgres import need_programs
-from tests.kit.s3 import needed
+from tests.kit.s3 import need_s3
 
 pytestmark = [pytest.mark.processes, pytest.mark.postgres, pytest.mark.kafka, pytest.mark.s3]
 
@@ -46,7 +46,7 @@ def exported(script: Path) -> dict[str, str]:
 def test_one_command_starts_it_all_and_another_stops_it(tmp_path: Path) -> None:
     need_kafka()
     need_programs()
-    needed()
+    need_s3()
     stack = tmp_path / "stack"
     started = python("tests.stack", "up", "--detach", str(stack))
     try:

@@ -8,12 +8,12 @@ import pytest
 
 from consumers.registry import REGISTRY, load
 from infra.runtime.consumer import AnyConsumer
-from tests.kit.folds import fingerprints, recorded, streams
+from tests.kit.folds import fingerprints, read_fingerprints, streams
 
 
 def unchanged(consumer: AnyConsumer) -> None:
     """Raises AssertionError when the fold is not the one that was recorded under its version."""
-    known = recorded().get(consumer.name, {}).get(str(consumer.fold_version), {})
+    known = read_fingerprints().get(consumer.name, {}).get(str(consumer.fold_version), {})
     found = fingerprints(consumer)
     changed = sorted(name for name in known if name in found and found[name] != known[name])
     module = REGISTRY[consumer.name].replace(".", "/") + ".py"

@@ -26,7 +26,7 @@ from infra.postgres.skipped_records import Skips
 from infra.settings.kafka import KafkaSettings
 from schemas.ids import ConsumerName, EventId
 from tests.contracts.event_log_suite import warning
-from tests.kit.commits import new, one
+from tests.kit.commits import commit_of, new_event
 
 WARNED = ("rl.run.warned",)
 
@@ -80,11 +80,13 @@ class BrokerFixture:
 
     async def warn(self, count: int = 1) -> list[Recorded]:
         """Append so many warnings, each of a run of its own."""
-        return [(await self.log.commit(one(warning(uuid4().hex, 1), 1)))[0] for _ in range(count)]
+        return [
+            (await self.log.commit(commit_of(warning(uuid4().hex, 1), 1)))[0] for _ in range(count)
+        ]
 
     async def warn_run(self, run: str, start: int, count: int) -> list[Recorded]:
         """Append warnings of one run, of one key, in one transaction."""
-        wanted = [new(warning(run, n), n) for n in range(start, start + count)]
+        wanted = [new_event(warning(run, n), n) for n in range(start, start + count)]
         expected = {wanted[0].stream: start - 1}
         return list(await self.log.commit(Commit(expected=expected, events=tuple(wanted))))
 
@@ -113,13 +115,13 @@ class BrokerFixture:
             await reader._client.force_metadata_update()
             found: list[ConsumerRecord] = []
             for number in sorted(await reader._client._wait_on_metadata(topic or self.topic)):
-                found += await _drained(reader, TopicPartition(topic or self.topic, number))
+                found += await _drain(reader, TopicPartition(topic or self.topic, number))
             return found
         finally:
             await reader.stop()
 
 
-async def _drained(reader: AIOKafkaConsumer, place: TopicPartition) -> list[ConsumerRecord]:
+async def _drain(reader: AIOKafkaConsumer, place: TopicPartition) -> list[ConsumerRecord]:
     end = (await reader.end_offsets([place]))[place]
     reader.assign([place])
     await reader.seek_to_beginning(place)

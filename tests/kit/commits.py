@@ -8,7 +8,7 @@ from schemas.events import Event
 from schemas.ids import EventId
 
 
-def new(event: Event, version: int = 1) -> NewEvent:
+def new_event(event: Event, version: int = 1) -> NewEvent:
     """The event as the version of its stream."""
     return NewEvent(
         id=EventId(uuid4()),
@@ -20,11 +20,13 @@ def new(event: Event, version: int = 1) -> NewEvent:
     )
 
 
-def one(event: Event, version: int = 1, **more: Any) -> Commit:
+def commit_of(event: Event, version: int = 1, **more: Any) -> Commit:
     """A commit of one event at a version."""
-    return Commit(expected={event.stream: version - 1}, events=(new(event, version),), **more)
+    return Commit(expected={event.stream: version - 1}, events=(new_event(event, version),), **more)
 
 
-def firsts(*events: Event) -> Commit:
+def commit_of_streams(*events: Event) -> Commit:
     """A commit of events that each begin a stream."""
-    return Commit(expected={event.stream: 0 for event in events}, events=tuple(map(new, events)))
+    return Commit(
+        expected={event.stream: 0 for event in events}, events=tuple(map(new_event, events))
+    )

@@ -113,7 +113,7 @@ def family(name: str) -> Family:
     return next(family for family in FAMILIES if family.name == name)
 
 
-def drawn(config: PreTrainedConfig, *, spread: float = 0.05) -> PreTrainedModel:
+def random_model(config: PreTrainedConfig, *, spread: float = 0.05) -> PreTrainedModel:
     """A model with weights that matter: nothing at 0 or 1, biases and norms included."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -124,9 +124,9 @@ def drawn(config: PreTrainedConfig, *, spread: float = 0.05) -> PreTrainedModel:
     return model
 
 
-def written(config: PreTrainedConfig, folder: Path) -> PreTrainedModel:
+def save_random_model(config: PreTrainedConfig, folder: Path) -> PreTrainedModel:
     """The drawn model, in `folder` with our tokenizer."""
-    model = drawn(config)
+    model = random_model(config)
     model.save_pretrained(folder)
     character_tokenizer(scratch_shape("qwen3-tiny")).save_pretrained(folder)
     return model

@@ -32,7 +32,7 @@ def fingerprints(consumer: AnyConsumer) -> dict[str, str]:
     for stream in streams().values():
         if _owns(consumer, stream[0]):
             told += _states(consumer, stream)
-    alone = {n: _states(consumer, [e]) for n, e in released().items() if _owns(consumer, e)}
+    alone = {n: _states(consumer, [e]) for n, e in golden_events().items() if _owns(consumer, e)}
     return {name: _hash(states) for name, states in {"history": told, **alone}.items()}
 
 
@@ -69,7 +69,7 @@ def streams() -> Mapping[str, list[Event]]:
     return found
 
 
-def released() -> dict[str, Event]:
+def golden_events() -> dict[str, Event]:
     """The golden payloads of all events that there are."""
     found = {}
     for path in sorted(GOLDEN.glob("*.json")):
@@ -79,7 +79,7 @@ def released() -> dict[str, Event]:
     return found
 
 
-def recorded() -> dict[str, dict[str, dict[str, str]]]:
+def read_fingerprints() -> dict[str, dict[str, dict[str, str]]]:
     """Consumer -> fold version -> what was folded -> hash."""
     found: dict[str, dict[str, dict[str, str]]] = json.loads(FINGERPRINTS.read_text())
     return found
@@ -90,7 +90,7 @@ def record() -> None:
     HISTORY.parent.mkdir(exist_ok=True)
     if not HISTORY.exists():
         _write_history(HISTORY)
-    known = recorded() if FINGERPRINTS.exists() else {}
+    known = read_fingerprints() if FINGERPRINTS.exists() else {}
     for name in REGISTRY:
         consumer = load(name)
         versions = known.setdefault(name, {})

@@ -77,14 +77,14 @@ def validation(run: str) -> Iterator[Event]:
     }
     yield EvaluationRequested(eval_name=f"{run}-3", **asked)
     yield EvaluationStarted(batch_size=8, pass_threshold=1.0, **asked)
-    yield _graded(evaluation, template)
+    yield _grade_event(evaluation, template)
     yield EvaluationCompleted(
         evaluation=evaluation, run=run, step=3, status="finished", reward=1.0, metrics={}
     )
     yield EvaluationSettled(run=run, step=3, reward=1.0, metrics={})
 
 
-def _graded(evaluation: str, template: GroupTemplate) -> GroupGraded:
+def _grade_event(evaluation: str, template: GroupTemplate) -> GroupGraded:
     group = str(GroupKey(evaluation, Purpose.EVALUATE, 0, 0))
     return GroupGraded(
         spec=GroupSpec(group=group, row=0, template=template),

@@ -26,7 +26,7 @@ from schemas.effects import FetchCommit, Lane, Outcome
 from schemas.events import CheckpointFailed, Event, MessageDeadLettered, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId, checkpoint_stream
 from schemas.specs import CommitSpec
-from tests.kit.commits import one
+from tests.kit.commits import commit_of
 
 WORKER = WorkerId("w")
 
@@ -162,7 +162,7 @@ class Bench:
         """Append events as they are, without a cause."""
         for event in events:
             version = self.world.version(event.stream)
-            await MemoryLog(self.world).commit(one(event, version + 1))
+            await MemoryLog(self.world).commit(commit_of(event, version + 1))
 
     def runtime(self) -> Runtime:
         """A runtime over this world, under a long lease."""

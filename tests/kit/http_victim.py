@@ -57,10 +57,10 @@ class Naive(HttpGateway):
             body += message.get("body", b"")
             more = message.get("more_body", False)
 
-        async def whole() -> Message:
+        async def receive_whole() -> Message:
             return {"type": "http.request", "body": bytes(body), "more_body": False}
 
-        await super()._app(scope, whole, send)
+        await super()._app(scope, receive_whole, send)
 
 
 def peak_kb(status: int) -> int:
@@ -94,7 +94,7 @@ async def main(kind: str) -> None:
     while asked := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
         if asked == "fill":
             resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
-            held = filled()
+            held = fill_descriptors()
         if asked == "free":
             for each in held[: len(held) // 2]:
                 os.close(each)
@@ -106,7 +106,7 @@ async def main(kind: str) -> None:
         plain.cancel()
 
 
-def filled() -> list[int]:
+def fill_descriptors() -> list[int]:
     """As many files as there may be."""
     found = []
     while True:

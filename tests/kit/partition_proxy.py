@@ -105,7 +105,9 @@ class PartitionProxy:
             await self._whole.wait()
             back, forth = await asyncio.open_connection(*self._target)
             line.writers.append(forth)
-            await asyncio.gather(self._there(line, reader, forth), self._back(line, back, writer))
+            await asyncio.gather(
+                self._forward(line, reader, forth), self._backward(line, back, writer)
+            )
         except OSError:
             pass
         finally:
@@ -113,7 +115,7 @@ class PartitionProxy:
             for one in line.writers:
                 one.close()
 
-    async def _there(
+    async def _forward(
         self, line: _Line, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """From the client to the server."""
@@ -132,7 +134,7 @@ class PartitionProxy:
             with suppress(OSError):
                 writer.write_eof()
 
-    async def _back(
+    async def _backward(
         self, line: _Line, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """From the server to the client."""

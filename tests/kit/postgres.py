@@ -106,12 +106,12 @@ def database_of(url: str, name: str) -> str:
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
-    async with connected(database_url) as found:
+    async with open_database(database_url) as found:
         yield found
 
 
 @asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Database]:
+async def open_database(url: str) -> AsyncIterator[Database]:
     async with connect(url) as found:
         yield found
 

@@ -23,7 +23,7 @@ from tests.stack.s3 import S3Server, binary, s3_server
 ADDRESS = "HEADRACE_TEST_S3"
 
 
-def given(address: str) -> S3Server:
+def parse_server(address: str) -> S3Server:
     """The store at `http://ACCESS:SECRET@host:port`."""
     parts = urlsplit(address)
     host = parts.netloc.rpartition("@")[2]
@@ -33,7 +33,7 @@ def given(address: str) -> S3Server:
     return S3Server(f"{parts.scheme}://{host}", access, secret)
 
 
-def needed() -> None:
+def need_s3() -> None:
     """Skip the test when no store can be built here; fail it in CI."""
     try:
         binary()
@@ -47,9 +47,9 @@ def needed() -> None:
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A running store."""
     if address := os.environ.get(ADDRESS):
-        yield given(address)
+        yield parse_server(address)
         return
-    needed()
+    need_s3()
     with s3_server(tmp_path_factory.mktemp("s3")) as server:
         yield server
 

@@ -179,7 +179,7 @@ class FakeVllm:
         return str(self.base.tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def sampled(fake: FakeVllm) -> int:
+def num_sampled(fake: FakeVllm) -> int:
     """Completions that were asked of it, less the canary's."""
     return sum(not body["ignore_eos"] for body in fake.asked)
 

@@ -41,7 +41,7 @@ class Trained:
     verification: Verification
 
 
-async def trained(folder: Path, *, model: str, vllm: tuple[str, ...]) -> Trained:
+async def train_run(folder: Path, *, model: str, vllm: tuple[str, ...]) -> Trained:
     """Two turns per sample through the gateway, on `scratch:<model>` initialised from SEED."""
     workspace = make_workspace(folder / "workspace", {"rollouts/say/main.py": TALK})
     rows = folder / "rows.jsonl"

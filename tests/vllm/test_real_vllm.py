@@ -11,8 +11,8 @@ from schemas.events import StepSettled
 from schemas.sampling import ModelRef
 from tests.contracts.vllm_suite import VllmSuite, sampling_on
 from tests.kit.real_vllm import RealVllm, real_vllm
-from tests.kit.vllm import FakeVllm, fake_vllms, sampled
-from tests.kit.vllm_run import SEED, check, trained
+from tests.kit.vllm import FakeVllm, fake_vllms, num_sampled
+from tests.kit.vllm_run import SEED, check, train_run
 from trainer.forward.transformers_pass import Fallback
 from trainer.model.base import build_base
 
@@ -60,7 +60,7 @@ class TestReal(VllmSuite):
 def test_a_run_samples_on_real_vllm_and_is_rebuilt_from_its_log(
     server: RealVllm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = asyncio.run(trained(tmp_path, model=SMALL.name, vllm=(server.url,)))
+    found = asyncio.run(train_run(tmp_path, model=SMALL.name, vllm=(server.url,)))
     steps = [e for e in found.events if isinstance(e, StepSettled) and e.step]
     with capsys.disabled():
         for step in steps:
@@ -90,6 +90,6 @@ async def test_a_real_server_that_dies_in_mid_generation_loses_nothing(
         await fake.start()
         turns = await asyncio.gather(*tasks)
         assert world.sampler.fleet.replicas[0].away is not None
-        assert sampled(fake) >= len(tasks) // 2
+        assert num_sampled(fake) >= len(tasks) // 2
         for asked, turn in zip(requests, turns, strict=True):
             assert turn.logprobs == pytest.approx(await world.learner(asked, turn), abs=1e-5)

@@ -23,7 +23,7 @@ from schemas.errors import Refused
 from schemas.learner import GradedGroup, StepBatch
 from schemas.sampling import ModelRef, SampleRecord, SampleRequest, Turn
 from schemas.sampling import Sequence as Row
-from tests.kit.families import FAMILIES, Family, written
+from tests.kit.families import FAMILIES, Family, save_random_model
 from tests.unit.trainer.support import Shelf, job, loss_mask, request
 from trainer.engine import Engine
 from trainer.forward.decoder import decoder_of
@@ -51,7 +51,7 @@ class Known:
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
 def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:
     folder = tmp_path_factory.mktemp(request.param.name)
-    plain = written(request.param.config(), folder)
+    plain = save_random_model(request.param.config(), folder)
     return Known(request.param, plain, ModelRef(kind="directory", name=str(folder)))
 
 
@@ -200,7 +200,7 @@ async def test_a_grpo_step_moves_every_adapter(known: Known, engine: Engine, she
 
 
 def directory(config: PreTrainedConfig, folder: Path) -> ModelRef:
-    written(config, folder)
+    save_random_model(config, folder)
     return ModelRef(kind="directory", name=str(folder))
 
 

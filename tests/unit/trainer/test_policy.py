@@ -19,7 +19,7 @@ from schemas.errors import Refused
 from schemas.learner import Conversation, LearnerJob, StepBatch, StepResult
 from schemas.sampling import ModelRef, PolicyRef, Turn
 from schemas.scratch_models import SHAPES, ScratchShape
-from tests.kit.families import SHAPE, family, written
+from tests.kit.families import SHAPE, family, save_random_model
 from tests.unit.trainer.support import TINY, Shelf, job, request
 from trainer.engine import Engine
 from trainer.forward.decoder import decoder_of
@@ -154,7 +154,7 @@ async def test_families_train_and_sample_alike(
     lean: bool,
     tuning: str,
 ) -> None:
-    model = written(config(), tmp_path)
+    model = save_random_model(config(), tmp_path)
     ref = ModelRef(kind="directory", name=str(tmp_path))
     base = build_base(ref, {}, device=CPU)
     assert (decoder_of(base) is not None) == lean

@@ -12,7 +12,7 @@ from infra.postgres.notify import News, Notifier, Wakeup
 from infra.postgres.pool import Database
 from schemas.events import RunPaused, RunWarned
 from schemas.ids import ConsumerName, StreamName, WorkerId
-from tests.kit.commits import one
+from tests.kit.commits import commit_of
 from tests.kit.hosting import effect
 
 pytestmark = pytest.mark.postgres
@@ -69,7 +69,7 @@ async def test_performers_sleep_through_what_leaves_nothing_to_claim(
         log = PostgresLog(database, notifier)
         born = Commit(worker=HERE, effects=(asked(claimed=True),))
         await log.commit(born)
-        await log.commit(one(RunWarned(run="r", step=1, message="look")))
+        await log.commit(commit_of(RunWarned(run="r", step=1, message="look")))
         assert await elsewhere.hears(News.LOG)
         waiting = Commit(effects=(asked(claimed=True), asked(claimed=False)), worker=HERE)
         await log.commit(waiting)
@@ -79,6 +79,6 @@ async def test_performers_sleep_through_what_leaves_nothing_to_claim(
 async def test_a_gate_that_moves_wakes_both(database: Database, elsewhere: Elsewhere) -> None:
     async with Notifier(database) as notifier:
         log = PostgresLog(database, notifier)
-        await log.commit(one(RunPaused(run="r", step=1)))
+        await log.commit(commit_of(RunPaused(run="r", step=1)))
         await elsewhere.hears(News.LOG)
         assert await elsewhere.hears(News.WORK), "the news of the log were heard already"

@@ -20,7 +20,7 @@ from infra.readmodel.store import ReadModel
 from schemas.effects import Lane
 from schemas.events import CheckpointFailed, RunWarned
 from schemas.ids import ConsumerName, EventId, WorkerId, run_stream
-from tests.kit.commits import one
+from tests.kit.commits import commit_of
 from tests.kit.postgres import execute, fresh_database
 
 pytestmark = pytest.mark.postgres
@@ -166,9 +166,9 @@ async def test_writing_and_forgetting_use_their_indexes(large_url: str) -> None:
         log = PostgresLog(database, notifier)
         failed = CheckpointFailed(run="r7", step=1, message="x")
         consumed = ((READER, EventId(uuid4())),)
-        await log.commit(one(failed, consumed=consumed))
+        await log.commit(commit_of(failed, consumed=consumed))
         by_index(plans)
-        await log.commit(one(failed, 2))
+        await log.commit(commit_of(failed, 2))
         by_index(plans, "streams_pkey")
         await log.advance([ConsumerName("c3")], Cursor(2**40, 0))
         by_index(plans, "inbox_pkey")

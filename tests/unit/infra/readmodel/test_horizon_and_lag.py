@@ -17,7 +17,7 @@ from infra.postgres.pool import Database
 from infra.readmodel.platform import COUNTED, PlatformState
 from schemas.events import RunWarned
 from schemas.ids import ConsumerName, StreamName
-from tests.kit.postgres import connected, execute, fresh_database, need_programs
+from tests.kit.postgres import execute, fresh_database, need_programs, open_database
 from tests.stack.postgres import postgres_server
 
 pytestmark = pytest.mark.postgres
@@ -122,7 +122,7 @@ async def test_a_prepared_transaction_holds_the_log_back_until_somebody_ends_it(
     """It belongs to no session: whoever prepared it is gone, no time limit ends it, and its event is
     older than what was appended meanwhile."""
     await execute(preparing, f"begin;{FILL.format(events=1)};prepare transaction 'left'")
-    async with connected(preparing) as database, Notifier(database) as notifier:
+    async with open_database(preparing) as database, Notifier(database) as notifier:
         log, platform = PostgresLog(database, notifier), PlatformState(database)
         cursor = await appended(log)
         assert await log.tail(Cursor(), limit=100) == ([], Cursor())
@@ -151,7 +151,7 @@ async def test_another_database_of_the_server_holds_nothing_back(
 ) -> None:
     """Neither an open transaction that writes there nor a prepared one, both older than the event. By
     the server's horizon alone, the twin, the event stays hidden."""
-    async with connected(preparing) as database, Notifier(database) as notifier:
+    async with open_database(preparing) as database, Notifier(database) as notifier:
         log, platform = PostgresLog(database, notifier), PlatformState(database)
         wait = TailWait(log, notifier.subscribe())
         await execute(elsewhere, f"begin;{FILL.format(events=1)};prepare transaction 'there'")

@@ -22,7 +22,7 @@ from infra.readmodel.wait_reasons import (
     WorkerFact,
     waits_of,
 )
-from tests.kit.postgres import connected, execute, fresh_database, need_programs
+from tests.kit.postgres import execute, fresh_database, need_programs, open_database
 from tests.stack.postgres import postgres_server
 
 WORKER = WorkerFact(id="w1", host="here", pid=7, lanes=("generate", "train"), lease_s=4.0)
@@ -259,7 +259,7 @@ async def test_who_holds_the_horizon_is_named(preparing: str) -> None:
     await execute(preparing, WORKERS.format())
     prepared = f"begin;{appended(1)};prepare transaction 'left'"
     await execute(preparing, prepared)
-    async with connected(preparing) as database, writing(preparing, 2) as pid:
+    async with open_database(preparing) as database, writing(preparing, 2) as pid:
         await execute(preparing, appended(3))
         async with asyncio.timeout(60):
             while len(found := await said(database)) < 2:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedConfig
 
-from tests.kit.families import SHAPE, drawn, family
+from tests.kit.families import SHAPE, family, random_model
 from tests.unit.trainer.support import TINY
 from trainer.forward.decoder import Decoder, causal_attend, decoder_of
 from trainer.forward.weights import Trainable, trainable_view
@@ -25,7 +25,7 @@ def _llama() -> PreTrainedConfig:
 
 
 def base_of(config: Callable[[], PreTrainedConfig]) -> Base:
-    model = drawn(config(), spread=0.1)
+    model = random_model(config(), spread=0.1)
     tokenizer = build_base(TINY, {}, device=torch.device("cpu")).tokenizer
     return Base(model, tokenizer, dict(model.state_dict()), frozenset(), None)
 
