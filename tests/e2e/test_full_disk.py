@@ -78,7 +78,7 @@ def _refused(started: Platform) -> bool | None:
     if made.status_code != 503:
         return None
     assert made.headers["Retry-After"]
-    assert "the database's disk is full; make room" in made.text, made.text
+    assert "the database's disk is full; free space" in made.text, made.text
     return True
 
 

@@ -199,7 +199,7 @@ async def test_what_is_no_backup_of_ours_is_refused(
     file.write_text(json.dumps({**document, "migrations": {"9999_future": "x"}}))
     await refused("9999_future.*upgrade")
     file.write_text(json.dumps({**document, "format": 2}))
-    await refused("not what this version")
+    await refused("not have the format of this version")
 
 
 async def test_a_database_that_is_not_migrated_is_not_backed_up(
