@@ -123,8 +123,8 @@ def contents_of(source: Path) -> Contents:
         ) from error
     except ValidationError as error:
         raise InvalidConfig(
-            f"{source / CONTENTS} does not have the format of this version of Headrace ({error}); restore it "
-            "with the version that wrote it"
+            f"{source / CONTENTS} does not have the format of this version of Headrace ({error}); "
+            "restore it with the version that wrote it"
         ) from error
 
 

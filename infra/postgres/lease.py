@@ -1,7 +1,8 @@
 """A worker's lease, renewed from its own thread and connection, so that a busy process keeps it.
 
-Losing the lease means that others may already hold what we hold: `on_lost` must stop this worker, and
-`on_overdue` ends it where that did not help. Outcomes that still arrive are fenced by their epochs.
+Once the lease is lost, other workers may already hold our claims. `on_lost` must stop this worker, and
+`on_overdue` ends the process where that did not help. Outcomes that still
+arrive are fenced by their epochs.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ LEASE_S = 5.0
 BEAT_S = 1.0
 
 LEASE_LOST = 3
-"""Exit code of a worker whose lease ran out: what it holds is no longer its own."""
+"""Exit code of a worker whose lease ran out, and whose claims are no longer its own."""
 
 LEAVE_S = 15.0
 """How long a process that has lost its lease may take to end in order."""
@@ -74,10 +75,12 @@ class LeaseKeeper:
         self._thread.start()
         await asyncio.to_thread(self._registered.wait)
         if self._failed is not None:
-            raise TransientError(f"no lease could be had: {self._failed}")
+            raise TransientError(
+                f"the worker cannot register its lease ({self._failed}); try again"
+            )
 
     async def stop(self) -> None:
-        """Give the lease up at once."""
+        """Release the lease at once."""
         self._stop.set()
         await asyncio.to_thread(self._thread.join, 10)
 
@@ -125,8 +128,9 @@ class LeaseKeeper:
         )
 
     async def _renew(self, effects: PostgresEffects) -> bool:
-        """Renew, waiting for a database that is away. A lease that ran out meanwhile is taken again: the
-        epochs say which claims are still ours. False when it ran out while the database was there."""
+        """Renew the lease, and wait for a database that is unavailable. A lease that ran out meanwhile
+        is registered again, because epochs decide which claims are still ours. Returns False when it ran
+        out while the database was available."""
         away, turn = False, effects.history.turns
         while not self._stop.is_set():
             try:

@@ -1,6 +1,6 @@
 """Wake-ups between processes: one coalesced NOTIFY after a commit, and a listener.
 
-A lost wake-up costs one slow poll, never work: whoever waits looks again by itself.
+A lost wake-up costs one slow poll and never loses work, because every waiter also polls by itself.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ COALESCE_S = 0.005
 """At most one NOTIFY per process in this time."""
 
 PROBE_S = 15.0
-"""How often the listener's connection is asked whether it still lives: one that a network swallowed
-would stay silent for ever."""
+"""How often the listener's connection is probed. One that a network dropped would stay
+silent."""
 
 
 class News(StrEnum):
@@ -53,7 +53,7 @@ class Wakeup:
         self._event.clear()
 
     async def wait(self, timeout_s: float) -> None:
-        """Return once set (and clear it), or after the time. Who was told to end does not wait."""
+        """Return once it is set (and clear it), or after the time. A cancelled task does not wait."""
         go_on()
         await _within(self._event, timeout_s)
         self.clear()
@@ -89,7 +89,7 @@ class Notifier:
         return wakeup
 
     def ping(self, news: Iterable[News]) -> None:
-        """Wake the others, soon: many pings in a short time are one NOTIFY."""
+        """Wake the other processes soon. Many pings in a short time become one NOTIFY."""
         for one in news:
             self.wake(one)
             self._pending.add(one)
@@ -97,12 +97,12 @@ class Notifier:
             self._sender = asyncio.ensure_future(self._send())
 
     def wake(self, news: News) -> None:
-        """Wake who waits for it in this process."""
+        """Wake the subscribers in this process."""
         for wakeup in self._waiting[news]:
             wakeup.set()
 
     def _back(self) -> None:
-        """We listen (again): nobody knows what was said meanwhile."""
+        """We listen again. What was notified meanwhile is unknown, so everyone is woken."""
         for wakeup in itertools.chain(*self._waiting.values()):
             wakeup.absences += 1
             wakeup.set()
@@ -145,7 +145,7 @@ class Notifier:
 
 
 async def _within(event: asyncio.Event, timeout_s: float) -> bool:
-    """Wait for an event at most so long; whether it came."""
+    """Wait for an event for at most `timeout_s`. Returns whether it came."""
     with contextlib.suppress(TimeoutError):
         # Not wait_for: on Python 3.11 it may swallow a cancellation that comes with the event.
         async with asyncio.timeout(timeout_s):

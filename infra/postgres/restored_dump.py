@@ -1,8 +1,8 @@
-"""A dump that was restored into another cluster goes on: transaction ids are made to mean something.
+"""Repairs the transaction ids of a dump that was restored into another cluster.
 
-The log is read in order of (xid, position). In a fresh cluster transaction ids start small again: what
-is appended there would stand below what was restored, and below every cursor, and nobody would see it.
-So `migrate` compares the cluster's identifier with the one it saw last, and where it is another one
+The log is read in order of (xid, position). In a fresh cluster transaction ids start small again, so new
+events would be ordered below the restored ones and below every cursor, and no reader would see them. So
+`migrate` compares the cluster's identifier with the one it saw last. Where it is another one
 
 - the xids of all that is recorded become 0, below every xid to come; positions keep the order (within a
   stream, and from cause to effect, it is the order of the appends);
