@@ -32,7 +32,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from bench.b1_trl import cpu_seconds
-from bench.matrix import Config, finished, known, uploaded
+from bench.matrix import Config, register_workspace, run_to_end, upload_once
 from producers.cli.config_files import read_config
 from producers.cli.scaffold import scaffold
 from tests.kit.platform import Platform, git, platform
@@ -91,15 +91,15 @@ class Bench:
             main = root / "workspace" / "rollouts" / "arithmetic" / "main.py"
             main.write_text(main.read_text().replace("class Solve(AgentWorkflow)", "class Solve"))
             git(root / "workspace", "commit", "-qam", "The platform takes the turn")
-        known(up, root / "workspace")
+        register_workspace(up, root / "workspace")
         for name in ("sft", "rl", "heldout"):
-            uploaded(up, f"arithmetic-{name}", (self._data / f"{name}.jsonl").read_text())
+            upload_once(up, f"arithmetic-{name}", (self._data / f"{name}.jsonl").read_text())
 
     def _base(self) -> Path:
         """The base model's files, made when first asked for."""
         model = self._root / "model"
         if not model.exists():
-            info = finished(self._up, read_config(CONFIGS / "sft.toml"), BASE, limit_s=3600)
+            info = run_to_end(self._up, read_config(CONFIGS / "sft.toml"), BASE, limit_s=3600)
             at, scratch = f"/checkpoints/{info['run']['id']}@last", model.with_suffix(".part")
             for file in self._up.get(at)["checkpoint"]["files"]:
                 path = scratch / file["name"]

@@ -69,7 +69,7 @@ def living() -> Iterator[Living]:
         yield mode
 
 
-def graded(
+def make_groups(
     num_groups: int, *, answer: int, vocabulary: int, samples: int = SAMPLES
 ) -> tuple[GradedGroup, ...]:
     """Groups of `samples` with a shared prompt and answers of one length."""
@@ -125,7 +125,7 @@ def peak(
 ) -> tuple[int, int, int]:
     """Peak bytes of a GRPO step, the tokens of its passes together, and of the largest."""
     vocabulary = len(policy.loaded.base.tensors["model.embed_tokens.weight"])
-    groups = graded(num_groups, answer=answer, vocabulary=vocabulary, samples=samples)
+    groups = make_groups(num_groups, answer=answer, vocabulary=vocabulary, samples=samples)
     hyperparameters = hyperparameters_of(config, micro_batch_tokens=micro_batch_tokens, rules=rules)
     release_memory()
     with living() as seen:

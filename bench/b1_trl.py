@@ -61,7 +61,7 @@ class Side:
             self.parts.setdefault(name, []).append(value)
 
 
-def theirs(model: Path, *, tokens: int, steps: int) -> dict[str, Any]:
+def measure_trl(model: Path, *, tokens: int, steps: int) -> dict[str, Any]:
     """TRL, in a process of its own. The first step warms up and is left out."""
     command = [
         *(sys.executable, "-W", "ignore", "-m", "bench.theirs_trl", str(model)),
@@ -74,7 +74,9 @@ def theirs(model: Path, *, tokens: int, steps: int) -> dict[str, Any]:
     return found
 
 
-def ours(up: Platform, model: Path, rollout: str, *, tokens: int, steps: int) -> dict[str, Any]:
+def measure_platform(
+    up: Platform, model: Path, rollout: str, *, tokens: int, steps: int
+) -> dict[str, Any]:
     """A run of the platform. CPU seconds are those of all its processes, from submit to the end. The
     first step starts the user's processes and is left out of the times, not of the CPU seconds."""
     before = cpu_seconds(up)
@@ -165,9 +167,9 @@ def measure(up: Platform, model: Path, *, tokens: int, steps: int) -> dict[str, 
     order = list(NAMES)
     for name in [*order, *reversed(order)]:
         found = (
-            theirs(model, tokens=tokens, steps=steps)
+            measure_trl(model, tokens=tokens, steps=steps)
             if name == "trl"
-            else ours(up, model, name, tokens=tokens, steps=steps)
+            else measure_platform(up, model, name, tokens=tokens, steps=steps)
         )
         sides[name].add(found)
     return sides
@@ -208,7 +210,7 @@ def main(*, tokens: list[int], steps: int) -> None:
             rows = [{"user_prompt": text, "ground_truth": "-"} for text in PROMPTS]
             up.upload("bench", "".join(json.dumps(row) + "\n" for row in rows))
             for rollout in ("graded", "say"):
-                ours(up, model, rollout, tokens=8, steps=2)
+                measure_platform(up, model, rollout, tokens=8, steps=2)
             for count in tokens:
                 show(measure(up, model, tokens=count, steps=steps), tokens=count, steps=steps)
 

@@ -116,7 +116,7 @@ async def _group(
     return GradedGroup(slot=slot, samples=records, rewards=rewards)
 
 
-def settled(events: Sequence[Recorded]) -> list[float]:
+def step_seconds(events: Sequence[Recorded]) -> list[float]:
     """Seconds per step: from one StepSettled to the next."""
     times = [r.time for r in events if r.event.type == "rl.step.settled"]
     return [(b - a).total_seconds() for a, b in pairwise(times)]
@@ -154,7 +154,7 @@ async def platform(
     done = events[-1].event
     assert done.type == "rl.run.finished", done
     return (
-        settled(events),
+        step_seconds(events),
         hops(events),
         (box.runtime.commits - commits) / steps,
         (await _fsyncs(box) - syncs) / steps,

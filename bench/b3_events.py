@@ -85,7 +85,7 @@ def worker(side: str, url: str, out: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(30)
 
 
-async def sent(ask: Any, messages: list[str], *, per_s: float | None) -> dict[str, float]:
+async def send_messages(ask: Any, messages: list[str], *, per_s: float | None) -> dict[str, float]:
     """Send all, at most 32 at once, each not before it is due; returns from when each counts: what
     had to wait for its turn counts from when it was due."""
     began: dict[str, float] = {}
@@ -119,12 +119,12 @@ async def measure(
         out = Path(directory) / "done.json"
         with worker(side, url, out) as process:
             async with SIDES[side].client(url) as ask:
-                await sent(ask, [uuid4().hex for _ in range(WARM)], per_s=None)
-                await reached(looker, side, WARM)
+                await send_messages(ask, [uuid4().hex for _ in range(WARM)], per_s=None)
+                await wait_until_done(looker, side, WARM)
                 messages = [uuid4().hex for _ in range(count)]
                 spent = cpu(process.pid, server)
-                began = await sent(ask, messages, per_s=per_s)
-                await reached(looker, side, WARM + count)
+                began = await send_messages(ask, messages, per_s=per_s)
+                await wait_until_done(looker, side, WARM + count)
                 spent = cpu(process.pid, server) - spent
         done: dict[str, float] = json.loads(await asyncio.to_thread(out.read_text))
     await looker.close()
@@ -154,7 +154,7 @@ async def commits(server: embedded_postgres.EmbeddedPostgres, count: int, per_s:
     return Measured(per_s, times, 0.0)
 
 
-async def reached(looker: Any, side: str, count: int) -> None:
+async def wait_until_done(looker: Any, side: str, count: int) -> None:
     """Until so many messages are done, by what the database holds."""
     deadline = time.monotonic() + WITHIN_S
     while await looker.fetchval(SIDES[side].done_sql) < count:

@@ -52,7 +52,7 @@ MODEL = ModelRef(kind="scratch", name="qwen3-4m", seed=1)
 P50_S, P99_S = 0.5, 1.5
 
 
-def asked(policy: PolicyRef) -> SampleRequest:
+def sample_request(policy: PolicyRef) -> SampleRequest:
     """One token, the same draw in every sampler."""
     return SampleRequest(
         model=MODEL,
@@ -69,7 +69,7 @@ async def sampler(run: str) -> None:
     async with open_backend(Settings.load(os.environ)) as backend:
         engine = Engine(fetch=backend.artifacts.get, read=backend.artifacts.read, threads=1)
         wakeup, cursor = backend.notifier.subscribe(), Cursor()
-        _say(0, await engine.sampler.sample(asked(PolicyRef(version=0))))
+        _say(0, await engine.sampler.sample(sample_request(PolicyRef(version=0))))
         while True:
             for recorded in await backend.log.read(
                 run, after=cursor, limit=100, types=[PolicyUpdated.type]
@@ -77,7 +77,7 @@ async def sampler(run: str) -> None:
                 cursor, event = recorded.cursor, recorded.event
                 assert isinstance(event, PolicyUpdated)
                 policy = PolicyRef(version=event.step, weights=event.state.weights)
-                _say(event.step, await engine.sampler.sample(asked(policy)))
+                _say(event.step, await engine.sampler.sample(sample_request(policy)))
             await wakeup.wait(0.25)
 
 
@@ -170,7 +170,7 @@ async def publish(backend: Backend, run: str, step: int, weights: bytes) -> tupl
     return stored, time.monotonic()
 
 
-async def measured(
+async def measure(
     settings: Settings, environ: dict[str, str], *, size_mb: float, workers: int, count: int
 ) -> bool:
     """Publish `count` versions, one after the other; print a row. Whether it was fast enough."""
@@ -214,7 +214,7 @@ async def main(*, sizes: Sequence[float], workers: int, count: int) -> int:
         settings = Settings.load(environ)
         try:
             fast = [
-                await measured(settings, environ, size_mb=size, workers=workers, count=count)
+                await measure(settings, environ, size_mb=size, workers=workers, count=count)
                 for size in sizes
             ]
         finally:

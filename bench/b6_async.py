@@ -107,7 +107,7 @@ def config(mode: str, given: argparse.Namespace) -> dict[str, dict[str, object]]
     }
 
 
-def measured(running: Platform, mode: str, given: argparse.Namespace) -> Measured:
+def measure_mode(running: Platform, mode: str, given: argparse.Namespace) -> Measured:
     """Submit, wait, and read the log."""
     said = config(mode, given)
     run = running.submit(said, workspace="w")
@@ -192,9 +192,9 @@ def main() -> int:
         with platform(Path(directory) / "home", environment=environment) as running:
             running.post("/workspaces", {"url": str(workspace), "name": "w"})
             running.upload("numbers", ROWS)
-            measured(running, "sync", argparse.Namespace(**{**vars(given), "steps": 1}))
-            runs = {mode: measured(running, mode, given) for mode in MODES}
-            reached = report(runs, measured(running, "fully_async", given))
+            measure_mode(running, "sync", argparse.Namespace(**{**vars(given), "steps": 1}))
+            runs = {mode: measure_mode(running, mode, given) for mode in MODES}
+            reached = report(runs, measure_mode(running, "fully_async", given))
     return 0 if reached else 1
 
 

@@ -23,7 +23,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import httpx
 
-from bench.working_tables import HEAD, grown
+from bench.working_tables import HEAD, measure_growth
 from consumers.project.consumer import Projector
 from consumers.run.consumer import CONSUMER
 from infra.blobs.artifacts import ArtifactStore
@@ -206,7 +206,7 @@ async def main(given: argparse.Namespace) -> None:
             print(HEAD)
             for events in powers(given.worked):
                 async with database_of(server) as (database, _):
-                    print(await grown(database, events), flush=True)
+                    print(await measure_growth(database, events), flush=True)
         finally:
             server.stop()
         print(f"load at the end {os.getloadavg()[0]:.1f}")

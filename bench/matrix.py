@@ -82,18 +82,20 @@ class Arithmetic:
         workspace = root / "workspace"
         if not workspace.exists():
             scaffold(workspace, seed=0)
-        known(up, workspace)
+        register_workspace(up, workspace)
         for file in ("sft", "rl"):
-            uploaded(up, f"arithmetic-{file}", (workspace / "data" / f"{file}.jsonl").read_text())
+            upload_once(
+                up, f"arithmetic-{file}", (workspace / "data" / f"{file}.jsonl").read_text()
+            )
         held_out = (workspace / "data" / "heldout.jsonl").read_text().splitlines(keepends=True)
-        uploaded(up, self.HELD_OUT, "".join(held_out[:QUESTIONS]))
-        uploaded(up, self.RIGHT, demonstrations(workspace))
+        upload_once(up, self.HELD_OUT, "".join(held_out[:QUESTIONS]))
+        upload_once(up, self.RIGHT, demonstrations(workspace))
         if self._base is not None:
             return
         sft = self._read("sft")
         sft["experiment"]["model_path"] = "scratch:qwen3-2m"
         print("the base model: the demo's demonstrations", flush=True)
-        finished(up, sft, self.BASE, limit_s=3600)
+        run_to_end(up, sft, self.BASE, limit_s=3600)
 
     def config(self, cell: Cell) -> Config:
         """The demo's GRPO run with another algorithm, in smaller steps; sft goes on with demonstrations
@@ -122,8 +124,8 @@ class Digits:
 
     def prepare(self, up: Platform, root: Path) -> None:
         workspace = root / "workspace"
-        known(up, workspace if workspace.exists() else make_workspace(workspace))
-        uploaded(up, "numbers", ROWS)
+        register_workspace(up, workspace if workspace.exists() else make_workspace(workspace))
+        upload_once(up, "numbers", ROWS)
 
     def config(self, cell: Cell) -> Config:
         training = {"n_samples_per_prompt": 8, "rollout_batch_size": 4, "max_response_length": 8}
@@ -172,18 +174,18 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def known(up: Platform, workspace: Path) -> None:
+def register_workspace(up: Platform, workspace: Path) -> None:
     """The workspace is registered, now or since an earlier start."""
     made = up.post("/workspaces", {"url": str(workspace), "name": "matrix"})
     assert made.status_code in (200, 201, 409), made.text
 
 
-def uploaded(up: Platform, name: str, content: str) -> None:
+def upload_once(up: Platform, name: str, content: str) -> None:
     if up.api.get(f"/datasets/{name}").status_code == 404:
         up.upload(name, content)
 
 
-def finished(up: Platform, config: Mapping[str, object], name: str, *, limit_s: float) -> Any:
+def run_to_end(up: Platform, config: Mapping[str, object], name: str, *, limit_s: float) -> Any:
     """The info of a run of this name: of one that has finished before, else of one that is made now. A
     run that ends otherwise, or not in time, leaves its name behind."""
     name = _free(up, name)
@@ -261,7 +263,7 @@ def matrix(
     with platform(root / "home", environment={"HEADRACE_WORKERS": workers}) as up:
         task.prepare(up, root)
         for cell in chosen:
-            info = finished(up, task.config(cell), cell.name, limit_s=limit_s)
+            info = run_to_end(up, task.config(cell), cell.name, limit_s=limit_s)
             yield result(cell, info)
 
 

@@ -30,7 +30,7 @@ def right(completions: list[list[dict[str, str]]], **given: Any) -> list[float]:
     return [paid(c[0]["content"], truth) for c, truth in zip(completions, truths, strict=True)]
 
 
-def asked(row: dict[str, str]) -> list[dict[str, str]]:
+def chat_messages(row: dict[str, str]) -> list[dict[str, str]]:
     return [{"role": "user", "content": row["user_prompt"]}]
 
 
@@ -60,7 +60,7 @@ class Measure(TrainerCallback):  # type: ignore[misc]  # it has no types
         was_training = model.training
         model.eval()
         prompts = self.tokenizer.apply_chat_template(
-            [asked(row) for row in self.rows],
+            [chat_messages(row) for row in self.rows],
             add_generation_prompt=True,
             padding=True,
             return_tensors="pt",
@@ -81,7 +81,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def main(model: Path, questions: Path, held_out: Path, *, every: int, settings: Any) -> None:
     training, advanced = settings["training"], settings["advanced"]
-    rows = [{"prompt": asked(r), "truth": r["ground_truth"]} for r in rows_of(questions)]
+    rows = [{"prompt": chat_messages(r), "truth": r["ground_truth"]} for r in rows_of(questions)]
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     samples, tokens = training["n_samples_per_prompt"], training["max_response_length"]
     with tempfile.TemporaryDirectory() as directory:

@@ -64,7 +64,7 @@ class Grown:
         )
 
 
-async def grown(database: Database, events: int) -> Grown:
+async def measure_growth(database: Database, events: int) -> Grown:
     """Put so many events through a worker of its own in this database, and look. Raises TimeoutError
     when the worker does not come to its end."""
     found = Grown(events)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from bench import working_tables
-from bench.working_tables import grown
+from bench.working_tables import measure_growth
 from infra.bus.reconciler import BATCH
 from infra.ports.event_log import Cursor
 from infra.postgres.event_log import PostgresLog
@@ -20,7 +20,7 @@ MESSAGES = EVENTS // working_tables.EVENTS_EACH
 
 
 async def test_after_many_events_the_working_tables_hold_what_is_live(database: Database) -> None:
-    found = await grown(database, EVENTS)
+    found = await measure_growth(database, EVENTS)
     left = found.left
     # The consuming transactions of the last page are not below the watermark.
     assert left["inbox"] <= BATCH
@@ -43,5 +43,5 @@ async def test_twin_with_rows_that_are_kept_the_inbox_grows_with_the_log(
         )
 
     monkeypatch.setattr(PostgresLog, "advance", keeping)
-    found = await grown(database, EVENTS)
+    found = await measure_growth(database, EVENTS)
     assert found.left["inbox"] >= MESSAGES
