@@ -26,6 +26,9 @@ from tests.stack.postgres import PostgresServer
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
 
 STEPS = 40
+LOST_STEPS = 3
+"""So many steps are taken after the copy, and gone when it is put back."""
+
 CONFIG = run_config(
     advanced={"max_steps": STEPS, "state_interval": 2 * STEPS},
     checkpoints={"checkpoint_save_freq": 1},
@@ -34,7 +37,7 @@ CONFIG = run_config(
 versions are not in the database; one that goes back would need those that were discarded since."""
 
 
-def copied(server: PostgresServer, source: Path, target: Path) -> None:
+def copy_files(server: PostgresServer, source: Path, target: Path) -> None:
     """The database's files, copied while nobody writes them, with their owners."""
     server.stop("fast")
     shutil.rmtree(target, ignore_errors=True)
@@ -62,9 +65,13 @@ def at_step(running: Platform, run: str, step: int) -> None:
     eventually(there, within_s=120, what=f"step {step}")
 
 
-def recorded_at(running: Platform, run: str) -> dict[str, str]:
-    """Event id -> the time of the transaction that recorded it."""
-    return {event["id"]: event["time"] for event in running.events(run)}
+def steps_recorded_at(running: Platform, run: str) -> dict[str, str]:
+    """Of each step that was taken: event id -> the time of the transaction that recorded it."""
+    return {
+        event["id"]: event["time"]
+        for event in running.events(run)
+        if event["type"] == "rl.policy.updated"
+    }
 
 
 def test_a_run_ends_though_the_database_went_back(
@@ -82,15 +89,16 @@ def test_a_run_ends_though_the_database_went_back(
         restarts = _workers_started(running)
         run = running.submit(CONFIG, workspace="w", name="back")
         at_step(running, run, 2)
-        copied(own_server, own_server.data, kept)
-        at_step(running, run, current_step(running, run) + 3)
-        before = recorded_at(running, run)
-        copied(own_server, kept, own_server.data)
+        copy_files(own_server, own_server.data, kept)
+        at_step(running, run, current_step(running, run) + LOST_STEPS)
+        before = steps_recorded_at(running, run)
+        copy_files(own_server, kept, own_server.data)
         info = running.wait(run, "finished", within_s=300)
         assert final_adapter(info) == undisturbed
         check(running.events(run), steps=STEPS, groups=2, samples=4)
-        after = recorded_at(running, run)
-        assert [id for id, time in before.items() if after.get(id) != time], "nothing was lost"
+        after = steps_recorded_at(running, run)
+        lost = [id for id, time in before.items() if after.get(id) != time]
+        assert len(lost) >= LOST_STEPS, "the steps after the copy were not lost"
         assert _workers_started(running) == restarts, "processes outlive it"
 
 
