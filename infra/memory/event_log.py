@@ -248,7 +248,7 @@ class MemoryLog:
         found = [r for r in self._world.events if r.event.run_id == run and r.cursor > after]
         return [r for r in found if types is None or r.type in types][:limit]
 
-    async def consumed(
+    async def filter_consumed(
         self, keys: Sequence[tuple[ConsumerName, EventId]]
     ) -> frozenset[tuple[ConsumerName, EventId]]:
         return frozenset(key for key in keys if key in self._world.inbox)

@@ -268,7 +268,7 @@ class LogTail(Protocol):
 class Inbox(Protocol):
     """Which consumer has consumed which event."""
 
-    async def consumed(
+    async def filter_consumed(
         self, keys: Sequence[tuple[ConsumerName, EventId]]
     ) -> frozenset[tuple[ConsumerName, EventId]]:
         """Those of these keys that have an inbox row."""

@@ -220,7 +220,7 @@ class PostgresLog:
         )
         return recorded_in(row) if row else None
 
-    async def consumed(
+    async def filter_consumed(
         self, keys: Sequence[tuple[ConsumerName, EventId]]
     ) -> frozenset[tuple[ConsumerName, EventId]]:
         rows = await self._pool.fetch(

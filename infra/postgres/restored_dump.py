@@ -7,8 +7,8 @@ events would be ordered below the restored ones and below every cursor, and no r
 - the xids of all that is recorded become 0, below every xid to come; positions keep the order (within a
   stream, and from cause to effect, it is the order of the appends);
 - each cursor (watermarks, the relay's) is put before the first event that it had not passed. In the old
-  order it may have passed some behind that one: for those the inbox is told, so nothing that is
-  consumed is consumed again;
+  order it may have passed some behind that one: inbox rows are
+  written for those, so nothing that is consumed is consumed again;
 - claims and leases are dropped without counting a crash: their workers are in another world;
 - the role of processes is made again: a dump holds no roles.
 """

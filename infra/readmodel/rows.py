@@ -1,4 +1,4 @@
-"""What the read model is told: one frozen value per kind of row, made by
+"""The changes of the read model: one frozen value per kind of row, made by
 `consumers/project/consumer.py`.
 
 Fields are columns. Puts are whole rows and idempotent; changes name only what changed (None: as it

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from infra.settings.kafka import KafkaSettings
 from infra.settings.s3 import S3Place
-from infra.settings.vllm import BadValue, VllmServer
+from infra.settings.vllm import BadValue, VllmLaunch
 from schemas.redact import redact_setting
 
 
@@ -37,7 +37,7 @@ class VllmSettings:
 
     urls: tuple[str, ...]
     adapters: Path
-    server: VllmServer | None = None
+    server: VllmLaunch | None = None
     api_key: str | None = field(default=None, repr=False)
 
 
@@ -206,14 +206,14 @@ def _vllm(environ: Mapping[str, str], home: Path) -> VllmSettings | None:
     )
 
 
-def _vllm_server(environ: Mapping[str, str]) -> VllmServer:
+def _vllm_server(environ: Mapping[str, str]) -> VllmLaunch:
     if environ.get("HEADRACE_WORKERS") == "each":
         raise BadSetting(
             "HEADRACE_WORKERS holds 'each'; with HEADRACE_SAMPLER=vllm it may hold one or two, since "
             "the processes share one GPU"
         )
     try:
-        return VllmServer.load(environ)
+        return VllmLaunch.load(environ)
     except BadValue as error:
         raise _bad(*error.args) from error
 

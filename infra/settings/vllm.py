@@ -21,7 +21,7 @@ class BadValue(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class VllmServer:
+class VllmLaunch:
     """What to start. vLLM gets `gpu_percent` of the GPU's memory."""
 
     command: tuple[str, ...]
@@ -34,7 +34,7 @@ class VllmServer:
     api_key: str | None = field(default=None, repr=False)
 
     @classmethod
-    def load(cls, environ: Mapping[str, str]) -> "VllmServer":
+    def load(cls, environ: Mapping[str, str]) -> "VllmLaunch":
         """Read the environment. Raises BadValue."""
         model = environ.get("HEADRACE_VLLM_MODEL") or ""
         if not model:

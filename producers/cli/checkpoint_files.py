@@ -43,8 +43,8 @@ def safe_name(name: str) -> PurePosixPath:
 
 def name_local_base(directory: Path) -> Path | None:
     """Write the absolute path of the folder base/ into the adapter's config, so that PEFT finds the base
-    model from any working directory. Returns that path, or None when the base has a public name or there
-    is no adapter."""
+    model from any working directory. Returns that path, or None when the base has a public name or the
+    directory has no adapter."""
     config, base = directory / ADAPTER_CONFIG, (directory / "base").resolve()
     if not config.is_file() or not base.is_dir():
         return None

@@ -92,7 +92,7 @@ async def test_what_each_message_asks_for_is_found_by_an_index(
     await log.events_at([(STREAM, 3)])
     await log.unconsumed_at({(STREAM, 3): [READER]})
     assert len(await log.unconsumed([(READER, recorded) for recorded in page])) == 0
-    await log.consumed([(READER, EventId(uuid4()))])
+    await log.filter_consumed([(READER, EventId(uuid4()))])
     await log.read("r7", after=cursor, limit=50)
     await log.find(UUID(int=1), stream=STREAM)
     assert len(asked.said) == 12

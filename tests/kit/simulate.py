@@ -112,7 +112,7 @@ class Process:
             except CommitMiss:
                 self.states.forget(draft.states)
                 keys = [(d.consumer.name, EventId(d.id)) for d in deliveries if not d.claimed]
-                gone = await self.log.consumed(keys)
+                gone = await self.log.filter_consumed(keys)
                 deliveries = [
                     d
                     for d in deliveries

@@ -207,14 +207,14 @@ class _Work:
         run_on_threads(run, self._pass.threads)
 
     def _layer(self, decoder: Decoder, view: Trainable, layer: int) -> _Layer:
-        fused = (self._fused(view, layer, what) for what in FUSED)
+        fused = (self._fuse(view, layer, what) for what in FUSED)
         norms = qk_norm(decoder, view, layer)
         return _Layer(
             fused=(_Fused * len(FUSED))(*fused),
             qk_norm=None if norms is None else self._hold(norms),
         )
 
-    def _fused(self, view: Trainable, layer: int, what: str) -> _Fused:
+    def _fuse(self, view: Trainable, layer: int, what: str) -> _Fused:
         names = [layer_module(layer, module) for module in FUSED[what]]
         modules = (_Module * len(names))()
         for module, name in zip(modules, names, strict=True):

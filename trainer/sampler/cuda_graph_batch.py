@@ -192,19 +192,19 @@ def _shapes(view: Trainable) -> dict[str, tuple[torch.Size, ...]]:
     return {module: tuple(part.shape for part in pair) for module, pair in view.pairs.items()}
 
 
-def _unfused(model: DecodeModel) -> UnfusedModel:
+def _unfuse(model: DecodeModel) -> UnfusedModel:
     if not isinstance(model, UnfusedModel):
         raise ValueError("a recorded step needs base and adapter apart")
     return model
 
 
 def _pairs(model: DecodeModel) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    return dict(_unfused(model).view.pairs)
+    return dict(_unfuse(model).view.pairs)
 
 
 def _with_own_adapter(model: DecodeModel) -> UnfusedModel:
     """The same version with a copy of its adapter, which `serve` overwrites."""
     pairs = {module: (a.clone(), b.clone()) for module, (a, b) in _pairs(model).items()}
-    apart = _unfused(model)
+    apart = _unfuse(model)
     view: Trainable = replace(apart.view, pairs=pairs)
     return replace(apart, view=view)

@@ -20,7 +20,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 from aiokafka.structs import TopicPartition
 
 from infra.bus.kafka.connect import client_options, close_client, limit_client_logging
-from infra.bus.kafka.intake import Intake
+from infra.bus.kafka.intake import RecordIntake
 from infra.bus.kafka.topics import create_missing_topics, topics_for_types
 from infra.bus.reconciler import Delivered
 from infra.ports.event_log import EventLog
@@ -60,7 +60,7 @@ class KafkaBus:
         self, consumers: Mapping[ConsumerName, Sequence[str]]
     ) -> AsyncGenerator[Delivered, None]:
         limit_client_logging()
-        intake = Intake(self._log, consumers, self._skips)
+        intake = RecordIntake(self._log, consumers, self._skips)
         await intake.open()
         while True:
             try:
@@ -116,7 +116,7 @@ class KafkaBus:
             return
         self._done = {place: at for place, at in self._done.items() if offsets.get(place) != at}
 
-    async def _batch(self, consumer: AIOKafkaConsumer, intake: Intake) -> Delivered:
+    async def _batch(self, consumer: AIOKafkaConsumer, intake: RecordIntake) -> Delivered:
         fetched = await consumer.getmany(timeout_ms=POLL_MS, max_records=BATCH)
         records = [record for page in fetched.values() for record in page]
         self._pending = {place: page[-1].offset + 1 for place, page in fetched.items() if page}

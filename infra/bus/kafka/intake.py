@@ -34,7 +34,7 @@ class NamedRecord:
     readers: tuple[ConsumerName, ...]
 
 
-class Intake:
+class RecordIntake:
     """Turns records into messages for the hosted consumers."""
 
     def __init__(

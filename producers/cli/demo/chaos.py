@@ -32,7 +32,7 @@ class Killer(threading.Thread):
         self._client = client
         self._run = run
         self._say = say
-        self._draw = random.Random(seed)  # noqa: S311 - which process dies is no secret
+        self._draw = random.Random(seed)  # noqa: S311 - which process dies need not be secret
         self._over = threading.Event()
 
     def run(self) -> None:

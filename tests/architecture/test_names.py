@@ -1,0 +1,77 @@
+"""Names: one word per idea, functions are verbs, and a folder is small enough to be read at a glance."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOTS = ("schemas", "trainer", "infra", "consumers", "producers", "headrace")
+
+MOST_ROOMS = 20
+"""Modules and folders of one folder."""
+
+IRREGULAR = """
+sent told held shown given made found lent kept known done gone begun written drawn taken seen said
+paid left lost born bound built bought chosen come felt grown heard hidden laid led meant met sold
+spent spoken stood taught thought torn thrown understood woken won
+"""
+"""Participles and past forms that do not end in -ed."""
+
+NOT_PARTICIPLES = {"need", "feed", "seed", "embed", "speed"}
+"""A word that begins with un- (`unconsumed`, `unsupported`) is an adjective and may be a name too."""
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """(path, syntax tree) of every module of the product."""
+    for root in ROOTS:
+        for path in sorted((ROOT / root).rglob("*.py")):
+            yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+
+
+def is_bare_participle(name: str) -> bool:
+    """Whether a function's name is one participle: `sent`, `_listed`."""
+    word = name.strip("_")
+    if word.startswith("un") or word in NOT_PARTICIPLES:
+        return False
+    regular = word.endswith("ed") and len(word) > 4
+    return "_" not in word and (regular or word in IRREGULAR.split())
+
+
+def test_no_public_class_name_occurs_twice() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path, tree in modules():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(path)
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+def test_no_function_is_named_by_a_bare_participle() -> None:
+    found = [
+        f"{path}:{node.lineno} {node.name}"
+        for path, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and is_bare_participle(node.name)
+    ]
+    assert not found
+
+
+def test_twin_a_participle_is_recognised() -> None:
+    assert all(map(is_bare_participle, ("sent", "_listed", "told", "shaped")))
+    assert not any(map(is_bare_participle, ("send", "seed", "is_listed", "listed_runs", "red")))
+
+
+def test_no_folder_has_more_than_20_rooms() -> None:
+    full = {}
+    for root in ROOTS:
+        for folder in [ROOT / root, *(p for p in (ROOT / root).rglob("*") if p.is_dir())]:
+            rooms = {
+                p.name
+                for p in folder.iterdir()
+                if p.suffix == ".py" or (p / "__init__.py").exists()
+            }
+            if len(rooms - {"__init__.py"}) > MOST_ROOMS:
+                full[str(folder.relative_to(ROOT))] = len(rooms)
+    assert full == {}
