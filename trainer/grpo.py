@@ -8,7 +8,7 @@
 This file is one training step, from rewards to updated weights. Read it from `step` downwards, or set
 a breakpoint in it: the learner calls `step` for every algorithm that learns from rewards. An
 `Objective` names the two functions in which the algorithms differ. GRPO's are `advantages` and `loss`
-at the end of this file, those of the others are in `trainer/algorithms/`.
+at the end of this file. Those of the other algorithms are in `trainer/algorithms/`.
 
 Where the reference implementations of GRPO differ, we decided:
 - The ratio is taken against mu, the policy that sampled, with the logprobs recorded at that moment.
@@ -72,8 +72,12 @@ def step(
     hyperparameters: Hyperparameters,
     step_size: StepSize,
 ) -> tuple[dict[str, float], tuple[int, ...]]:
-    """Train the policy on one batch of graded groups, in place. Returns the metrics of the step and
-    its micro-batch plan: the number of tokens of each micro-batch, in order."""
+    """Train the policy on one batch of graded groups, in place.
+
+    Returns the metrics of the step by key, and its micro-batch plan: the number of tokens of each
+    micro-batch, in order. With several updates, each metric is the mean over them. Gradients that are
+    not finite change nothing, and `train/skipped` is 1.
+    """
     # 1. Turn rewards into advantages and token weights. They stay the same for all updates.
     batch = prepare_batch(policy, groups, objective=objective, hyperparameters=hyperparameters)
 
@@ -102,7 +106,8 @@ def prepare_batch(
     objective: Objective,
     hyperparameters: Hyperparameters,
 ) -> PreparedBatch:
-    """Compute the advantage and the weight of each action of a step."""
+    """Compute what stays constant over the updates of a step: the advantage and the weight of each
+    action, and with a critic its return. Values have shape (E) and are float64, on the CPU."""
     examples = examples_of(groups)
     sample_E = sample_of_each_action(examples)
 
@@ -110,8 +115,8 @@ def prepare_batch(
     rewards = [finite_or_none(reward) for group in groups for reward in group.rewards]
     reward_S = with_length_penalty(rewards, examples, hyperparameters)
 
-    # What only the policy before the update knows: critic values, log pi_prox, a KL in the reward.
-    # It takes one more forward pass over the batch, and only if the hyperparameters need it.
+    # What must be measured with the policy before the update: critic values, log pi_prox, and a KL in
+    # the reward. It takes one more forward pass, which is left out if the run needs none of them.
     measured = measure_before_update(policy, examples, objective, hyperparameters)
 
     # Rewards -> advantages (for GRPO: `advantages` below), and with a critic also returns.
@@ -140,9 +145,9 @@ def prepare_batch(
 def accumulate_gradients(
     policy: Policy, batch: PreparedBatch
 ) -> tuple[dict[str, float], tuple[int, ...]]:
-    """Add the gradient of the batch's loss to the trained tensors. Returns metrics and the
-    micro-batch plan. The token weights are global, so the losses of the micro-batches add up to the
-    loss of the step, however the batch is packed."""
+    """Add the gradient of the batch's loss to the trained tensors. Returns the metrics by key, and the
+    micro-batch plan (tokens per micro-batch). The token weights are global, so the losses of the
+    micro-batches add up to the loss of the step, however the batch is packed."""
     means, plan = Means(), []
     for micro, values in batch.micro_batches(policy):
         loss = micro_batch_loss(
@@ -162,7 +167,8 @@ def micro_batch_loss(
     hyperparameters: Hyperparameters,
     means: Means,
 ) -> torch.Tensor:
-    """The share of the step's loss that this micro-batch contributes. Its metrics go into `means`."""
+    """The share of the step's loss that this micro-batch contributes, a scalar with a gradient.
+    `values` holds the constants of its actions, (M) each. Its metrics are added to `means`."""
     # Logprob of each action under pi_theta, the policy being trained. It alone carries a gradient.
     value_M, temperature = None, hyperparameters.temperature
     if objective.has_critic:
@@ -185,7 +191,7 @@ def micro_batch_loss(
         loss_M, actions, behaviour_M, proximal_M, hyperparameters, means
     )
 
-    # The KL to the reference, and the loss of the critic, where the run has them.
+    # The KL to the reference and the loss of the critic, if the run has them.
     sampler_kl_M = k3((behaviour_M - logprob_M).detach())
     kl_M = fixed.get("kl", sampler_kl_M)
     if hyperparameters.kl_coef and hyperparameters.kl_in == "loss":
@@ -194,7 +200,7 @@ def micro_batch_loss(
     if value_M is not None:
         loss_M = loss_M + critic_loss(value_M, fixed, hyperparameters, means)
 
-    # One weight per action makes it the loss of the step.
+    # The weights contain every division, so the weighted sum is this micro-batch's share of the loss.
     loss = (fixed["weight"] * loss_M).sum()
     means.add_sum("train/loss", loss)
     means.add("train/kl", kl_M.detach())
@@ -206,7 +212,8 @@ def micro_batch_loss(
 
 
 def advantages(rewards: Sequence[float | None]) -> list[float]:
-    """The advantage of each sample of one group."""
+    """The advantage of each sample of one group, in the order of `rewards`. It is exactly 0 for all
+    samples if their rewards are equal, and for each sample without a finite reward."""
     known = [r for r in rewards if r is not None and math.isfinite(r)]
     if len(known) < 2 or min(known) == max(known):
         return [0.0] * len(rewards)
@@ -225,7 +232,9 @@ def clipped_loss(
     high: float,
     delta: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The clipped surrogate loss of each action, and which actions are clipped (no gradient)."""
+    """The clipped surrogate loss (M) of each action, and whether it is clipped (M, bool). A clipped
+    action has no gradient. `delta` bounds the ratio where the advantage is negative
+    (`trainer/objective/dual_clip.py`)."""
     ratio_M = log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     free_M = dual_clipped_ratio(ratio_M, delta) * advantage_M
     bound_M = ratio_M.clamp(1 - low, 1 + high) * advantage_M
@@ -233,7 +242,7 @@ def clipped_loss(
 
 
 def loss(actions: Actions, hyperparameters: Hyperparameters) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of each action, and which actions are clipped."""
+    """The loss (M) of each action, and whether it is clipped (M, bool)."""
     return clipped_loss(
         actions.log_ratio_M,
         actions.advantage_M,

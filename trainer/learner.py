@@ -1,15 +1,16 @@
-"""The learner: (version, batch) -> version, deterministic by construction.
+"""The learner turns a policy version and a batch into the next version, and is deterministic.
 
-This module loads versions, hands a batch to the step of the run's algorithm (`trainer/grpo.py`, or
-`trainer/algorithms/sft.py`) and exports the version that comes out. The algorithm is in those files.
+This module loads versions, calls the training step (`trainer/grpo.py`, or `trainer/algorithms/sft.py`
+for supervised fine-tuning) and exports the version that the step makes. The algorithm is in those
+files.
 
-A step depends on the loaded tensors, the batch, the run's config and the step number, and on nothing
-else: no clock, no random draw, one thread count, deterministic kernels. A version is the bytes of its
-weights and of its optimizer state. Loading them and stepping gives the same bits as never having
-stopped.
+A step depends only on the loaded tensors, the batch, the run's config and the step number. It reads no
+clock and draws no random number. The number of threads is fixed, and all kernels are deterministic. A
+version consists of the bytes of its weights and of its optimizer state. A step from a version that was
+loaded from its bytes gives the same bits as a step from one that never left memory.
 
-A run makes one call at a time. While a version is stepped it is not in the table of loaded versions,
-and it returns there when the step is complete. So after a failed step or a cancelled call `holds`
+A run makes one call at a time. During a step the version is not in the table of loaded versions. The new
+version is put there when the step is complete. So after a failed step or a cancelled call `holds`
 returns False, and the version is loaded again from its bytes.
 """
 
@@ -53,7 +54,7 @@ CRITIC = "critic."
 
 @dataclass(slots=True, eq=False)
 class LoadedVersion:
-    """A policy version on the device, which can be stepped from."""
+    """A policy version on the device, from which a step can be taken."""
 
     policy: Policy
     optimizers: Optimizers
@@ -75,14 +76,16 @@ class TorchLearner:
         self._max_runs = max_runs
 
     async def initialize(self, job: LearnerJob) -> StepResult:
-        """Build version 0. Raises Refused when the model cannot be loaded."""
+        """Build version 0. The result has step 0, the weights, the optimizer state and the files of a
+        checkpoint directory. Raises Refused when the model cannot be loaded."""
         loaded = await self._cache.load_model(job.model)
         result = await self._run_on_device(job, partial(_build_version_zero, loaded, job))
         assert result is not None  # noqa: S101 - only loading a version has none
         return result
 
     def holds(self, job: LearnerJob, step: int, weights_sha256: str, state_sha256: str) -> bool:
-        """Whether version `step` of this run, with these bits, can be stepped from."""
+        """Whether version `step` of this run is loaded with exactly these hashes, so that a step can be
+        taken from it."""
         version = self._loaded.get(job.run)
         return version is not None and (
             version.step,
@@ -91,15 +94,15 @@ class TorchLearner:
         ) == (step, weights_sha256, state_sha256)
 
     async def load(self, job: LearnerJob, state: LearnerState) -> None:
-        """Load a version. Raises CorruptData when its tensors do not fit the model."""
+        """Load a version from its bytes. Raises CorruptData when its tensors do not fit the model."""
         loaded = await self._cache.load_model(job.model)
         await self._run_on_device(job, partial(_load_version, loaded, job, state))
 
     async def evaluate(
         self, job: LearnerJob, step: int, conversations: Sequence[Conversation]
     ) -> dict[str, float]:
-        """The held-out loss of the loaded version `step`. Raises TransientError when that version is
-        not loaded, and Refused for a conversation that cannot be learned."""
+        """The held-out loss of the loaded version `step`, by metric key. Raises TransientError when that
+        version is not loaded, and Refused for a conversation that cannot be learned."""
         version = self._loaded.get(job.run)
         if version is None or version.step != step:
             raise TransientError(
@@ -108,8 +111,9 @@ class TorchLearner:
         return await self._cache.device.run(_evaluate, version.policy, job, conversations)
 
     async def step(self, job: LearnerJob, batch: StepBatch, *, export_state: bool) -> StepResult:
-        """One optimizer step from the loaded version `batch.step - 1`. Raises TransientError when
-        that version is not loaded."""
+        """Take one optimizer step from the loaded version `batch.step - 1`. The optimizer state is in
+        the result only with `export_state`; its hash always is. Raises TransientError when that version
+        is not loaded, and Refused when the device runs out of memory."""
         version = self._loaded.get(job.run)
         if version is None or version.step != batch.step - 1:
             raise TransientError(
@@ -138,8 +142,8 @@ class TorchLearner:
 
 
 def out_of_memory(job: LearnerJob) -> str:
-    """The error message for a step that does not fit into memory: which settings to lower. The peak
-    grows with the tokens of a micro-batch."""
+    """The error message for a step that does not fit into memory. It names the settings to lower. Peak
+    memory grows with the number of tokens in a micro-batch."""
     advanced = job.config.advanced
     tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
     longest = (
@@ -210,7 +214,8 @@ def _load_critic(version: LoadedVersion, saved: dict[str, torch.Tensor]) -> None
 def _step(
     version: LoadedVersion, job: LearnerJob, batch: StepBatch, *, export_state: bool
 ) -> VersionAndResult:
-    """One step of the run's algorithm: `sft.step`, or `grpo.step` for all that learn from rewards."""
+    """Take one training step: `sft.step` for sft, and `grpo.step` for every algorithm that learns from
+    rewards."""
     policy, advanced = version.policy, job.config.advanced
     tokens = advanced.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
     if advanced.algorithm == "sft":

@@ -1,8 +1,8 @@
 """A policy: a frozen base model and the tensors that are trained on top of it.
 
-With LoRA the trained tensors are those of the adapter, with full tuning all of the model. In both cases
-they are plain tensors under the names that Transformers and PEFT use, so an export only serialises them.
-The bytes are deterministic, because safetensors orders tensors by name and the metadata is fixed.
+With LoRA the trained tensors are those of the adapter. With full tuning they are all weights of the
+model. In both cases they have the names that Transformers and PEFT use, so an export only serialises
+them. The bytes are deterministic, because safetensors orders tensors by name and the metadata is fixed.
 """
 
 import tempfile
@@ -41,8 +41,8 @@ MODEL_NAME = "model.safetensors"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """A base model, ready to run: on our own decoder if it supports the family, else through
-    Transformers."""
+    """A base model that is ready to run. It runs on our own decoder if that supports the model's
+    family, and through Transformers (`fallback`) otherwise."""
 
     base: Base
     decoder: Decoder | None
@@ -51,8 +51,11 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:
-    """A version of a model. `tensors` are leaf tensors that require gradients while a learner owns
-    them."""
+    """A version of a model. `tensors` are leaf tensors, which require gradients while a learner owns
+    them. `alpha` is the adapter's `lora_alpha`. `forward` says how its passes are computed.
+
+    Shape suffixes: N all packed tokens of a micro-batch, M its actions, H hidden, V vocabulary.
+    """
 
     loaded: LoadedModel
     tensors: dict[str, torch.Tensor]
@@ -66,7 +69,7 @@ class Policy:
 
     @property
     def kernels(self) -> str:
-        """Which kernels run the passes, because the bits depend on it: `torch`, or the name of the
+        """Which kernels run the passes. The bits depend on it. The value is `torch`, or the name of the
         compiled pass, which depends on its source, the compiler and the processor."""
         decoder = self.loaded.decoder
         if decoder is None:
@@ -77,15 +80,15 @@ class Policy:
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether trees can be packed. Only our own decoder supports the attention mask that they
-        need."""
+        """Whether the samples of a group can be packed as a tree, with their shared prompt only once.
+        Only our own decoder supports the attention mask that this needs."""
         return self.loaded.decoder is not None
 
     def outputs(
         self, micro: MicroBatch, *, reference: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hidden states (M, H) that predict each action, and the logits (M, vocabulary) computed
-        from them. With `reference` those of the base model without the trained tensors."""
+        """The hidden states (M, H) that predict each action, and the logits (M, V) computed from them.
+        With `reference`, the pass uses the base model without the trained tensors."""
         decoder = self.loaded.decoder
         if decoder is None:
             trained: Tensors = {} if reference else self.tensors
@@ -98,7 +101,8 @@ class Policy:
     def _hidden_states(
         self, decoder: Decoder, micro: MicroBatch, *, reference: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hidden states (M, H) that predict each action, and the output head (vocabulary, H)."""
+        """The hidden states (M, H) that predict each action, and the weight (V, H) of the output
+        head."""
         trained: Tensors = {} if reference else self.tensors
         weights = trainable_view(self.loaded.base.tensors, trained, alpha=self.alpha)
         hidden_N_H = self._all_hidden_states(decoder, weights, micro)
@@ -120,20 +124,20 @@ class Policy:
         return run(weights, *tokens, attend, self.forward)
 
     def _native_pass(self, decoder: Decoder, weights: Trainable) -> LearnerPass | None:
-        """The pass in C, where this version may take it."""
+        """The pass in C, or None where this version must run through torch."""
         if not self.forward.allows_native or self.forward.recompute:
             return None
         return learner_pass(decoder, weights)
 
     def logits(self, micro: MicroBatch, *, reference: bool = False) -> torch.Tensor:
-        """The logits (M, vocabulary) that predict each action."""
+        """The logits (M, V) that predict each action."""
         return self.outputs(micro, reference=reference)[1]
 
     def logprobs(
         self, micro: MicroBatch, *, temperature: float, reference: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The log-probability (M) of each action at `temperature`, and the entropy (M, no gradient) of
-        the distribution that it was drawn from."""
+        """The log-probability (M) of each action at `temperature`, and the entropy (M, in nats, no
+        gradient) of the distribution that the action was drawn from."""
         return self._score_actions(micro, temperature=temperature, reference=reference)[:2]
 
     def logprobs_and_values(
@@ -151,8 +155,8 @@ class Policy:
     def _score_actions(
         self, micro: MicroBatch, *, temperature: float, reference: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Log-probabilities, entropies and hidden states. Only Transformers' own pass computes the
-        logits of all actions at once."""
+        """Log-probabilities (M), entropies (M) and hidden states (M, H). A pass through Transformers
+        computes the logits of all actions at once; our own decoder computes them in chunks."""
         decoder = self.loaded.decoder
         if decoder is None:
             hidden_M_H, logits_M_V = self.outputs(micro, reference=reference)
@@ -172,8 +176,9 @@ def _target_logprobs(
 
 
 def fresh_policy(loaded: LoadedModel, job: LearnerJob) -> Policy:
-    """Version 0: a fresh adapter from the seed, or a copy of all base weights. For PPO also a critic
-    that predicts 0."""
+    """Version 0 of a run's policy: a fresh adapter from the seed, or with full tuning a trainable copy
+    of all base weights. For PPO it also has a critic, which predicts 0. Raises Refused when the model
+    does not support what the config asks for."""
     advanced = job.config.advanced
     forward = forward_of(loaded, advanced, rules=job.rules)
     critic = fresh_critic(loaded.base) if advanced.algorithm == "ppo" else None
@@ -186,14 +191,15 @@ def fresh_policy(loaded: LoadedModel, job: LearnerJob) -> Policy:
 
 
 def _trainable_copy(parameter: torch.Tensor) -> torch.Tensor:
-    """A copy to train, in fp32 at least, because a small update is lost in a 16-bit number."""
+    """A copy to train. It is at least fp32, because a 16-bit number would lose a small update."""
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     return parameter.detach().to(dtype, copy=True)
 
 
 def forward_of(loaded: LoadedModel, advanced: Advanced, *, rules: int = RULES) -> Forward:
-    """How the forward passes of this run are computed. Raises Refused when its model does not support
-    it."""
+    """How the forward passes of this run are computed. `rules` is the number of the rules that the run
+    started with (`schemas.learner.RULES`). Raises Refused when the model does not support
+    `advanced.recompute`."""
     if loaded.decoder is None and advanced.recompute:
         raise Refused(
             "advanced.recompute needs a model that runs on our own decoder (docs/models.md), but "
@@ -209,15 +215,18 @@ def forward_of(loaded: LoadedModel, advanced: Advanced, *, rules: int = RULES) -
 
 
 def export(tensors: Tensors) -> bytes:
-    """Named tensors -> safetensors bytes. The same tensors always give the same bytes."""
+    """Serialise named tensors as a safetensors file. The same tensors always give the same bytes."""
     ordered = {name: tensors[name].detach().contiguous().cpu() for name in sorted(tensors)}
     return save(ordered, metadata=METADATA)
 
 
 def parse(data: bytes | memoryview, *, device: torch.device) -> dict[str, torch.Tensor]:
-    """Safetensors bytes -> tensors. They are aligned, whatever the layout of the file, because kernels
-    choose their path by alignment and another path gives other bits. Tensors in a memoryview, which is
-    memory of our own, are not copied. Raises CorruptData if the bytes are not a safetensors file."""
+    """Read a safetensors file into tensors on `device`, by name.
+
+    The tensors are aligned, whatever the layout of the file, because kernels choose their code path by
+    alignment, and another path gives other bits. A memoryview is memory that we own, so its aligned
+    tensors are not copied. Raises CorruptData if the bytes are not a safetensors file.
+    """
     try:
         if isinstance(data, memoryview):
             return {name: tensor.to(device) for name, tensor in view_tensors(data).items()}
@@ -228,8 +237,8 @@ def parse(data: bytes | memoryview, *, device: torch.device) -> dict[str, torch.
 
 
 def check_fit(tensors: Tensors, expected: Tensors, *, what: str = "weights") -> None:
-    """Raises CorruptData unless names and shapes are those that the run trains. `what`: a name for them
-    in the message."""
+    """Raises CorruptData unless `tensors` has the names and shapes of `expected`, which are those that
+    the run trains. The message calls the tensors `what`."""
     found = {name: tuple(t.shape) for name, t in tensors.items()}
     trained = {name: tuple(t.shape) for name, t in expected.items()}
     if found == trained:
@@ -243,9 +252,11 @@ def check_fit(tensors: Tensors, expected: Tensors, *, what: str = "weights") -> 
 
 
 def checkpoint_files(policy: Policy, job: LearnerJob) -> tuple[dict[str, bytes], str]:
-    """The files that a checkpoint directory needs in addition to the weights, so that plain Transformers
-    and PEFT can load it, and the file name of the weights there. With LoRA, a base model without a
-    public name is included whole, under base/."""
+    """The files of a checkpoint directory except for its weights, and the file name of the weights.
+
+    With them plain Transformers and PEFT can load the directory. With LoRA, a base model that has no
+    public name is included completely, under base/.
+    """
     base = policy.loaded.base
     tokenizer = _saved_files(base.tokenizer.save_pretrained)
     if job.config.advanced.tuning == "full":
