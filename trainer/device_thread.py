@@ -1,8 +1,8 @@
 """The one thread on which all torch work of a process runs.
 
 Sampler and learner take turns on it, job by job, in the order of their requests. So they never compete
-for cores or GPU memory. Results do not depend on timing, because the number of threads is fixed and only
-deterministic kernels are allowed, both before the first operation.
+for cores or GPU memory. Results do not depend on timing, because two settings are made before the first
+operation: the number of torch's threads is fixed, and only deterministic kernels are allowed.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class Device:
-    """A torch device and the thread that owns it. `threads`: how many threads torch uses, its own
-    default if None. `gpu_share` limits the share of the GPU's memory, so that an excess is an
-    out-of-memory error here and does not make another process fail."""
+    """A torch device and the thread that owns it. `threads` is how many threads torch uses (None:
+    torch's default). `gpu_share` limits the share of the GPU's memory that this process uses. Beyond it
+    this process gets an out-of-memory error, and other processes do not fail."""
 
     def __init__(self, *, threads: int | None = None, gpu_share: float | None = None) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -39,14 +39,15 @@ class Device:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # not in its stubs
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work` on the device thread and wait for it. If the caller is cancelled it stops waiting
-        at once. Work that has started runs to its end, and its result is dropped."""
+        """Run `work` on the device thread and return its result. A cancelled caller stops waiting at
+        once. Work that has already started still runs to its end, and its result is dropped."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: work(*args, **kwargs))
 
     @property
     def versions(self) -> dict[str, str]:
-        """What the bits of a result depend on, in addition to seed and data."""
+        """What the bits of a result depend on, in addition to seed and data: torch's version, the name
+        of the device, and the number of threads."""
         kind = torch.cuda.get_device_name() if self.torch.type == "cuda" else "cpu"
         cpu = torch.backends.cpu.get_cpu_capability()
         return {
@@ -62,7 +63,7 @@ class Device:
 
 @contextmanager
 def limit_threads(most: int) -> Iterator[None]:
-    """At most this many torch threads for the operations inside the block, on the calling thread."""
+    """Use at most this many torch threads for the operations inside the block, on the calling thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(before, most))
     try:

@@ -15,10 +15,13 @@ from trainer.weight_cache import Fetch, Read, WeightCache
 
 
 class Engine:
-    """Owns the device thread. `fetch` returns the verified bytes of an artifact (sync or async). `read`
-    reads the bytes of weights into memory that we own. `vllm`: the servers that sample, or None to
-    sample on this device. `gpu_share`: the share of the GPU's memory to use, if other processes use it
-    too."""
+    """A sampler and a learner, and the device thread that both use.
+
+    `fetch` returns the verified bytes of an artifact, directly or as an awaitable. `read` reads the
+    bytes of weights into memory that we own. `threads` is how many threads torch uses (None: its
+    default). `vllm` are the servers that sample (None: sample on this device). `gpu_share` is the share
+    of the GPU's memory to use, for a GPU that other processes use too.
+    """
 
     def __init__(
         self,

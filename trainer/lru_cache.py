@@ -14,13 +14,14 @@ class LruCache(Generic[V]):
         self._entries: OrderedDict[str, V] = OrderedDict()
 
     def get(self, key: str) -> V | None:
-        """The entry, which counts as used; None where there is none."""
+        """The entry for `key`, or None. Reading an entry counts as using it."""
         if key in self._entries:
             self._entries.move_to_end(key)
         return self._entries.get(key)
 
     def put(self, key: str, value: V) -> V:
-        """Keep an entry and drop the one that was used longest ago. Returns the entry."""
+        """Add or replace an entry and return it. When the cache is full, the entry that was used longest
+        ago is dropped."""
         self._entries[key] = value
         self._entries.move_to_end(key)
         while len(self._entries) > self._size:

@@ -1,8 +1,8 @@
 """AdamW, its schedule, and its state as named tensors.
 
-Resume needs the moments and the step count in addition to the weights, and nothing else. The learning
-rate is a function of the step, and training draws no random numbers. Loading a state and stepping gives
-the same bits as never having stopped.
+To resume, the learner needs the moments and the step count in addition to the weights, and nothing else.
+The learning rate is a function of the step, and training draws no random numbers. So a step after
+loading a state gives the same bits as it would have given without the interruption.
 
 Weight decay applies to matrices only. Norms and biases have none, because pulling a gain or an offset
 towards 0 does not regularise. The state is stored by name, so it does not depend on the parameter group
@@ -27,7 +27,8 @@ FIRST, SECOND, STEP = "exp_avg.", "exp_avg_sq.", "step"
 BETA2_RL, BETA2_SFT = 0.95, 0.98
 
 CRITIC_LR_RATIO = 10.0
-"""The critic's learning rate over the policy's, unless the run sets `advanced.critic_lr`."""
+"""The critic's learning rate is this many times the policy's, unless the run sets
+`advanced.critic_lr`."""
 
 
 def lr_at(step: int, *, total_steps: int, peak: float, advanced: Advanced) -> float:
@@ -49,8 +50,8 @@ def lr_at(step: int, *, total_steps: int, peak: float, advanced: Advanced) -> fl
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """How far one update may move the weights: the learning rates of policy and critic, and the norm
-    that gradients are clipped to."""
+    """How far one update may move the weights: the learning rates of policy and critic, and the norm to
+    which larger gradients are scaled down."""
 
     lr: float
     critic_lr: float
@@ -78,7 +79,8 @@ def has_weight_decay(name: str, tensor: torch.Tensor) -> bool:
 
 
 def global_norm(gradients: list[torch.Tensor]) -> float:
-    """The 2-norm over all gradients together. Their order changes its last bits."""
+    """The 2-norm over all gradients together, and 0 without gradients. The order of the gradients
+    changes its last bits, so it must be fixed."""
     if not gradients:
         return 0.0
     return float(torch.stack(torch._foreach_norm(gradients)).double().norm())
@@ -86,7 +88,8 @@ def global_norm(gradients: list[torch.Tensor]) -> float:
 
 @dataclass(slots=True, eq=False)
 class Optimizer:
-    """AdamW over named leaf tensors. `step` is the version of the run that its moments belong to."""
+    """AdamW over named leaf tensors. `step` is the number of the policy version that its moments belong
+    to."""
 
     tensors: dict[str, torch.Tensor]
     adam: torch.optim.AdamW
@@ -112,9 +115,10 @@ class Optimizer:
         return global_norm(self._gradients())
 
     def update(self, *, lr: float, clip: float, is_finite: bool = True) -> float:
-        """Clip the accumulated gradients, take one AdamW step with them, and clear them. Returns
-        their norm before clipping. Nothing changes when they are not finite, or when the caller says
-        so because those of another optimizer are not (`is_finite`)."""
+        """Clip the accumulated gradients to the norm `clip`, take one AdamW step, and clear them.
+        Returns their norm before clipping. The step is left out when they are not finite, or when
+        `is_finite` is False. The caller passes that when the gradients of another optimizer are not
+        finite."""
         gradients = self._gradients()
         norm = global_norm(gradients)
         if is_finite and gradients and math.isfinite(norm):
@@ -127,7 +131,8 @@ class Optimizer:
         return norm
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Moments and step, by name."""
+        """The state as named tensors: the version's number, and both moments and the number of updates
+        of each tensor. Moments that do not exist yet are zeros."""
         state: dict[str, torch.Tensor] = {STEP: torch.tensor(self.step)}
         for name, tensor in self.tensors.items():
             moments = self.adam.state.get(tensor, {})
@@ -138,7 +143,7 @@ class Optimizer:
         return state
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Load moments and step. Raises CorruptData when they do not fit the tensors."""
+        """Load what `state` returned. Raises CorruptData when it does not fit the tensors."""
         if STEP not in state:
             raise CorruptData("the optimizer state has no step count")
         moments = {name: tensor for name, tensor in state.items() if name != STEP}
@@ -160,8 +165,8 @@ class Optimizer:
 
 
 def _groups(tensors: Mapping[str, torch.Tensor], job: LearnerJob) -> list[dict[str, Any]]:
-    """Parameter groups by weight decay. Makes the tensors require gradients. With rules 1 weight decay
-    applied to every tensor."""
+    """Parameter groups by weight decay. Makes the tensors require gradients. Under rules 1 weight decay
+    applies to every tensor."""
     decay = job.config.advanced.weight_decay
     groups: dict[float, list[torch.Tensor]] = {}
     for name in sorted(tensors):
@@ -172,14 +177,14 @@ def _groups(tensors: Mapping[str, torch.Tensor], job: LearnerJob) -> list[dict[s
 
 @dataclass(slots=True, eq=False)
 class Optimizers:
-    """The optimizer of a policy, and of its critic where it has one."""
+    """The optimizer of a policy, and that of its critic if it has one."""
 
     policy: Optimizer
     critic: Optimizer | None = None
 
     @classmethod
     def fresh(cls, policy: Policy, job: LearnerJob) -> "Optimizers":
-        """No moments yet. Makes the tensors of policy and critic require gradients."""
+        """Optimizers without moments. Makes the tensors of policy and critic require gradients."""
         critic = policy.critic
         return cls(
             Optimizer.fresh(policy.tensors, job),
@@ -187,8 +192,9 @@ class Optimizers:
         )
 
     def update(self, step_size: StepSize) -> dict[str, float]:
-        """One update of policy and critic with the accumulated gradients, then clear them. If any
-        gradient is not finite neither of them changes, and "train/skipped" is 1. Returns metrics."""
+        """Update policy and critic with the accumulated gradients, and clear these. If any gradient is
+        not finite, neither policy nor critic changes, and "train/skipped" is 1. Returns the metrics by
+        key; gradient norms are those before clipping."""
         critic, clip = self.critic, step_size.grad_clip
         is_finite = critic is None or math.isfinite(
             self.policy.gradient_norm() + critic.gradient_norm()

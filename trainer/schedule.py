@@ -1,12 +1,13 @@
-"""Which groups to request now, with which policy version, for which dataset row. Pure, without torch.
+"""The schedule of a run: which groups to request now, with which policy version, and for which dataset
+row. All functions are pure, and none imports torch.
 
-A group of step s pins the version that it samples with: max(0, s - 1 - depth), rounded down to the
-weight sync interval. So the batch of a step does not depend on what finishes first, and a trained token
-is never more than depth + interval - 1 versions old. Depth 0 is sync, 1 is one_step_off_async, and k is
-fully_async.
+A group of step s pins the version that it samples with: max(0, s - 1 - depth), rounded down to a
+multiple of the weight sync interval. So the batch of a step does not depend on what finishes first, and
+a trained token is at most depth + interval - 1 versions old. Depth 0 is sync, 1 is one_step_off_async,
+and a larger depth is fully_async.
 
-Steps are trained in order, and each step keeps its groups however long they take. Nothing is discarded
-for being late. The lag is bounded because no step further than `depth` ahead is requested.
+Steps are trained in order, and each step waits for its groups however long they take. No group is
+discarded because it is late. The lag is bounded because no step further than `depth` ahead is requested.
 """
 
 import hashlib
@@ -22,8 +23,8 @@ ROUNDS = 6
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How far sampling may run ahead of learning (`depth` steps beyond the next one), and after how many
-    versions samplers take new weights (`interval`)."""
+    """How far sampling may run ahead of learning (`depth` steps beyond the next one), and how many
+    versions lie between two weight updates of the samplers (`interval`)."""
 
     depth: int
     interval: int = 1
@@ -40,7 +41,7 @@ class Pace:
 
 
 def pace_of(config: RunConfig) -> Pace:
-    """The pace of a run's execution mode."""
+    """The pace of a run, from its execution mode and the keys that change it."""
     default = {"sync": 0, "one_step_off_async": 1, "fully_async": FULLY_ASYNC_DEPTH}
     depth = config.advanced.max_steps_off_policy
     mode = config.advanced.execution_mode
@@ -48,9 +49,9 @@ def pace_of(config: RunConfig) -> Pace:
 
 
 def steps_due(pace: Pace, *, settled: int, requested: int, total: int) -> tuple[int, ...]:
-    """The steps whose groups can be requested. At most depth + 1 steps are open, so the version that
-    each of them pins exists. `settled` is the newest version, `requested` the last step requested so
-    far."""
+    """The steps whose groups can be requested now, in order. `settled` is the newest version,
+    `requested` is the last step that was requested, and `total` is the number of steps in the run. At
+    most depth + 1 steps are open at a time, so the version that each of them pins exists."""
     return tuple(range(requested + 1, min(total, settled + 1 + pace.depth) + 1))
 
 
@@ -60,15 +61,16 @@ def may_be_pinned(pace: Pace, version: int, *, requested: int) -> bool:
 
 
 def slots(seed: int, *, step: int, batch: int, num_rows: int) -> tuple[Slot, ...]:
-    """The groups of a step with their dataset rows. They depend on the seed alone."""
+    """The `batch` groups of a step (from 1) with their dataset rows. They depend only on the
+    arguments."""
     rows = step_rows(seed, step=step, batch=batch, num_rows=num_rows)
     return tuple(Slot(slot=slot, row=row) for slot, row in enumerate(rows))
 
 
 def replacement(seed: int, *, step: int, slot: int, number: int, batch: int, num_rows: int) -> Slot:
-    """The replacement of a slot after `number` of its groups were dropped. It depends on the seed, the
-    slot and the number, and not on the order in which groups are dropped. Each number has its own order
-    of rows."""
+    """The replacement for a slot after `number` of its groups were dropped. It depends on the seed, the
+    step, the slot and the number, and not on the order in which groups are dropped. Each number has its
+    own order of rows."""
     epoch, index = divmod((step - 1) * batch + slot, num_rows)
     row = shuffled_index(index, num_rows, key=f"{seed}/{epoch}/replacement/{number}")
     return Slot(slot=slot, replacement=number, row=row)
@@ -83,9 +85,9 @@ def step_rows(seed: int, *, step: int, batch: int, num_rows: int) -> Iterator[in
 
 
 def shuffled_index(index: int, size: int, *, key: str) -> int:
-    """The image of `index` under a keyed permutation of range(size). It is a Feistel network over the
-    next power of four, applied until the result is below size (Black and Rogaway 2002, "cycle
-    walking")."""
+    """The image of `index` under a permutation of range(size) that `key` determines. The permutation is
+    a Feistel network over the next power of four, applied until the result is below `size` (Black and
+    Rogaway 2002, "cycle walking")."""
     half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     while True:

@@ -1,8 +1,9 @@
-"""What a device holds: base models by reference, and the trained tensors of a few versions.
+"""The weights on a device: base models by reference, and the trained tensors of a few versions.
 
-Sampler and learner share it. A base model is loaded once and used by all. The learner keeps each new
-version here under the hash of its bytes, so that a sampler on the same device uses those tensors and
-fetches nothing. Nothing here has to survive, because it can be fetched again by its reference.
+Sampler and learner share this cache. A base model is loaded once and used by all runs. The learner keeps
+each new version here under the hash of its bytes, so that a sampler on the same device uses those
+tensors and fetches nothing. The cache may lose anything, because everything can be fetched again by its
+reference.
 """
 
 import asyncio
@@ -24,15 +25,16 @@ Fetch = Callable[[ArtifactRef], Awaitable[bytes] | bytes]
 """Returns the verified bytes of an artifact."""
 
 Read = Callable[[ArtifactRef, Callable[[bytes], int]], Awaitable[bytes | memoryview]]
-"""The same, but may return a memoryview of a copy that we own. The function is given the first eight
-bytes and returns how many bytes after an aligned address the data should begin."""
+"""Like Fetch, but may return a memoryview of a copy that we own. The second argument is a function that
+gets the first eight bytes, and returns how many bytes after an aligned address the data should begin."""
 
 OnKept = Callable[[str, dict[str, torch.Tensor]], None]
-"""Is called with the hash and the tensors of each version that the learner keeps."""
+"""Called with the hash and the tensors of each version that the learner keeps."""
 
 
 class WeightCache:
-    """Base models and versions, loaded at the first request. Concurrent requests load them once."""
+    """Base models and versions, loaded at the first request. Concurrent requests for the same weights
+    load them once."""
 
     def __init__(self, device: Device, fetch: Fetch, read: Read | None = None) -> None:
         self.device = device
@@ -44,7 +46,7 @@ class WeightCache:
         self.on_kept: OnKept | None = None
 
     async def load_model(self, ref: ModelRef) -> LoadedModel:
-        """The base model of `ref`. Raises Refused when it cannot be loaded."""
+        """The base model that `ref` names, on the device. Raises Refused when it cannot be loaded."""
         key = ref.model_dump_json()
         async with self._locks.setdefault(key, asyncio.Lock()):
             loaded = self._loaded.get(key)
@@ -54,7 +56,8 @@ class WeightCache:
             return self._loaded.put(key, await self.device.run(self._load, ref, files))
 
     async def load_tensors(self, policy: PolicyRef) -> dict[str, torch.Tensor]:
-        """The trained tensors of a version, on the device. Empty when nothing was trained."""
+        """The trained tensors of a version by name, on the device. Empty when nothing was trained.
+        Raises CorruptData when the artifact is not a safetensors file."""
         if policy.weights is None:
             return {}
         key = policy.weights.sha256
@@ -71,7 +74,8 @@ class WeightCache:
             return self._trained.put(key, tensors)
 
     def keep(self, sha256: str, tensors: dict[str, torch.Tensor]) -> None:
-        """Keep a version for samplers. The caller must not change the tensors afterwards."""
+        """Keep a version for samplers, under the hash of its bytes. The caller must not change the
+        tensors afterwards."""
         self._trained.put(sha256, tensors)
         if self.on_kept is not None:
             self.on_kept(sha256, tensors)

@@ -3,9 +3,9 @@
     loss = - (1 / sum_i len_i) sum_i sum_t stopgrad( min(r_t, 1 + high) ) A_i log pi_theta(t)
 
 A_i is GRPO's. A clipped surrogate gives a clipped token no gradient at all. Here the weight is bounded
-instead, and every token learns. We decided to bound the weight from above only, as both papers, TRL and
-Liger do (verl bounds it from below as well). The bound is 1 + clip_high, as everywhere in Headrace,
-which is 5 by default. TRL's epsilon_high is the bound itself.
+instead, so every token has a gradient. We decided to bound the weight from above only, as both papers,
+TRL and Liger do (verl bounds it from below as well). The bound is 1 + clip_high, as everywhere in
+Headrace, and is 5 by default. TRL's epsilon_high is the bound itself.
 """
 
 import torch
@@ -17,7 +17,7 @@ from trainer.objective.objective import Actions, Objective, by_group
 
 
 def loss(actions: Actions, hyperparameters: Hyperparameters) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of each action, and which weights are bounded."""
+    """The loss (M) of each action, and whether its weight is bounded (M, bool)."""
     most = 1 + hyperparameters.clip_high
     ratio_M = actions.log_ratio_M.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     loss_M = -ratio_M.clamp(max=most) * actions.advantage_M * actions.logprob_M

@@ -17,7 +17,8 @@ from trainer.objective.objective import Objective, by_group, finite_or_none
 
 
 def advantages(rewards: Sequence[float | None]) -> list[float]:
-    """The advantage of each sample of one group. Exactly 0 if all rewards are equal."""
+    """The advantage of each sample of one group. It is exactly 0 if all rewards are equal, and for a
+    sample without a finite reward."""
     known = [r for reward in rewards if (r := finite_or_none(reward)) is not None]
     if len(known) < 2 or min(known) == max(known):
         return [0.0] * len(rewards)

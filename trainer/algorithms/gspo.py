@@ -3,11 +3,11 @@
     s_i  = exp( mean_t log r_t )                     the geometric mean over the sequence
     loss = - (1 / S) sum_i min(s_i A_i, clip(s_i, 1 - low, 1 + high) A_i)
 
-A_i is GRPO's. The ratio belongs to the sequence and not to the token, and so does the clip. A mean
-varies far less than a single token, so the clip is narrow: 3e-4 and 4e-4, as in the paper. We decided to
-take the mean over sequences, as in the paper and TRL (verl offers others, and so does loss_aggregation
-here). A sequence is a training row (`trainer/objective/sequences.py`). log s_i is clamped to +-20 before
-exp (verl: 10).
+A_i is GRPO's. A sequence has one ratio, and it is clipped as a whole. A mean over tokens varies far less
+than the log-ratio of a single token, so the clip is narrow: 3e-4 and 4e-4, as in the paper. We decided
+to take the mean over sequences, as in the paper and TRL (verl offers other means, and so does
+loss_aggregation here). A sequence is a training row (`trainer/objective/sequences.py`). log s_i is
+clamped to +-20 before exp (verl: 10).
 """
 
 import torch
@@ -18,7 +18,8 @@ from trainer.objective.objective import Actions, Objective, by_group
 
 
 def loss(actions: Actions, hyperparameters: Hyperparameters) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of each action: the surrogate of its sequence, the same for all actions in it."""
+    """The loss (M) of each action, and whether it is clipped (M, bool). Both are those of its sequence,
+    and so the same for all actions in it."""
     return clipped_loss(
         actions.rows.mean(actions.log_ratio_M),
         actions.advantage_M,

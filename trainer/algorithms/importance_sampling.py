@@ -4,8 +4,8 @@
 
 A_i is Dr. GRPO's: the reward minus the mean of the group. Tinker leaves the normalisation to its caller.
 Here the sum is divided by a constant, S max_response_length, which does not change its direction. On
-samples of an older policy the gradient is correct in expectation for one token at a time, but its
-variance is unbounded. So keep the lag small, or use an objective that clips.
+samples of an older policy the gradient of each single token is correct in expectation, but its variance
+is unbounded. So keep the lag small, or use an objective that clips.
 """
 
 import torch
@@ -17,7 +17,7 @@ from trainer.objective.objective import Actions, Objective, by_group
 
 
 def loss(actions: Actions, hyperparameters: Hyperparameters) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of each action. Nothing is ever clipped."""
+    """The loss (M) of each action, and which actions are clipped (M, bool), which is none."""
     ratio_M = actions.log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     return -ratio_M * actions.advantage_M, torch.zeros_like(ratio_M, dtype=torch.bool)
 

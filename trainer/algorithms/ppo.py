@@ -8,16 +8,15 @@
 
 V_t is the value that the critic (`trainer/model/value_head.py`) predicts before action t, and V_old is
 its prediction before the step. The gradient of the critic's loss also reaches the policy's tensors,
-scaled by c = value_coef = 0.1, because the critic reads the policy's last hidden state. We decided:
-- Advantages are whitened over all actions of the step (ddof 1, 1e-8 within the root). Returns are
-  computed from the advantages before that. verl does both in one function, but here `gae` does not
-  whiten.
+scaled by c = value_coef = 0.1, because the critic reads the policy's last hidden state. We decided: -
+Advantages are whitened over all actions of the step (ddof 1, 1e-8 under the root). Returns are computed
+  from the advantages before whitening. verl does both in one function, but here `gae` does not whiten.
 - lambda is 0.95, as in the paper (verl's default is 1), and gamma is 1 because the reward comes at the
   end.
 - A sample without a reward has advantage 0 and teaches the critic nothing. L_V is in
   `trainer/objective/value_loss.py`.
-- With one update per step V equals V_old, and the ratio's clip only sees how far the sampler is away.
-  Set updates_per_step for PPO's epochs. Each update goes over the whole batch.
+- With one update per step V equals V_old, and the ratio differs from 1 only by the distance between the
+  sampler and the learner. PPO's epochs are `updates_per_step`. Each update uses the whole batch.
 """
 
 import torch
@@ -36,7 +35,7 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns (E), not whitened."""
+    """Generalised advantage estimation: the advantages (E), not whitened, and the returns (E)."""
     delta_E = reward_E + gamma * next_values(value_E, sample_E) - value_E
     advantage_E = discounted_sums(delta_E, sample_E, factor=gamma * gae_lambda)
     return advantage_E, advantage_E + value_E

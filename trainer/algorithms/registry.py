@@ -1,4 +1,4 @@
-"""The registry: `advanced.algorithm` and the other keys of `[advanced]` -> an objective.
+"""The registry of algorithms: it turns the keys of `[advanced]` into an objective and hyperparameters.
 
 `schemas/algorithms.py` lists the keys that an algorithm reads. The `defaults` of each objective are the
 values of the keys that a run does not set.
@@ -60,8 +60,8 @@ SAME_NAME = (
 def hyperparameters_of(
     config: RunConfig, *, micro_batch_tokens: int, rules: int = RULES
 ) -> Hyperparameters:
-    """The values that the run sets, and the defaults of its objective for the others. `rules`: the
-    rules that the run began with."""
+    """The hyperparameters of a run: the values that it sets, and its objective's defaults for the
+    others. `rules` is the number of the rules that the run started with (`schemas.learner.RULES`)."""
     advanced = config.advanced
     configured = {key: value for key in SAME_NAME if (value := getattr(advanced, key)) is not None}
     if advanced.loss_aggregation is not None:

@@ -10,15 +10,15 @@ With group_baseline: A_i = R_i - mean_G R first, then the same whitening, and th
     + beta (1 / sum_i len_i) sum_i sum_t k2_t,     k2_t = (log pi_theta(t) - log pi_ref(t))^2 / 2
 
 We decided this because it is the paper's form with a baseline, and because k2 is the estimator whose
-gradient in the loss is that of KL(pi || ref). Other trainers put the KL into the reward there too. Set
-`kl_in = "reward"` (R_i minus the KL of the whole sample) and `kl_estimator = "k1"` for that, which is
-the default of runs that began with rules 1 (`schemas.learner`).
+gradient in the loss is that of KL(pi || ref). Other trainers put the KL into the reward in this form,
+too. For that, set `kl_in = "reward"` (R_i minus the KL of the whole sample) and `kl_estimator = "k1"`.
+These are the defaults of runs that started with rules 1 (`schemas.learner`).
 
-There is no critic, and the baseline is the batch. So one sample per prompt is enough, and without the
-group baseline a group whose rewards are all equal still teaches. Whitening has ddof = 1 and 1e-8 within
-the root, as in verl. Actions of samples without a reward are left out of it and get 0. If all values are
-equal, all advantages are exactly 0. A reward that is alone in its group is its own baseline (in verl it
-has none).
+There is no critic. The baseline is the mean of the batch. So one sample per prompt is enough, and
+without the group baseline the policy also learns from a group whose rewards are all equal. Whitening has
+ddof = 1 and 1e-8 under the root, as in verl. Actions of samples without a reward are left out of it and
+get 0. If all values are equal, all advantages are exactly 0. A reward that is alone in its group is its
+own baseline (in verl it has none).
 """
 
 from trainer.algorithms.dr_grpo import advantages

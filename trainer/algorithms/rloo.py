@@ -7,7 +7,7 @@ The baseline does not contain the sample's own reward, so the estimate is unbias
 and not averaged, because the log-probability of a sequence is a sum. Dividing by a constant does not
 change the direction. We decided to take the ratio per token and to clip it as in PPO (as verl does; TRL
 clips the ratio of the sequence). A group with a single reward has nothing to compare it with and gets
-exactly 0 (verl's loop keeps the reward itself, its vectorised form gives 0).
+exactly 0 (verl's loop keeps the reward itself, and its vectorised form gives 0).
 """
 
 import math
@@ -19,7 +19,8 @@ from trainer.objective.objective import Objective, by_group, finite_or_none
 
 
 def advantages(rewards: Sequence[float | None]) -> list[float]:
-    """The advantage of each sample of one group. Exactly 0 if all rewards are equal."""
+    """The advantage of each sample of one group. It is exactly 0 if all rewards are equal, and for a
+    sample without a finite reward."""
     known = [r for reward in rewards if (r := finite_or_none(reward)) is not None]
     if len(known) < 2 or min(known) == max(known):
         return [0.0] * len(rewards)

@@ -5,14 +5,14 @@
 This file is one training step, from conversations to updated weights. Read it from `step`, which the
 learner calls.
 
-The mean is over all learned tokens of the optimizer step, not per micro-batch or per row. The policy
-learns the answers of the assistant, each with the token that closes its turn, so that it learns to stop.
-With `advanced.loss_turns` it learns the last answer only, or everything. All other tokens are context.
-`trainer/model/loss_turns.py` says which token ids a conversation has.
+The mean is over all learned tokens of the optimizer step, and not per micro-batch or per row. The policy
+learns the answers of the assistant. Each includes the token that ends its turn, so that the policy
+learns to stop. With `advanced.loss_turns` it learns only the last answer, or all tokens. All other
+tokens are context. `trainer/model/loss_turns.py` says which token ids a conversation has.
 
-Conversations are packed into micro-batches, and none sees another (`trainer/forward/packing.py`). So the
-loss is the same as for one conversation after the other. A row that is longer than the run's
-max_sequence_length is cut at its end, and counted.
+Conversations are packed into micro-batches, but no conversation attends to another
+(`trainer/forward/packing.py`). So the loss is the same as if each were computed by itself. A row that is
+longer than the run's max_sequence_length is cut at its end, and counted.
 """
 
 import math
@@ -36,8 +36,8 @@ from trainer.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """The training rows of a batch. `num_cut` conversations are longer than the limit. `num_lost`
-    conversations have no learned token within it."""
+    """The training rows of a batch. `num_cut` is the number of conversations that are longer than the
+    limit. `num_lost` is the number of conversations without a learned token within the limit."""
 
     examples: tuple[Example, ...]
     num_conversations: int
@@ -50,7 +50,8 @@ class Demonstrations:
         return sum(example.num_actions for example in self.examples)
 
     def metrics(self) -> dict[str, float]:
-        """How many tokens are learned, and which share of the conversations was cut."""
+        """The metrics of the batch, by key: how many tokens are learned, and which share of the
+        conversations was cut."""
         return {
             "train/learned_tokens": float(self.num_actions),
             "train/truncated_ratio": self.num_cut / max(1, self.num_conversations),
@@ -69,8 +70,9 @@ def step(
     step_size: StepSize,
     rules: int = RULES,
 ) -> tuple[dict[str, float], tuple[int, ...]]:
-    """Train the policy on one batch of conversations, in place. Returns the metrics of the step and
-    its micro-batch plan: the number of tokens of each micro-batch, in order."""
+    """Train the policy on one batch of conversations, in place. Returns the metrics of the step by key,
+    and its micro-batch plan: the number of tokens of each micro-batch, in order. Raises Refused if a
+    conversation does not end with an assistant message."""
     # 1. Encode the conversations, and mark the tokens that are learned.
     batch = demonstrations_of(conversations, chat, advanced)
 
@@ -89,8 +91,9 @@ def step(
 def accumulate_gradients(
     policy: Policy, batch: Demonstrations, *, micro_batch_tokens: int, rules: int = RULES
 ) -> tuple[dict[str, float], tuple[int, ...]]:
-    """Add the gradient of the batch's loss to the trained tensors. Returns metrics and the
-    micro-batch plan. The loss divides by the learned tokens of the whole step."""
+    """Add the gradient of the batch's loss to the trained tensors. Returns the metrics by key, and the
+    micro-batch plan (tokens per micro-batch). The loss is divided by the number of learned tokens of the
+    whole step."""
     num_actions = max(1, batch.num_actions)
     means, plan = Means(), []
     for micro in _micro_batches(policy, batch, micro_batch_tokens, rules=rules):
@@ -113,7 +116,8 @@ def evaluate(
     micro_batch_tokens: int,
     rules: int = RULES,
 ) -> dict[str, float]:
-    """The loss of held-out conversations, by metric key. It takes no gradient and changes nothing."""
+    """The loss of held-out conversations, by metric key. Computes no gradient and changes nothing.
+    Raises Refused if a conversation does not end with an assistant message."""
     batch = demonstrations_of(conversations, chat, advanced)
     if not batch.num_actions:
         return {}
@@ -127,7 +131,8 @@ def evaluate(
 def demonstrations_of(
     conversations: Sequence[Conversation], chat: Chat, advanced: Advanced
 ) -> Demonstrations:
-    """Conversations as training rows, with the run's limit and choice of turns."""
+    """Conversations as training rows, with the run's length limit and choice of turns. Raises Refused if
+    one does not end with an assistant message."""
     return demonstrations(
         chat,
         conversations,
@@ -139,7 +144,8 @@ def demonstrations_of(
 def demonstrations(
     chat: Chat, conversations: Sequence[Conversation], *, max_tokens: int, learned: LossTurns
 ) -> Demonstrations:
-    """Conversations as training rows. Raises Refused if one does not end with an assistant message."""
+    """Conversations as training rows of at most `max_tokens` tokens. `learned` says which turns are
+    learned. Raises Refused if a conversation does not end with an assistant message."""
     examples: list[Example] = []
     cut = lost = 0
     for i, conversation in enumerate(conversations):
@@ -162,7 +168,7 @@ def _messages(conversation: Conversation) -> tuple[Message, ...]:
 
 
 def example_of(row: TrainingRow, sample: int, *, max_tokens: int) -> Example:
-    """A row in the form that is packed, cut at its end."""
+    """A row in the form in which it is packed, cut at its end to `max_tokens`."""
     tokens = tuple(row.ids[:max_tokens])
     learned = tuple(row.learned[:max_tokens])
     return Example(

@@ -20,7 +20,8 @@ from trainer.objective.hyperparameters import Hyperparameters
 def token_weights(
     examples: Iterable[Example], hyperparameters: Hyperparameters
 ) -> dict[int, float]:
-    """w_t for the actions of each sample. They sum to 1 over the step, except for `constant`."""
+    """Sample number -> w_t, the weight of each of its actions. Samples without actions have no entry.
+    The weights of all actions of the step sum to 1, except with `constant`."""
     lengths: dict[int, int] = {}
     for example in examples:
         lengths[example.sample] = lengths.get(example.sample, 0) + example.num_actions

@@ -1,11 +1,11 @@
 # ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
-"""A batch that is ready to train: its rows, and the constants of each of its actions.
+"""A batch that is ready to train: its training rows, and the constants of each action.
 
 The constants are computed before the first update and stay the same for all updates of the step.
 Micro-batches are packed again for each pass over the batch, so that memory grows with a micro-batch
 and not with the batch. The micro-batch plan depends on the rows alone.
 
-Legend: see `trainer/objective/objective.py`.
+The shape suffixes E, M and S are explained in `trainer/objective/objective.py`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,8 @@ from trainer.policy import Policy
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedBatch:
-    """A batch with its advantages and weights, ready to train any number of times."""
+    """A batch with its advantages and weights. It can be trained any number of times. `values_E` holds a
+    tensor of shape (E) for each constant."""
 
     objective: Objective
     hyperparameters: Hyperparameters
@@ -31,7 +32,7 @@ class PreparedBatch:
     values_E: ActionValues
 
     def micro_batches(self, policy: Policy) -> Iterator[tuple[MicroBatch, ActionValues]]:
-        """The micro-batches in order, each with its slice of the values."""
+        """The micro-batches in order, each with its slice (M) of the values."""
         first = 0
         for micro in _micro_batches(policy, self.examples, self.hyperparameters):
             here = slice(first, first + len(micro.sample_M))
@@ -46,7 +47,7 @@ def examples_of(groups: Sequence[GradedGroup]) -> tuple[Example, ...]:
 
 
 def sample_of_each_action(examples: Sequence[Example]) -> torch.Tensor:
-    """(E, integers): the number of the sample that each action belongs to."""
+    """(E, int64): the number of the sample that each action belongs to."""
     return torch.tensor([e.sample for e in examples for _ in range(e.num_actions)]).long()
 
 
@@ -57,9 +58,13 @@ def measure_before_update(
     objective: Objective,
     hyperparameters: Hyperparameters,
 ) -> ActionValues:
-    """One forward pass with the policy as it is before the update, for what needs it: the values of a
-    critic ("value"), pi_prox of several updates ("proximal"), a KL in the reward ("kl"). Empty, and
-    without a pass, when nothing needs it."""
+    """What must be measured with the policy before the update, by one forward pass over the batch.
+
+    Each tensor has shape (E), float64, on the CPU: "value" (what the critic predicts), "proximal" (log
+    pi_prox) and "kl" (the KL estimate, if the KL is part of the reward). When the run needs none of
+    them, the result is empty and no pass is computed. "proximal" is needed for several updates with a
+    correction, and is returned with every pass.
+    """
     has_kl_reward = hyperparameters.kl_coef != 0.0 and hyperparameters.kl_in == "reward"
     needs_proximal = hyperparameters.updates > 1 and hyperparameters.correction != "ratio"
     if not (has_kl_reward or needs_proximal or objective.has_critic):

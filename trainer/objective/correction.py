@@ -1,8 +1,9 @@
-"""Decoupled PPO (arXiv 2110.00641; AReaL, arXiv 2505.24298), and its truncated and masked forms.
+"""Off-policy correction: decoupled PPO (arXiv 2110.00641; AReaL, arXiv 2505.24298), and its truncated
+and masked forms.
 
-There are three policies: mu sampled, pi_prox is the policy before the first update of the step, and
-pi_theta is being trained. The ratio is taken against pi_prox, and a constant weight w corrects for
-the difference between mu and pi_prox:
+There are three policies. mu is the one that sampled, pi_prox is the policy before the first update of
+the step, and pi_theta is being trained. The ratio is taken against pi_prox, and a constant weight w
+corrects for the difference between mu and pi_prox:
 
     loss = - w min(r A, clip(r) A),   r = pi_theta / pi_prox,   w = pi_prox / mu  (no gradient)
 
@@ -14,11 +15,12 @@ the difference between mu and pi_prox:
     sequence    prod_t w_t over the sequence: unbiased, but outside any window on long answers
     geometric   exp(mean_t log w_t)
 
-With `correction = "ratio"`, the default, none of this is used. The ratio itself is taken against mu,
+The first table is `correction`, and the second is `correction_level`, which says what one weight belongs
+to. With `correction = "ratio"`, the default, none of this is used. The ratio itself is taken against mu,
 and multiplying by w as well would count the same difference twice. With one update per step r is 1 in
 value, and the clip never binds. The log of w is clamped to +-20 before exp. The metric
-`train/corrected_ratio` is the share of actions that a mask or a bound changed. It is worth watching,
-because a sequence-level window rejects almost every long answer.
+`train/corrected_ratio` is the share of actions whose weight was bounded or set to 0. Watch it, because a
+window at sequence level rejects almost every long answer.
 """
 
 import torch
@@ -40,8 +42,9 @@ def apply_off_policy_correction(
     hyperparameters: Hyperparameters,
     means: Means,
 ) -> torch.Tensor:
-    """The surrogate loss with the off-policy sequence mask (`trainer/objective/sequence_mask.py`) and
-    the weight from mu to pi_prox, if the run uses them. Unchanged otherwise."""
+    """Multiply the surrogate loss (M) by the off-policy sequence mask
+    (`trainer/objective/sequence_mask.py`) and by the weight w, if the run uses them. Returns the loss
+    (M), unchanged if it uses neither. Adds the metrics of both to `means`."""
     if hyperparameters.off_policy_threshold is not None:
         keep_M = keep_mask(
             behaviour_M,
@@ -65,8 +68,8 @@ def apply_off_policy_correction(
 def importance_weights(
     log_weight_M: torch.Tensor, rows: Rows, hyperparameters: Hyperparameters
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weight w of each action from log pi_prox - log mu, and which weights were bounded or
-    zeroed."""
+    """The weight w (M, no gradient) of each action, and whether it was bounded or set to 0 (M, bool).
+    `log_weight_M` is log pi_prox - log mu."""
     raw_M = weights_at_level(log_weight_M.detach(), rows, hyperparameters.correction_level)
     weight_M = raw_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     low, high = hyperparameters.correction_low, hyperparameters.correction_high
@@ -81,7 +84,8 @@ def importance_weights(
 def weights_at_level(
     log_weight_M: torch.Tensor, rows: Rows, which: CorrectionLevel
 ) -> torch.Tensor:
-    """Log-weights (M) at token, sequence or geometric level."""
+    """Log-weights (M) at the level `which`: token, sequence or geometric. At the last two, all actions
+    of a row get the same value."""
     if which == "sequence":
         return rows.sum(log_weight_M)
     return rows.mean(log_weight_M) if which == "geometric" else log_weight_M

@@ -22,23 +22,23 @@ MAX_LOG_RATIO = 20.0
 
 
 def k1(d_M: torch.Tensor) -> torch.Tensor:
-    """Log-ratios d (M) -> k1 (M)."""
+    """The estimate k1 (M) from the log-ratios d (M)."""
     return -d_M
 
 
 def k2(d_M: torch.Tensor) -> torch.Tensor:
-    """Log-ratios d (M) -> k2 (M)."""
+    """The estimate k2 (M) from the log-ratios d (M)."""
     return d_M.square() / 2
 
 
 def k3(log_ratio_M: torch.Tensor) -> torch.Tensor:
-    """Log-ratios d (M) -> k3 (M)."""
+    """The estimate k3 (M) from the log-ratios d (M), which are clamped to +-20 first."""
     d_M = log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return d_M.exp() - d_M - 1
 
 
 def divergence(estimator: KlEstimator, d_M: torch.Tensor) -> torch.Tensor:
-    """The KL estimate at each action, from d = log ref - log pi."""
+    """The KL estimate (M) at each action, from d = log pi_ref - log pi_theta (M)."""
     return {"k1": k1, "k2": k2, "k3": k3}[estimator](d_M)
 
 
@@ -48,8 +48,9 @@ def kl_to_reference(
     logprob_M: torch.Tensor,
     hyperparameters: Hyperparameters,
 ) -> torch.Tensor:
-    """The estimate of KL(pi || ref) at each action. The reference is the base model without the
-    trained tensors: one more forward pass, without a gradient."""
+    """The estimate (M) of KL(pi || ref) at each action. The reference policy is the base model without
+    the trained tensors. It takes one more forward pass, without a gradient. `logprob_M` keeps its
+    gradient."""
     with torch.no_grad():
         reference_M, _ = policy.logprobs(
             micro, temperature=hyperparameters.temperature, reference=True

@@ -9,36 +9,39 @@ from schemas.learner import GradedGroup
 
 
 class Means:
-    """Sums and counts by metric key, in float64, collected one micro-batch after the other."""
+    """Collects the metrics of a pass over a batch, one micro-batch after the other. It keeps a sum in
+    float64 and a count for each metric key."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
 
     def add(self, key: str, values_M: torch.Tensor) -> None:
-        """Add each value to the mean of `key`."""
+        """Include each value in the mean of `key`."""
         self._sums[key] = self._sums.get(key, 0.0) + float(values_M.double().sum())
         self._counts[key] = self._counts.get(key, 0) + values_M.numel()
 
     def add_sum(self, key: str, value: torch.Tensor) -> None:
-        """Add a value to the sum of `key`: a loss whose weights already contain the division."""
+        """Add a scalar to the sum of `key`. This is for a loss whose weights already contain the
+        division."""
         self._sums[key] = self._sums.get(key, 0.0) + float(value.detach().double())
         self._counts[key] = 1
 
     def values(self) -> dict[str, float]:
-        """The mean, or the sum, of each key."""
+        """Metric key -> its mean, or its sum if it was collected with `add_sum`."""
         return {key: self._sums[key] / max(1, self._counts[key]) for key in sorted(self._sums)}
 
 
 def mean_over_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the updates of a step. "train/skipped" is that of the
-    last update."""
+    """The mean of each metric over the updates of a step. Only "train/skipped" is taken from the last
+    update."""
     means = {key: math.fsum(m[key] for m in updates) / len(updates) for key in updates[0]}
     return means | {"train/skipped": updates[-1]["train/skipped"]}
 
 
 def rollout_metrics(groups: Sequence[GradedGroup]) -> dict[str, float]:
-    """Mean lengths of the samples of a batch. Empty when no sample succeeded."""
+    """The mean lengths of the samples of a batch, in tokens: of actions, and of all tokens. Also the
+    share of samples that were cut at a limit. Failed samples are left out. Empty when all failed."""
     samples = [s for group in groups for s in group.samples if s.failure is None]
     if not samples:
         return {}

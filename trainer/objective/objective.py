@@ -20,17 +20,20 @@ from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.sequences import Rows
 
 ActionValues = dict[str, torch.Tensor]
-"""What is known of each action before the update, by name. Each tensor has shape (E), or (M) for one
-micro-batch. Always there: weight, advantage. Where they are used: proximal (log pi_prox), kl, and
-with a critic value (V before the step), return, and known (1 where the sample has a reward)."""
+"""What is known about each action before the update, by name. Each tensor has shape (E), or (M) for one
+micro-batch. `weight` and `advantage` are always there. `proximal` (log pi_prox) and `kl` are there if
+the run uses them. With a critic there are also `value` (V before the step), `return`, and `known` (1
+where the sample has a reward, else 0)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchBeforeUpdate:
     """What is known about a batch before its first update.
 
-    `reward_S` is None where a reward is missing or not finite. `penalty_E` is kl_coef times the KL
-    estimate at each action, if the KL is part of the reward. `value_E` is what the critic predicts.
+    `group_S` is the number of each sample's group. `reward_S` is None where a reward is missing or not
+    finite. `sample_E` is the number of each action's sample. `penalty_E` is kl_coef times the KL
+    estimate at each action, if the KL is part of the reward. `value_E` is what the critic predicts, if
+    there is one.
     """
 
     group_S: Sequence[int]
@@ -46,7 +49,8 @@ class BatchBeforeUpdate:
         return known_S[self.sample_E]
 
     def net_rewards(self) -> list[float | None]:
-        """The reward of each sample, minus the KL penalties of all its actions."""
+        """The reward of each sample, minus the KL penalties of all its actions. None where the sample
+        has no reward."""
         if self.penalty_E is None:
             return list(self.reward_S)
         penalty_S = torch.zeros(len(self.reward_S), dtype=torch.float64)
@@ -57,8 +61,8 @@ class BatchBeforeUpdate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimate:
-    """The advantage of each action, and with a critic the return that its value should have
-    predicted."""
+    """The advantage of each action. With a critic also its return, which is what the critic should have
+    predicted as its value."""
 
     advantage_E: torch.Tensor
     return_E: torch.Tensor | None = None
@@ -66,8 +70,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Actions:
-    """The actions of a micro-batch under the policy being trained. `log_ratio_M` is `logprob_M` minus
-    the log-probability that the ratio is taken against."""
+    """The actions of a micro-batch under the policy being trained. `logprob_M` is log pi_theta, and
+    `log_ratio_M` is `logprob_M` minus the log-probability that the ratio is taken against. Both carry a
+    gradient."""
 
     logprob_M: torch.Tensor
     log_ratio_M: torch.Tensor
@@ -77,9 +82,9 @@ class Actions:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """One algorithm. `estimate` turns rewards into advantages. `loss` returns the loss of each action,
-    and which actions were clipped. `with_baseline` holds the defaults for `group_baseline = true`, if
-    they differ."""
+    """One algorithm. `estimate` turns rewards into advantages. `loss` returns the loss (M) of each
+    action, and whether it was clipped (M, bool). `defaults` are its hyperparameters, and `with_baseline`
+    those for `group_baseline = true`, if they differ."""
 
     estimate: Callable[[BatchBeforeUpdate, Hyperparameters], Estimate]
     loss: Callable[[Actions, Hyperparameters], tuple[torch.Tensor, torch.Tensor]]
@@ -115,8 +120,9 @@ def by_group(
 
 
 def whiten(value_E: torch.Tensor, known_E: torch.Tensor) -> torch.Tensor:
-    """Values with mean 0 and deviation 1 (ddof 1, 1e-8 within the root) over the known actions. The
-    others get 0. If all known values are equal, every action gets 0."""
+    """Values (E) shifted and scaled to mean 0 and standard deviation 1 over the known actions (ddof 1,
+    with 1e-8 added to the variance under the root). The other actions get 0. If all known values are
+    equal, every action gets 0."""
     known = value_E[known_E]
     white_E = torch.zeros_like(value_E)
     if len(known) < 2 or known.min() == known.max():

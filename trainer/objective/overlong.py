@@ -5,8 +5,8 @@
     -1                                 L < len
 
 It is multiplied by overlong_penalty and added to the reward before the advantages are computed. L is
-max_response_length, which limits one completion. So len is the length of the sample's longest
-completion, which is its longest run of actions. The recorded reward stays the one that the grader
+max_response_length, which limits one completion. So len is the length in tokens of the sample's longest
+completion, which is its longest run of actions. The recorded reward is still the one that the grader
 returned, and the group filter uses the recorded one.
 """
 
@@ -18,13 +18,13 @@ from trainer.objective.hyperparameters import Hyperparameters
 
 
 def length_penalty(length: int, *, longest: int, buffer: int) -> float:
-    """The penalty for a completion of this length, between 0 and -1."""
+    """The penalty for a completion of `length` tokens, between 0 and -1. `longest` is L."""
     over = length - (longest - buffer)
     return -min(1.0, max(0, over) / buffer)
 
 
 def longest_completion(example: Example) -> int:
-    """The length of the longest run of actions in a training row."""
+    """The number of tokens in the longest run of actions of a training row."""
     runs = groupby(example.sequence.loss_mask)
     return max((sum(1 for _ in run) for mask, run in runs if mask), default=0)
 

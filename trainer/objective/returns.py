@@ -2,9 +2,10 @@
 
 A trajectory consists of all actions of a sample, over all its rows in order. Tokens in between that the
 policy did not choose are not steps of the trajectory, so nothing is discounted or estimated there. The
-value after the last action is 0, also when the answer was cut at the length limit: its reward is a
-reward like any other. Values are flat over E (`trainer/objective/objective.py`), where the actions of a
-sample are neighbours. Sums are made in float64, one step at a time, for all samples at once.
+value after the last action is 0. That also holds when the answer was cut at the length limit, because
+its reward counts like any other. Values have shape (E) (`trainer/objective/objective.py`), where the
+actions of a sample are neighbours. Sums are computed in float64, one time step after the other, for all
+samples at once.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ def is_last(sample_E: torch.Tensor) -> torch.Tensor:
 
 
 def reward_at_last_action(reward_S: Sequence[float | None], sample_E: torch.Tensor) -> torch.Tensor:
-    """(E): the reward of the sample at its last action. 0 elsewhere, and for a sample without reward."""
+    """(E): the reward of the sample at its last action, and 0 elsewhere. A sample without a reward has 0
+    everywhere."""
     value_S = torch.tensor([reward or 0.0 for reward in reward_S], dtype=torch.float64)
     return value_S[sample_E] * is_last(sample_E)
 
@@ -35,7 +37,7 @@ def next_values(value_E: torch.Tensor, sample_E: torch.Tensor) -> torch.Tensor:
 def discounted_sums(
     value_E: torch.Tensor, sample_E: torch.Tensor, *, factor: float
 ) -> torch.Tensor:
-    """(E): sum_k factor^k value_{t+k} over the rest of the sample."""
+    """(E): sum_{k >= 0} factor^k value_{t+k}, over the remaining actions of the sample."""
     if not len(value_E):
         return value_E
     _, sample_of_E, count_S = sample_E.unique_consecutive(return_inverse=True, return_counts=True)

@@ -2,11 +2,11 @@
 
     keep_i = 0  where A < 0 and mean_t [log mu(t) - log pi_theta(t)] > threshold, else 1
 
-mu is the policy that sampled, with the logprobs recorded at that moment. So the mask measures both
-kinds of distance: the updates since then, and numerical differences between sampler and trainer. A bad
-sequence that the policy would no longer produce teaches only noise. A good one is kept, however far
-away it is. The mask multiplies the surrogate before the KL term is added, and the denominators do not
-change.
+mu is the policy that sampled, with the logprobs recorded at that moment. So the mask measures two kinds
+of distance: the updates since then, and numerical differences between sampler and trainer. A bad
+sequence that the policy would no longer produce teaches only noise. A good sequence is kept, however
+large its distance is. The mask multiplies the surrogate before the KL term is added. The denominators of
+the loss do not change.
 """
 
 import torch
@@ -22,6 +22,7 @@ def keep_mask(
     *,
     threshold: float,
 ) -> torch.Tensor:
-    """Which actions are kept (M, bool). It has no gradient."""
+    """Which actions are kept (M, bool, no gradient). All actions of a row are kept or masked together if
+    they share one advantage."""
     distance_M = rows.mean(behaviour_M - logprob_M.detach())
     return (advantage_M >= 0) | (distance_M <= threshold)

@@ -1,9 +1,10 @@
 # ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
 """Sums and means over the actions of a sequence, returned at each of its actions.
 
-A sequence is one training row: one unbroken context in which the policy acted, with everything that it
-did not write masked out. A sample whose workflow rewrote the history has several rows, and each has its
-own likelihood ratio. A row is never split, so these values do not depend on the micro-batches.
+A sequence is one training row. It is one unbroken context in which the policy acted, and tokens that the
+policy did not write are masked out. A sample whose workflow rewrote the history has several rows, and
+each has its own likelihood ratio. A row is never split, so these values do not depend on the
+micro-batches.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,8 @@
 
     max((V - G)^2, (clip(V, V_old - e, V_old + e) - G)^2) / 2
 
-V may move towards the return G by e at most, measured from V_old. Beyond that the loss is constant.
+e is value_clip. V may move towards the return G by at most e, measured from V_old. Beyond that the loss
+is constant.
 """
 
 import torch
@@ -15,8 +16,9 @@ from trainer.objective.objective import ActionValues
 def critic_loss(
     value_M: torch.Tensor, fixed: ActionValues, hyperparameters: Hyperparameters, means: Means
 ) -> torch.Tensor:
-    """The loss of the critic at each action, times value_coef. It is 0 where the sample has no reward to
-    learn from."""
+    """The loss (M) of the critic at each action, times value_coef. It is 0 where the sample has no
+    reward to learn from. `value_M` is the critic's current prediction, with a gradient. Its metrics are
+    added to `means`."""
     loss_M, clipped_M = value_loss(
         value_M, fixed["value"], fixed["return"], clip=hyperparameters.value_clip
     )
@@ -30,7 +32,8 @@ def critic_loss(
 def value_loss(
     value_M: torch.Tensor, before_M: torch.Tensor, return_M: torch.Tensor, *, clip: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Half the larger of both squared errors of each value, and where the clipped one is larger."""
+    """Half the larger of the two squared errors of each value (M), and whether that of the clipped value
+    is larger (M, bool). `before_M` is V_old."""
     near_M = value_M.clamp(before_M - clip, before_M + clip)
     free_M, bound_M = (value_M - return_M).square(), (near_M - return_M).square()
     return torch.maximum(free_M, bound_M) / 2, bound_M > free_M
