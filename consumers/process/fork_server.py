@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from consumers.__main__ import main
+from consumers.process.command import main
 from consumers.registry import REGISTRY
 from infra.local import gc_freeze
 

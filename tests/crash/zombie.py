@@ -9,7 +9,7 @@ import sys
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-from consumers.__main__ import main
+from consumers.process.command import main
 from consumers.registry import REGISTRY
 
 CONSUMERS = ("learn", "checkpoint", "verify")
