@@ -3,10 +3,10 @@ Reads: CheckpointRequested.  Emits: CheckpointSaved, CheckpointFailed.  Stream: 
 Does: verifies the shards, puts the manifest last (lane: control).  Waits for: nothing.
 Safe to repeat because: a manifest is a pure function of its step, and its put is create-only.
 
-A run asks for its checkpoints in the order of their steps (each manifest names the hash of the one
-before), so the newest step that was answered says which requests are old. A manifest that
-already exists is verified and adopted: the worker that put it died before it reported, or two workers
-put the same one.
+A run requests its checkpoints in the order of their steps, because each manifest names the hash of the
+one before. So a request is a repeat if its step is not newer than the newest step that was answered. A
+manifest that already exists is verified and adopted. It exists because the worker that stored it died
+before it reported, or because two workers stored the same one.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class CheckpointState:
 
 
 def evolve(state: CheckpointState, event: CheckpointEvent) -> CheckpointState:
-    """Fold one event of a checkpoint stream."""
+    """Return the state after one event of a checkpoint stream."""
     match event:
         case CheckpointSaved():
             return CheckpointState(max(state.answered, event.spec.step))
@@ -79,7 +79,7 @@ def routes(message: CheckpointMessage) -> tuple[StreamName, ...]:
 
 
 class Manifest(Value):
-    """What a checkpoint is made of. Every file is named with its size and hash."""
+    """The manifest of a checkpoint: it names every file with its size and hash."""
 
     format: int
     files: dict[str, ArtifactRef]
@@ -87,7 +87,8 @@ class Manifest(Value):
 
 
 async def perform(effect: SaveCheckpoint, ports: Ports) -> ManifestPut:
-    """Verify, then put. Raises CorruptData when a shard is not what was recorded."""
+    """Verify the shards, then store the manifest. Returns where the manifest is stored. Raises
+    CorruptData when a shard is not what was recorded."""
     spec = effect.spec
     await _verify([*_files(spec).values(), *_optional(spec.state.state)], ports)
     hit("ckpt.shard")
@@ -140,7 +141,7 @@ def _optional(ref: ArtifactRef | None) -> tuple[ArtifactRef, ...]:
 
 
 async def _put_first(key: str, data: bytes, ports: Ports) -> tuple[bytes, str]:
-    """Put the manifest unless one exists. Returns the manifest that is stored, and its address."""
+    """Store the manifest unless one exists. Returns the bytes that are stored now, and their address."""
     try:
         return data, await ports.blobs.put(key, data, create_only=True)
     except BlobExists:
@@ -153,8 +154,8 @@ async def _put_first(key: str, data: bytes, ports: Ports) -> tuple[bytes, str]:
 
 
 async def _verify_other(uri: str, data: bytes, ports: Ports) -> None:
-    """Check another manifest of this step that was put first. It is kept if every byte that it names is
-    there. Raises CorruptData otherwise."""
+    """Check a manifest of this step that another worker stored first. It is kept if every byte that it
+    names is there. Raises CorruptData otherwise."""
     try:
         manifest = Manifest.model_validate_json(data)
     except ValidationError as error:

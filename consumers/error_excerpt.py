@@ -1,6 +1,6 @@
 """The part of an error message that enters an event. Events are small, and errors of user code are not.
 
-The samples of a group share one event, so their messages share its room. Characters that break a
+The samples of a group share one event, so their messages share the space in it. Characters that break a
 terminal or a database (control characters, lone surrogates) do not enter the log.
 """
 
@@ -15,7 +15,8 @@ LONGEST_BYTES = 400
 
 
 def excerpt(message: str, *, num_samples: int = 1) -> str:
-    """The part of `message` that an event about `num_samples` samples can carry, printable."""
+    """Return the part of `message` that fits into an event about `num_samples` samples, with printable
+    characters only."""
     limit = max(24, min(LONGEST_BYTES, ROOM_BYTES // num_samples))
     text = plain(message[: 2 * limit].strip())
     if sum(map(_size, text)) <= limit:
@@ -25,5 +26,5 @@ def excerpt(message: str, *, num_samples: int = 1) -> str:
 
 
 def _size(character: str) -> int:
-    """The bytes that a printable character takes as JSON."""
+    """Return how many bytes a printable character takes as JSON."""
     return 2 if character in '"\\\n\t' else len(character.encode())

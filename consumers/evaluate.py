@@ -2,7 +2,7 @@
 Reads: EvaluationRequested, WorkspaceSynced, WorkspaceRejected, GroupGraded, EvaluationStopRequested.
 Emits: EvaluationStarted, GroupsRequested, GroupsSettled, EvaluationCompleted.  Stream: eval.
 Does: nothing itself; it requests groups.  Waits for: the workspace, and each chunk's groups.
-Safe to repeat because: by its state, each chunk is requested once and each slot is settled once."""
+Safe to repeat because: the state records the requested chunks and the settled slots."""
 
 from dataclasses import dataclass, field, replace
 from typing import Never, assert_never, get_args
@@ -47,8 +47,8 @@ MOST_SLOTS = 500
 
 @dataclass(frozen=True, slots=True)
 class EvalState:
-    """`asked` counts the rows requested so far; `rewards` are those of settled slots, sorted by slot
-    when read. `first_error`: the lowest slot with an error, and the error."""
+    """`asked` counts the rows requested so far. `rewards` are those of settled slots, and they are
+    sorted by slot when they are read. `first_error` is the lowest slot with an error, and the error."""
 
     request: EvaluationRequested | None = None
     started: EvaluationStarted | None = None
@@ -61,7 +61,7 @@ class EvalState:
 
 
 def evolve(state: EvalState, event: EvalEvent) -> EvalState:
-    """Fold one event of `eval-<id>`."""
+    """Return the state after one event of the stream `eval-<id>`."""
     match event:
         case EvaluationRequested():
             return replace(state, request=event)
@@ -100,7 +100,7 @@ def _error(failures: list[SampleEntry]) -> str | None:
 
 
 def routes(message: EvalMessage) -> tuple[StreamName, ...]:
-    """The evaluation that a message is about."""
+    """Return the stream of the evaluation that a message is about."""
     match message:
         case WorkspaceSynced() | WorkspaceRejected():
             requester = message.requester
@@ -113,7 +113,7 @@ def routes(message: EvalMessage) -> tuple[StreamName, ...]:
 
 
 def handle(state: EvalState, message: EvalMessage, meta: Meta) -> Decision:
-    """Start, request the next rows, count graded groups, and end."""
+    """Decide what an evaluation does next: start, request rows, count a graded group, or end."""
     if state.ended:
         return NOTHING
     match message:
@@ -177,7 +177,7 @@ def _start(state: EvalState, request: EvaluationRequested, rollout: RolloutRef |
 
 
 def _request_chunk(state: EvalState) -> tuple[GroupsRequested, ...]:
-    """The next chunk of rows, in as many requests as it takes."""
+    """Return requests for the next chunk of rows, as many as the chunk needs."""
     started = state.started
     if started is None or state.asked >= len(started.rows):
         return ()

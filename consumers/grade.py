@@ -41,7 +41,7 @@ class GradeState:
 
 
 def evolve(state: GradeState, event: GroupGraded) -> GradeState:
-    """Fold one event of a grade stream."""
+    """Return the state after one event of a grade stream."""
     match event:
         case GroupGraded():
             return GradeState(graded=True)
@@ -50,7 +50,7 @@ def evolve(state: GradeState, event: GroupGraded) -> GradeState:
 
 
 def handle(state: GradeState, message: GradeMessage, meta: Meta) -> Decision:
-    """Grade a generated group once, whatever its grader does."""
+    """Grade a generated group once, even if its grader fails."""
     if state.graded:
         return NOTHING
     match message:
@@ -86,13 +86,14 @@ def _decide_grades(
 
 
 def routes(message: GradeMessage) -> tuple[StreamName, ...]:
-    """Each group has a grade stream."""
+    """Return the grade stream of the message's group."""
     return (grade_stream(message.spec.group),) if isinstance(message, GroupGenerated) else ()
 
 
 async def perform(effect: GradeGroup, ports: Ports) -> GroupScored:
-    """Read the samples, grade those that did not fail, and put all of them in one artifact. Raises
-    TransientError when the sandbox is gone, CorruptData when a part cannot be read."""
+    """Read the samples, grade those that did not fail, and store all of them in one artifact. Returns
+    the artifact and the grades. Raises TransientError when the sandbox is gone, CorruptData when a part
+    cannot be read."""
     batches = [_parse_batch(await ports.artifacts.get(part), part) for part in effect.parts]
     found = {record.index: record for batch in batches for record in batch.samples}
     records = tuple(found.get(entry.index) or _missing_record(entry) for entry in effect.entries)
@@ -118,7 +119,7 @@ def _parse_batch(data: bytes, ref: ArtifactRef) -> SampleBatch:
 
 
 def _missing_record(entry: SampleEntry) -> SampleRecord:
-    """The record of a sample that is in no part, because it failed; its entry has the reason."""
+    """Return a record for a sample that failed and is therefore in no part. Its entry has the reason."""
     failure = SampleFailure(
         category=FailureCategory(entry.failure or FailureCategory.INTERNAL),
         message=entry.message or "the sample was lost",
@@ -129,7 +130,7 @@ def _missing_record(entry: SampleEntry) -> SampleRecord:
 async def _call_grader(
     spec: GroupSpec, samples: Sequence[SampleRecord], ports: Ports
 ) -> tuple[Grade, ...]:
-    """The grades of the user's grader. If the grader fails, each of its grades has failed."""
+    """Return the grades of the user's grader. If the grader fails, every grade carries that failure."""
     rollout = spec.template.rollout
     if rollout is None or not samples:
         return ()
@@ -148,7 +149,7 @@ async def _call_grader(
 
 
 def _validate_grade(record: SampleRecord, grade: Grade | None, num_samples: int) -> Grade:
-    """The sample's grade as it enters the log: a finite reward, or None and the reason."""
+    """Return the sample's grade as it enters the log: a finite reward, or None and the reason."""
     if grade is None:
         failure = record.failure or SampleFailure(
             category=FailureCategory.VALIDATION, message="the grader returned no reward"

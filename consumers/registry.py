@@ -1,4 +1,4 @@
-"""Which consumers there are: the explicit registry. A consumer exists once it is listed here."""
+"""The registry of all consumers. A consumer is hosted only if it is listed here."""
 
 import importlib
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ runs in the control process (`consumers/project/consumer.py`)."""
 
 
 def load(name: str) -> AnyConsumer:
-    """The consumer called `name`. Raises InvalidConfig for an unknown name."""
+    """Import and return the consumer called `name`. Raises InvalidConfig for an unknown name."""
     if name not in REGISTRY:
         raise InvalidConfig(f"there is no consumer {name!r}; there are: {', '.join(REGISTRY)}")
     consumer: AnyConsumer = importlib.import_module(REGISTRY[name]).CONSUMER
@@ -30,6 +30,6 @@ def load(name: str) -> AnyConsumer:
 
 
 def lanes_of(consumers: Sequence[AnyConsumer]) -> tuple[Lane, ...]:
-    """The lanes of all effects that these consumers perform."""
+    """Return the lanes of all effects that these consumers perform."""
     lanes = {effect.lane for consumer in consumers for effect in consumer.effects}
     return tuple(lane for lane in Lane if lane in lanes)

@@ -1,7 +1,7 @@
-"""Which line of the workspace's code an error came from.
+"""Finds the line of the workspace's code that an error came from.
 
 Only frames of the workspace count. If a grader calls `json.loads` on bad text, the error names the
-line of the grader and not one of the standard library.
+line of the grader and not a line of the standard library.
 """
 
 import traceback
@@ -19,8 +19,9 @@ CAN_IMPORT = (
 
 
 def blame(error: BaseException, entry: Path) -> str:
-    """`rollouts/<rollout>/<file>:<line> in <function>: <Type>: <text>`, and the callers among the
-    workspace's functions, innermost first. Without a line where no frame is the workspace's."""
+    """Return `rollouts/<rollout>/<file>:<line> in <function>: <Type>: <text>`, and the callers among the
+    workspace's functions, innermost first. If no frame belongs to the workspace, the text names no
+    line."""
     frames = own_frames(error, entry)
     text, kind = _text(error), type(error).__name__
     what = f"{kind}: {text}{import_hint(error)}" if text else kind
@@ -36,7 +37,7 @@ def blame(error: BaseException, entry: Path) -> str:
 
 
 def import_hint(error: BaseException) -> str:
-    """What a rollout can import, as a hint after the error of an import that failed."""
+    """Return a hint about what a rollout can import, to show after an import error."""
     if not isinstance(error, ModuleNotFoundError):
         return ""
     return f" ({CAN_IMPORT})"
@@ -50,19 +51,19 @@ def _text(error: BaseException) -> str:
 
 
 def own_frames(error: BaseException, entry: Path) -> list[traceback.FrameSummary]:
-    """The frames of a traceback that are the workspace's own code, innermost first."""
+    """Return the frames of a traceback that are the workspace's own code, innermost first."""
     root = tree_of(entry)
     frames = traceback.extract_tb(error.__traceback__)
     return [f for f in reversed(frames) if Path(f.filename).is_relative_to(root)]
 
 
 def workspace_path(file: Path, entry: Path) -> str:
-    """The path as the workspace names it: rollouts/<rollout>/<file>."""
+    """Return the path as the workspace names it: rollouts/<rollout>/<file>."""
     root = tree_of(entry)
     return str(file.relative_to(root)) if file.is_relative_to(root) else file.name
 
 
 def tree_of(entry: Path) -> Path:
-    """The workspace that an entry point lies in: what is above `rollouts`."""
+    """Return the root of the workspace that contains an entry point: the directory above `rollouts`."""
     above = next((place for place in entry.parents if place.name == "rollouts"), entry.parent)
     return above.parent

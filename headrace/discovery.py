@@ -21,8 +21,8 @@ class EntryPointError(Exception):
 
 
 def load(path: Path) -> types.ModuleType:
-    """Run an entry point as a module. Raises EntryPointError with file and line when it does not
-    load."""
+    """Run an entry point as a module and return the module. Raises EntryPointError with file and line
+    when it does not load."""
     module = types.ModuleType("rollout")
     module.__file__ = str(path)
     sys.modules["rollout"] = module
@@ -39,18 +39,19 @@ def load(path: Path) -> types.ModuleType:
 
 
 def workflow_of(module: types.ModuleType) -> type[AgentWorkflow] | None:
-    """The AgentWorkflow of a module. Raises EntryPointError for two, or for a `run` that is not
-    async."""
+    """Return the AgentWorkflow class of a module, or None. Raises EntryPointError for two, or for a
+    `run` that is not async."""
     return _only(module, AgentWorkflow, "run")
 
 
 def grader_of(module: types.ModuleType) -> type[Grader] | None:
-    """The Grader of a module. Raises EntryPointError for two, or for a `grade` that is not async."""
+    """Return the Grader class of a module, or None. Raises EntryPointError for two, or for a `grade`
+    that is not async."""
     return _only(module, Grader, "grade")
 
 
 def rewards_of(module: types.ModuleType) -> dict[str, Callable[..., object]]:
-    """The reward functions of a module by name."""
+    """Return the reward functions of a module by name."""
     return {name: value for name, value in vars(module).items() if is_reward(value)}
 
 
@@ -89,7 +90,7 @@ def _line(thing: object) -> int:
 
 
 def _place(error: BaseException, path: Path) -> str:
-    """The innermost frame of the workspace's own code in a traceback."""
+    """Return the innermost frame of the workspace's own code in a traceback, as text."""
     linecache.checkcache()
     own = own_frames(error, path)
     if not own:

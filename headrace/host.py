@@ -1,9 +1,10 @@
 """The program inside a confined process: hosts one role of one entry point.
 
-Started by `launch.py`, which has set its limits, as `python -I host.py ROLE FD_IN FD_OUT ENTRYPOINT`.
-Messages are JSON, each with its length in front; `infra/sandbox/host_messages.py` says which the parent
-accepts. Attempts run concurrently in one loop. When the loop does not turn, a thread tells the parent
-which attempt blocks it, so that the parent can end that attempt and no other.
+`launch.py` sets the limits and then starts this program as
+`python -I host.py ROLE FD_IN FD_OUT ENTRYPOINT`. Messages are JSON with a length prefix, and
+`infra/sandbox/host_messages.py` says which ones the parent accepts. Attempts run concurrently in one
+event loop. When an attempt blocks the loop, a thread tells the parent which attempt it is, so that the
+parent can end only that attempt.
 """
 
 import asyncio
@@ -41,13 +42,13 @@ current: contextvars.ContextVar[str | None] = contextvars.ContextVar("current", 
 
 
 def hide() -> None:
-    """Keep other processes of this user from tracing this one and from reading its memory, because they
-    may belong to another rollout. An exec would undo this, so it is done here."""
+    """Prevent other processes of this user from tracing this one and from reading its memory, because
+    they may belong to another rollout. An exec would undo this, so `launch.py` cannot do it."""
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 class Channel:
-    """Messages to the parent, one at a time, from any thread."""
+    """Sends messages to the parent, one at a time, from any thread."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -62,7 +63,7 @@ class Channel:
 
 
 class Watch:
-    """Tells the parent which call holds the loop when the loop does not turn."""
+    """Tells the parent which call blocks the event loop when the loop makes no progress."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, channel: Channel) -> None:
         self._loop = loop
@@ -95,7 +96,7 @@ class Watch:
 
 
 async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) -> None:
-    """Take calls until the parent closes the pipe."""
+    """Answer calls until the parent closes the pipe."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=1 << 30)
     await loop.connect_read_pipe(
@@ -136,7 +137,7 @@ async def answer(
 
 
 def workflow_call(module: types.ModuleType) -> Callable[[Json], Awaitable[Json]]:
-    """Calls of the workflow role: one attempt each."""
+    """Return the function that answers a call of the workflow role: one attempt per call."""
     workflow = discovery.workflow_of(module)
     if workflow is None:
         raise discovery.EntryPointError(
@@ -159,8 +160,8 @@ def workflow_call(module: types.ModuleType) -> Callable[[Json], Awaitable[Json]]
 
 
 def conversation(returned: object) -> list[Json] | None:
-    """What a workflow returned as messages. Raises TypeError when it is neither None nor a list of
-    messages with role and content."""
+    """Return what a workflow returned as messages, or None if it returned None. Raises TypeError when it
+    is neither None nor a list of messages with role and content."""
     if returned is None:
         return None
     if not isinstance(returned, list):
@@ -185,7 +186,7 @@ def conversation(returned: object) -> list[Json] | None:
 
 
 def grader_call(module: types.ModuleType, entry: Path) -> Callable[[Json], Awaitable[Json]]:
-    """Calls of the grader role: one group each."""
+    """Return the function that answers a call of the grader role: one group per call."""
     grader = discovery.grader_of(module)
     functions = discovery.rewards_of(module)
 
@@ -217,8 +218,8 @@ def grader_call(module: types.ModuleType, entry: Path) -> Callable[[Json], Await
 async def weighted_reward(
     sample: Sample, message: Json, functions: dict[str, Callable[..., object]], entry: Path
 ) -> Json:
-    """The weighted sum of the reward functions for one sample. A function that raises, or that returns
-    something other than a finite number, fails this sample only."""
+    """Return the weighted sum of the reward functions for one sample. A function that raises, or that
+    returns something other than a finite number, fails this sample only."""
     parts: dict[str, Any] = {}
     for weight in message["rewards"]:
         name = str(weight["name"])
@@ -236,19 +237,19 @@ async def weighted_reward(
 
 
 def without_reward(sample: Sample, why: str) -> Json:
-    """A sample without a reward, and the reason."""
+    """Return the grade of a sample without a reward, with the reason `why`."""
     return {"index": sample.index, "reward": None, "parts": {}, "error": why}
 
 
 def grader_reward(sample: Sample, value: Any, parts: dict[str, float]) -> Json:
-    """One sample's reward, as the grader returned it."""
+    """Return the grade of one sample with the reward that the grader set."""
     wrong = problem(value, "the grader")
     reward = None if wrong else float(value)
     return {"index": sample.index, "reward": reward, "parts": parts, "error": wrong}
 
 
 def problem(value: object, who: str) -> str | None:
-    """Why `value` is not a reward, or None."""
+    """Return why `value` is not a reward, or None if it is one."""
     if value is None:
         return f"{who} returned no reward for this sample; return one for every sample"
     if not isinstance(value, (int, float)):
@@ -266,7 +267,8 @@ def problem(value: object, who: str) -> str | None:
 
 
 def discover(entrypoint: Path) -> Json:
-    """The discover role: which workflow, grader and reward functions the entry point has."""
+    """Answer the discover role: return which workflow, grader and reward functions the entry point
+    has."""
     try:
         module = discovery.load(entrypoint)
         workflow, grader = discovery.workflow_of(module), discovery.grader_of(module)

@@ -19,8 +19,8 @@ _kept: dict[asyncio.AbstractEventLoop, tuple[AsyncGenerator[None], Idle]] = {}
 
 
 async def post_json(url: str, body: object, *, key: str) -> dict[str, object]:
-    """POST, return the JSON answer. Raises RuntimeError with the server's message on a refusal,
-    ConnectionError when it is gone."""
+    """POST `body` and return the JSON answer. Raises RuntimeError with the server's message when the
+    server refuses the request, ConnectionError when the server is gone."""
     parts = urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
     content = json.dumps(body).encode()
@@ -40,7 +40,7 @@ async def post_json(url: str, body: object, *, key: str) -> dict[str, object]:
 
 
 async def _idle() -> Idle:
-    """The idle connections of the running loop."""
+    """Return the idle connections of the running loop."""
     loop = asyncio.get_running_loop()
     if loop not in _kept:
         keeper = _close_with_loop(loop)
@@ -50,8 +50,8 @@ async def _idle() -> Idle:
 
 
 async def _close_with_loop(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
-    """Wait in `yield` for as long as the loop lives. A loop that ends closes its generators, so this one
-    closes the connections then."""
+    """Wait in `yield` until the loop ends. A loop that ends closes its generators, and this one then
+    closes the connections."""
     try:
         yield
     finally:

@@ -22,7 +22,8 @@ FILES = 4096
 
 
 def confine() -> None:
-    """Limits of this process, no more rights than it has now, and its end with its parent's."""
+    """Set the limits of this process, forbid it to gain rights, and have it killed when its parent
+    dies."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):

@@ -1,4 +1,4 @@
-"""Reward functions: a grader for when one function of (answer, truth) is enough."""
+"""Reward functions: the simple form of a grader, for rewards that are a function of one answer."""
 
 import inspect
 from collections.abc import Callable
@@ -13,7 +13,8 @@ SIGNATURE = (
 
 
 def reward(function: F) -> F:
-    """Mark a reward function, sync or async. Raises TypeError unless its signature is SIGNATURE."""
+    """Mark a reward function, sync or async, and return it. Raises TypeError unless its signature is
+    SIGNATURE."""
     parameters = list(inspect.signature(function).parameters.values())
     names = [parameter.name for parameter in parameters]
     good = (

@@ -1,4 +1,4 @@
-"""Workflows: how one attempt at a dataset row is made."""
+"""Workflows: user code that makes one attempt at a dataset row."""
 
 import shutil
 import tempfile
@@ -27,7 +27,8 @@ class WorkflowContext:
     @cached_property
     def artifacts_dir(self) -> Path:
         """A directory for this attempt only. It is made at its first use and removed after the attempt.
-        Most attempts need none, and removing one takes as long as everything else the SDK does."""
+        It is not made in advance, because most attempts need none, and removing one takes as long as
+        everything else the SDK does."""
         return Path(tempfile.mkdtemp(prefix="sample-"))
 
     def discard(self) -> None:

@@ -43,7 +43,7 @@ PolicyMessage = RunStarted | BatchAssembled | PolicyBuilt | Failed
 
 
 def evolve(state: PolicyState, event: PolicyEvent) -> PolicyState:
-    """Fold one event of a policy stream."""
+    """Return the state after one event of a policy stream."""
     match event:
         case PolicyInitialized(spec=spec, state=base):
             return PolicyState(spec=spec, base=base, interval=_interval(spec, base))
@@ -56,7 +56,7 @@ def evolve(state: PolicyState, event: PolicyEvent) -> PolicyState:
 
 
 def _interval(spec: TrainSpec, base: StateRef) -> int:
-    """How many steps lie between versions that are stored whole."""
+    """Return how many steps lie between versions that are stored whole."""
     if spec.config.advanced.state_interval is not None:
         return spec.config.advanced.state_interval
     size = sum(ref.size for ref in (base.weights, base.state) if ref is not None)
@@ -147,13 +147,13 @@ def _policy_failed(spec: TrainSpec, step: int, message: Failed) -> PolicyFailed:
 
 
 def routes(message: PolicyMessage) -> tuple[StreamName, ...]:
-    """Everything about a run is decided on its one policy stream."""
+    """Return the run's policy stream, on which all its versions are decided."""
     return (policy_stream(message.run),) if isinstance(message, RunStarted | BatchAssembled) else ()
 
 
 async def perform(effect: InitializePolicy | TrainStep, ports: Ports) -> PolicyBuilt:
-    """Build or step. Raises Refused (a model or row that cannot be used), ReplayDiverged,
-    CorruptData, TransientError."""
+    """Build version 0, or take a step. Returns the new version. Raises Refused for a model or row that
+    cannot be used, ReplayDiverged, CorruptData, TransientError."""
     match effect:
         case InitializePolicy():
             return await _initialize(effect, ports)
@@ -213,7 +213,7 @@ async def _train(effect: TrainStep, ports: Ports) -> PolicyBuilt:
 
 
 async def _read_held_out(ports: Ports, spec: TrainSpec, step: int) -> tuple[Conversation, ...]:
-    """The held-out conversations that this version is measured on, if it is."""
+    """Return the held-out conversations that this version is measured on; none if it is not measured."""
     if spec.validation is None or not spec.is_scored(step):
         return ()
     return await read_conversations(ports, spec.validation, range(spec.validation.num_rows))
@@ -222,7 +222,7 @@ async def _read_held_out(ports: Ports, spec: TrainSpec, step: int) -> tuple[Conv
 async def _measure_held_out(
     learner: Learner, spec: TrainSpec, version: int, held_out: tuple[Conversation, ...]
 ) -> dict[str, float]:
-    """The held-out loss of the learner's version, if it is to be measured."""
+    """Return the held-out loss of the learner's version as metrics; none if it is not measured."""
     return await learner.evaluate(job_of(spec), version, held_out) if held_out else {}
 
 

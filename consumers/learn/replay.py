@@ -1,9 +1,9 @@
 """Brings a learner to the version from which the next step starts.
 
-The log holds the hash of every version and the bytes of some. If a learner does not hold the required
-version, it loads the newest earlier one that is stored whole and replays the steps between. Each
-replayed step must give the hashes in the log. If it gives other bits the run ends, because it would
-otherwise go on with other weights and nobody would notice.
+The log holds the hash of every version, and the bytes of some versions are stored. If a learner does not
+hold the required version, it loads the newest earlier one that is stored whole and replays the steps
+between. Each replayed step must give the hashes in the log. If it gives other bits the run ends, because
+it would otherwise continue with other weights and nobody would notice.
 
 The learner counts the steps that were taken. A skipped step made no version, so the n-th PolicyUpdated
 of a run is the learner's version n, whatever its step is.
@@ -38,7 +38,7 @@ Version = PolicyInitialized | PolicyUpdated
 
 
 def job_of(spec: TrainSpec) -> LearnerJob:
-    """The learner's view of a run."""
+    """Return what the learner needs to know about a run."""
     return LearnerJob(
         run=spec.run,
         config=spec.config,
@@ -52,7 +52,7 @@ def job_of(spec: TrainSpec) -> LearnerJob:
 async def ensure_loaded(
     learner: Learner, ports: Ports, spec: TrainSpec, base: StateRef, *, taken: int
 ) -> None:
-    """Make the learner hold version `taken`, whose bits `base` names. Raises ReplayDiverged,
+    """Make the learner hold version `taken`, whose hashes are in `base`. Raises ReplayDiverged,
     CorruptData, and TransientError while the log cannot be read that far.
 
     Other runs may load their versions into the same learner while this function waits for IO. So it
@@ -78,7 +78,7 @@ async def ensure_loaded(
 
 
 async def _read_versions(ports: Ports, run: str) -> list[Version]:
-    """The versions of a run; position n of the list is the learner's version n."""
+    """Return the versions of a run; position n of the list is the learner's version n."""
     stream = policy_stream(run)
     history = (await ports.log.load({stream: 0})).get(stream, ())
     events = (recorded.event for recorded in history)
@@ -100,7 +100,7 @@ async def _load_state(ports: Ports, state: StateRef, number: int) -> LearnerStat
 async def _read_batches(
     ports: Ports, run: str, wanted: Sequence[PolicyUpdated]
 ) -> list[BatchAssembled]:
-    """The batches of these steps, from the log."""
+    """Return the batches of these steps from the log."""
     ids = {updated.batch for updated in wanted}
     found: dict[UUID, BatchAssembled] = {}
     cursor = Cursor()
@@ -139,8 +139,8 @@ async def build_step_batch(
     groups: Sequence[BatchGroup],
     rows: Sequence[int],
 ) -> StepBatch:
-    """The batch of the learner's step `number`: groups in slot order, conversations in row order.
-    Raises CorruptData when an artifact does not hold samples, Refused for a row without label."""
+    """Return the batch of the learner's step `number`: groups in slot order, conversations in row order.
+    Raises CorruptData when an artifact does not hold samples, Refused for a row without a label."""
     ordered = sorted(groups, key=lambda group: group.slot)
     graded = await asyncio.gather(*(_read_group(ports, group) for group in ordered))
     talk = await read_conversations(ports, spec.dataset, rows) if rows else ()
@@ -159,8 +159,8 @@ async def _read_group(ports: Ports, group: BatchGroup) -> GradedGroup:
 async def read_conversations(
     ports: Ports, dataset: DatasetRef, rows: Sequence[int]
 ) -> tuple[Conversation, ...]:
-    """Dataset rows as demonstrations: the prompt, answered with the label. Raises Refused for a row
-    without label."""
+    """Return dataset rows as demonstrations: the prompt, answered with the label. Raises Refused for a
+    row without a label."""
     content = await ports.datasets.rows(dataset)
     found = []
     for row in rows:

@@ -1,8 +1,10 @@
 """Which bytes of earlier policy versions are kept, and which are discarded. Pure.
 
-The bytes of a version are stored for one of three reasons. A checkpoint or a validation needs it: then
-it is `pinned`, and stays. A learner may have to recover from it: of those the newest RECOVERY_KEPT
-stay. Groups may still be sampled with its weights: those stay until every such group is settled.
+The bytes of a version are stored for one of three reasons:
+
+1. A checkpoint or a validation needs the version. It is `pinned`, and is kept for good.
+2. A learner may have to recover from the version. The newest RECOVERY_KEPT of these are kept.
+3. Groups may still be sampled with its weights. These are kept until every such group is settled.
 """
 
 from dataclasses import replace
@@ -19,15 +21,15 @@ case the newest turns out to be unreadable."""
 
 
 def retain(state: PolicyState, event: PolicyUpdated) -> PolicyState:
-    """The state with the versions that are kept once `event` has made the newest one."""
+    """Return the state with the versions that are kept once `event` has made the newest one."""
     new = event.state
     recovery, sampler = _kept_for_recovery(state, event.step), _kept_for_samplers(state, event.step)
     is_spare = not event.pinned
     if new.durable and is_spare:
         recovery = (*recovery, new)
     if state.base is not None and _has_same_weights(state.base, new):
-        # One blob holds both: from now on the newer version says how long it stays, unless the older
-        # one stays for good.
+        # One blob holds both versions. From now on the newer version decides how long the blob is
+        # kept, unless the older one is kept for good.
         is_spare = is_spare and state.base in sampler
         sampler = tuple(version for version in sampler if version != state.base)
     if new.weights and is_spare:
@@ -36,30 +38,31 @@ def retain(state: PolicyState, event: PolicyUpdated) -> PolicyState:
 
 
 def discardable(state: PolicyState, step: int) -> tuple[ArtifactRef, ...]:
-    """What can be discarded of earlier versions while `step` is taken: the state of versions that
-    recovery no longer needs, and the weights of versions that nobody samples with any more."""
+    """Return the artifacts of earlier versions that can be discarded while `step` is taken: the state of
+    versions that recovery no longer needs, and the weights of versions that no group samples with any
+    more."""
     states = [version.state for version in state.recovery_versions[:-RECOVERY_KEPT]]
     weights = [version.weights for version in _unneeded_sampler_versions(state, step)]
     return tuple(ref for ref in (*states, *weights) if ref is not None)
 
 
 def _kept_for_recovery(state: PolicyState, step: int) -> tuple[StateRef, ...]:
-    """The recovery versions that stay once `step` is taken."""
+    """Return the recovery versions that are kept once `step` is taken."""
     kept = state.recovery_versions[-RECOVERY_KEPT:]
     return tuple(version for version in kept if not _has_aliases(state, version, step))
 
 
 def _kept_for_samplers(state: PolicyState, step: int) -> tuple[StateRef, ...]:
-    """The sampler versions that stay once `step` is taken."""
+    """Return the sampler versions that are kept once `step` is taken."""
     unneeded = _unneeded_sampler_versions(state, step)
     kept = [version for version in state.sampler_versions if version not in unneeded]
     return tuple(version for version in kept if not _has_aliases(state, version, step))
 
 
 def _unneeded_sampler_versions(state: PolicyState, step: int) -> tuple[StateRef, ...]:
-    """Sampler versions whose weights nobody needs once the batch of `step` is complete. Recovery does
-    not need them, and no group that is not settled yet does: the oldest version that one of those pins
-    is newer."""
+    """Return the sampler versions whose weights are not needed once the batch of `step` is complete.
+    Recovery does not need them. No unsettled group needs them either, because the oldest version that an
+    unsettled group pins is newer."""
     if state.spec is None or state.base is None:
         return ()
     pinned = state.base.step
@@ -76,8 +79,8 @@ def _unneeded_sampler_versions(state: PolicyState, step: int) -> tuple[StateRef,
 
 
 def _has_aliases(state: PolicyState, version: StateRef, step: int) -> bool:
-    """Whether skipped steps before `step` are aliases of this version. It may be in the checkpoint or
-    the validation of one of them, so it stays for good."""
+    """Whether skipped steps before `step` are aliases of this version. The checkpoint or the validation
+    of such a step may use the version, so it is kept for good."""
     return version == state.base and version.step < step - 1
 
 

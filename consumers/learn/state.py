@@ -9,9 +9,9 @@ from schemas.specs import StateRef, TrainSpec
 class PolicyState:
     """The newest version (`base`), how many steps led to it (`taken`), and what may be discarded.
 
-    Of versions that no checkpoint or validation needs, oldest first: `recovery_versions` are stored
-    whole for recovery, `sampler_versions` have their weights stored, for samplers or recovery.
-    `failed`: the learner gave up.
+    Two lists hold the versions that no checkpoint or validation needs, oldest first. The versions in
+    `recovery_versions` are stored whole for recovery. Those in `sampler_versions` have their weights
+    stored, for samplers or recovery. `failed` says that the learner gave up.
     """
 
     spec: TrainSpec | None = None

@@ -13,7 +13,8 @@ from schemas.specs import StateRef
 async def store_version(
     version: LearnerState, ports: Ports, run: str, *, step: int, weights: bool
 ) -> StateRef:
-    """Store those bytes of a version that something needs. The hashes are always kept."""
+    """Store the bytes of a version that something needs. Returns its reference, which always has the
+    hashes."""
 
     async def put(data: bytes | None, sha256: str) -> ArtifactRef | None:
         if data is None:

@@ -26,8 +26,8 @@ PR_SET_NAME = 15
 
 
 def serve() -> int:
-    """Fork workers until the supervisor closes the channel. In a worker: do its work. Returns an exit
-    code."""
+    """Fork workers until the supervisor closes the channel. In a forked worker, do the worker's work.
+    Returns an exit code."""
     for module in (*IMPORTED, *REGISTRY.values()):
         importlib.import_module(module)
     gc_freeze.freeze()
@@ -97,7 +97,7 @@ def _await_adoption(supervisor: int) -> None:
     """Wait until the supervisor is our parent, and make sure that we die with it."""
     between = os.getppid()
     while between not in (supervisor, 1) and os.getppid() == between:
-        os.sched_yield()  # it ends at once
+        os.sched_yield()  # the process in between ends at once
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         os._exit(1)

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def worker_id() -> WorkerId:
-    """The name under which this process holds claims: given by the supervisor, or generated here."""
+    """Return the name under which this process holds claims: the supervisor's choice, or a new one."""
     supervisor_name = os.environ.get("HEADRACE_WORKER_ID")
     return WorkerId(supervisor_name or f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}")
 
@@ -121,7 +121,8 @@ async def _apply_gates(runtime: Runtime) -> None:
 async def open_runtime(
     hosting: Hosting, backend: Backend, settings: Settings
 ) -> AsyncIterator[Runtime]:
-    """A runtime with the adapters and engines that its lanes need."""
+    """Open a runtime with the adapters and engines that its lanes need, and close them after the
+    block."""
     async with AsyncExitStack() as stack:
         ports = await _open_ports(stack, hosting, backend, settings)
         gc_freeze.freeze()

@@ -1,7 +1,7 @@
 """Projects every event into the tables that the API and the dashboard read.
 Reads: every event.  Emits: nothing.  Stream: none; it tails the log with a cursor of its own.
 Does: turns events into rows; a batch and the cursor are one commit.  Waits for: nothing.
-Safe to repeat because: the cursor moves with the rows, and putting a known row changes nothing.
+Safe to repeat because: the cursor moves with the rows, and writing an existing row changes nothing.
 
 An event that cannot be turned into rows does not stop the others. It is recorded in the table
 `skipped_events`, in the same commit, until the read model is rebuilt (`headrace rebuild`)."""
@@ -113,8 +113,9 @@ class Projector:
         self._wakeup = wakeups.subscribe() if wakeups else Wakeup()
 
     async def run(self) -> None:
-        """Project new events until cancelled. A lost wake-up costs one slow poll. So does a database
-        that does not answer, because the cursor says where to continue."""
+        """Project new events until cancelled. A lost wake-up only delays the next batch until the slow
+        poll. The same holds when the database does not answer, because the cursor says where to
+        continue."""
         while True:
             if await self._try_step() == 0:
                 await self._await_news()
@@ -137,7 +138,7 @@ class Projector:
             return 0
 
     async def step(self) -> int:
-        """Project one batch; returns how many events it held. 0: nothing new below the horizon."""
+        """Project one batch. Returns how many events it held; 0 if nothing is new below the horizon."""
         before = await self._tables.cursor()
         events, after = await self._log.tail(before, limit=BATCH)
         if after == before:
@@ -173,9 +174,9 @@ class Projector:
 
 
 def _until_turn(events: Sequence[Recorded], after: Cursor) -> tuple[Sequence[Recorded], Cursor]:
-    """The events up to the first one that deletes or restores rows, or that event alone, and the cursor
-    behind them. Within a batch all rows are put before any are deleted, whatever their order in the
-    log."""
+    """Return the events before the first one that deletes or restores rows (or only that event, if it
+    comes first), and the cursor behind them. The split is needed because a batch writes all its rows
+    before it deletes any, whatever their order in the log."""
     turn = next((n for n, recorded in enumerate(events) if recorded.type in TURNS), None)
     if turn is None:
         return events, after
@@ -184,8 +185,8 @@ def _until_turn(events: Sequence[Recorded], after: Cursor) -> tuple[Sequence[Rec
 
 
 def writes_of(recorded: Recorded) -> tuple[Write, ...]:
-    """The writes of an event. An event whose projection raises is a bug of Headrace, or a payload that
-    it does not know. It is recorded as skipped, and the events around it are projected all the same."""
+    """Return the writes of an event. If its projection raises, Headrace has a bug or does not know the
+    payload. The event is then recorded as skipped, and the events around it are still projected."""
     try:
         return project(recorded)
     except Exception as error:
@@ -213,13 +214,14 @@ def _skipped_event(recorded: Recorded, error: Exception) -> PutSkippedEvent:
 
 
 def project(recorded: Recorded) -> tuple[Write, ...]:
-    """The writes of one event, log lines and dead letters included."""
+    """Return the writes of one event, log lines and dead letters included. Raises what its projection
+    raises."""
     return (*rows(recorded.event, recorded.time), *letters(recorded), *narrate(recorded))
 
 
 @singledispatch
 def rows(event: Event, at: datetime) -> tuple[Write, ...]:
-    """The rows of an event, without its log lines. Most events have none."""
+    """Return the rows of an event, without its log lines. Most events have no rows."""
     return ()
 
 
@@ -401,7 +403,7 @@ def run_renamed(event: RunRenamed, at: datetime) -> tuple[Write, ...]:
 
 @rows.register
 def run_archived(event: RunArchived, at: datetime) -> tuple[Write, ...]:
-    """Its history is gone, so the event itself says where the run ended."""
+    """The run's history leaves the log, so the event itself says where the run ended."""
     change = ChangeRun(
         event.run,
         at,

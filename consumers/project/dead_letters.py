@@ -1,4 +1,4 @@
-"""Dead letters as rows: those that wait, and those that were redriven."""
+"""Turns events about dead letters into rows: one for each dead letter, waiting or redriven."""
 
 from infra.ports.event_log import Recorded
 from infra.readmodel.rows import ChangeLetter, PutLetter, Write
@@ -6,7 +6,8 @@ from schemas.events import MessageDeadLettered, MessageRedriven
 
 
 def letters(recorded: Recorded) -> tuple[Write, ...]:
-    """The row of a dead letter, or the change of one."""
+    """Return the row of a new dead letter, or the change to an existing row; nothing for other
+    events."""
     match recorded.event:
         case MessageDeadLettered() as event:
             put = PutLetter(

@@ -60,7 +60,7 @@ SHOWN_METRICS = {
 
 
 def narrate(recorded: Recorded) -> tuple[PutLog, ...]:
-    """The log lines of one event."""
+    """Return the log lines of one event."""
     return tuple(
         PutLog(
             run=_about(recorded.event),
@@ -77,7 +77,8 @@ def narrate(recorded: Recorded) -> tuple[PutLog, ...]:
 
 
 def _about(event: Event) -> str:
-    """Whose log the lines belong to. The answer of a workspace to a run belongs to the run."""
+    """Return the run or evaluation whose log gets the lines. A workspace's answer to a run belongs to
+    the run."""
     if isinstance(event, WorkspaceSynced | WorkspaceRejected) and event.requester:
         return _owner(event.requester)
     if isinstance(event, EvaluationRequested):
@@ -91,7 +92,7 @@ def _owner(stream: StreamName) -> str:
 
 @singledispatch
 def lines(event: Event) -> Iterator[Line]:
-    """The lines of an event. Most events have none."""
+    """Return the lines of an event. Most events have none."""
     yield from ()
 
 

@@ -42,7 +42,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """The samples finished so far, in the order of their index; none once the group is done."""
+    """The samples finished so far, in the order of their index. It is empty once the group is done."""
 
     samples: tuple[Finished, ...] = ()
     done: bool = False
@@ -52,7 +52,7 @@ class GroupState:
 
 
 def evolve(state: GroupState, event: GroupEvent) -> GroupState:
-    """Fold one event of a group stream."""
+    """Return the state after one event of a group stream."""
     match event:
         case SampleGenerated():
             finished = Finished(event.entry, event.artifact, event.seconds)
@@ -93,7 +93,7 @@ def handle(state: GroupState, message: GroupMessage, meta: Meta) -> Decision:
 
 
 def _group_spec(message: GroupsRequested, stream: StreamName) -> GroupSpec:
-    """The one group of the request that `stream` is about."""
+    """Return the group of the request that `stream` is about."""
     group = stream.partition("-")[2]
     key = GroupKey.parse(group)
     place = (key.slot, key.replacement)
@@ -110,7 +110,7 @@ def _requested_effects(state: GroupState, spec: GroupSpec) -> tuple[Effect, ...]
 
 
 def _record(state: GroupState, spec: GroupSpec, sample: Finished) -> Decision:
-    """The sample, and the group when this was its last."""
+    """Record the sample, and also the group when this was its last sample."""
     if state.holds(sample.entry.index):
         return NOTHING
     generated = SampleGenerated(
@@ -141,7 +141,7 @@ def _failed_entry(message: Failed, index: int, *, num_samples: int = 1) -> Sampl
 
 
 def routes(message: GroupMessage) -> tuple[StreamName, ...]:
-    """A request goes to one stream per requested group."""
+    """Return one stream for each requested group."""
     if not isinstance(message, GroupsRequested):
         return ()
     prefix = f"{message.owner}-{message.purpose}-{message.step}"
@@ -151,7 +151,8 @@ def routes(message: GroupMessage) -> tuple[StreamName, ...]:
 async def perform(
     effect: GenerateGroup | GenerateSample, ports: Ports
 ) -> GroupSampled | SampleFinished:
-    """Sample. An error of the user's workflow is in the record of the sample, and is not raised."""
+    """Sample a group, or one sample with the user's workflow. Returns the artifact and its entries. An
+    error of the workflow is in the record of its sample, and is not raised."""
     match effect:
         case GenerateGroup():
             return await generate_group(effect, ports)

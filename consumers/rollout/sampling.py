@@ -1,9 +1,9 @@
 """Makes samples: dataset row -> conversation -> turns -> a record in an artifact.
 
-A failure of one sample is written into its record, and the other samples continue: its workflow raises,
-hangs or sends no request, or its prompt is too long. A failure of the platform is raised, so that the
-effect runs again. A failed sample has no sequences, because there is nothing in it to train on. The
-row's label is never passed on; workflows see only the prompt and the metadata.
+A sample fails when its workflow raises, hangs or sends no request, or when its prompt is too long. The
+failure is written into its record, and the other samples continue. A failure of the platform is raised,
+so that the effect runs again. A failed sample has no sequences, because there is nothing in it to train
+on. The row's label is never passed on; workflows see only the prompt and the metadata.
 """
 
 import asyncio
@@ -125,7 +125,7 @@ async def _await_sampler(sampler: Sampler, request: SampleRequest) -> None:
 async def _run_workflow(
     effect: GenerateSample, rollout: RolloutRef, row: DatasetRow, ports: Ports, session: Session
 ) -> tuple[Message, ...] | SampleFailure | None:
-    """The messages that the workflow returned (None: it returned none), or how it failed."""
+    """Return the messages that the workflow returned (None if it returned none), or how it failed."""
     spec = effect.spec
     try:
         result = await ports.require("user").run_workflow(
@@ -148,8 +148,8 @@ def record_of(
     *,
     failure: SampleFailure | None,
 ) -> SampleRecord:
-    """A sample as it happened. Prompt tokens are those that the policy was given, completion tokens
-    those that it chose. The text is the conversation's last answer."""
+    """Return the record of a sample. Its prompt tokens are those that the policy got, its completion
+    tokens those that the policy chose, and its text is the last answer of the conversation."""
     sequences = sequences_of(turns)
     num_tokens = sum(len(sequence.tokens) for sequence in sequences)
     num_actions = sum(sum(sequence.loss_mask) for sequence in sequences)
@@ -169,7 +169,7 @@ def record_of(
 
 
 def entry_of(record: SampleRecord, *, num_samples: int = 1) -> SampleEntry:
-    """A record's index entry, small enough for an event about `num_samples` samples."""
+    """Return a record's index entry, small enough for an event about `num_samples` samples."""
     failure = record.failure
     return SampleEntry(
         index=record.index,
@@ -184,7 +184,7 @@ def entry_of(record: SampleRecord, *, num_samples: int = 1) -> SampleEntry:
 
 
 def alarm_once(entries: Iterable[SampleEntry]) -> tuple[SampleEntry, ...]:
-    """Entries for one event. An alarm about the engine stays only in the first entry that has one."""
+    """Return the entries for one event. Only the first entry with an alarm about the engine keeps it."""
     has_alarm, kept = False, []
     for entry in entries:
         kept.append(entry.model_copy(update={"alarm": None}) if has_alarm else entry)

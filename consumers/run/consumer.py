@@ -5,7 +5,7 @@ RunResumeRequested, RunStopRequested.
 Emits: RunRejected, RunStarted, GroupsRequested, GroupsSettled, BatchAssembled, StepSkipped, StepSettled,
 RunWarned, CheckpointRequested, CheckpointSettled, EvaluationRequested, EvaluationSettled, RunPaused,
 RunResumed, RunStopped, RunFailed, RunFinished.  Stream: run.
-Does: nothing itself; it only decides.  Waits for: the facts above, never for time.
+Does: nothing itself; it only decides.  Waits for: the facts above, never for a time.
 Safe to repeat because: each fact is first re-recorded in the run's own stream, and what follows from the
 state alone (`consumers/run/rules.py`) is decided once."""
 
@@ -71,7 +71,7 @@ RunMessage = (
 
 
 def routes(message: RunMessage) -> tuple[StreamName, ...]:
-    """The run that a message is about; none if it is about something else."""
+    """Return the stream of the run that a message is about; none if it is about something else."""
     match message:
         case WorkspaceSynced() | WorkspaceRejected():
             requester = message.requester
@@ -98,7 +98,7 @@ def handle(state: RunState, message: RunMessage, meta: Meta) -> Decision:
 
 
 def record(state: RunState, message: RunMessage, meta: Meta) -> tuple[RunEvent, ...]:
-    """The message as facts of the run's own stream; none if the run has recorded it already."""
+    """Return the message as facts of the run's own stream; none if the run has recorded it already."""
     match message:
         case RunRequested() | WorkspaceSynced() | WorkspaceRejected():
             return start(state, message)
@@ -151,7 +151,7 @@ def _settle_group(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]
 
 
 def _warn_of_alarm(state: RunState, message: GroupGraded) -> tuple[RunEvent, ...]:
-    """A warning with the engine's alarm, unless this run has recorded the same alarm already."""
+    """Warn with the engine's alarm, unless this run has recorded the same alarm already."""
     spec = message.spec
     alarms = (entry.alarm for entry in message.entries if entry.alarm)
     new = next((alarm for alarm in alarms if alarm not in state.alarms), None)
@@ -192,8 +192,8 @@ def _skip_unhealthy(message: PolicyUpdated) -> tuple[RunEvent, ...]:
 
 
 def _waiting_time(state: RunState, metrics: Mapping[str, float], at: float) -> dict[str, float]:
-    """The time since the last step that none of this step's measured parts explains. If sampling runs
-    ahead, only the learner's parts lie in that time."""
+    """Return, as a metric in seconds, how much of the time since the last step is not explained by this
+    step's measured parts. If sampling runs ahead, only the learner's parts lie in that time."""
     if state.settled_at is None:
         return {}
     lasted = OWN_TIMES if state.pace.depth else [key for key in metrics if key.startswith("time/")]

@@ -1,4 +1,5 @@
-"""Whether a run still learns: steps that changed nothing, and rewards without a difference. Pure."""
+"""Checks whether a run still learns: finds steps that changed nothing, and rewards that are all equal.
+Pure functions."""
 
 from collections.abc import Mapping
 
@@ -29,7 +30,7 @@ def is_flat(metrics: Mapping[str, float], advanced: Advanced) -> bool:
 
 
 def unhealthy_step_message(step: int) -> str:
-    """Why a step is skipped that was trained and changed nothing."""
+    """Say why a step is skipped although it was trained: it changed nothing."""
     return (
         f"the loss or the gradients of step {step} are not finite; the weights do not change, and "
         "the batch is kept"
@@ -37,7 +38,7 @@ def unhealthy_step_message(step: int) -> str:
 
 
 def divergence_message(step: int, *, run: str, checkpoint: int | None) -> str:
-    """Why a run ends after too many such steps."""
+    """Say why a run ends after too many steps that changed nothing."""
     first = step - MOST_UNHEALTHY + 1
     good = f"{run}@{checkpoint}" if checkpoint else "none"
     return (
@@ -48,7 +49,7 @@ def divergence_message(step: int, *, run: str, checkpoint: int | None) -> str:
 
 
 def flat_warning(step: int, *, num_steps: int) -> str:
-    """What to check when all rewards are equal."""
+    """Say what to check when all rewards are equal."""
     return (
         f"all rewards that are compared with each other were equal in the {num_steps} steps up to step "
         f"{step}, so nothing is learned. Check the grader's rewards, or use questions that the policy "
@@ -57,7 +58,7 @@ def flat_warning(step: int, *, num_steps: int) -> str:
 
 
 def all_failed_message(step: int, reason: str) -> str:
-    """Why a run ends with a step in which no sample has a reward."""
+    """Say why a run ends with a step in which no sample has a reward."""
     return (
         f"every sample of step {step} failed; the first error: {reason}. Nothing can be trained on such "
         "a step. Correct that error in the workspace, and submit the run again"
@@ -65,7 +66,7 @@ def all_failed_message(step: int, reason: str) -> str:
 
 
 def all_lost_message(num_steps: int, first_error: str) -> str:
-    """Why a run ends whose steps had some rewards, but too few in each group to train on."""
+    """Say why a run ends when its steps had some rewards, but too few in each group to train on."""
     return (
         f"nothing was trained in {num_steps} steps in a row, because errors left each of their groups "
         f"with too few rewards; the first error, in {first_error}. Correct that error in the workspace, "
@@ -74,7 +75,7 @@ def all_lost_message(num_steps: int, first_error: str) -> str:
 
 
 def never_trained_message(first_error: str) -> str:
-    """Why a run fails that has taken all its steps and trained in none of them."""
+    """Say why a run fails when it has taken all its steps and trained in none of them."""
     return (
         "no step of this run was trained, so its weights have not changed; the first error, in "
         f"{first_error}. Correct that error in the workspace, and submit the run again"

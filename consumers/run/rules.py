@@ -42,7 +42,7 @@ Rule = Callable[[RunState], tuple[RunEvent, ...]]
 
 
 def follow(state: RunState) -> tuple[RunEvent, ...]:
-    """All events that follow from `state`, in order."""
+    """Return all events that follow from `state`, in order."""
     events: list[RunEvent] = []
     while not state.ended:
         new = next((found for rule in RULES if (found := rule(state))), ())
@@ -108,7 +108,7 @@ def validate(state: RunState) -> tuple[RunEvent, ...]:
     if state.stop_wanted and step != state.total:
         return ()
     if step > 0 and state.state.weights is None:
-        return ()  # without its weights this version would be taken for the base model
+        return ()  # a version without its weights would be mistaken for the base model
     policy = PolicyRef(version=step, weights=state.state.weights)
     return (
         EvaluationRequested(
@@ -128,7 +128,7 @@ VALIDATION_GROUPS = 64
 
 
 def pause(state: RunState) -> tuple[RunEvent, ...]:
-    """Pause at a step boundary, and resume from exactly there."""
+    """Pause at a step boundary, and resume from the same boundary."""
     run = _run_id(state)
     if state.paused and (state.resume_wanted or state.stop_wanted):
         return (RunResumed(run=run, step=max(0, state.settled)),)
@@ -219,7 +219,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def _may_go_on(state: RunState) -> bool:
-    """Whether another step may begin. After a stop request it may only begin to make a durable
+    """Whether another step may begin. After a stop request a step begins only if it makes a durable
     version."""
     if _is_resting(state) or state.settled >= state.total:
         return False
@@ -270,8 +270,8 @@ def _due_groups(state: RunState) -> Iterator[RunEvent]:
 
 
 def _replacement_slots(state: RunState, step: int, *, most: int) -> tuple[Slot, ...]:
-    """The slots of `step` whose group was filtered and was replaced fewer than `most` times, each with
-    the row that takes its place."""
+    """Return the slots of `step` whose group was filtered and was replaced fewer than `most` times, each
+    with the row that replaces it."""
     started = state.started
     if started is None:
         return ()

@@ -1,4 +1,5 @@
-"""Turns graded groups into a batch: which groups are kept, and what the metrics of a step are. Pure."""
+"""Turns graded groups into a batch: decides which groups are kept, and computes the metrics of a step.
+Pure functions."""
 
 import math
 import statistics
@@ -55,7 +56,7 @@ def is_lost(group: SettledGroup) -> bool:
 
 
 def _count_ungraded(graded: GroupGraded) -> dict[str, int]:
-    """Samples that did not fail but have no reward, by the category of the reason."""
+    """Count the samples that did not fail but have no reward, by the category of the reason."""
     failed = {entry.index for entry in graded.entries if entry.failure is not None}
     without = [g for g in graded.grades if g.index not in failed and _reward(g) is None]
     category = (g.failure.category if g.failure else FailureCategory.VALIDATION for g in without)
@@ -63,7 +64,7 @@ def _count_ungraded(graded: GroupGraded) -> dict[str, int]:
 
 
 def first_error(graded: Iterable[GroupGraded]) -> str | None:
-    """The first failure's message, of a sample or of a grade."""
+    """Return the message of the first failure, of a sample or of a grade; None if there is none."""
     for group in graded:
         for entry in group.entries:
             if entry.failure is not None:
@@ -75,10 +76,10 @@ def first_error(graded: Iterable[GroupGraded]) -> str | None:
 
 
 def metrics(groups: Sequence[SettledGroup], *, newest: int) -> dict[str, float]:
-    """The metrics of a step's generation and grading, over all its groups. `newest` is the version that
-    the step trains; `train/lag` is how far the oldest version that sampled for it lies behind. A sample
-    failed if it was not generated or has no reward; lengths and tokens are those of all that were
-    generated."""
+    """Return the metrics of a step's generation and grading, over all its groups. `newest` is the
+    version that the step trains. `train/lag` is how many versions the oldest version that sampled for
+    the step lies behind it. A sample counts as failed if it was not generated or has no reward. Lengths
+    and tokens cover all samples that were generated."""
     rewards = [r for group in groups for r in group.group.rewards if r is not None]
     entries = [entry for group in groups for entry in group.entries]
     generated = [entry for entry in entries if entry.failure is None]

@@ -1,7 +1,7 @@
 """How a run starts: from its request and, where user code is needed, from the synced workspace.
 
-RunRequested is appended before (and with) the RepositoryPushed that asks for the workspace, so the
-answer always finds the request in the stream.
+RunRequested is appended in the same write as the RepositoryPushed that asks for the workspace, and
+before it. So the workspace's answer always finds the request in the stream.
 """
 
 from consumers.run.state import RunEvent, RunState
@@ -30,7 +30,8 @@ from schemas.specs import (
 def start(
     state: RunState, message: RunRequested | WorkspaceSynced | WorkspaceRejected
 ) -> tuple[RunEvent, ...]:
-    """RunStarted or RunRejected; nothing while the workspace is awaited, or if it has started."""
+    """Return RunStarted or RunRejected; nothing while the workspace is awaited, or if the run has
+    started."""
     request = state.request
     if request is None or state.started is not None:
         return ()
@@ -73,7 +74,7 @@ def _start_with_workspace(
 def entry_point_problem(
     found: DiscoveredRollout | None, entrypoint: Entrypoint, rewards: list[str]
 ) -> str | None:
-    """Why an entry point cannot be run with these reward functions, or None."""
+    """Return why an entry point cannot be run with these reward functions, or None if it can."""
     where = f"rollouts/{entrypoint.rollout}/{entrypoint.path}"
     if found is None:
         return f"there is no {where} in this commit; check experiment.rollout and entrypoint"

@@ -69,8 +69,8 @@ RunEvent = (
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """A step whose groups are requested: how many, and those that are settled, by slot. `replaced` are
-    the groups that were taken out of their slots, and `numbers` counts them by slot."""
+    """A step whose groups are requested: how many there are, and the settled ones by slot. `replaced`
+    are the groups that were taken out of their slots, and `numbers` counts them by slot."""
 
     num_slots: int
     settled: dict[int, SettledGroup] = field(default_factory=dict)
@@ -97,13 +97,19 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """`settled` is the last settled step (-1: version 0 does not exist yet), `requested` the last step
-    whose groups were requested, `training` the step whose batch is with the learner. `weights` are
-    those of the versions that later groups may still sample with. `evaluated` is the last step whose
-    validation was requested. `unhealthy`, `flat` and `lost` count steps in a row
-    (`consumers/run/health.py`); `first_error` is why the first lost step could not be trained, `trained`
-    whether any step was; `warned` is the last step that a warning named, `alarms` what was said about
-    the sampler."""
+    """The state of one run.
+
+    - `settled` is the last settled step; -1 while version 0 does not exist.
+    - `requested` is the last step whose groups were requested.
+    - `training` is the step whose batch the learner has.
+    - `weights` are those of the versions that later groups may still sample with.
+    - `evaluated` is the last step whose validation was requested.
+    - `unhealthy`, `flat` and `lost` count steps in a row (`consumers/run/health.py`).
+    - `first_error` is why the first lost step could not be trained.
+    - `trained` says whether any step was trained.
+    - `warned` is the last step that a warning named.
+    - `alarms` are the alarms about the sampler that were recorded.
+    """
 
     request: RunRequested | None = None
     started: RunStarted | None = None
@@ -144,7 +150,7 @@ class RunState:
 
     @property
     def pace(self) -> schedule.Pace:
-        """How far sampling runs ahead. Before the run has started it is that of sync mode."""
+        """How far sampling runs ahead. Before the run has started, this is the pace of sync mode."""
         return schedule.pace_of(self.started.spec.config) if self.started else schedule.Pace(0)
 
     @property
@@ -157,7 +163,7 @@ class RunState:
 
 
 def evolve(state: RunState, event: RunEvent) -> RunState:
-    """Fold one event of `run-<id>`."""
+    """Return the state after one event of the stream `run-<id>`."""
     match event:
         case RunRequested():
             return replace(state, request=event)
@@ -228,7 +234,7 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
 
 
 def _forget_weights(state: RunState) -> RunState:
-    """The state without the weights that no later group samples with."""
+    """Return the state without the weights that no later group samples with."""
     pace, requested = state.pace, state.requested
     kept = {
         v: w
@@ -239,7 +245,7 @@ def _forget_weights(state: RunState) -> RunState:
 
 
 def _open_step(step: OpenStep | None, event: GroupsRequested) -> OpenStep:
-    """A step whose groups are requested, or requested again in some of its slots."""
+    """Return a step whose groups are requested for the first time, or again in some of its slots."""
     if step is None:
         return OpenStep(len(event.slots), template=event.template)
     again = {slot.slot: slot.replacement for slot in event.slots}
@@ -260,7 +266,7 @@ def _settle_groups(state: RunState, event: GroupsSettled) -> RunState:
 
 
 def _skip_step(state: RunState, event: StepSkipped) -> RunState:
-    """The state after a step without a batch. The step is lost if errors made all its groups
+    """Return the state after a step without a batch. The step is lost if errors made all its groups
     unusable."""
     opened = state.open.get(event.step)
     left = {step: group for step, group in state.open.items() if step != event.step}

@@ -4,7 +4,8 @@ Does: fetches, stores a snapshot, discovers entry points (lane: control).  Waits
 Safe to repeat because: one FetchCommit per push, and a push that was answered decides nothing.
 
 A push is only a hint. The ref is resolved when the effect runs, so a late delivery never moves a head
-back. Repositories are not trusted: no commit is checked out, and only its entry points run, confined.
+back. Repositories are not trusted. No commit is checked out, and only its entry points run, in a
+sandbox.
 
 The push of a run examines only the run's own entry point, so that the run does not wait for other
 rollouts. If the run followed the default branch to a new commit, the workspace makes a push of its own,
@@ -33,8 +34,8 @@ WorkspaceMessage = RepositoryPushed | CommitFetched | Failed
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceState:
-    """The event ids of the pushes that were answered last. `looked` is the last push that no run made,
-    and `commit` the commit that it found."""
+    """The event ids of the pushes that were answered last. `looked` is the last push that did not come
+    from a run, and `commit` is the commit that this push found."""
 
     answered: tuple[UUID, ...] = ()
     looked: UUID | None = None
@@ -42,7 +43,7 @@ class WorkspaceState:
 
 
 def evolve(state: WorkspaceState, event: WorkspaceEvent) -> WorkspaceState:
-    """Fold one event of a workspace stream."""
+    """Return the state after one event of a workspace stream."""
     match event:
         case RepositoryPushed():
             return state
@@ -90,8 +91,8 @@ def handle(state: WorkspaceState, message: WorkspaceMessage, meta: Meta) -> Deci
 
 
 def _look(state: WorkspaceState, effect: FetchCommit, commit: str) -> tuple[FetchCommit, ...]:
-    """The workspace's own fetch of a commit that a run was the first to see. Many runs cause only
-    one."""
+    """Return the workspace's own fetch of a commit that a run was the first to see. Several runs that
+    see the same commit cause only one fetch."""
     spec = effect.commit
     followed = effect.requester is not None and spec.sha is None and spec.branch is None
     if not followed or state.looked is None or state.commit == commit:
@@ -108,12 +109,13 @@ def _requester(effect: FetchCommit) -> StreamName | None:
 
 
 def routes(message: WorkspaceMessage) -> tuple[StreamName, ...]:
-    """A push is decided on its own workspace's stream."""
+    """Return the stream of the workspace that was pushed to."""
     return (message.stream,) if isinstance(message, RepositoryPushed) else ()
 
 
 async def perform(effect: FetchCommit, ports: Ports) -> CommitFetched:
-    """Fetch, store, discover. Raises Refused when the commit or its tree cannot be used."""
+    """Fetch the commit, store its snapshot and discover its entry points. Returns all three. Raises
+    Refused when the commit or its tree cannot be used."""
     repositories = ports.require("repositories")
     sha = await repositories.fetch(effect.workspace, effect.commit)
     tree = await repositories.snapshot(effect.workspace, sha)

@@ -1,4 +1,4 @@
-"""Which dependencies a rollout's `pyproject.toml` declares, and whether they are available.
+"""Checks whether the dependencies that a rollout's `pyproject.toml` declares are available.
 
 User code runs on the standard library and `headrace`. A rollout that needs anything else would fail at
 its first import, in the middle of a run. So it is refused when its commit is synced.
@@ -20,7 +20,8 @@ PROVIDED = ("headrace", "python")
 
 
 def unmet_requirements(tree: tarfile.TarFile, rollout: str) -> str | None:
-    """Why the rollout cannot run with what is installed, with the file to edit; None if it can."""
+    """Return why the rollout cannot run with the installed packages, and which file to edit. Returns
+    None if it can run."""
     path = f"rollouts/{rollout}/pyproject.toml"
     try:
         member = tree.getmember(path)
@@ -44,7 +45,7 @@ def unmet_requirements(tree: tarfile.TarFile, rollout: str) -> str | None:
 
 
 def _declared_dependencies(document: Mapping[str, object]) -> Iterator[str]:
-    """The dependencies of a project, as it writes them."""
+    """Yield the dependencies of a project as its file writes them."""
     project = _table(document, "project")
     listed = project.get("dependencies")
     if isinstance(listed, list):
@@ -63,5 +64,5 @@ def _table(document: Mapping[str, object], *keys: str) -> Mapping[str, object]:
 
 
 def _name(requirement: str) -> str:
-    """The name of a requirement: `Headrace>=0.1` is headrace."""
+    """Return the normalized name of a requirement: `Headrace>=0.1` gives `headrace`."""
     return re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0].lower()

@@ -18,22 +18,23 @@ MAX_ENTRYPOINTS = 64
 
 
 async def find_entrypoints(tree: bytes) -> tuple[Entrypoint, ...]:
-    """`find_entrypoints_in`, in a thread."""
+    """Call `find_entrypoints_in` in a thread."""
     return await asyncio.to_thread(find_entrypoints_in, tree)
 
 
 async def hash_snapshot(tree: bytes) -> str:
-    """The SHA-256 of a snapshot, which may have 200 MiB."""
+    """Return the SHA-256 of a snapshot, computed in a thread. A snapshot may have 200 MiB."""
     return await asyncio.to_thread(lambda: hashlib.sha256(tree).hexdigest())
 
 
 async def find_refused(tree: bytes, wanted: Sequence[Entrypoint]) -> dict[str, str]:
-    """`find_refused_in`, in a thread."""
+    """Call `find_refused_in` in a thread."""
     return await asyncio.to_thread(find_refused_in, tree, wanted)
 
 
 def find_entrypoints_in(tree: bytes) -> tuple[Entrypoint, ...]:
-    """Every `rollouts/<name>/main.py` of a snapshot, by name. Raises Refused when there are too many."""
+    """Return every `rollouts/<name>/main.py` of a snapshot, sorted by name. Raises Refused when there
+    are too many."""
     with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
         paths = [member.name.split("/") for member in tar if member.isfile()]
     names = sorted(p[1] for p in paths if len(p) == 3 and p[0] == "rollouts" and p[2] == "main.py")
@@ -46,7 +47,7 @@ def find_entrypoints_in(tree: bytes) -> tuple[Entrypoint, ...]:
 
 
 def find_refused_in(tree: bytes, entrypoints: Sequence[Entrypoint]) -> dict[str, str]:
-    """Rollout -> why its dependencies cannot be met."""
+    """Return the rollouts whose dependencies cannot be met, each with the reason."""
     with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
         reasons = {entry.rollout: unmet_requirements(tar, entry.rollout) for entry in entrypoints}
     return {rollout: reason for rollout, reason in reasons.items() if reason is not None}

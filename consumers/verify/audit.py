@@ -1,11 +1,11 @@
 """Audits a run: checks that all artifacts of its log exist, and that its versions follow from the log.
 
-1. The log: each stream is whole, each event decodes, each artifact has the size and hash it promises.
-2. The batches: what was trained on is what was graded.
-3. The versions: built again from version 0, batch by batch, with the code that recovery uses
-   (`consumers/learn/replay.py`), each gives the hashes that the log holds; no sampler and no grader
-   runs.
-4. The checkpoints: each manifest is the pure function of its step that it claims to be.
+1. The log: each stream has no gap, each event decodes, and each artifact has its recorded size and hash.
+2. The batches: each group that was trained on is the one that was graded.
+3. The versions: each is built again from version 0, batch by batch, and must give the hashes that the
+   log holds. The code is the one that recovery uses (`consumers/learn/replay.py`). No sampler and no
+   grader runs.
+4. The checkpoints: each manifest must equal the one that is computed again from its step.
 
 Each difference becomes a finding that names the event, the artifact or the bytes.
 """
@@ -83,8 +83,9 @@ class LogContents:
 
 
 async def audit(learner: Learner, ports: Ports, run: str, *, alias: str) -> AuditReport:
-    """Audit a run. The learner builds its versions under the name `alias`, because the run itself may be
-    training in the same learner. Raises TransientError, Refused."""
+    """Audit a run and return the report. The learner builds the run's versions under the name `alias`,
+    because the run itself may be training in the same learner. Raises TransientError, and Refused when
+    the run's model cannot be loaded."""
     report, log = AuditReport(), LogContents()
     cursor = Cursor()
     while page := await ports.log.read(run, after=cursor, limit=PAGE):
@@ -263,8 +264,8 @@ async def _check_manifest(
 
 
 def difference(ours: bytes, theirs: bytes) -> range | None:
-    """The smallest range of positions outside of which both agree, or None. If one is longer,
-    the range reaches to its end."""
+    """Return the smallest range of positions outside of which both agree, or None if they are equal. If
+    one is longer, the range reaches to its end."""
     if ours == theirs:
         return None
     shorter, longer = sorted((len(ours), len(theirs)))

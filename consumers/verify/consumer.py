@@ -1,7 +1,7 @@
 """Verifies runs against their own log.
 Reads: VerificationRequested.  Emits: VerificationCompleted.  Stream: verify.
 Does: rebuilds every version and compares every byte (lane: train).  Waits for: nothing.
-Safe to repeat because: it only reads; a verification that is answered decides nothing.
+Safe to repeat because: it only reads, and a verification that is answered decides nothing.
 
 `consumers/verify/audit.py` does the comparison. A verification has its own id, so it can be performed
 while its run continues, or long after the run's gate has closed.
@@ -30,7 +30,7 @@ class VerifyState:
 
 
 def evolve(state: VerifyState, event: VerifyEvent) -> VerifyState:
-    """Fold one event of a verification's stream."""
+    """Return the state after one event of a verification's stream."""
     match event:
         case VerificationRequested():
             return state
@@ -41,7 +41,7 @@ def evolve(state: VerifyState, event: VerifyEvent) -> VerifyState:
 
 
 def handle(state: VerifyState, message: VerifyMessage, meta: Meta) -> Decision:
-    """Each verification is performed and answered once."""
+    """Request each verification once, and record its answer once."""
     if state.answered:
         return NOTHING
     match message:
@@ -71,14 +71,15 @@ def handle(state: VerifyState, message: VerifyMessage, meta: Meta) -> Decision:
 
 
 def routes(message: VerifyMessage) -> tuple[StreamName, ...]:
-    """Each verification has a stream."""
+    """Return the stream of the verification."""
     if isinstance(message, VerificationRequested):
         return (verify_stream(message.verification),)
     return ()
 
 
 async def perform(effect: VerifyRun, ports: Ports) -> RunAudited:
-    """Audit the run. Raises Refused when its model cannot be loaded any more, TransientError."""
+    """Audit the run and return the report. Raises Refused when its model cannot be loaded any more, and
+    TransientError."""
     report = await audit(ports.require("learner"), ports, effect.run, alias=effect.verification)
     return RunAudited(
         effect=effect,
