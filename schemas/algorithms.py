@@ -1,4 +1,4 @@
-"""Which keys of `[advanced]` each algorithm reads, and what it requires of the run around it.
+"""Which keys of `[advanced]` each algorithm reads, and what else it requires of a run.
 
 The formulas and the default values are in `trainer/algorithms/registry.py`. This module holds what
 submit (`schemas/toml/algorithm_keys.py`) and the run's orchestrator must know without importing torch.
@@ -7,10 +7,11 @@ submit (`schemas/toml/algorithm_keys.py`) and the run's orchestrator must know w
 from schemas.config import Advanced
 
 CLIPPED = ("grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce_plus_plus", "ppo")
-"""They clip the ratio on both sides."""
+"""Algorithms that clip the ratio on both sides."""
 
 GROUPED = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "importance_sampling")
-"""Their advantages compare the samples of a group, so equal rewards in a group teach nothing."""
+"""Algorithms whose advantages compare the samples of a group. A group with equal rewards teaches
+nothing."""
 
 REINFORCED = (*GROUPED, "reinforce_plus_plus", "ppo")
 
@@ -38,7 +39,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "critic_lr": ("ppo",),
     "loss_turns": ("sft",),
 }
-"""Key -> the algorithms that read it. Every other algorithm gets None."""
+"""Key -> the algorithms that read it. For any other algorithm the key must not be set."""
 
 DEFAULT_REPLACEMENTS = 4
 
@@ -55,7 +56,8 @@ def filters_groups(advanced: Advanced) -> bool:
 
 
 def replacements(advanced: Advanced) -> int:
-    """How often a filtered group is replaced by a group of another row before its slot stays empty."""
+    """How often a filtered group may be replaced by a group of another dataset row. After that many
+    replacements its slot stays empty."""
     if not filters_groups(advanced):
         return 0
     most = advanced.max_replacements
@@ -67,4 +69,4 @@ DEPTHS: dict[str, range] = {
     "one_step_off_async": range(1, 2),
     "fully_async": range(1, 65),
 }
-"""By execution mode: the values that max_steps_off_policy may have."""
+"""Execution mode -> the values that max_steps_off_policy may have."""

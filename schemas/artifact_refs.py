@@ -1,4 +1,4 @@
-"""Which artifacts a payload names, anywhere in it."""
+"""Finds the artifacts that a payload refers to, at any depth."""
 
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
@@ -11,7 +11,7 @@ from schemas.sampling import ArtifactRef, PolicyRef
 T = TypeVar("T")
 
 NOWHERE = ("row:", "none:")
-"""Uris of references without any bytes."""
+"""How the uris of references without any bytes begin."""
 
 
 def references(value: object) -> Iterator[ArtifactRef]:
@@ -33,8 +33,8 @@ def collectable(event: Event) -> frozenset[str]:
 
 
 def _within(value: object, kind: type[T]) -> Iterator[T]:
-    """Every value of this kind in a model, in the order of its fields. The contents of such a value
-    are not searched."""
+    """Every value of type `kind` in a model, in the order of its fields. What is inside such a value is
+    not searched."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, BaseModel):

@@ -3,10 +3,10 @@
 HeadraceError
 +-- Refused                a request cannot be carried out; has a code and issues
 |   +-- InvalidConfig      a TOML, setting or argument is wrong
-|   +-- NotFound           no such run, dataset, workspace, checkpoint
-|   +-- Conflict           it exists already, or with other content
-+-- UserCodeError          the workspace's own code failed: recorded with its sample, never a crash
-+-- TransientError         something outside did not answer; try again later
+|   +-- NotFound           there is no such run, dataset, workspace or checkpoint
+|   +-- Conflict           it contradicts what exists already, such as a name that is in use
++-- UserCodeError          the workspace's own code failed; recorded with its sample, never a crash
++-- TransientError         something outside of Headrace did not answer; the call may succeed later
 |   +-- StoreAway          the blob store cannot be used now; work waits for it
 |   +-- RepositoryAway     a git repository cannot be reached now; work waits for it
 +-- CorruptData            bytes do not have the hash under which they were recorded

@@ -33,7 +33,8 @@ class Purpose(StrEnum):
 
 
 def derive_id(cause: UUID, name: str) -> UUID:
-    """The id of what `cause` leads to under `name` (uuid5: the same inputs give the same id)."""
+    """The id of the result that `cause` has under `name` (a uuid5, so the same inputs give the same
+    id)."""
     return uuid5(cause, name)
 
 

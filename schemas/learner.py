@@ -1,7 +1,6 @@
-"""The port between `consumers/learn/consumer.py` and the trainer: what the learner is given and what
-it returns.
+"""The learner's port, between `consumers/learn/consumer.py` and the trainer: its arguments and results.
 
-Weights and optimizer state cross it as safetensors bytes, so that the same bytes are stored, hashed
+Weights and optimizer state are passed as safetensors bytes, so that the same bytes are stored, hashed
 and sent to another process. Nothing here imports torch.
 """
 
@@ -13,8 +12,9 @@ from schemas.config import RunConfig
 from schemas.sampling import Day, ModelRef, SampleRecord
 
 RULES = 2
-"""What a step computes from its batch, by number. A run keeps the rules that it started with
-(`TrainSpec.rules`), so that an upgrade changes neither a running run nor the verification of its log.
+"""The number of the current rules, which say what a step computes from its batch. A run keeps the rules
+that it started with (`TrainSpec.rules`), so that an upgrade changes neither a running run nor the
+verification of its log.
 
 1: a group that shares its prompt is one pass, whatever `micro_batch_tokens` says; the answers of a
    conversation are encoded separately; weight decay applies to every tensor; full tuning through
@@ -71,7 +71,8 @@ class StepBatch:
 @dataclass(frozen=True, slots=True)
 class LearnerState:
     """A policy version as bytes. `weights` are the trained tensors, with LoRA and with full tuning.
-    `state` holds what a resume needs besides: Adam's moments, the step and the RNG."""
+    `state` holds what a resume needs in addition: Adam's moments and step counts, and for PPO also the
+    critic. Both are safetensors files."""
 
     step: int
     weights: bytes
@@ -82,7 +83,7 @@ class LearnerState:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step made.
+    """The result of one step.
 
     `metrics` maps metric keys (`train/loss`, ...) to finite values. `plan` is the micro-batch plan:
     the number of tokens of each micro-batch, in order (another plan gives other bits). `versions`

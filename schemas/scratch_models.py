@@ -1,6 +1,6 @@
 """The `scratch:` shapes: small models that ship with Headrace and are built from a seed alone.
 
-This table does not need torch, so the control process can list the shapes and estimate with them.
+This table does not need torch, so the control process can list the shapes and use them in estimates.
 The trainer builds the weights (`trainer/model/base.py`) and the tokenizer
 (`trainer/model/char_tokenizer.py`). A shape never changes once it is released, because
 `scratch:NAME` and a seed must always mean the same weights.

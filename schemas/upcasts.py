@@ -1,4 +1,4 @@
-"""Retired payloads become current payloads, by one function per retired version.
+"""Converts payloads of retired versions to the current version, with one function per retired version.
 
 `UPCASTS[(type, version)]` turns a payload of that version into one of `version + 1`. No version was
 retired yet. tests/unit/schemas/test_upcasts.py holds a worked example.
@@ -20,7 +20,8 @@ def upcast(
     current: int,
     upcasts: Mapping[tuple[str, int], Upcast] = UPCASTS,
 ) -> Payload:
-    """Bring a payload of `version` to version `current`. Raises KeyError when a step is missing."""
+    """Convert a payload of `version` to version `current`. Raises KeyError when `upcasts` has no
+    function for a version in between."""
     for step in range(version, current):
         payload = upcasts[(event_type, step)](payload)
     return payload

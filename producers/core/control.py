@@ -50,7 +50,7 @@ COMMANDS: dict[str, Callable[[str], Event]] = {
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A run's state, as far as commands depend on it."""
+    """The part of a run's state that commands depend on."""
 
     ended: str | None = None
     paused: bool = False
@@ -59,7 +59,7 @@ class Standing:
 
 
 class Control:
-    """Appends commands."""
+    """Appends the commands pause, resume and stop."""
 
     def __init__(self, log: EventStore, lookup: Lookup) -> None:
         self._log = log

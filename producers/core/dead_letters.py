@@ -14,7 +14,7 @@ from schemas.ids import dead_letter_stream, derive_id
 
 
 class LetterFinder(Protocol):
-    """What is known of dead letters (`infra.readmodel.dead_letters.DeadLetterRows`)."""
+    """Finds dead letters in the read model (`infra.readmodel.dead_letters.DeadLetterRows`)."""
 
     async def find(self, ref: str) -> list[LetterJson]: ...
 
@@ -40,16 +40,16 @@ class DeadLetters:
         self._artifacts = artifacts
 
     async def show(self, ref: str) -> Letter:
-        """A letter with the bytes of its message."""
+        """The letter with this id, with the bytes of its message."""
         row, recorded, event = await self._find(ref)
         content = event.content
         data = await self._artifacts.get(content) if content else event.payload.encode()
         return Letter(recorded.id, event, recorded.time, data, row["redriven_at"])
 
     async def redrive(self, ref: str) -> Recorded:
-        """Deliver a dead letter again, only to its consumer. Its run continues. Asking twice is the
-        same as asking once. Raises Conflict when it was delivered again before, or when there is
-        nothing to deliver."""
+        """Deliver a dead letter again, only to the consumer that failed on it. Its run continues. Two
+        requests have the same effect as one. Raises Conflict when it was delivered again before, or when
+        there is nothing to deliver."""
         row, recorded, event = await self._find(ref)
         if row["redriven_at"] is not None:
             raise Conflict(

@@ -1,8 +1,8 @@
 """A rough estimate of what a run will need, for `train submit --dry-run`.
 
 Time is estimated only when there is no GPU, and the estimate says what it assumes. All figures are
-derived from the number of parameters (`producers/core/model_facts.py`). If that is unknown, there
-are none.
+derived from the model's number of parameters (`producers/core/model_facts.py`). If that is unknown,
+there are no figures.
 """
 
 from collections.abc import Mapping
@@ -12,23 +12,24 @@ from schemas.config import RunConfig
 
 CPU_TRAIN_FLOPS = 120e9
 CPU_SAMPLE_FLOPS = 25e9
-"""Throughput of two ordinary cores: a forward and backward pass over packed rows, and decoding one
-token at a time."""
+"""The throughput of two ordinary cores in floating-point operations per second: for forward and backward
+passes over packed rows, and for decoding one token at a time."""
 
 FP32_BYTES = 4
 BASE_BYTES = {"float32": 4, "bfloat16": 2}
 LORA_SHARE = 0.02
-"""LoRA parameters per base parameter, at rank 16 on all linear layers of a small model."""
+"""The number of LoRA parameters per base parameter, at rank 16 on all linear layers of a small model."""
 LORA_RANK = 16
 
 RUNTIME_BYTES = 600 << 20
-"""A worker with torch loaded and no model."""
+"""The memory of a worker that has loaded torch but no model."""
 
 
 def estimate(
     config: RunConfig, parameters: int | None, *, steps: int, gpu: bool
 ) -> Mapping[str, int | float | str | None]:
-    """Memory of a worker in bytes, and seconds per step and in total on a CPU."""
+    """The memory of a worker in bytes, and the seconds per step and in total on a CPU, by name. A figure
+    that is not known is None."""
     if parameters is None:
         return {"parameters": None, "memory_bytes": None}
     advanced = config.advanced

@@ -1,8 +1,8 @@
 """A model's config.json on the Hugging Face hub: from this machine's cache, or else from the hub
 itself.
 
-It is read when a run is submitted, so that a name which the hub does not know, or a hub that cannot
-be reached, is reported within seconds and not by the retries of a worker. The environment variables
+It is read when a run is submitted. So a name that the hub does not know, or a hub that cannot be
+reached, is reported within seconds, and not later by a worker that retries. The environment variables
 are those of huggingface_hub: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE.
 """
 
@@ -29,8 +29,8 @@ Config = Mapping[str, Any]
 
 
 async def hub_config(name: str) -> Config:
-    """The content of `name`'s config.json. Raises InvalidConfig: no such model, not allowed, offline, or
-    no answer."""
+    """The content of `name`'s config.json. Raises InvalidConfig when the hub has no such model, does not
+    allow access or does not answer, or when the settings forbid asking it."""
     if (cached := await asyncio.to_thread(_read_cached, name)) is not None:
         return cached
     if (variable := offline()) is not None:
@@ -49,18 +49,18 @@ async def hub_config(name: str) -> Config:
 
 
 def endpoint() -> str:
-    """The address of the hub."""
+    """The URL of the hub."""
     return (os.environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
 
 
 def offline() -> str | None:
-    """The variable that forbids asking the hub, if one is set."""
+    """The name of the environment variable that forbids asking the hub; None if none is set."""
     return next((v for v in OFFLINE if os.environ.get(v, "").upper() in TRUE), None)
 
 
 async def _fetch_config(hub: str, name: str) -> Config:
-    """Raises InvalidConfig for what the hub refuses, and errors of httpx when the hub cannot be
-    reached."""
+    """Fetch config.json from the hub. Raises InvalidConfig when the hub refuses it, and httpx's errors
+    when the hub cannot be reached."""
     token = os.environ.get("HF_TOKEN") or await asyncio.to_thread(_token)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     url = f"{hub}/{name}/resolve/main/config.json"
@@ -86,7 +86,8 @@ async def _fetch_config(hub: str, name: str) -> Config:
 
 
 def _refusal(hub: str, name: str, answer: httpx.Response, *, with_token: bool) -> str:
-    """Why the hub gives no config.json. It also answers 401 for a model that does not exist."""
+    """Explain why the hub returned no config.json. It also returns 401 for a model that does not
+    exist."""
     code = answer.headers.get("x-error-code", "")
     if code == "GatedRepo":
         return (

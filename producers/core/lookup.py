@@ -1,5 +1,5 @@
-"""Find runs, evaluations and checkpoints by name or id. The log itself is read, so that nothing here
-waits for the read model."""
+"""Finds runs, evaluations and checkpoints by name or id. It reads the log itself, so it never waits for
+the read model."""
 
 import difflib
 import re
@@ -56,14 +56,15 @@ class Checkpoint:
 
 
 class Lookup:
-    """Finds by name or id. All methods raise NotFound, which says what to do next."""
+    """Finds runs and checkpoints by name or id. All methods raise NotFound, which says what to do
+    next."""
 
     def __init__(self, log: EventStore, names: Names) -> None:
         self._log = log
         self._names = names
 
     async def run(self, ref: str) -> RunRequested:
-        """The run's request, with the run's current name."""
+        """The event that requested the run, with the run's current name."""
         identity = await self._names.find("run", ref) or ref
         event = await self._first(run_stream(identity), identity, RunRequested.type)
         if not isinstance(event, RunRequested):
@@ -75,7 +76,8 @@ class Lookup:
         return event
 
     async def whole_run(self, ref: str) -> RunRequested:
-        """A run whose history is in the log. Raises NotFound, and Conflict when it is archived."""
+        """Like `run`, but the run's history must be in the log. Raises NotFound, and Conflict when the
+        run is archived."""
         found = await self.run(ref)
         types = [RunArchived.type]
         if await self._log.read(found.run, after=Cursor(), limit=1, types=types):
@@ -90,7 +92,8 @@ class Lookup:
         raise await self._unknown("evaluation", ref, "`headrace eval list` shows all")
 
     async def checkpoint(self, ref: str) -> Checkpoint:
-        """`run@step`, `run@last` or `run@best` (the highest reward, and among equal ones the latest)."""
+        """The checkpoint that `run@step`, `run@last` or `run@best` names. The best one has the highest
+        reward; among equal rewards it is the latest."""
         parts = CHECKPOINT.fullmatch(ref)
         if parts is None:
             raise NotFound(
@@ -130,7 +133,7 @@ class Lookup:
 
 
 def archived_error(name: str) -> Conflict:
-    """The error of a request that needs the history of an archived run."""
+    """The error for a request that needs the history of an archived run."""
     return Conflict(
         f"run {name} is archived: its samples, metrics and events are not in the database; "
         f"`headrace train restore {name}` brings them back"

@@ -1,4 +1,4 @@
-"""What can be known of a model without loading it: its size, its context and its characters.
+"""The facts about a model that are known without loading it: its size, its context and its characters.
 
 A scratch shape states these facts itself. A directory and a hub id state them in their config.json.
 A checkpoint has the facts of the model with which its run started.
@@ -22,8 +22,9 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """None means not known. `context` is the number of positions of the model. `characters` are those
-    that a character vocabulary has (other tokenizers can encode every text)."""
+    """Facts about a model. None means that a fact is not known. `context` is the model's number of
+    positions. `characters` are those of a character vocabulary (other tokenizers can encode every
+    text)."""
 
     parameters: int | None = None
     context: int | None = None
@@ -31,7 +32,7 @@ class ModelFacts:
 
 
 async def model_facts(model: ModelRef, lookup: Lookup) -> ModelFacts:
-    """The facts of a model. Raises InvalidConfig when it is on a hub that does not have it."""
+    """The facts about a model. Raises InvalidConfig when the hub should have it and does not."""
     try:
         for _ in range(MAX_ANCESTORS):
             if model.kind != "checkpoint":
@@ -52,7 +53,8 @@ async def model_facts(model: ModelRef, lookup: Lookup) -> ModelFacts:
 
 
 def _directory_facts(directory: Path) -> ModelFacts:
-    """If the directory holds weights, their size gives the number of parameters of any architecture."""
+    """The facts about a model in a directory. If the directory holds weights, the number of parameters
+    follows from their size, for any architecture."""
     try:
         config = parse_object((directory / "config.json").read_bytes()) or {}
         size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
@@ -64,7 +66,7 @@ def _directory_facts(directory: Path) -> ModelFacts:
 
 
 def facts_of_config(config: Mapping[str, Any]) -> ModelFacts:
-    """The facts in a config.json. If it describes several models, those of the text model."""
+    """The facts in a config.json. If it describes several models, they are those of the text model."""
     inner = config.get("text_config")
     merged = {**config, **inner} if isinstance(inner, dict) else dict(config)
     context = next((n for key in CONTEXT_KEYS if (n := _positive_integer(merged, key))), None)
@@ -81,8 +83,8 @@ def _positive_integer(config: Mapping[str, Any], *keys: str) -> int | None:
 
 
 def _parameters(config: Mapping[str, Any]) -> int | None:
-    """Parameters of a decoder with grouped-query attention and a gated MLP, for all experts if it has
-    several. Norms and biases are not counted, except for the two norms of a layer."""
+    """The number of parameters of a decoder with grouped-query attention and a gated MLP, including all
+    experts if it has several. Of norms and biases only the two norms of each layer are counted."""
     hidden = _positive_integer(config, "hidden_size", "n_embd")
     layers = _positive_integer(config, "num_hidden_layers", "n_layer")
     vocabulary = _positive_integer(config, "vocab_size")

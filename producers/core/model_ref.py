@@ -1,5 +1,5 @@
-"""`experiment.model_path` becomes an exact model: a scratch shape, a checkpoint, a directory or a hub
-id."""
+"""Resolves `experiment.model_path` to an exact model: a scratch shape, a checkpoint, a directory or a
+hub id."""
 
 import asyncio
 import re
@@ -14,7 +14,8 @@ HUB = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
 
 async def resolve_model(path: str, *, seed: int, lookup: Lookup) -> ModelRef:
-    """The model that `path` names. Raises InvalidConfig when there is none."""
+    """The model that `path` names. `seed` is the seed of a scratch shape's weights. Raises InvalidConfig
+    when there is no such model."""
     if path.startswith(PREFIX):
         return ModelRef(kind="scratch", name=scratch_shape(path).name, seed=seed)
     if CHECKPOINT.fullmatch(path):

@@ -33,8 +33,8 @@ EVERY_S = 3600.0
 
 
 class Retention:
-    """All methods raise NotFound. Those that remove something raise Conflict and name what still needs
-    it."""
+    """Renames, deletes, archives and restores. All methods raise NotFound. Those that remove something
+    raise Conflict when it is still needed, and the error names what needs it."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Retention:
         return found.run, recorded.cursor
 
     async def delete(self, ref: str) -> tuple[str, Cursor]:
-        """Remove an ended run: its events, its checkpoints, its archive if it has one, and its name."""
+        """Delete an ended run: its events, its checkpoints, its archive if it has one, and its name."""
         found = await self._lookup.run(ref)
         await self._refuse_unless_ended(found.run, found.run_name)
         what = f"run {found.run_name}"
@@ -88,8 +88,9 @@ class Retention:
         return found.run, cursor
 
     async def archive(self, ref: str) -> tuple[str, Cursor]:
-        """Move an ended run's history into an archive. An archived run stays as it is. Raises
-        CorruptData, TransientError."""
+        """Move an ended run's history into an archive. A run that is archived already is not changed.
+        Raises CorruptData when an artifact is damaged, and TransientError when the blob store does not
+        answer."""
         found = await self._lookup.run(ref)
         row = await self._refuse_unless_ended(found.run, found.run_name)
         if row["archived_at"] is not None:
@@ -128,7 +129,8 @@ class Retention:
         return found.run, cursor
 
     async def restore(self, ref: str) -> tuple[str, Cursor]:
-        """Restore an archived run's history. Raises CorruptData, TransientError."""
+        """Restore an archived run's history. Raises CorruptData when the archive is damaged, and
+        TransientError when the blob store does not answer."""
         found = await self._lookup.run(ref)
         notice = await self._notice(found.run)
         if notice is None:
@@ -147,7 +149,7 @@ class Retention:
         return found.run, cursor
 
     async def delete_dataset(self, ref: str) -> tuple[str, Cursor]:
-        """Remove a dataset, or an upload that never became one."""
+        """Delete a dataset, or an upload that was rejected or never completed."""
         try:
             recorded, event = await registration(self._log, ref)
         except NotFound:
@@ -174,8 +176,8 @@ class Retention:
         return dataset, cursor
 
     async def archive_old(self, clock: Clock, *, older_than: timedelta) -> int:
-        """Archive the runs that ended longer ago. Returns how many. A run that cannot be archived now
-        is logged and left for the next time."""
+        """Archive the runs that ended longer ago than `older_than`. Returns how many were archived. A
+        run that cannot be archived now is logged and tried again next time."""
         count = 0
         for run in await self._tables.runs.ended_before(clock.now() - older_than):
             try:
@@ -229,7 +231,8 @@ class Retention:
 
 
 async def archive_periodically(retention: Retention, clock: Clock, *, days: int) -> None:
-    """Archive runs that ended longer ago than so many days, now and again, until cancelled."""
+    """Archive the runs that ended more than `days` days ago, at once and then every EVERY_S seconds,
+    until cancelled."""
     while True:
         try:
             count = await retention.archive_old(clock, older_than=timedelta(days=days))

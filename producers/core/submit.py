@@ -1,4 +1,4 @@
-"""Submitting: a TOML becomes a run or an evaluation, validated, pinned and appended once.
+"""Submitting: a TOML is validated, what it uses is pinned, and the run or evaluation is appended once.
 
 Submit fixes what the run uses: the dataset's content and the checkpoint's files. The commit is fixed
 later, by the sync consumer on the workspace's stream. The client's idempotency key gives the run its id
@@ -52,7 +52,8 @@ KEY_USED = (
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
-    """A request to run or evaluate a TOML. `start`: a model path that replaces the TOML's."""
+    """A request to run or evaluate a TOML. `start`, if set, replaces the TOML's
+    `experiment.model_path`."""
 
     config: Mapping[str, object]
     workspace: str | None = None
@@ -76,7 +77,7 @@ class ReservedName:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A valid request to run, with everything looked up: what a dry run shows."""
+    """A valid request for a run, with everything that its names refer to. A dry run shows this."""
 
     config: RunConfig
     valid: Valid
@@ -94,7 +95,7 @@ class Submitter:
 
     async def resolve_run(self, request: SubmitRequest) -> Resolved:
         """Validate a request and look up everything that it names. Appends nothing. Raises InvalidConfig
-        with all issues, NotFound when there is no such workspace."""
+        with all issues, and NotFound when there is no such workspace."""
         config = parse_run(request.config)
         if request.start is not None:
             experiment = config.experiment.model_copy(update={"model_path": request.start})
@@ -189,7 +190,8 @@ class Submitter:
         return found[0] if found else None
 
     async def _reserve_name(self, kind: Kind, wanted: str | None, identity: str) -> str:
-        """Take the wanted name, or one derived from the id. Raises InvalidConfig, Conflict."""
+        """Reserve the wanted name, or without one a name derived from the id. Returns it. Raises
+        InvalidConfig when the name is not allowed, and Conflict when it is in use."""
         if wanted is not None:
             if not NAME.fullmatch(wanted):
                 allowed = "letters, digits, '.', '_' and '-', at most 100"

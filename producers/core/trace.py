@@ -37,7 +37,8 @@ OF_THE_RUN = (RunRequested, GroupsRequested, BatchAssembled, PolicyUpdated)
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One of the eight hops. `ms_since_previous` is None for the first one."""
+    """One of the eight hops. `ms_since_previous` is the time since the previous hop in milliseconds, and
+    None for the first one."""
 
     hop: int
     file: str

@@ -1,5 +1,5 @@
-"""Verifications: a worker of the lane `train` rebuilds a run from its log. Here verifications are
-requested, and found in the log itself."""
+"""Verifications, in which a worker of the lane `train` rebuilds a run from its log. This module requests
+them, and finds them in the log itself."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,7 @@
 """Keys of `[advanced]` that contradict the algorithm or the execution mode of a run.
 
-`schemas/algorithms.py` says which algorithm reads which key. A key that the run's algorithm does not
-read is refused when the run is submitted. It is never ignored.
+`schemas/algorithms.py` says which algorithm reads which key. A run whose config sets a key that its
+algorithm does not read is refused at submit. Such a key is never ignored.
 """
 
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ def mode_issues(advanced: Advanced) -> Iterator[Issue]:
 
 
 def _sampling_issues(advanced: Advanced) -> Iterator[Issue]:
-    """Keys about sampling ahead, in an sft run."""
+    """Keys that concern sampling ahead, which an sft run does not do."""
     changed = {
         "execution_mode": advanced.execution_mode != "sync",
         "max_steps_off_policy": bool(advanced.max_steps_off_policy),

@@ -1,8 +1,8 @@
-"""What is wrong with a config whose every key is valid by itself: keys that contradict each other, keys
-that the run would not read, features that are not built, and steps too large for an event.
+"""Checks of a config whose keys are all valid by themselves. They find keys that contradict each other,
+keys that the run would not read, features that are not built, and steps that are too large for an event.
 
-Nothing here needs the dataset or the model. `producers/core/validation/validate.py` runs these checks
-together with those that do.
+These checks need neither the dataset nor the model. `producers/core/validation/validate.py` runs them
+together with the checks that do.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,12 @@ from schemas.toml.environment import reserved_env
 from schemas.toml.unread_keys import unread_issues
 
 LONGEST_NAME, DEEPEST = 255, 31
-"""Bytes of a name, and levels of a path inside a rollout, that every disk and a commit can hold."""
+"""The most bytes in a name, and the most levels in a path inside a rollout. Every file system and every
+commit can hold these."""
 
 
 def config_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
-    """Every issue that the config alone shows."""
+    """Every issue that can be found in the config alone."""
     yield from unsupported(config)
     yield from _cross_key_issues(config)
     yield from _entrypoint_issues(config.experiment)
@@ -36,7 +37,7 @@ def config_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
 
 
 def unsupported(config: RunConfig | EvalConfig) -> Iterator[Issue]:
-    """Values that are valid and that this version does not support."""
+    """Issues with values that are valid but that this version does not support."""
     if config.secrets.required:
         names = ", ".join(config.secrets.required)
         yield Issue(
@@ -116,7 +117,7 @@ def _environment_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
 
 
 def _validation_key_issues(config: RunConfig) -> Iterator[Issue]:
-    """Keys of validation in a run without a validation dataset."""
+    """Keys that concern validation, in a run without a validation dataset."""
     advanced = config.advanced
     if advanced.validation_dataset is not None:
         yield from _too_many_samples("advanced.validation_samples", config)

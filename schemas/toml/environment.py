@@ -7,7 +7,7 @@ FIXED = ("PATH", "HOME")
 
 
 def reserved_env(name: str) -> str | None:
-    """Why a TOML may not set the variable `name`, or None."""
+    """The reason why a TOML may not set the variable `name`; None when it may."""
     if name.startswith(OURS):
         return "is reserved; choose a name with another beginning"
     if name.startswith(LOADER):

@@ -1,7 +1,7 @@
-"""What other trainers call our keys, for the suggestion with an unrecognized key.
+"""The names of our keys in other trainers, for the suggestion that an unrecognized key gets.
 
-Names that are spelled alike are found by similarity (`schemas/toml/parser.py`). This table holds
-the others.
+Names with a similar spelling are found by comparison (`schemas/toml/parser.py`). This table holds the
+others.
 """
 
 from collections.abc import Collection
@@ -59,6 +59,6 @@ MEANT: dict[str, tuple[str, ...]] = {
 
 
 def hint(name: str, known: Collection[str]) -> str | None:
-    """The `section.key` in `known` that other trainers call `name`."""
+    """The `section.key` in `known` that other trainers call `name`; None if there is none."""
     wanted = name.lower().replace("-", "_")
     return next((full for full, names in MEANT.items() if wanted in names and full in known), None)

@@ -41,14 +41,14 @@ are reported together. `producers/core/validation/validate.py` lists where each 
 
 
 def config_markdown() -> str:
-    """docs/config.md: every key, section by section."""
+    """The content of docs/config.md: every key, section by section."""
     return "\n".join(_lines()) + "\n"
 
 
 @cache
 def meanings() -> dict[tuple[str, str], str]:
-    """(class, key) -> the text below the key in the source. It is read only when this page is
-    written."""
+    """(class, key) -> the text below the key in the source of `schemas/config.py`. The source is read
+    only when this page is written."""
     found = {}
     for cls in ast.parse(inspect.getsource(config)).body:
         if isinstance(cls, ast.ClassDef):

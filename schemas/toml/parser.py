@@ -1,8 +1,9 @@
-"""A TOML as data becomes a config, or all of its mistakes at once, each with its key and a suggestion.
+"""Turns a parsed TOML file into a config, or reports all of its mistakes at once, each with its key and
+a suggestion.
 
-This module checks each key by itself: that it exists, its type, its bounds. The bounds are written in
-`schemas/config.py` and nowhere else. Here their violations become sentences. Keys that contradict each
-other are checked by `schemas/toml/config_issues.py`. Both are reached through
+This module checks each key by itself: that it exists, its type, and its bounds. The bounds are written
+only in `schemas/config.py`. This module describes their violations in sentences. Keys that contradict
+each other are checked by `schemas/toml/config_issues.py`. Both modules are reached through
 `producers/core/validation/validate.py`.
 """
 
@@ -36,12 +37,12 @@ LORA_TARGETS = ("advanced", "lora_targets")
 
 
 def parse_run(data: Mapping[str, object]) -> RunConfig:
-    """A training TOML as data -> its config. Raises InvalidConfig with the issues of every key."""
+    """The config in a parsed training TOML. Raises InvalidConfig with the issues of all keys."""
     return _parse(data, RunConfig, "training")
 
 
 def parse_eval(data: Mapping[str, object]) -> EvalConfig:
-    """An evaluation TOML as data -> its config. Raises InvalidConfig with the issues of every key."""
+    """The config in a parsed evaluation TOML. Raises InvalidConfig with the issues of all keys."""
     return _parse(data, EvalConfig, "evaluation")
 
 
@@ -65,7 +66,8 @@ def _parse(data: Mapping[str, object], model: type[C], what: str) -> C:
 
 
 def _non_json_issues(key: str, value: object) -> Iterator[Issue]:
-    """Values that TOML has and no key of ours takes: dates, inf and nan."""
+    """Issues with values that TOML has but JSON does not, and that none of our keys takes: dates, inf,
+    nan."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if not _is_text(name):
@@ -130,8 +132,8 @@ def _issue(details: ErrorDetails, model: type[BaseModel]) -> Issue:
 
 
 def _shorten(part: Any) -> Any:
-    """A part of a key, cut to a length. The time to compare it with known names grows with its length,
-    and the key is quoted."""
+    """A part of a key, cut to LONGEST characters, because the time to compare it with known names grows
+    with its length, and because error messages quote it."""
     return part if not isinstance(part, str) or len(part) <= LONGEST else f"{part[:LONGEST]}..."
 
 
@@ -164,7 +166,7 @@ def _unrecognized_issue(location: tuple[Any, ...], value: object, model: type[Ba
 
 
 def _known_keys(model: type[BaseModel]) -> dict[str, str]:
-    """Key -> `section.key`, the first section first."""
+    """Key -> `section.key`. If several sections have the key, the first one counts."""
     found: dict[str, str] = {}
     for section, field in model.model_fields.items():
         kind = field.annotation

@@ -1,4 +1,4 @@
-"""Keys in the file that the run would not read. They are refused by name and never ignored.
+"""Finds keys in the file that the run would not read. They are refused by name and never ignored.
 
 `schemas/algorithms.py` holds the keys that only some algorithms read. This module holds what
 follows from the shape of the run: an SFT run samples nothing in training, and without a rollout it
@@ -86,7 +86,7 @@ def _unread_by_sft(config: RunConfig, named: frozenset[str]) -> Iterator[Issue]:
 
 
 def _keys_in_file(config: RunConfig) -> Iterator[str]:
-    """The `section.key` of each key in the file. A null counts as left out."""
+    """The `section.key` of each key in the file. A key whose value is null counts as left out."""
     for section in ("experiment", "training", "sampling", "advanced"):
         values: BaseModel = getattr(config, section)
         for key in values.model_fields_set:

@@ -1,6 +1,7 @@
-"""Columns under other names: `--map question=user_prompt` reads a public dataset as it is.
+"""Renames the columns of a file, so that a public dataset can be read as it is (`--map
+question=user_prompt`).
 
-A mapping says which column of the file is read as which of ours. It is recorded with the dataset,
+A mapping says which column of the file is read as which of our columns. It is recorded with the dataset,
 whose `columns` are the names after mapping.
 """
 
@@ -11,15 +12,15 @@ from urllib.parse import quote
 from schemas.errors import InvalidConfig, Issue
 
 READ = ("user_prompt", "system_prompt", "ground_truth", "label", "messages", "metadata")
-"""The columns that are read. `label` is read only without a `ground_truth`."""
+"""The columns that are read. `label` is read only if there is no `ground_truth`."""
 MAX_BYTES = 16 << 10
 
 Columns = Mapping[str, str]
-"""The file's name of a column -> ours."""
+"""The name of a column in the file -> our name for it."""
 
 
 def mapping_of(value: object) -> dict[str, str]:
-    """The mapping in a request. Raises InvalidConfig."""
+    """The mapping in the JSON of a request. Raises InvalidConfig when it is not one."""
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()):
@@ -38,7 +39,8 @@ def mapping_of(value: object) -> dict[str, str]:
 
 
 def from_query(text: str | None) -> dict[str, str]:
-    """The mapping in a query parameter: a JSON object. Raises InvalidConfig."""
+    """The mapping in a query parameter, which is a JSON object. Raises InvalidConfig when it is not
+    one."""
     if not text:
         return {}
     try:
@@ -49,7 +51,7 @@ def from_query(text: str | None) -> dict[str, str]:
 
 
 def as_query(mapping: Columns) -> str:
-    """The query string that `from_query` reads. It is empty for an empty mapping."""
+    """The query string for `from_query`. It is empty for an empty mapping."""
     return f"?mapping={quote(json.dumps(dict(mapping)), safe='')}" if mapping else ""
 
 

@@ -1,9 +1,9 @@
 """The `messages` column of a dataset: whole conversations, as chat datasets usually have them.
 
-With a label column the conversation is the prompt, and it ends with a user or a tool. Without a
-label column it is a demonstration and ends with the assistant. This last answer is what there is to
-learn: it becomes the row's label, and the messages before it (earlier answers among them) its
-prompt.
+With a label column, the conversation is the prompt. It ends with a message of the user or a tool.
+Without a label column, the conversation is a demonstration. It ends with the assistant's answer, which
+is to be learned. That answer becomes the row's label, and all messages before it, including earlier
+answers, become its prompt.
 """
 
 import json
@@ -17,12 +17,12 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class BadMessages(ValueError):
-    """What is wrong, and with which message of the row."""
+    """A conversation is wrong. The text says what is wrong, and with which message of the row."""
 
 
 def parse_conversation(value: object, *, labelled: bool) -> tuple[tuple[Message, ...], str | None]:
-    """A cell of the column becomes a prompt and a label. `labelled` means that another column holds
-    the label. Raises BadMessages."""
+    """The prompt and the label in a cell of the column. `labelled` means that another column holds the
+    label; the label is None then. Raises BadMessages."""
     listed = _parse_list(value)
     messages = tuple(_parse_message(i, one) for i, one in enumerate(listed))
     if not messages:

@@ -1,4 +1,4 @@
-"""Uploading a dataset file: it is checked in a confined process, normalised, stored and registered.
+"""Uploads of dataset files. A file is checked in a confined process, normalised, stored and registered.
 
 A dataset's id is derived from its name, and so is the cause of its one event. One name therefore
 means one content, even when several users upload at the same time. `python -m
@@ -105,7 +105,8 @@ async def check(
     mapping: Mapping[str, str] | None = None,
 ) -> Checked:
     """Read a file in a separate confined process. If it cannot be read within the limits, that is
-    reported as a problem of the file. `mapping`: the file's name of a column -> ours."""
+    reported as a problem of the file. `mapping` renames columns
+    (`producers/core/datasets/mapping.py`)."""
     out = path.with_suffix(".rows")
     child = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -148,8 +149,9 @@ async def register(
     names: Names,
     mapping: Mapping[str, str] | None = None,
 ) -> Recorded:
-    """Store both forms and append DatasetRegistered. The same content under the same name is the
-    same dataset. Raises InvalidConfig with the issues, Conflict for other content under a used name."""
+    """Store both forms and append DatasetRegistered. The same content under the same name is the same
+    dataset. Raises InvalidConfig with the issues of the file, and Conflict when the name belongs to a
+    dataset with other content."""
     if checked.report.issues:
         raise refusal(file_name, checked.report)
     identity = dataset_id(name)
@@ -178,7 +180,8 @@ async def register(
 
 
 async def _find_cause(log: EventStore, name: str) -> UUID:
-    """The cause of a registration. It changes with each deletion of a dataset of this name."""
+    """The cause of a registration under this name. Each deletion of a dataset with this name changes
+    it."""
     stream = dataset_stream(dataset_id(name))
     for recorded in (await log.load({stream: 0}))[stream]:
         if isinstance(recorded.event, DatasetDeleted):
@@ -242,7 +245,7 @@ def _parse_report(printed: bytes) -> FileReport:
 
 
 def main(path: str, kind: str, out: str, memory_bytes: str, mapping: str) -> int:
-    """The confined process."""
+    """The confined process. Prints its report as JSON and returns the exit code."""
     resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MAX_FILE_BYTES, 4 * MAX_FILE_BYTES))

@@ -1,11 +1,11 @@
 """The rules of a dataset file, and its normalised form: JSON Lines of `schemas.datasets.DatasetRow`.
 
-The columns choose one of two modes. *Prompt*: `user_prompt` and `ground_truth` (or `label`),
-optionally `system_prompt`; or `messages`, a whole conversation
-(`producers/core/datasets/messages.py`). Other columns are allowed, are not passed on, and are
-reported to the user. *Metadata*, when there is a `metadata` column: every row has a JSON object in
-it, and the prompt columns are optional. Each column has one type, and there are at least four rows.
-The file is untrusted: it is read one bounded line at a time.
+The columns choose one of two modes. In *prompt* mode a file has `user_prompt` and `ground_truth` (or
+`label`), and optionally `system_prompt`. Instead it may have `messages`, a whole conversation
+(`producers/core/datasets/messages.py`). Other columns are allowed. They are not passed on, and are
+reported to the user. A file with a `metadata` column is in *metadata* mode: every row has a JSON object
+in that column, and the prompt columns are optional. Each column has one type, and there are at least
+four rows. The file is untrusted, so it is read one bounded line at a time.
 """
 
 import csv
@@ -39,7 +39,7 @@ Values = Mapping[str, object]
 
 
 class BadRow(Exception):
-    """A row that cannot be read at all: where it is, and what is wrong with it."""
+    """A row that cannot be read at all. It says where the row is and what is wrong with it."""
 
     def __init__(self, where: str, message: str) -> None:
         super().__init__(message)
@@ -48,8 +48,8 @@ class BadRow(Exception):
 
 @dataclass
 class FileReport:
-    """The result of a check. `issues` holds the first five problems. Without issues the dataset is
-    good. `characters` holds the characters of prompts and labels, sorted, the first 512."""
+    """The result of a check. `issues` holds the first five problems. A file without issues is a valid
+    dataset. `characters` holds the first 512 characters of prompts and labels, in sorted order."""
 
     num_rows: int = 0
     columns: tuple[str, ...] = ()
@@ -72,8 +72,8 @@ def check_file(
     *,
     mapping: Mapping[str, str] | None = None,
 ) -> FileReport:
-    """Check a file of `kind` jsonl or csv. `write` gets each good row as a normalised line. `mapping`:
-    the file's name of a column -> ours."""
+    """Check a file of `kind` jsonl or csv. `write` is called with each valid row as a normalised line.
+    `mapping` renames columns (`producers/core/datasets/mapping.py`)."""
     report, named = FileReport(), mapping or {}
     rules = Rules(report, named)
     try:
@@ -95,7 +95,7 @@ def check_file(
 
 
 class Rules:
-    """The rules that need more than one row."""
+    """Checks the rows of a file one after the other, with the rules that compare rows."""
 
     def __init__(self, report: FileReport, mapping: Mapping[str, str]) -> None:
         self._report = report
@@ -106,7 +106,7 @@ class Rules:
         self._label: str | None = None
 
     def accept(self, line: int, values: Values, write: Callable[[bytes], object]) -> bool:
-        """Check a row and write it. False means that the rest of the file cannot be checked."""
+        """Check a row and write it. Returns False when the rest of the file cannot be checked."""
         if self._columns is None and not self._header(values):
             return False
         if self._report.num_rows >= MAX_ROWS:
@@ -123,7 +123,7 @@ class Rules:
         return True
 
     def close(self) -> None:
-        """The rules about the file as a whole."""
+        """Check the rules about the file as a whole, after its last row."""
         rows = self._report.num_rows
         self._report.characters = "".join(sorted(self._characters)[:MAX_CHARACTERS])
         if rows == 0:
@@ -133,7 +133,7 @@ class Rules:
             self._report.add("file", f"has {rows} {word}; a dataset needs at least {MIN_ROWS}")
 
     def _at(self, line: int, path: str) -> str:
-        """A place in the file, with the file's own name of a column."""
+        """A place in the file, for a message. It uses the column's name in the file."""
         name, dot, rest = path.partition(".")
         if name not in self._sources:
             return f"line {line}, column {path}"
@@ -282,7 +282,7 @@ class Rules:
 
 
 def type_name(value: object) -> str:
-    """The JSON type. Whole and other numbers are one type."""
+    """The name of a value's JSON type. Integers and other numbers are one type."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -295,8 +295,8 @@ def type_name(value: object) -> str:
 
 
 def bounded_lines(file: IO[bytes]) -> Iterator[tuple[int, str]]:
-    """(line number, text) of a UTF-8 file. It never holds more than the largest row in memory. Raises
-    BadRow."""
+    """The lines of a UTF-8 file, as pairs of line number and text. Memory never holds more than one row
+    of the largest allowed size. Raises BadRow."""
     number = 0
     while data := file.readline(MAX_ROW_BYTES + 1):
         number += 1
@@ -314,7 +314,8 @@ def bounded_lines(file: IO[bytes]) -> Iterator[tuple[int, str]]:
 
 
 def read_jsonl(file: IO[bytes]) -> Iterator[tuple[int, Values]]:
-    """Rows of a JSON Lines file. Blank lines are skipped, but counted. Raises BadRow."""
+    """The rows of a JSON Lines file, as pairs of line number and values. Blank lines are skipped, but
+    they count as lines. Raises BadRow."""
     for number, text in bounded_lines(file):
         if not text.strip():
             continue
@@ -332,7 +333,7 @@ def read_jsonl(file: IO[bytes]) -> Iterator[tuple[int, Values]]:
 
 
 def read_csv(file: IO[bytes]) -> Iterator[tuple[int, Values]]:
-    """Rows of a CSV file with a header. Raises BadRow."""
+    """The rows of a CSV file with a header, as pairs of line number and values. Raises BadRow."""
     csv.field_size_limit(MAX_ROW_BYTES)
     rows = _csv_rows(text for _, text in bounded_lines(file))
     header = next(rows, None)

@@ -1,4 +1,5 @@
-"""What a config needs of its datasets: enough rows, and the columns that its algorithm learns from."""
+"""Checks that the datasets have what a config needs: enough rows, and the columns that its algorithm
+learns from."""
 
 from collections.abc import Iterator
 
@@ -11,13 +12,13 @@ from schemas.specs import DatasetRef
 LABELS = frozenset({"ground_truth", "label"})
 MAX_EVAL_ROWS = 5000
 SAMPLED_SHARE = 0.1
-"""Rows that an evaluation takes when it names no limit."""
+"""The share of the rows that an evaluation without a limit uses."""
 
 DEMONSTRATION = "user_prompt and ground_truth, or messages"
 
 
 def num_evaluated_rows(config: EvalConfig, dataset: DatasetRef) -> int:
-    """How many rows an evaluation takes: `limit`, or a tenth of the dataset."""
+    """How many rows an evaluation uses: `limit`, or a tenth of the dataset."""
     limit = config.evaluation.limit
     if limit is not None:
         return min(limit, dataset.num_rows)

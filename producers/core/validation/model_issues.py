@@ -1,4 +1,5 @@
-"""What a config needs of its model: positions for the lengths that it names, symbols for its data."""
+"""Checks that the model has what a config needs: enough positions for its lengths, and the characters of
+its datasets."""
 
 from collections.abc import Iterator
 
@@ -11,8 +12,8 @@ QUOTED_CHARACTERS = 8
 
 
 def length_issues(config: RunConfig | EvalConfig, context: int | None) -> Iterator[Issue]:
-    """Lengths in the file that are longer than the model's context. A length that the file does not
-    name is cut to the context. `context` None: not known, so nothing is checked."""
+    """Issues with lengths in the file that are longer than the model's context. A length that the file
+    does not name is limited to the context. Nothing is checked if the context is not known (None)."""
     if context is None:
         return
     if isinstance(config, RunConfig) and config.advanced.algorithm == "sft":

@@ -1,4 +1,4 @@
-"""What the names in a config refer to: datasets, a model, a workspace and its commits.
+"""Finds what the names in a config refer to: datasets, a model, a workspace and its commits.
 
 A name that refers to nothing becomes an issue with its key, so that all of them are reported at once.
 """
@@ -25,8 +25,9 @@ UNKNOWN = ModelFacts()
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """None: the config does not name it, or it was not found and `issues` says so. `no_workspace`: the
-    workspace that the request names does not exist; it is not a key of the config."""
+    """What the names in a config refer to. A field is None if the config does not name it, or if it was
+    not found, which `issues` reports. `no_workspace` is the error when the workspace that the request
+    names does not exist. It is separate because a workspace is not a key of the config."""
 
     dataset: DatasetRegistered | None = None
     validation: DatasetRegistered | None = None

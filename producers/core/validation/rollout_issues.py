@@ -1,4 +1,5 @@
-"""Whether the rollout that a config names is in the commit that will run, as far as that is known.
+"""Checks that the commit that will run contains the rollout that a config names, as far as this is
+known.
 
 A commit that is named by its hash cannot change. When it was synced before and lacks the rollout, the
 config is refused. A branch may have a newer commit, so there a missing rollout is only a warning.
@@ -21,8 +22,8 @@ MAIN = "main.py"
 
 @dataclass(frozen=True, slots=True)
 class SyncedCommit:
-    """A commit whose rollouts were examined. `is_whole`: all of its rollouts were, each at its
-    main.py."""
+    """A commit whose rollouts were examined. `is_whole` means that all of its rollouts were examined,
+    each at its main.py."""
 
     commit: str
     rollouts: tuple[DiscoveredRollout, ...]

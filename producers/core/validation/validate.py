@@ -34,13 +34,13 @@ from schemas.toml.parser import MOST_ISSUES, refuse
 
 
 def validate(config: RunConfig | EvalConfig, references: References) -> tuple[Issue, ...]:
-    """All that is wrong with a config, or nothing. `references`: what its names refer to."""
+    """All issues of a config, or an empty tuple. `references` is what its names refer to."""
     return tuple(islice(_issues(config, references), MOST_ISSUES))
 
 
 @dataclass(frozen=True, slots=True)
 class Valid:
-    """What the names in a valid config refer to, and what its user should know about it."""
+    """What the names in a valid config refer to, and warnings for its user."""
 
     dataset: DatasetRegistered
     validation: DatasetRegistered | None
@@ -51,7 +51,8 @@ class Valid:
 
 
 def require_valid(config: RunConfig | EvalConfig, references: References) -> Valid:
-    """Raises InvalidConfig with every issue, or NotFound when only the request's workspace is wrong."""
+    """What the config refers to, once it is known to be valid. Raises InvalidConfig with every issue, or
+    NotFound when only the request's workspace is wrong."""
     if issues := validate(config, references):
         raise refuse("training" if isinstance(config, RunConfig) else "evaluation", issues)
     if references.no_workspace is not None:
