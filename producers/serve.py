@@ -34,11 +34,11 @@ from schemas.errors import InvalidConfig
 logger = logging.getLogger(__name__)
 
 LIMITS = ConnectionLimits(head_s=10, body_s=60, body_rate=16 << 10)
-"""Limits of the API. Bodies may be large files over slow connections."""
+"""Limits of connections to the API. Request bodies may be large files over slow connections."""
 
 
 async def serve(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT. Returns an exit code."""
+    """Serve until SIGTERM or SIGINT. Returns the exit code of the process."""
     consumers = (load("sync"),)
     hosting = Hosting(worker=worker_id(), consumers=consumers, lanes=lanes_of(consumers))
     async with (
@@ -94,7 +94,8 @@ def _server(app: Starlette, settings: Settings) -> HttpServer:
 
 
 def main() -> int:
-    """Exit codes: 0 stopped, 1 refused."""
+    """Run the control process. Returns its exit code: 0 after a stop, 1 when its settings are
+    refused."""
     try:
         settings = Settings.load(os.environ)
         telemetry.setup(settings, service="control")

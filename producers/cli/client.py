@@ -72,7 +72,7 @@ class Client:
     def pages(
         self, path: str, items: str, parameters: Parameters | None = None
     ) -> Iterator[Document]:
-        """All entries of a list, page by page. Raises Failure."""
+        """All entries of the list at `path`, under the key `items` of each page. Raises Failure."""
         offset: int | None = 0
         while offset is not None:
             page = self.get(path, {"limit": 100, **(parameters or {}), "offset": offset})
@@ -103,18 +103,19 @@ class Client:
         return self._answer(self._send("POST", path, headers=headers, timeout=timeout))
 
     def delete(self, path: str) -> Document:
-        """DELETE. Raises Failure."""
+        """DELETE `path` and return the response. Raises Failure."""
         timeout = httpx.Timeout(SLOW_S, connect=5)
         return self._answer(self._send("DELETE", path, timeout=timeout))
 
     def post_file(self, path: str, file: Path, **parameters: str) -> Document:
-        """POST a file's bytes. Raises Failure."""
+        """POST the bytes of a file and return the response. Raises Failure."""
         return self._answer(
             self._send("POST", path, content=file.read_bytes(), params=parameters, timeout=600)
         )
 
     def put(self, path: str, stream: BinaryIO) -> Document:
-        """PUT a stream without reading all of it into memory. Raises Failure."""
+        """PUT a stream, without reading all of it into memory, and return the response. Raises
+        Failure."""
         return self._answer(self._send("PUT", path, content=stream, timeout=600))
 
     def download(self, path: str, target: Path) -> str:
@@ -136,7 +137,8 @@ class Client:
     def stream(
         self, path: str, *, headers: Mapping[str, str] | None = None, read_s: float = 60
     ) -> Iterator[httpx.Response]:
-        """A response that is read as it arrives. Raises Failure, and httpx's errors while it is read."""
+        """A response that the caller reads as it arrives. Raises Failure when the request fails, and
+        httpx's errors while the response is read."""
         timeout = httpx.Timeout(read_s, connect=5)
         with self._http.stream("GET", _url(path), headers=headers, timeout=timeout) as answer:
             if answer.is_error:
@@ -212,7 +214,7 @@ def path_segment(text: str) -> str:
 
 
 def failure_from(answer: httpx.Response) -> Failure:
-    """The Failure that a problem document describes."""
+    """The Failure that the problem document in a response describes."""
     problem = _document(answer) or {}
     message = str(problem.get("detail") or problem.get("title") or f"HTTP {answer.status_code}")
     if answer.status_code == 401:

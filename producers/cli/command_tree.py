@@ -1,5 +1,5 @@
 """The building blocks of the command tree: groups that import a command only when it is used, and the
-`command` decorator, which gives every command its `--json`.
+`command` decorator, which adds `--json` to every command.
 
 `headrace --help` must be fast, so the help of a group is written where the group is defined, and only
 click is imported to print it.

@@ -1,5 +1,5 @@
-"""Reading the TOML file of a run or evaluation on the client. Only its syntax is checked here; the
-server validates its content, in one place for all clients."""
+"""Reads the TOML file of a run or evaluation on the client. Only its syntax is checked here. The server
+validates its content, in one place for all clients."""
 
 import tomllib
 from datetime import date, time
@@ -10,7 +10,8 @@ from producers.cli.errors import Failure
 from schemas.errors import Issue
 
 MAX_BYTES = 256 << 10
-"""The size of the largest file that is parsed, because parsing takes more than linear time."""
+"""The size of the largest file that is parsed. It is limited because the time to parse grows faster than
+the size."""
 
 
 def read_config(path: Path) -> Document:
@@ -38,7 +39,7 @@ def read_config(path: Path) -> Document:
 
 
 def _reject_dates(value: object, path: Path, key: str) -> None:
-    """Raises Failure for dates, which TOML has and JSON does not."""
+    """Raises Failure when `value` holds a date. TOML has dates, but JSON does not."""
     if isinstance(value, dict):
         for name, inner in value.items():
             _reject_dates(inner, path, f"{key}.{name}" if key else name)

@@ -1,4 +1,4 @@
-"""The database that this machine's settings name, for commands that work on it directly."""
+"""Finds the database that this machine's settings name, for commands that work on it directly."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def existing_database(settings: "Settings") -> Iterator[str]:
-    """The URL of an existing database. If it is not running, it is started for as long as the block
-    lasts. Raises Failure when there is no database."""
+    """The URL of an existing database. An embedded database that is not running is started, and stopped
+    at the end of the block. Raises Failure when there is no database."""
     from infra.local import embedded_postgres as embedded
     from infra.local import home
 
@@ -40,8 +40,8 @@ def existing_database(settings: "Settings") -> Iterator[str]:
 
 @contextmanager
 def new_database(settings: "Settings") -> Iterator[str]:
-    """The URL of a database to fill: the one that HEADRACE_DATABASE_URL names, or a new one of the home.
-    Raises Conflict while a server is running there."""
+    """The URL of a database to fill. It is the one that HEADRACE_DATABASE_URL names, or a new one in
+    HEADRACE_HOME. Raises Conflict while a server is running there."""
     from infra.local import embedded_postgres as embedded
     from infra.local import home
 

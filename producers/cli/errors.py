@@ -1,5 +1,5 @@
 """The exceptions of the commands. Every failure has a stable code, a message that says what to do next,
-and issues that name keys. `producers/cli/main.py` alone decides how a failure is printed.
+and issues that name keys. Only `producers/cli/main.py` decides how a failure is printed.
 """
 
 from schemas.errors import Issue, Refused

@@ -1,4 +1,4 @@
-"""Following the events of a run as they happen, across lost connections and restarts of the server.
+"""Follows the events of a run as they happen, across lost connections and restarts of the server.
 
 The server sends server-sent events. The id of each is a cursor, so a new connection continues exactly
 where the last one broke.

@@ -1,4 +1,4 @@
-"""Starting a supervisor (`headrace up`) in the background and waiting until it is ready."""
+"""Starts a supervisor (`headrace up`) in the background and waits until it is ready."""
 
 import json
 import os
@@ -17,7 +17,8 @@ from producers.cli.errors import Failure
 
 READY_S = 300.0
 WORKERS_S = 180.0
-"""The first start of a worker imports torch, on some machines from a slow disk."""
+"""How long workers may take to start. The first start imports torch, on some machines from a slow
+disk."""
 POLL_S = 0.1
 LEASELESS = ("vllm",)
 """Supervised processes that perform no effects and therefore hold no lease."""
@@ -83,7 +84,7 @@ def await_workers(home: Path, *, within_s: float = WORKERS_S) -> None:
 
 
 def _leased_workers(client: Client) -> set[str]:
-    """The ids of the workers with a live lease; none while the server does not answer."""
+    """The ids of the workers with a live lease. Empty while the server does not answer."""
     try:
         return {str(worker.get("id")) for worker in client.get("/status").get("workers") or ()}
     except Failure:

@@ -1,5 +1,5 @@
-"""The checks of `headrace doctor` that concern the machine: its GPU, its memory, access to the model
-hub.
+"""The checks of `headrace doctor` that concern the machine: its GPU, its memory, and its access to the
+model hub.
 
 A machine without a GPU trains on its CPU. A machine that cannot reach the hub can train the models that
 it already has.
@@ -18,7 +18,8 @@ from producers.cli.display.units import format_size
 GPU_S = 10.0
 HUB_S = 3.0
 NEEDED_MEMORY = 1 << 30
-"""Enough for a worker with torch and the smallest model, next to server and database."""
+"""Bytes of memory that are enough for a worker with torch and the smallest model, in addition to the
+server and the database."""
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 
@@ -85,7 +86,7 @@ def _available_bytes() -> int | None:
 
 
 def _container_headroom_bytes() -> int | None:
-    """What remains of the container's memory limit, if it has one."""
+    """The bytes that remain of the container's memory limit; None without a limit."""
     try:
         limit = (CGROUP / "memory.max").read_text().strip()
         used = int((CGROUP / "memory.current").read_text())

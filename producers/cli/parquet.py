@@ -1,7 +1,8 @@
-"""Converting Parquet to JSON Lines on the user's machine, before the upload.
+"""Converts Parquet to JSON Lines on the user's machine, before the upload.
 
 The server reads only text, because a reader of Parquet trusts the counts in the file, and a hostile file
-can forge them. Reading one's own file is one's own risk. It needs pyarrow, from the extra `parquet`.
+can contain false ones. Users read their own files at their own risk. This needs pyarrow, from the extra
+`parquet`.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""Watching a run: a live panel on a terminal, one line per step in a pipe.
+"""Watches a run, with a live panel on a terminal and one line per step in a pipe.
 
 A run does not depend on its watcher. SIGINT only stops watching, and prints the command to continue.
 """
@@ -37,7 +37,8 @@ def watch_run(client: Client, run: str, name: str, *, as_json: bool) -> None:
 
 
 def follow_run(client: Client, run: str, name: str, *, quiet: bool = False) -> RunView:
-    """Fold the events of the run until it ends, drawing them; returns the final view."""
+    """Follow the events of the run until it ends, and draw its progress unless `quiet`. Returns the
+    final view. Raises Failure when the server cannot be reached."""
     view = RunView()
     if quiet:
         for event in follow_events(client, run, types=TYPES):
@@ -75,7 +76,7 @@ def _live() -> Iterator["Live"]:
 
 
 def print_event_line(view: RunView, name: str, event: Document) -> None:
-    """Print a line for one event, if it is one of those worth a line."""
+    """Print a line for one event, if events of its type are printed."""
     kind = event.get("type")
     if kind == "rl.step.settled" and view.step:
         progress = f"{view.step}/{view.total_steps}{time_left(view.eta_s)}"
@@ -96,7 +97,7 @@ def _status_and_phase(view: RunView) -> str:
 
 
 def last_step_figures(view: RunView) -> str:
-    """The figures of the last step."""
+    """The figures of the last step, as one line of text."""
     shown = []
     if view.rewards:
         shown.append(f"reward {view.rewards[-1]:.3f}")

@@ -50,7 +50,7 @@ RESOURCES = (
 
 
 def create_app(services: Services) -> Starlette:
-    """The application over these services."""
+    """The ASGI application, which serves every request with `services`."""
     routes = [route for resource in RESOURCES for route in resource.ROUTES]
     app = Starlette(
         routes=[*platform.ROOT_ROUTES, Mount("/api/v1", routes=routes)],
@@ -101,6 +101,7 @@ async def _corrupt_data(_: Request, error: Exception) -> Response:
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    """Starlette logs the traceback, because it raises the error again to the server."""
+    """The problem document for an error that no other handler caught. Starlette raises the error again
+    after this response, so that the server logs its traceback."""
     del error
     return problem(500, "INTERNAL", f"{request.method} {request.url.path} failed; see the log")

@@ -1,8 +1,8 @@
 """Access to the API: a request needs a known Host header (against DNS rebinding), and then the bearer
 token.
 
-A page in a browser on the same machine can reach 127.0.0.1 under a host name of its own, but it
-cannot choose the Host header. The token is compared in constant time.
+A web page in a browser on this machine can reach 127.0.0.1 under a host name of its own, but it cannot
+choose the Host header, so such a request is refused. The token is compared in constant time.
 """
 
 import hmac
@@ -18,7 +18,7 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 class Guard:
-    """ASGI middleware that runs before everything else."""
+    """ASGI middleware that checks the Host header and the token before anything else runs."""
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app

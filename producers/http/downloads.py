@@ -18,7 +18,8 @@ client verifies their hash."""
 
 
 async def download(request: Request, ref: ArtifactRef, file_name: str) -> Response:
-    """The bytes of `ref` as a download. Raises NotFound, CorruptData."""
+    """The bytes of `ref` as a download with this file name. Raises NotFound when they are not stored,
+    and CorruptData when a file that is small enough to be verified does not match its hash."""
     disposition = f"attachment; filename*=utf-8''{quote(Path(file_name).name)}"
     headers = {"Content-Disposition": disposition, "ETag": f'"{ref.sha256}"'}
     kind = "application/octet-stream"
@@ -34,7 +35,7 @@ async def download(request: Request, ref: ArtifactRef, file_name: str) -> Respon
 
 
 async def first_lines(request: Request, ref: ArtifactRef, count: int) -> list[bytes]:
-    """The first lines of a file. A large file is not read completely."""
+    """The first `count` lines of a file. A large file is not read completely."""
     path = await services(request).blobs.file(ref.uri)
     if path is not None:
         return await asyncio.to_thread(_read_head, path, count)
@@ -47,7 +48,7 @@ async def first_lines(request: Request, ref: ArtifactRef, count: int) -> list[by
 
 
 async def select_lines(request: Request, ref: ArtifactRef, numbers: set[int]) -> dict[int, bytes]:
-    """Some lines of a file, by number from 0. Nothing else of it stays in memory."""
+    """The lines of a file with these numbers (from 0), by number. Other lines do not stay in memory."""
     path = await services(request).blobs.file(ref.uri)
     if path is not None:
         return await asyncio.to_thread(_select_lines, path, numbers)
@@ -63,8 +64,8 @@ async def select_lines(request: Request, ref: ArtifactRef, numbers: set[int]) ->
 
 
 async def first_chunk_checked(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same stream, after its first chunk was read. A missing file must be reported before a status
-    of 200 is sent."""
+    """The same stream, with its first chunk already read. So a missing file raises its error here,
+    before a status of 200 is sent."""
     head = await anext(stream, b"")
 
     async def all_chunks() -> AsyncIterator[bytes]:

@@ -1,5 +1,5 @@
-"""Request bodies: JSON objects of bounded size, which are read field by field. Unknown fields are
-refused."""
+"""Reads request bodies. A body is a JSON object of bounded size. It is read field by field, and unknown
+fields are refused."""
 
 import difflib
 import json
@@ -20,7 +20,8 @@ KEY = re.compile(r"^[\x21-\x7e]{1,200}$")
 
 @dataclass(frozen=True, slots=True)
 class JsonBody:
-    """A JSON object. All getters raise InvalidConfig with the key."""
+    """The JSON object of a request. Each method returns the value of one field, and raises InvalidConfig
+    with the field's name when the value is not valid."""
 
     values: Mapping[str, object]
 
@@ -58,7 +59,8 @@ class JsonBody:
 
 
 async def body_of(request: Request, fields: Sequence[str]) -> JsonBody:
-    """The JSON object of a request, which may have only these fields. Raises InvalidConfig."""
+    """The JSON object of a request. Raises InvalidConfig when it is not one, or has other fields than
+    these."""
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
@@ -86,7 +88,8 @@ async def body_of(request: Request, fields: Sequence[str]) -> JsonBody:
 
 
 def idempotency_key(request: Request) -> str:
-    """The client's key. Without one, every request is a new one. Raises InvalidConfig."""
+    """The idempotency key that the client sent, or a new one, so that a request without a key never
+    repeats another. Raises InvalidConfig when the key is malformed."""
     key = request.headers.get("idempotency-key")
     if key is None:
         return uuid4().hex
@@ -98,7 +101,8 @@ def idempotency_key(request: Request) -> str:
 
 
 def cause_of(request: Request, what: str) -> UUID:
-    """The cause of what a command appends. The same key gives the same cause."""
+    """The id of the cause of the events that a command appends. The same idempotency key gives the same
+    cause."""
     return derive_id(HEADRACE, f"{what}/{idempotency_key(request)}")
 
 

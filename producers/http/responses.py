@@ -18,7 +18,7 @@ MAX_LIMIT = 1000
 
 
 class ApiResponse(JSONResponse):
-    """JSON that can hold times, uuids and tuples."""
+    """A JSON response whose content may hold times, uuids and tuples."""
 
     def render(self, content: object) -> bytes:
         return json.dumps(
@@ -27,7 +27,7 @@ class ApiResponse(JSONResponse):
 
 
 def page_response(items: str, rows: Sequence[object], total: int, page: PageRange) -> ApiResponse:
-    """A page of a list, and where the next one starts."""
+    """One page of a list under the key `items`, with the total count and the offset of the next page."""
     following = page.offset + len(rows)
     more = following < total
     return ApiResponse(
@@ -41,7 +41,7 @@ def page_response(items: str, rows: Sequence[object], total: int, page: PageRang
 
 
 def page_of(request: Request, *, limit: int = 50) -> PageRange:
-    """`limit` and `offset` of a request. Raises InvalidConfig."""
+    """The `limit` and `offset` of a request. Raises InvalidConfig when one is out of range."""
     return PageRange(
         limit=number(request, "limit", default=limit, least=1, most=MAX_LIMIT),
         offset=number(request, "offset", default=0, least=0, most=2**31),
@@ -49,7 +49,8 @@ def page_of(request: Request, *, limit: int = 50) -> PageRange:
 
 
 def number(request: Request, name: str, *, default: int, least: int, most: int) -> int:
-    """A whole number in the query string. Raises InvalidConfig."""
+    """The whole number `name` in the query string, or `default`. Raises InvalidConfig unless it is
+    between `least` and `most`."""
     text = request.query_params.get(name)
     if not text:
         return default
@@ -91,7 +92,7 @@ def refusal_response(error: Refused) -> Response:
 
 
 def unavailable_response(detail: str) -> Response:
-    """503: the same request may succeed soon."""
+    """A response with status 503. It means that the same request may succeed soon."""
     headers = {"Retry-After": str(RETRY_AFTER_S)}
     return problem(503, "UNAVAILABLE", detail, headers=headers)
 

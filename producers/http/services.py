@@ -24,7 +24,7 @@ from producers.core.workspaces import Workspaces
 
 @dataclass(frozen=True)
 class Services:
-    """The ports, and the application core that uses them."""
+    """The ports, and the parts of the application core that use them."""
 
     log: EventLog
     effects: Effects

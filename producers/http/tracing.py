@@ -1,4 +1,4 @@
-"""A span for each request that changes something, as a child of the sender's span."""
+"""Opens a trace span for each request that changes something, as a child of the sender's span."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -7,7 +7,8 @@ from infra import telemetry
 
 
 class Traced:
-    """ASGI middleware. Requests that only read are not traced, because they lead to nothing."""
+    """ASGI middleware that opens the spans. Requests that only read get none, because no event follows
+    from them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

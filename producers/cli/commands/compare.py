@@ -1,7 +1,7 @@
-"""`headrace train compare`: runs side by side, from the API's answer for each of them.
+"""`headrace train compare`: shows runs side by side, from the API's response for each of them.
 
-Settings are aligned by key, curves and held-out rewards by step, with one value per run and None where a
-run has no value. Settings that are equal in all runs are left out.
+Settings are aligned by key. Curves and held-out rewards are aligned by step. Each row has one value per
+run, which is None if a run has no value. Settings that are equal in all runs are left out.
 """
 
 import math
@@ -42,7 +42,7 @@ CURVES = (
 
 
 def compare_answers(answers: Sequence[Document]) -> Document:
-    """Compare the answers to GET /runs/{run}, in the order in which the runs were named."""
+    """Compare the responses to GET /runs/{run}, in the order in which the runs were named."""
     runs = [answer["run"] for answer in answers]
     curves: list[Mapping[str, Sequence[Document]]] = [a.get("metrics") or {} for a in answers]
     keys = sorted({key for curve in curves for key in curve})
@@ -102,8 +102,8 @@ def _wall_s(run: Document, curves: Mapping[str, Sequence[Document]]) -> float | 
 
 
 def compare_runs(names: Sequence[str]) -> Document:
-    """Fetch the runs and compare them. Raises UsageError unless there are at least two different ones,
-    Failure when the server does not know one."""
+    """Fetch the runs and compare them. Raises UsageError unless there are at least two different runs,
+    and Failure when the server does not know one."""
     if len(set(names)) != len(names) or len(names) < 2:
         raise click.UsageError("compare needs two or more different runs; name each of them once")
     with Client() as client:

@@ -32,7 +32,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 def _parse_mapping(_context: object, _option: object, texts: Sequence[str]) -> dict[str, str]:
-    """`COLUMN=NAME`, several times, as a mapping."""
+    """The repeated option `COLUMN=NAME` as a mapping."""
     pairs = [text.partition("=") for text in texts]
     for source, _, target in pairs:
         if not source or not target:
@@ -62,7 +62,7 @@ def _require_file(file: Path) -> Path:
 
 
 def default_name(file: Path) -> str:
-    """A dataset name made from a file name: lower case, digits, `-` and `_`."""
+    """A dataset name made from a file name. It has only lower-case letters, digits, `-` and `_`."""
     return re.sub(r"[^a-z0-9_-]+", "-", file.stem.lower()).strip("-_")[:63] or "dataset"
 
 

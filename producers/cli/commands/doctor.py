@@ -79,7 +79,7 @@ def _print_failpoints(*, as_json: bool) -> None:
 
 
 def run_checks(settings: "Settings") -> tuple[Check, ...]:
-    """Run all checks, in the order in which a newcomer meets what they check."""
+    """Run all checks, in the order in which a new user needs what they check."""
     here: tuple[Callable[[], Check], ...] = (
         _check_python,
         _check_git,
@@ -128,7 +128,7 @@ def _check_torch() -> Check:
 
 
 def _check_compiler() -> Check:
-    """The compiler for `trainer/native`. A machine without one works too, more slowly."""
+    """The C compiler for `trainer/native`. A machine without one works too, but more slowly."""
     wanted = os.environ.get("CC") or "cc"
     without = (
         f"none ({wanted!r} cannot compile): small models run in torch, which is slower and gives other "
@@ -147,7 +147,7 @@ def _check_compiler() -> Check:
 
 
 def _check_sandbox() -> Check:
-    """Whether the user that runs user code can execute its Python interpreter."""
+    """Whether the system user under which user code runs can execute its Python interpreter."""
     from infra.sandbox.process import interpreter
     from schemas.errors import InvalidConfig
 

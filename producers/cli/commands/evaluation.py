@@ -72,7 +72,7 @@ def submit(
 
 
 def _find_workspace(client: Client, config: Path, document: Document) -> str:
-    """The id of the workspace whose code grades."""
+    """The id of the workspace whose code grades the evaluation."""
     repository = repository_around(config)
     if is_local_server(client):
         check_rollout(repository, document)

@@ -35,7 +35,7 @@ def events(run: str, *, go_on: bool, after: str | None, as_json: bool) -> None:
 
 
 def _all(client: Client, run: str, after: str | None) -> Iterator[Document]:
-    """All events so far, page by page."""
+    """All events so far, fetched page by page."""
     cursor = after
     while True:
         page = client.get(f"/runs/{path_segment(run)}/events", {"after": cursor, "limit": PAGE})

@@ -10,7 +10,8 @@ from producers.cli.errors import Failure
 
 POLL_S = 0.2
 STALLED_S = 60.0
-"""The projector must project something within this time; when it is idle it starts within seconds."""
+"""The longest time without progress before the rebuild counts as stalled. An idle projector starts
+within seconds."""
 
 
 @command(None, "rebuild", example="headrace rebuild")
@@ -37,8 +38,8 @@ def rebuild(*, as_json: bool) -> None:
 
 
 def _wait_until_complete(client: Client) -> dict[str, object]:
-    """The state of the read model when every event is projected. Raises Failure when the projector makes
-    no progress."""
+    """Wait until every event is projected, and return the state of the read model. Raises Failure when
+    the projector makes no progress."""
     least: int | None = None
     deadline = time.monotonic() + STALLED_S
     while True:

@@ -122,7 +122,7 @@ def _print_result(runs: list[Document], collected: int, *, dry_run: bool, as_jso
 
 
 def parse_age_s(text: str) -> int:
-    """`30d` in seconds. Raises Failure."""
+    """An age such as `30d`, in seconds. Raises Failure when the text is not an age."""
     parts = AGE.fullmatch(text)
     if parts is None:
         raise Failure(

@@ -1,4 +1,4 @@
-"""`headrace up`, `down`, `status`, `worker`: the processes of this machine."""
+"""`headrace up`, `down`, `status` and `worker`: commands for the processes of this machine."""
 
 import logging
 import os

@@ -124,7 +124,7 @@ def _print_dry_run(answer: Document, *, as_json: bool) -> None:
 
 
 def _estimates(found: Document) -> list[tuple[str, object]]:
-    """Name each estimate and add its unit."""
+    """The estimates as pairs of a name and a value with its unit."""
     if found.get("parameters") is None:
         return [("memory", "unknown: the model does not state its size")]
     shown: list[tuple[str, object]] = [

@@ -1,4 +1,4 @@
-"""`headrace train`: the table of its commands, which are in several modules."""
+"""`headrace train`: the list of its commands, which are in several modules."""
 
 from producers.cli.command_tree import LazyGroup
 

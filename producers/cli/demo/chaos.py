@@ -1,7 +1,7 @@
 """`headrace demo --chaos`: repeat the training while a random worker is killed every few seconds.
 
-A worker is killed only after the run has moved since the last kill, so the run makes progress however
-slow the machine is. The supervisor restarts what dies; no other process is informed.
+A worker is killed only if the run has made progress since the last kill, so the run ends even on a slow
+machine. The supervisor restarts processes that die. No other process is informed of the kills.
 """
 
 import os
@@ -75,7 +75,7 @@ class Killer(threading.Thread):
 
 @contextmanager
 def killing(killer: Killer) -> Iterator[Killer]:
-    """Run the killer for as long as the block lasts."""
+    """Run the killer until the end of the block."""
     killer.start()
     try:
         yield killer

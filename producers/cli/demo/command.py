@@ -122,7 +122,7 @@ def demo(
 
 def _directory_to_keep(keep: Path | None, *, discard: bool) -> Path | None:
     """The directory in which state is kept, or None to keep nothing. Raises Failure when the directory
-    is not empty, UsageError for both options at once."""
+    is not empty, and UsageError when both options are given."""
     if keep is not None:
         if discard:
             raise click.UsageError("--keep and --discard exclude each other; give only one of them")
@@ -165,7 +165,7 @@ def _remove(directory: Path, *, as_json: bool) -> None:
 
 
 def cpu_seconds_used() -> float:
-    """CPU seconds of this process and of the processes that it started and that have ended."""
+    """CPU seconds used by this process, and by those of its child processes that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return round(sum(u.ru_utime + u.ru_stime for u in used), 1)
 

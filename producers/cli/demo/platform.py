@@ -27,7 +27,7 @@ class DemoTarget(Protocol):
 
 
 class DemoPlatform:
-    """A platform of the demo's own, started and stopped once."""
+    """A platform that belongs to the demo. It is started once and stopped once."""
 
     def __init__(self, root: Path) -> None:
         self.home = root / "home"

@@ -1,8 +1,8 @@
-"""The steps of the demo: data, demonstrations, a first measurement, reinforcement learning, a second
+"""The steps of the demo: data, demonstrations, a first measurement, reinforcement learning, and a second
 measurement.
 
-Everything goes through the platform as it would for a user: a git repository, uploaded datasets, the
-TOMLs of the example, runs and evaluations over HTTP.
+The demo uses the platform as a user would: with a git repository, uploaded datasets, the TOMLs of the
+example, and runs and evaluations over HTTP.
 """
 
 import sys

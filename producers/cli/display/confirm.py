@@ -1,4 +1,4 @@
-"""Asking for confirmation before something is deleted permanently."""
+"""Asks for confirmation before something is deleted permanently."""
 
 import sys
 
@@ -8,8 +8,8 @@ from producers.cli.errors import Failure
 
 
 def confirm(what: str, *, yes: bool, as_json: bool) -> None:
-    """Ask for confirmation. Raises Failure when there is no terminal to ask on, Abort when the answer is
-    no."""
+    """Ask for confirmation, unless `yes` is set. Raises Failure when there is no terminal to ask on, and
+    Abort when the answer is no."""
     if yes:
         return
     if as_json or not sys.stdin.isatty():

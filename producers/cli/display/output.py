@@ -1,4 +1,4 @@
-"""Printing: JSON envelopes for programs, tables and colours for people.
+"""Prints results: as JSON envelopes for programs, and as tables with colours for people.
 
 Rich is imported only when something is drawn. It draws plain text when stdout is a pipe or NO_COLOR is
 set. Text from a server is always escaped, because the text of a rollout may be hostile.
@@ -72,9 +72,9 @@ PIPE_COLUMNS = 120
 
 
 def console() -> "Console":
-    """The console for people, with the colours and width of the terminal. Rich assumes 80 columns for a
-    terminal without capabilities unless it gets both dimensions. In a pipe the width is COLUMNS, or
-    120."""
+    """The console for people, with the colours and width of the terminal. Both dimensions are passed to
+    Rich, because it otherwise assumes 80 columns for a terminal without capabilities. In a pipe the
+    width is that of the variable COLUMNS, or 120."""
     from rich.console import Console
 
     if not sys.stdout.isatty():
@@ -125,7 +125,7 @@ def print_fields(title: str, pairs: Sequence[tuple[str, object]]) -> None:
 
 
 def cell_text(value: object) -> str:
-    """A value as text for people."""
+    """The text that shows a value to people."""
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -1,11 +1,11 @@
-"""The state of the read model as text, from `read_model` of GET /status."""
+"""Describes the state of the read model, from the key `read_model` of GET /status."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def skipped_events(read_model: Mapping[str, Any]) -> str:
-    """The skipped events in words: how many there are, and the first with its error."""
+    """A description of the skipped events: how many there are, and the first one with its error."""
     first = read_model["skipped_events"][0]
     count = read_model["skipped"]
     events = "1 event" if count == 1 else f"{count} events"
@@ -13,7 +13,7 @@ def skipped_events(read_model: Mapping[str, Any]) -> str:
 
 
 def description(read_model: object) -> str:
-    """One line for `headrace status`."""
+    """One line about the read model, for `headrace status`."""
     if not isinstance(read_model, dict):
         return "unknown to this server"
     behind = read_model["behind"]

@@ -1,4 +1,4 @@
-"""The state of a run, folded from its events, for `train watch` and the demo."""
+"""The state of a run, computed event by event, for `train watch` and the demo."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,11 +26,12 @@ TYPES = (
     "rl.run.failed",
     "rl.run.finished",
 )
-"""The events that a view is folded from. The many events of samples and groups are not needed."""
+"""The types of the events that a view is computed from. The many events of samples and groups are not
+needed."""
 
 HELD_OUT_LOSS = "eval/validation/loss"
 RECENT = 10
-"""The number of recent steps whose mean duration predicts that of the next ones."""
+"""How many recent steps count for the mean duration that predicts the remaining time."""
 
 PHASES = {
     "rl.run.requested": "sync",

@@ -1,4 +1,4 @@
-"""Numbers as text for people: bytes, seconds, remaining time."""
+"""Formats numbers for people: bytes, seconds, remaining time."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ TIMES = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 
 
 def format_size(number: object) -> str | None:
-    """Bytes with a unit: `1.5 MiB`. None for anything but a number."""
+    """A number of bytes with a unit, as in `1.5 MiB`. None if it is not a number."""
     if isinstance(number, bool) or not isinstance(number, int | float):
         return None
     if number < 1024:
@@ -23,7 +23,7 @@ def format_size(number: object) -> str | None:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds with a unit: `45 s`, `1.5 h`."""
+    """A number of seconds with a unit, as in `45 s` or `1.5 h`."""
     for length, unit in TIMES:
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"
@@ -31,7 +31,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(number: float) -> str:
-    """A large number, shortened: `596 M`."""
+    """A large number in short form, as in `596 M`."""
     for length, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
         if number >= length:
             return f"{number / length:.3g}{unit}"
@@ -39,7 +39,7 @@ def format_count(number: float) -> str:
 
 
 def time_left(seconds: float | None) -> str:
-    """` (about 2.0 min left)`, or an empty string when it is unknown."""
+    """The remaining time, as in ` (about 2.0 min left)`, or an empty string when it is not known."""
     return "" if seconds is None else f" (about {format_duration(seconds)} left)"
 
 
@@ -50,7 +50,8 @@ def run_status(run: Mapping[str, Any]) -> str:
 
 
 def run_eta_s(run: Mapping[str, Any], *, now: datetime | None = None) -> float | None:
-    """Estimated remaining seconds of a running run, from the mean time of its steps so far."""
+    """Estimated remaining seconds of a running run, from the mean time of its steps so far; None when it
+    is not known."""
     step, total, began = run.get("current_step"), run.get("total_steps"), run.get("started_at")
     if run_status(run) != "running" or not (step and total and began) or step > total:
         return None
@@ -59,6 +60,6 @@ def run_eta_s(run: Mapping[str, Any], *, now: datetime | None = None) -> float |
 
 
 def run_step(run: Mapping[str, Any]) -> str:
-    """The progress of a run: `3/10 (about 2.0 min left)`."""
+    """The progress of a run, as in `3/10 (about 2.0 min left)`."""
     step = f"{run.get('current_step') or 0}/{run.get('total_steps') or '?'}"
     return step + time_left(run_eta_s(run))

@@ -17,7 +17,7 @@ UNKNOWN = re.compile(r"[^\w\-./ ]")
 MAX_PARAMETER_CHARS = 500
 """The maximum length of a parameter's value."""
 RETRIES = "2"
-"""How often MLflow's client retries; with its own default a user waits for minutes."""
+"""How often MLflow's client retries. With its own default a user would wait for minutes."""
 STATUS = {"failed": "FAILED", "crashed": "FAILED", "killed": "KILLED"}
 
 

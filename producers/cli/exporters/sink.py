@@ -1,7 +1,7 @@
-"""Writing the curves of a run to a tracker, through the tracker's own library.
+"""Writes the curves of a run to a tracker, through the tracker's own library.
 
-Each export is a complete copy of the curves. TensorBoard's directory is overwritten; W&B and MLflow get
-a new run that names ours. So a second export never duplicates a point.
+Each export is a complete copy of the curves. TensorBoard's directory is overwritten. W&B and MLflow get
+a new run, which names the Headrace run. So a second export never duplicates a point.
 """
 
 import importlib
@@ -44,7 +44,8 @@ class Sink(Protocol):
 
 
 class NewPoints:
-    """Selects the points that were not written yet. A validation may add a point to an earlier step."""
+    """Selects the points that were not written yet. It remembers them one by one, because a validation
+    may add a point to an earlier step."""
 
     def __init__(self) -> None:
         self._written: dict[str, set[int]] = {}

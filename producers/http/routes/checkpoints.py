@@ -105,7 +105,8 @@ async def chat(request: Request) -> Response:
 
 
 async def _sample_turn(door: Door, sample_request: SampleRequest) -> Turn:
-    """Ask a worker. Raises TransientError when it does not answer, and InvalidConfig when it refuses."""
+    """Send the request to a worker and return its turn. Raises TransientError when the worker does not
+    answer, and InvalidConfig when it refuses the request."""
     try:
         async with httpx.AsyncClient(timeout=CHAT_S, trust_env=False) as client:
             answer = await client.post(

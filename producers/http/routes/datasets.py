@@ -1,4 +1,4 @@
-"""Datasets: announce an upload, send its content, look at the result."""
+"""Datasets: announce an upload, send its content, show the result."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from schemas.events import DatasetRegistered
 def to_json(
     dataset: DatasetJson, registered: DatasetRegistered | None = None
 ) -> Mapping[str, object]:
-    """A dataset as JSON. With its event, also how its columns were mapped."""
+    """A dataset as JSON. With the event `registered` it also says how its columns were mapped."""
     columns = json.loads(dataset["columns"] or "[]")
     mapping = {"mapping": registered.mapping} if registered else {}
     return {**dataset, "columns": columns, "unread_columns": unread(columns), **mapping}
@@ -76,7 +76,7 @@ async def upload_content(request: Request) -> Response:
 
 
 async def validate(request: Request) -> Response:
-    """Whether a file would be accepted. It is not kept."""
+    """Check whether a file would be accepted, without storing it."""
     file_name = request.query_params.get("file_name")
     if not file_name:
         raise InvalidConfig(

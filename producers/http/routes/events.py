@@ -1,4 +1,4 @@
-"""A run's events: as a page of CloudEvents, or as server-sent events while they happen.
+"""The events of a run, as a page of CloudEvents or as a stream of server-sent events.
 
 The id of each server-sent event is a cursor, so `Last-Event-ID` continues exactly where a
 connection broke. A stream ends after the run's last event. A client that connects again then gets
@@ -46,7 +46,7 @@ def cloud_event(recorded: Recorded) -> CloudEvent:
 
 
 async def events(request: Request) -> Response:
-    """JSON, or a stream when the client accepts `text/event-stream`."""
+    """A page of events as JSON, or a stream of events when the client accepts `text/event-stream`."""
     run = (await services(request).lookup.run(request.path_params["ref"])).run
     types = _parse_types(request)
     if "text/event-stream" in request.headers.get("accept", ""):

@@ -1,5 +1,5 @@
-"""The platform itself: whether it is alive and ready, what runs, what waits, and which models there
-are."""
+"""The platform itself: whether it is alive and ready, what is running and waiting, and which models
+exist."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -51,8 +51,9 @@ async def status(request: Request) -> Response:
 
 
 async def rebuild(request: Request) -> Response:
-    """Forget the read model; its projector fills it again from the log, and `read_model` of `/status`
-    says how far it is. `skipped`: events that had been skipped."""
+    """Empty the read model. Its projector then fills it again from the log, and `read_model` of
+    `/status` shows the progress. `skipped` in the response is the number of events that had been
+    skipped."""
     await body_of(request, ())
     readmodel = services(request).readmodel
     skipped = sum((await readmodel.skipped_events.by_type()).values())
@@ -65,7 +66,7 @@ def _bus_kind(request: Request) -> str:
 
 
 async def metrics(request: Request) -> Response:
-    """Prometheus text."""
+    """The metrics of the platform in Prometheus's text format."""
     platform = services(request).readmodel.platform
     effects = await platform.effects()
     lanes = {
@@ -150,12 +151,12 @@ def _cached_models() -> Iterator[Mapping[str, object]]:
 
 
 def _in_home(path: str) -> str:
-    """A path in the home of this process's user, who may have none."""
+    """A path in the home directory of this process's user. The user may have no home directory."""
     return os.path.expanduser(f"~/{path}")  # noqa: PTH111 - the other raises without a home
 
 
 def own_version() -> str:
-    """Headrace's version. A source tree that is not installed has none."""
+    """The version of Headrace that is installed. A source tree that is not installed has no version."""
     try:
         return version("headrace")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Rename, delete, archive and restore runs, delete datasets, and delete blobs that nothing names."""
+"""Rename, delete, archive and restore runs, delete datasets, and delete blobs that nothing refers to."""
 
 from datetime import timedelta
 
@@ -52,7 +52,7 @@ async def _deleted_response(request: Request, identity: str, cursor: Cursor) -> 
 
 
 async def index_old_runs(request: Request) -> Response:
-    """The runs that ended longer ago than `older_than_s` and are not archived."""
+    """List the runs that ended more than `older_than_s` seconds ago and are not archived."""
     core = services(request)
     seconds = number(request, "older_than_s", default=0, least=0, most=LONGEST_S)
     moment = core.clock.now() - timedelta(seconds=seconds)
@@ -60,7 +60,7 @@ async def index_old_runs(request: Request) -> Response:
 
 
 async def collect_garbage(request: Request) -> Response:
-    """Delete the blobs that nothing names, as the server does by itself from time to time."""
+    """Delete the blobs that nothing refers to. The server also does this by itself from time to time."""
     await body_of(request, ())
     core = services(request)
     count = await collect(core.database, core.blobs, now=core.clock.now())

@@ -1,4 +1,4 @@
-"""Runs: submit, list, show, command."""
+"""Runs: submit, list and show them, and send them commands."""
 
 import asyncio
 import json
@@ -34,13 +34,13 @@ STATUSES = (
 
 
 def services(request: Request) -> Services:
-    """The services of this application."""
+    """The services of the application that handles this request."""
     found: Services = request.app.state.services
     return found
 
 
 def request_from(body: JsonBody) -> SubmitRequest:
-    """The request to submit that a body holds."""
+    """The submit request in a JSON body. Raises InvalidConfig when a field is not valid."""
     return SubmitRequest(
         config=body.table("config"),
         workspace=body.optional("workspace"),
@@ -61,7 +61,7 @@ async def submit(request: Request) -> Response:
 
 
 def warnings_of(event: Event) -> tuple[str, ...]:
-    """The warnings that were recorded with a request."""
+    """The warnings that were recorded when a run or evaluation was requested. Empty for other events."""
     return event.warnings if isinstance(event, RunRequested | EvaluationRequested) else ()
 
 
@@ -100,8 +100,8 @@ async def run_json(
 
 
 async def find_run(request: Request) -> tuple[RunJson, str]:
-    """The run of the path, and its config as JSON text. Raises NotFound, and TransientError while the
-    read model does not have it yet."""
+    """The run that the request's path names, and its config as JSON text. Raises NotFound when there is
+    no such run, and TransientError while the read model does not have it yet."""
     ref = request.path_params["ref"]
     found = await services(request).readmodel.runs.get(ref)
     if found is None:
@@ -111,7 +111,8 @@ async def find_run(request: Request) -> tuple[RunJson, str]:
 
 
 async def find_run_with_history(request: Request) -> tuple[RunJson, str]:
-    """Like `find_run`, for requests that need its history. Raises Conflict when that is archived."""
+    """Like `find_run`, for requests that need the run's history. Also raises Conflict when the history
+    is archived."""
     run, config = await find_run(request)
     if run["archived_at"] is not None:
         raise archived_error(run["name"])
@@ -134,7 +135,7 @@ async def show(request: Request) -> Response:
 async def waiting_for(
     request: Request, run: str | None, *, status: str = "running"
 ) -> list[WaitJson]:
-    """What a run waits for. `run` None means the platform as a whole."""
+    """What a run waits for. With `run` None, what all runs of the platform wait for."""
     if status not in ("pending", "running", "unknown"):
         return []
     core = services(request)

@@ -1,4 +1,5 @@
-"""Samples: the prompt, the answer and the reward of each. They are read from the groups' artifacts."""
+"""Samples, with the prompt, answer and reward of each. They are read from the artifacts of their
+groups."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -22,7 +23,7 @@ MAX_STEP = 2**31 - 1
 
 
 async def index(request: Request) -> Response:
-    """The training samples of a run, of one step or of all."""
+    """The training samples of a run, of one step or of all steps."""
     run, _ = await find_run_with_history(request)
     dataset = await services(request).readmodel.runs.dataset_ref(run["id"])
     return await sample_page(request, run["id"], "train", dataset)

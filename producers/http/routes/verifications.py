@@ -1,4 +1,4 @@
-"""Verifications: request one, show one."""
+"""Verifications of runs: request one, show one."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -15,7 +15,7 @@ from schemas.errors import TransientError
 
 
 def to_json(workspace: WorkspaceJson) -> Mapping[str, object]:
-    """A workspace as JSON. `rollouts` are those of the commit that was examined last."""
+    """A workspace as JSON. `rollouts` are those of the commit that sync examined last."""
     return {**workspace, "rollouts": json.loads(workspace["rollouts"])}
 
 
