@@ -1,4 +1,4 @@
-"""Work that one process at a time may do: an advisory lock, held by a session of its own."""
+"""An advisory lock in a database session of its own, for work that only one process may do at a time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,8 +13,8 @@ LOOK_EVERY_S = 0.2
 
 @asynccontextmanager
 async def exclusively(url: str, lock: int, *, within_s: float) -> AsyncIterator[None]:
-    """Hold an advisory lock while inside. Raises TransientError when another holds it for longer than
-    `within_s`."""
+    """Hold an advisory lock inside the block. Raises TransientError when another session still holds it
+    after `within_s` seconds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     session = await open_session(url, "headrace lock")

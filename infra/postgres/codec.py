@@ -1,4 +1,4 @@
-"""Decisions and events as rows: what `commit_decision` is given, and what the log's tables give back."""
+"""Converts decisions to the arguments of `commit_decision`, and rows of the log's tables to events."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from schemas.ids import EventId, StreamName, derive_id
 
 
 def edge_ids(events: Sequence[Event], cause: UUID) -> list[EventId]:
-    """The ids of what an edge appends. Raises ValueError when they would not differ."""
+    """Return the ids of the events that an edge appends. Raises ValueError when two ids are equal."""
     ids: dict[EventId, None] = {}
     for event in events:
         event_id = EventId(derive_id(cause, f"edge|{event.stream}|{event.name}"))
@@ -27,9 +27,9 @@ def edge_ids(events: Sequence[Event], cause: UUID) -> list[EventId]:
 
 
 def arguments_of(commit: Commit) -> tuple[Any, ...]:
-    """What `commit_decision` is called with, in its order. Raises Unwritable."""
+    """Return the arguments of `commit_decision`, in its order. Raises Unwritable."""
     events, effects = commit.events, commit.effects
-    consumed = sorted(commit.consumed)  # who waits for another waits in the order of both
+    consumed = sorted(commit.consumed)  # all transactions lock in this order, so none deadlocks
     places = [commit.cursors.get(event_id) for _, event_id in consumed]
     heads = sorted((commit.expected or {}).items())
     written = {new.stream: new.version for new in events}
@@ -73,7 +73,7 @@ def arguments_of(commit: Commit) -> tuple[Any, ...]:
 
 
 class Unwritable(Refused):
-    """An event that the log does not take: `event` says which."""
+    """The log cannot hold an event, which is in `event`."""
 
     def __init__(self, event: Event, why: str) -> None:
         super().__init__(f"{event.type} of {event.run_id} {why}")
@@ -81,7 +81,8 @@ class Unwritable(Refused):
 
 
 def encode(event: Event) -> str:
-    """The payload as JSON. Raises Unwritable when it is larger than an event may be, or no text."""
+    """Return the payload as JSON. Raises Unwritable when it is larger than an event may be, or cannot be
+    written as JSON."""
     try:
         data = event.model_dump_json()
     except PydanticSerializationError as error:
@@ -96,7 +97,7 @@ def encode(event: Event) -> str:
 
 
 def written_as(new: NewEvent, row: Any) -> Recorded:
-    """An event as it was written: `row` is what `commit_decision` returned for it."""
+    """Return an event as it was written. `row` is what `commit_decision` returned for it."""
     return Recorded(
         id=new.id,
         stream=new.stream,
@@ -112,7 +113,8 @@ def written_as(new: NewEvent, row: Any) -> Recorded:
 
 
 def recorded_in(row: Any) -> Recorded:
-    """The event in a row of the log (`event_columns` in the queries); its payload is not decoded yet."""
+    """Return the event in a row of the log (`event_columns` in the queries). Its payload is not decoded
+    yet."""
     return Recorded(
         id=EventId(row["id"]),
         stream=StreamName(row["stream"]),
@@ -128,5 +130,5 @@ def recorded_in(row: Any) -> Recorded:
 
 
 def known_in(rows: Sequence[Any]) -> list[Recorded]:
-    """The rows whose type this version knows; the others are skipped."""
+    """Return the events in these rows, without those whose type this version does not know."""
     return [recorded_in(row) for row in rows if row["type"] in EVENT_TYPES]

@@ -1,6 +1,8 @@
-"""What needs a run or a dataset, so that it cannot be deleted: found in the log itself, by the first
-events of everything that has a name. Names are taken before anything is appended, so nothing is
-missed."""
+"""Finds the runs and evaluations that need a run or a dataset, which then cannot be deleted.
+
+The search reads the log itself, by the first events of everything that has a name. It misses nothing,
+because a name is taken before anything is appended under it.
+"""
 
 from infra.postgres.pool import Database
 
@@ -40,26 +42,26 @@ order by n.created_at limit $2
 
 
 class Holders:
-    """Each method returns names, at most SHOWN."""
+    """Finds the dependents of a run or dataset. Each method returns at most SHOWN names."""
 
     def __init__(self, database: Database) -> None:
         self._pool = database.durable
 
     async def runs_from(self, run: str) -> list[str]:
-        """Runs that began from one of its checkpoints, archived ones included: they need it to be
-        verified, and to say where they come from."""
+        """Return the runs that began from a checkpoint of `run`, archived ones included. They need it to
+        be verified and to say where they come from."""
         return await self._names(STARTED, run)
 
     async def evaluations_of(self, run: str) -> list[str]:
-        """Evaluations of one of its checkpoints that have not ended."""
+        """Return the evaluations of a checkpoint of `run` that have not ended."""
         return await self._names(EVALUATING, run)
 
     async def runs_on(self, dataset: str) -> list[str]:
-        """Runs that train or validate on a dataset, ended and archived ones included."""
+        """Return the runs that train or validate on a dataset, ended and archived ones included."""
         return await self._names(TRAINED_ON, dataset)
 
     async def evaluations_on(self, dataset: str) -> list[str]:
-        """Evaluations on a dataset that have not ended."""
+        """Return the evaluations on a dataset that have not ended."""
         return await self._names(MEASURED_ON, dataset)
 
     async def _names(self, sql: str, identity: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""Claims and leases on Postgres: who performs what, and what fences an outcome.
+"""Claims and leases on Postgres: they record which worker performs which effect, under which epoch.
 
-A lease belongs to a worker, not to an effect. Nothing here waits for the disk: a claim that a power
-cut forgets is claimed again under another epoch.
+A lease belongs to a worker, not to an effect. No statement here waits for the disk. If a power cut loses
+a claim, the effect is claimed again under another epoch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ EFFECT_TYPES: dict[str, type[Effect]] = {effect.type: effect for effect in ALL_E
 
 
 class PostgresEffects:
-    """`infra.ports.effects.Effects` for one worker at a time on Postgres. A lease, once had, outlasts a
-    crash of the database; the last renewals and claims may not."""
+    """`infra.ports.effects.Effects` for one worker at a time on Postgres. A registered lease survives a
+    crash of the database, but the last renewals and claims may be lost."""
 
     def __init__(self, database: Database) -> None:
         self._pool = database.lazy
@@ -49,7 +49,8 @@ class PostgresEffects:
             [str(lane) for lane in lanes],
             lease_s,
         )
-        # Asked for by a transaction that did not yet see how another one closed the run.
+        # These effects were requested by a transaction that did not yet see that another one closed
+        # the run.
         await self._pool.execute(
             "delete from effects e using run_gates g"
             " where g.run_id = e.run_id and g.state = 'closed'"
@@ -158,8 +159,8 @@ class PostgresEffects:
     async def next_due_s(
         self, worker: WorkerId, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
     ) -> float | None:
-        # One look into the index per queue; a plain min() would read all that waits. And one per holder:
-        # what exactly it holds is seen when its lease has run out.
+        # One index lookup per queue, because a plain min() would read all waiting effects. And one
+        # lookup per worker that holds effects: which ones it holds matters only after its lease expires.
         seconds = await self._pool.fetchval(
             "select extract(epoch from least((select min(head.due_at)"
             " from unnest($1::text[]) l (lane) cross join unnest($2::text[]) n (consumer)"

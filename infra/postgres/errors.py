@@ -1,4 +1,4 @@
-"""A database that does not answer now: the one error for it, and the errors of asyncpg that mean it.
+"""The error for a database that does not answer now, and the errors of asyncpg that are turned into it.
 
 The caller waits and tries again. The API answers 503, and never with wrong data. A statement that can
 never succeed (an argument of the wrong type) raises another error, because endless retries of it would
@@ -23,8 +23,8 @@ PAUSE_S = 0.5
 
 
 class DatabaseUnavailable(TransientError):
-    """The database does not answer now, or cannot write anything; the same call may succeed later. The
-    statement may have been executed all the same, because only its answer is known to be missing."""
+    """The database does not answer now, or cannot write anything. The same call may succeed later. The
+    statement may have been executed nevertheless, because only its answer is known to be missing."""
 
 
 class DiskFull(DatabaseUnavailable):
@@ -49,8 +49,8 @@ UNAVAILABLE_ERRORS: tuple[type[Exception], ...] = (DatabaseUnavailable, *CLIENT_
 
 @contextmanager
 def translating_errors() -> Iterator[None]:
-    """Turn asyncpg's errors into DatabaseUnavailable. Raises that, or CancelledError where the error is
-    what a driver made of a cancellation."""
+    """Turn asyncpg's errors inside the block into DatabaseUnavailable. Raises CancelledError instead
+    when the driver's error was caused by a cancellation."""
     try:
         yield
     except CLIENT_ERRORS as error:

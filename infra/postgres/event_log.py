@@ -41,7 +41,8 @@ beyond a limit. Asked again, the answer is the same."""
 
 
 def _miss_in(error: asyncpg.PostgresError) -> CommitMiss | CommitRefused | None:
-    """What an error of `commit_decision` means; None when it is none of the decision's."""
+    """Return the exception for an error of `commit_decision`; None when the decision did not cause
+    it."""
     state, message = str(error.sqlstate), str(error.args[0])
     if state in MISSES:
         return CommitMiss(MISSES[state], message)
@@ -91,7 +92,7 @@ class PostgresLog:
             rows = await self._pool.fetch(SQL["commit"], *arguments_of(commit))
         except asyncpg.PostgresError as error:
             raise _miss_in(error) or error from error
-        except ValueError as error:  # no text, or an argument that is none of its type
+        except ValueError as error:  # text that cannot be stored, or an argument of the wrong type
             raise CommitRefused(f"the database cannot hold it: {error}") from error
         self._notifier.ping(
             [News.LOG] * bool(commit.events) + [News.WORK] * commit.may_bring_claims
@@ -212,7 +213,7 @@ class PostgresLog:
         return known_in(rows)
 
     async def find(self, event_id: UUID, *, stream: StreamName) -> Recorded | None:
-        """One event of a stream by its id."""
+        """Return one event of a stream by its id, or None."""
         row = await self._pool.fetchrow(
             SQL["find"],
             stream,
@@ -249,7 +250,7 @@ class PostgresLog:
         return Cursor(row["xid"], row["position"]) if row else Cursor()
 
     async def advance(self, consumers: Sequence[ConsumerName], cursor: Cursor) -> None:
-        names = sorted(consumers)  # who waits for another waits in the order of both
+        names = sorted(consumers)  # all transactions lock in this order, so none deadlocks
         await self._lazy.execute(
             SQL["advance"],
             names,
@@ -284,8 +285,9 @@ class PostgresLog:
     async def _before(
         self, streams: Iterable[StreamName], ids: Sequence[EventId]
     ) -> tuple[Mapping[StreamName, int], bool]:
-        """The versions of these streams, and whether events with these ids were appended. One snapshot:
-        who finds the streams unmoved in the commit has seen all that was appended to them."""
+        """Return the versions of these streams, and whether events with these ids were appended. Both
+        are read from one snapshot. So if the commit finds the streams at these versions, this call has
+        seen everything that was appended to them."""
         rows = await self._pool.fetch(
             SQL["before_append"],
             list(ids),
@@ -295,7 +297,7 @@ class PostgresLog:
         return versions, any(row["appended"] for row in rows)
 
     async def _find_appended(self, ids: Sequence[EventId]) -> list[Recorded]:
-        """What an edge appended before under these ids, in order."""
+        """Return the events that an edge appended before under these ids, in order."""
         rows = await self._pool.fetch(
             SQL["appended"],
             list(ids),

@@ -1,10 +1,11 @@
-"""Whether the database is still the one that was read before.
+"""Detects that the database is not the one that was read before.
 
-A server that was restored from a copy, or a replica that took over and lacks the last transactions, has
-another history: its log ends below cursors that were read before, cached states are of a future that did
-not happen, and the next events stand at places that others had. Connections do not survive such a
-change, and a server that starts again says so, so each new connection is asked which server it leads to.
-Whoever keeps something that was read says under which turn, and is refused once that one is over.
+A server that was restored from a copy has another history, and so has a replica that took over without
+the last transactions. Its log ends below cursors that were read before, cached states contain events
+that it does not have, and new events get versions that other events had. Connections do not survive such
+a change, and a restarted server can be recognized. So each new connection is asked which server it leads
+to. A turn is a change of the history. Code that keeps something that it read names the turn under which
+it read it, and its calls raise Turned once another turn has begun.
 """
 
 import logging
@@ -22,14 +23,15 @@ IDENTITY = (
     " (select d.oid from pg_database d where d.datname = current_database()),"
     " to_regclass('events')::oid)"
 )
-"""A server process, a database in it, and its log: a restored one differs in one of them. An ordinary
-restart does too; to start again from a watermark costs little."""
+"""Identifies a server process, a database in it, and its log. A restored database differs in one of
+them. An ordinary restart also counts as a change, which is fine because starting again from a watermark
+costs little."""
 
 _AS_OF: ContextVar[int | None] = ContextVar("as_of", default=None)
 
 
 class Turned(DatabaseUnavailable):
-    """The database has another history than the one that was read: start again from what it says."""
+    """The database has another history than the one that was read. Read everything again."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -45,7 +47,7 @@ class History:
         self._known: str | None = None
 
     async def meet(self, connection: Any) -> None:
-        """Ask a new connection which server it leads to."""
+        """Ask a new connection which server it leads to, and begin a new turn if the server changed."""
         found = await connection.fetchval(IDENTITY)
         if self._known is not None and found != self._known:
             self.turns += 1
@@ -53,13 +55,14 @@ class History:
         self._known = found
 
     def check(self) -> None:
-        """Raises Turned when this is asked `as_of` a turn that is over."""
+        """Raise Turned when the caller runs inside `as_of` with a turn that is over."""
         check(self.turns)
 
 
 @contextmanager
 def as_of(turn: int) -> Iterator[None]:
-    """What is asked of the database inside is refused, with Turned, if its history has turned since."""
+    """Bind the calls inside the block to `turn`. They raise Turned once the database's history has
+    another turn."""
     token = _AS_OF.set(turn)
     try:
         yield
@@ -68,7 +71,7 @@ def as_of(turn: int) -> Iterator[None]:
 
 
 def check(turns: int) -> None:
-    """Raises Turned when the caller is bound to another turn than this one."""
+    """Raise Turned when the caller is bound to another turn than `turns`."""
     bound = _AS_OF.get()
     if bound is not None and bound != turns:
         raise Turned

@@ -1,4 +1,5 @@
-"""Which horizon the log is read by. Below a horizon no transaction can still commit an event.
+"""Chooses the horizon up to which the log is read. Below a horizon no transaction can still commit an
+event.
 
 The server's horizon costs nothing, but it covers all databases of the server, so a transaction that
 writes in another database would hold our log back. The horizon of our own writers leaves those out. It
@@ -22,7 +23,7 @@ MOST_CURSORS = 32
 
 
 class Horizon:
-    """The choice between the two, for all readers of one process."""
+    """Chooses between the two horizons, for all readers of one process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -31,7 +32,7 @@ class Horizon:
 
     @property
     def below(self) -> str:
-        """The condition on an event, as a part of `sql/queries/event_log.sql`."""
+        """Return the condition on an event, as the name of a part of `sql/queries/event_log.sql`."""
         return "below_own_horizon" if self._clock() < self._own_until else "below_horizon"
 
     def note(self, after: Cursor, *, hidden: bool) -> None:

@@ -1,8 +1,8 @@
 """A worker's lease, renewed from its own thread and connection, so that a busy process keeps it.
 
 Once the lease is lost, other workers may already hold our claims. `on_lost` must stop this worker, and
-`on_overdue` ends the process where that did not help. Outcomes that still
-arrive are fenced by their epochs.
+`on_overdue` ends the process if the worker has not stopped by then. Outcomes that still arrive are
+rejected by their epochs.
 """
 
 import asyncio
@@ -35,7 +35,8 @@ LEAVE_S = 15.0
 
 
 def leave() -> None:
-    """End this process now, whatever its loops do. The message takes no lock that one may hold."""
+    """End this process now, even if its loops are blocked. The message is written without a lock,
+    because a blocked thread may hold the lock."""
     message = f"the lease ran out {LEAVE_S:.0f} s ago and the process is still here: it is ended\n"
     with contextlib.suppress(OSError):
         os.write(2, message.encode())
@@ -43,8 +44,9 @@ def leave() -> None:
 
 
 class LeaseKeeper:
-    """Holds a lease while started. `lost` is set once it ran out although the database was there (this
-    process was stopped for a while, or somebody ended its lease)."""
+    """Holds a lease from `start` to `stop`. `lost` is set once the lease has expired although the
+    database was available. This happens when the process was stopped for a while, or when somebody
+    ended its lease."""
 
     def __init__(
         self,
@@ -56,8 +58,8 @@ class LeaseKeeper:
         on_lost: Callable[[], None],
         on_overdue: Callable[[], None] | None = None,
     ) -> None:
-        """`on_overdue` is called, in a thread, when this process still is there LEAVE_S after its lease
-        was lost (`leave`); None where others share the process."""
+        """`on_overdue` is called, in a thread, when this process still runs LEAVE_S after its lease was
+        lost (usually it is `leave`). It is None when other work shares the process."""
         self._url = url
         self._worker = worker
         self._lanes = lanes
@@ -71,7 +73,7 @@ class LeaseKeeper:
         self.lost = False
 
     async def start(self) -> None:
-        """Register the worker; returns once it holds its lease. Raises TransientError if it cannot."""
+        """Register the worker. Returns once it holds its lease. Raises TransientError if it cannot."""
         self._thread.start()
         await asyncio.to_thread(self._registered.wait)
         if self._failed is not None:
@@ -128,9 +130,9 @@ class LeaseKeeper:
         )
 
     async def _renew(self, effects: PostgresEffects) -> bool:
-        """Renew the lease, and wait for a database that is unavailable. A lease that ran out meanwhile
-        is registered again, because epochs decide which claims are still ours. Returns False when it ran
-        out while the database was available."""
+        """Renew the lease, and wait while the database is unavailable. A lease that expired meanwhile is
+        registered again, because epochs decide which claims are still ours. Returns False when the lease
+        expired while the database was available."""
         away, turn = False, effects.history.turns
         while not self._stop.is_set():
             try:

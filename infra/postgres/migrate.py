@@ -1,9 +1,10 @@
-"""Apply `sql/migrations/*.sql` in order, each once, under an advisory lock, with its checksum.
+"""Applies `sql/migrations/*.sql` in order, each file once, under an advisory lock.
 
-The table `migrations` records what was applied; a file that changed after it was applied is refused,
-for the database no longer is what the code thinks. A database that was restored into another cluster is
-repaired (`infra/postgres/restored_dump.py`). `python -m infra.postgres.migrate` does it for the database
-of HEADRACE_DATABASE_URL; `headrace up` does it at every start.
+The table `migrations` records the name and checksum of each applied file. If a file changed after it was
+applied, the migration is refused, because the database does not have the schema that the code expects. A
+database that was restored into another cluster is repaired (`infra/postgres/restored_dump.py`).
+`python -m infra.postgres.migrate` migrates the database of HEADRACE_DATABASE_URL, and `headrace up`
+migrates at every start.
 """
 
 import asyncio
@@ -49,12 +50,12 @@ class Migration:
 
 
 def migrations() -> tuple[Migration, ...]:
-    """All migrations, in order of their numbers."""
+    """Return all migrations, in order of their numbers."""
     return tuple(Migration(path.stem, path.read_text()) for path in sorted(DIRECTORY.glob("*.sql")))
 
 
 async def migrate(url: str) -> tuple[str, ...]:
-    """Bring the database up to date; returns the names that were applied now.
+    """Apply all pending migrations. Returns the names of those that were applied now.
 
     Raises InvalidConfig when the database has another encoding than UTF8, or when an applied migration
     is unknown here (the database is newer than this code) or differs from the file of its name;
@@ -82,7 +83,7 @@ def _refuse_encoding(row: Any) -> None:
 
 
 async def apply(connection: Any, migration: Migration) -> None:
-    """Apply one, in the connection's transaction, and note it."""
+    """Apply one migration in the connection's transaction, and record it."""
     await connection.execute(migration.sql)
     await connection.execute(
         "insert into migrations (name, checksum) values ($1, $2)",
@@ -92,7 +93,7 @@ async def apply(connection: Any, migration: Migration) -> None:
 
 
 async def check(database: Database) -> None:
-    """Raises InvalidConfig when the database is not at the schema of this code, or not in UTF8."""
+    """Raise InvalidConfig when the database does not have the schema of this code, or is not in UTF8."""
     _refuse_encoding(await database.durable.fetchrow(ENCODING))
     empty = await database.durable.fetchval("select to_regclass('migrations') is null")
     rows = [] if empty else await database.durable.fetch("select name, checksum from migrations")
@@ -105,8 +106,8 @@ async def check(database: Database) -> None:
 
 
 def pending_migrations(applied: Mapping[str, str]) -> tuple[Migration, ...]:
-    """The migrations that a database with these (name -> checksum) lacks. Raises InvalidConfig when it
-    has others."""
+    """Return the migrations that are missing in a database with these applied ones (name -> checksum).
+    Raises InvalidConfig when it has a migration that this code does not know, or a changed one."""
     known = migrations()
     strangers = sorted(set(applied) - {migration.name for migration in known})
     if strangers:

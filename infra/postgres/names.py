@@ -1,8 +1,8 @@
-"""Names that are taken: of runs, workspaces, datasets and evaluations, before the log knows them;
-and idempotency keys (kind `request`), taken by the hash of what was asked for under them.
+"""Reserves the names of runs, workspaces, datasets and evaluations before the log has their events. It
+also reserves idempotency keys (kind `request`), each for the hash of its request.
 
-A name is taken in one statement by the id that will use it, so two requests at the same time never
-get the same one, however far the read model is behind. Taking it again for the same id is a no-op.
+A name is taken in one statement by the id that will use it. So two requests at the same time never get
+the same name, even if the read model is far behind. Taking a name again for the same id changes nothing.
 """
 
 from typing import Literal, Protocol
@@ -14,19 +14,20 @@ Kind = Literal["run", "workspace", "dataset", "evaluation", "request"]
 
 class Names(Protocol):
     async def take(self, kind: Kind, name: str, thing: str) -> str:
-        """Take `name` for `thing` (an id). Returns the id that holds it now: maybe another's."""
+        """Take `name` for `thing` (an id). Returns the id that holds the name now, which may be another
+        one."""
         ...
 
     async def find(self, kind: Kind, name: str) -> str | None:
-        """The id that holds a name."""
+        """Return the id that holds a name, or None."""
         ...
 
     async def release(self, kind: Kind, name: str, thing: str) -> None:
-        """Give a name back that `thing` took and will not use."""
+        """Release a name that `thing` took and will not use."""
         ...
 
     async def all(self, kind: Kind) -> dict[str, str]:
-        """Name -> id, oldest first; at most 1000."""
+        """Return the names of this kind and their ids, oldest first; at most 1000."""
         ...
 
 

@@ -24,8 +24,8 @@ silent."""
 
 
 class News(StrEnum):
-    """What a notification is about. Each kind has a channel of its own, so that workers do not look for
-    effects each time that somebody appends an event."""
+    """What a notification is about. Each kind has its own channel, so that workers do not search for
+    effects each time an event is appended."""
 
     LOG = "headrace"
     """The log has grown."""
@@ -35,8 +35,9 @@ class News(StrEnum):
 
 
 class Wakeup:
-    """An event that many may set and one waits for. `absences` counts how often the database was away:
-    what was written without waiting for the disk may be gone since."""
+    """A flag that many callers may set and one caller waits for. `absences` counts how often the
+    database was unavailable. After each time, rows that were written without waiting for the disk may be
+    lost."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -53,7 +54,8 @@ class Wakeup:
         self._event.clear()
 
     async def wait(self, timeout_s: float) -> None:
-        """Return once it is set (and clear it), or after the time. A cancelled task does not wait."""
+        """Return once it is set (and clear it), or after `timeout_s` seconds. Raises CancelledError at
+        once if the task was cancelled."""
         go_on()
         await _within(self._event, timeout_s)
         self.clear()
@@ -83,7 +85,7 @@ class Notifier:
         await end(tasks)
 
     def subscribe(self, news: News = News.LOG) -> Wakeup:
-        """A wake-up that is set by every notification of these news from now on."""
+        """Return a wake-up that every notification of this kind sets from now on."""
         wakeup = Wakeup()
         self._waiting[news].append(wakeup)
         return wakeup
@@ -102,7 +104,7 @@ class Notifier:
             wakeup.set()
 
     def _back(self) -> None:
-        """We listen again. What was notified meanwhile is unknown, so everyone is woken."""
+        """Wake all subscribers, because this process listens again and may have missed notifications."""
         for wakeup in itertools.chain(*self._waiting.values()):
             wakeup.absences += 1
             wakeup.set()

@@ -1,11 +1,12 @@
-"""Connections to Postgres: one pool whose commits wait for the disk, one whose commits need not.
+"""Connections to Postgres in two pools: commits of `durable` wait for the disk, those of `lazy` do not.
 
-`lazy` is for claims, leases, watermarks, projections and wake-ups: losing the last of those in a power
-cut costs time. Appends always go through `durable`: the bus could publish what a crash then removes.
+`lazy` is for claims, leases, watermarks, projections and wake-ups. If a power cut loses the last of
+them, that only costs time. Appends always use `durable`, because otherwise the bus could publish an
+event that a crash then removes.
 
-Every connection works as the role `headrace_worker`, which cannot drop a table or rewrite an event; only
+Every connection works as the role `headrace_worker`, which cannot drop a table or rewrite an event. Only
 migrations and repairs use the role that the URL names. A connection that is lost, or that does not
-answer in time, is dropped and its call raises DatabaseUnavailable; the next call gets a new one.
+answer in time, is dropped, and its call raises DatabaseUnavailable. The next call gets a new connection.
 """
 
 from collections.abc import AsyncIterator
@@ -42,44 +43,44 @@ class Pool:
         self.history = history or History()
 
     async def fetch(self, sql: str, *arguments: object) -> Any:
-        """All rows."""
+        """Run a statement and return all rows."""
         return await self._call("fetch", sql, arguments)
 
     async def fetchrow(self, sql: str, *arguments: object) -> Row:
-        """The first row, or None."""
+        """Run a statement and return the first row, or None."""
         return await self._call("fetchrow", sql, arguments)
 
     async def fetchval(self, sql: str, *arguments: object) -> Any:
-        """The first column of the first row, or None."""
+        """Run a statement and return the first column of the first row, or None."""
         return await self._call("fetchval", sql, arguments)
 
     async def execute(self, sql: str, *arguments: object) -> str:
-        """Run it; returns the command's tag (`UPDATE 1`)."""
+        """Run a statement and return the command's tag (`UPDATE 1`)."""
         tag: str = await self._call("execute", sql, arguments)
         return tag
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Any]:
-        """A connection of the caller's own for a while (a transaction). Errors inside the block become
-        DatabaseUnavailable too."""
+        """Reserve a connection for the caller inside the block, for a transaction. Errors inside the
+        block also become DatabaseUnavailable."""
         with translating_errors():
             connection = await self._pool.acquire(timeout=CONNECT_S)
             try:
                 self.history.check()
                 yield connection
             except TimeoutError:
-                # The network swallowed it; then the idle ones are dead too, and nobody will say so.
+                # The network dropped the connection silently, so the idle ones are dead too.
                 connection.terminate()
                 await self._pool.expire_connections()
                 raise
             except asyncpg.InternalClientError:
-                connection.terminate()  # it may still count as open
+                connection.terminate()  # the driver may still take it for open
                 raise
             finally:
                 await self._pool.release(connection, timeout=CONNECT_S)
 
     def terminate(self) -> None:
-        """Close everything at once."""
+        """Close all connections at once."""
         self._pool.terminate()
 
     async def _call(self, method: str, sql: str, arguments: tuple[object, ...]) -> Any:
@@ -89,7 +90,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """The two pools over one database, and how often its history has turned."""
+    """The two pools of one database, and the history of its turns."""
 
     url: str
     durable: Pool
@@ -120,8 +121,9 @@ async def connect(
 
 @asynccontextmanager
 async def administering(url: str) -> AsyncIterator[Any]:
-    """A connection as the role that the URL names, for migrations, repairs and copies: it may change
-    what processes may not, and its statements may take their time. Raises TransientError."""
+    """Open a connection as the role that the URL names, for migrations, repairs and copies. It may
+    change what the processes' role may not, and its statements have no time limit. Raises
+    TransientError."""
     try:
         connection = await asyncpg.connect(
             url, timeout=CONNECT_S, server_settings={"application_name": "headrace admin"}
@@ -135,8 +137,8 @@ async def administering(url: str) -> AsyncIterator[Any]:
 
 
 async def open_session(url: str, name: str) -> Any:
-    """A connection of one's own that stays open (to listen, to hold a lock): it works as the processes'
-    role and stands under `name` in the server's list. Raises DatabaseUnavailable."""
+    """Open a connection outside of the pools that stays open, to listen or to hold a lock. It works as
+    the processes' role, and the server lists it under `name`. Raises DatabaseUnavailable."""
     with translating_errors():
         return await asyncpg.connect(
             url,
@@ -185,4 +187,5 @@ async def _pool(
 
 
 async def _keep_session(_: Any) -> None:
-    """Nothing here changes a session's state, so that giving a connection back needs no round trip."""
+    """Reset nothing when a connection is returned to the pool. No statement here changes a session's
+    state, so the round trip of a reset is not needed."""

@@ -1,14 +1,14 @@
 """Named queries in files: `sql/queries/TOPIC.sql`, read once when its adapter is imported.
 
-`-- name: tail` begins a statement and `-- part: event_columns` a piece of one; each ends where the next
-begins. Other comments are for the reader and are not sent. Inside braces stand
+`-- name: tail` begins a statement, and `-- part: event_columns` begins a part of one. Each ends where
+the next begins. Other comments are for the reader and are not sent to the server. Braces may hold
 
     {event_columns}          the part of that name
-    {end: below | upto}      one of these parts: the caller says which, by `variant("tail", end="upto")`
-    {table: ...}             text of the caller's, by `variant("insert_rows", table="runs")`
+    {end: below | upto}      one of these parts, which the caller chooses: `variant("tail", end="upto")`
+    {table: ...}             the caller's own text: `variant("insert_rows", table="runs")`
 
-Every statement that can reach the database is therefore in the file, but for what `...` marks, which is
-never a value: values are always $1, $2.
+So every statement that can reach the database is in the file, except for the text that `...` marks. That
+text is never a value, because values are always $1, $2.
 """
 
 import re
@@ -24,14 +24,14 @@ SLOT = re.compile(r"\{(\w+)(?:: ([\w .|]+))?\}")
 
 
 class BadQueries(Exception):
-    """A file of queries that cannot be read, or a query that it does not have."""
+    """A file of queries cannot be read, or it does not have a query."""
 
 
 class Queries:
     """The queries of one topic."""
 
     def __init__(self, topic: str, text: str) -> None:
-        """Raises BadQueries when a name is missing, given twice, or not a part."""
+        """Parse the text. Raises BadQueries when a name is missing, defined twice, or not a part."""
         self._topic = topic
         self._parts: dict[str, str] = {}
         self._statements: dict[str, str] = {}
@@ -56,12 +56,12 @@ class Queries:
         return frozenset(self._statements)
 
     def __getitem__(self, name: str) -> str:
-        """A statement. Raises BadQueries when there is none, or when it has variants."""
+        """Return a statement. Raises BadQueries when it does not exist, or when it has variants."""
         return self.variant(name)
 
     def variant(self, name: str, **choices: str) -> str:
-        """A statement with its choices made. Raises BadQueries when the file does not offer one of them,
-        or when one is missing."""
+        """Return a statement with these choices. Raises BadQueries when the file does not offer one of
+        them, or when one is missing."""
         key = (name, tuple(sorted(choices.items())))
         if key not in self._variants:
             if name not in self._statements:
@@ -107,7 +107,7 @@ class Queries:
 
 @cache
 def queries(topic: str) -> Queries:
-    """The queries in `sql/queries/TOPIC.sql`. Raises BadQueries."""
+    """Read the queries in `sql/queries/TOPIC.sql`. Raises BadQueries."""
     path = DIRECTORY / f"{topic}.sql"
     if not path.is_file():
         raise BadQueries(f"there is no {path}: write it, or correct the topic")

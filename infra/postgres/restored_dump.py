@@ -64,8 +64,8 @@ FORGET_XIDS = (
 
 
 async def repair_if_moved(connection: Any) -> bool:
-    """Repair the database if it is in another cluster than it was; returns whether it was. In a
-    transaction, as the owner, at the newest schema."""
+    """Repair the database if it is in another cluster than before. Returns whether it was repaired. Call
+    it in a transaction, as the owner, at the newest schema."""
     here = await connection.fetchval("select system_identifier from pg_control_system()")
     known = await connection.fetchval("select system_identifier from cluster")
     moved = known not in (None, here) or await connection.fetchval(FOREIGN)
@@ -82,7 +82,8 @@ async def repair_if_moved(connection: Any) -> bool:
 
 
 async def repair(connection: Any) -> None:
-    """Make the transaction ids of everything that is recorded mean: before all that will come."""
+    """Set the transaction ids of everything that is recorded to 0, so that it lies before all future
+    events."""
     await connection.execute(PASSED_BEHIND)
     for row in await connection.fetch(CURSORS):
         await connection.execute(TRANSLATE.format(table=row["table_name"]))

@@ -1,4 +1,4 @@
-"""Counts what was met on a bus and could not be used, where the API and Prometheus find it."""
+"""Counts the records on a bus that could not be used, in a table that the API and Prometheus read."""
 
 import logging
 
@@ -8,14 +8,14 @@ logger = logging.getLogger(__name__)
 
 
 class Skips:
-    """Counts by reason, in the table `bus_skips`; the first of a reason here is logged."""
+    """Counts by reason, in the table `bus_skips`. This process logs the first record of each reason."""
 
     def __init__(self, database: Database | None) -> None:
         self._database = database
         self.counts: dict[str, int] = {}
 
     async def add(self, reason: str, example: str, *, count: int = 1) -> None:
-        """Count; `example` says which, for the log."""
+        """Add `count` to the reason's counter. `example` names one of the records, for the log."""
         known = self.counts.get(reason, 0)
         self.counts[reason] = known + count
         if not known:
