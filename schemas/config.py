@@ -39,7 +39,7 @@ class Section(BaseModel):
 
 
 class Experiment(Section):
-    """`rollout` and `entrypoint` may be absent for sft only; `dataset` is a registered dataset."""
+    """`rollout` and `entrypoint` are required, except for `sft`."""
 
     rollout: Name | None = None
     """the directory under `rollouts/` whose code runs"""
@@ -109,7 +109,7 @@ class Advanced(Section):
     max_steps_off_policy: int | None = Field(default=None, ge=0, le=64)
     """how many steps sampling may run ahead; default: the mode's own value, 4 for `fully_async`"""
     weight_sync_interval: int = Field(default=1, ge=1, le=64)
-    """how many policy versions lie between two weight updates of the samplers"""
+    """samplers load new weights after this many policy versions"""
     max_steps: int | None = Field(default=None, ge=1, le=10_000_000)
     """steps in the run, instead of epochs"""
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -134,7 +134,7 @@ class Advanced(Section):
     clip_high: float | None = Field(default=None, gt=0, le=10)
     """how far above 1 the ratio may be before it is clipped"""
     loss_aggregation: LossAggregation | None = None
-    """what the loss is averaged over"""
+    """what the loss is averaged over ([algorithms](algorithms.md#aggregation))"""
     clip_delta: float | None = Field(default=None, gt=1, le=1000)
     """upper bound of the ratio where the advantage is negative (dual clip)"""
     kl_estimator: KlEstimator | None = None
@@ -142,7 +142,7 @@ class Advanced(Section):
     kl_in: KlPlace | None = None
     """whether the KL divergence is added to the loss or to the reward"""
     correction: Correction = "ratio"
-    """how the loss corrects for off-policy samples"""
+    """how the loss corrects for off-policy samples ([algorithms](algorithms.md#corrections))"""
     correction_level: CorrectionLevel | None = None
     """whether a correction weight belongs to a token, a sequence or a sequence's geometric mean"""
     correction_low: float | None = Field(default=None, ge=0, le=1)
@@ -158,9 +158,9 @@ class Advanced(Section):
     max_replacements: int | None = Field(default=None, ge=0, le=64)
     """how often a dropped group may be replaced"""
     overlong_buffer: int | None = Field(default=None, ge=0, le=262_144)
-    """the last tokens before the limit, in which a long answer is penalised"""
+    """how many tokens before `training.max_response_length` the penalty of a long answer begins"""
     overlong_penalty: float | None = Field(default=None, ge=0, le=1000)
-    """the penalty of an answer at the limit"""
+    """the penalty of an answer that reaches `training.max_response_length`"""
     group_baseline: bool | None = None
     """subtract the group's mean before whitening"""
     gamma: float | None = Field(default=None, gt=0, le=1)
@@ -182,11 +182,11 @@ class Advanced(Section):
     adam_beta2: float | None = Field(default=None, ge=0, lt=1)
     """beta2 of AdamW; default: 0.95, and 0.98 for `sft`"""
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
-    """steps in which the learning rate rises to `training.lr`"""
+    """the first steps, in which the learning rate rises to `training.lr`"""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """how the learning rate falls afterwards"""
+    """how the learning rate changes after these first steps"""
     lr_min_ratio: float = Field(default=0.0, ge=0, le=1)
-    """the share of `training.lr` to which it falls"""
+    """the share of `training.lr` to which the learning rate falls"""
     micro_batch_tokens: int | None = Field(default=None, ge=16, le=10_000_000)
     """tokens in a pass of the learner, 4096 by default ([models](models.md))"""
     precision: Precision = "float32"
@@ -203,7 +203,7 @@ class Advanced(Section):
     validation_samples: int = Field(default=1, ge=1, le=1024)
     """samples per row of the validation dataset"""
     validation_temperature: float = Field(default=0.0, ge=0, le=2)
-    """0 is greedy"""
+    """temperature of validation samples; 0 is greedy"""
     loss_turns: LossTurns | None = None
     """which turns of a conversation are trained on"""
     batch_size: int = Field(default=16, ge=1, le=65_536)
@@ -211,8 +211,8 @@ class Advanced(Section):
     max_sequence_length: int = Field(default=2048, ge=8, le=262_144)
     """`sft`: the most tokens in a row; a longer row is cut off at its end"""
     state_interval: int | None = Field(default=None, ge=1, le=10_000)
-    """steps between versions that are stored completely, for recovery; default: 1, more for large
-    models"""
+    """after this many steps a version is stored completely, so that recovery can start from it; default:
+    1, more for large models"""
 
 
 class Secrets(Section):
@@ -234,7 +234,7 @@ class RunConfig(Section):
     checkpoints: Checkpoints = Checkpoints()
     advanced: Advanced = Advanced()
     env: dict[EnvName, str] = {}
-    """environment variables for user code, by name; names that begin with HEADRACE_, LD_ or PYTHON are
+    """Environment variables for user code, by name. Names that begin with HEADRACE_, LD_ or PYTHON are
     refused, and so are PATH, HOME and GLIBC_TUNABLES"""
     secrets: Secrets = Secrets()
 
@@ -262,7 +262,7 @@ class EvalAdvanced(Section):
     date: Day | None = None
     """as in training"""
     temperature: float = Field(default=0.0, ge=0, le=2)
-    """0 is greedy"""
+    """temperature of the samples; 0 is greedy"""
     max_prompt_length: int = Field(default=8192, ge=1, le=262_144)
     """the most tokens in a prompt; a sample with a longer prompt fails, nothing is cut off"""
     max_response_length: int = Field(default=8192, ge=1, le=262_144)
@@ -278,6 +278,6 @@ class EvalConfig(Section):
     evaluation: Evaluation = Evaluation()
     advanced: EvalAdvanced = EvalAdvanced()
     env: dict[EnvName, str] = {}
-    """environment variables for user code, by name; names that begin with HEADRACE_, LD_ or PYTHON are
+    """Environment variables for user code, by name. Names that begin with HEADRACE_, LD_ or PYTHON are
     refused, and so are PATH, HOME and GLIBC_TUNABLES"""
     secrets: Secrets = Secrets()

@@ -28,7 +28,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "This page is generated from `schemas/events.py` by `python -m schemas.event_pages docs`."
     yield "It lists the events in the order in which they occur in a run. *Gate* says whether workers"
-    yield "may claim the run's effects after the event."
+    yield "may claim the run's effects after the event. Most events do not change it."
     for event in ALL_EVENTS:
         gate = f" Gate: {event.gate}." if event.gate else ""
         yield ""

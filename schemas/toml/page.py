@@ -28,8 +28,8 @@ BOUNDS = {"ge": "from", "gt": "above", "le": "up to", "lt": "below"}
 HEAD = """\
 # Config
 
-What a TOML may contain. This page is generated from `schemas/config.py` by
-`python -m schemas.toml.page docs/config.md`.
+This page lists every key of the TOML files that `headrace train submit` and `headrace eval submit`
+read. It is generated from `schemas/config.py` by `python -m schemas.toml.page docs/config.md`.
 
 A TOML is checked strictly when it is submitted. An unknown section or key, a value out of bounds,
 and a key that the run would not read are errors. Each error says what to change, and all of them
@@ -89,7 +89,7 @@ def _sections(whole: type[Section], *, known: set[str] | None = None) -> Iterato
         if kind.__doc__ and kind.__doc__ != Section.__doc__:
             yield " ".join((inspect.getdoc(kind) or "").split())
             yield ""
-        yield "| key | may hold | default | |"
+        yield "| key | allowed values | default | meaning |"
         yield "|---|---|---|---|"
         for key, inner in kind.model_fields.items():
             cells = (
@@ -102,7 +102,7 @@ def _sections(whole: type[Section], *, known: set[str] | None = None) -> Iterato
 
 
 def _values(field: FieldInfo) -> str:
-    """What a key may hold, in words."""
+    """The allowed values of a key, in words."""
     kind: Any = field.annotation
     if get_origin(kind) in (Union, UnionType):
         kinds = [one for one in get_args(kind) if one is not type(None)]
@@ -131,7 +131,7 @@ def _number(value: Any) -> str:
 
 def _default(key: str, field: FieldInfo) -> str:
     if field.is_required():
-        return "needed"
+        return "required"
     if field.default is None:
         return BY_ALGORITHM if key in READ_BY else ""
     if field.default == ():
