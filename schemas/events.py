@@ -440,9 +440,9 @@ class PolicyUpdated(_PolicyEvent):
 
 
 class StepSkipped(_StepEvent):
-    """A step did not change the weights, so version `step` is an alias of the version before. Either no
-    group could be used, or the loss or a gradient was not finite. In the second case `batch` is the id
-    of the step's BatchAssembled, so that it can be examined."""
+    """A step did not change the weights. Either no group could be used, and version `step` is an alias
+    of the version before, or the loss or a gradient was not finite. In the second case `batch` is the
+    id of the step's BatchAssembled, so that it can be examined."""
 
     type: ClassVar[str] = "rl.step.skipped"
     reason: str

@@ -16,11 +16,12 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "known_bugs.md"
 
 HEAD = """# Known bugs
 
-Bugs that public trainers had, each with the thread that reported it. A test puts each bug into our
-code as a mutation of one function; the test that is named must fail with it and pass without it
-(`tests/known_bugs/test_known_bugs.py`). When we hear of another bug, it gets an entry in
-`tests/known_bugs/` and, if no test kills it, a new test; `python -m tests.known_bugs.page` then writes
-this page.
+This page lists bugs that public trainers had, each with the thread that reported it. For each bug, a
+test puts the bug into our code as a mutation of one function. The named test must fail with the
+mutation and pass without it (`tests/known_bugs/test_known_bugs.py`).
+
+When we hear of another bug, it gets an entry in `tests/known_bugs/` and, if no test detects it, a new
+test. `python -m tests.known_bugs.page` then writes this page.
 """
 
 
