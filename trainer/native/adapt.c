@@ -1,10 +1,10 @@
-/* Matrices in panels, with what an adapter adds to them. Threads claim panels one after the other. */
+/* Adds adapters to matrices in panels. Threads claim panels one after the other. */
 
 #include <stdatomic.h>
 
 #include "vectors.h"
 
-/* out = base + a b: base and out are (panels, inputs, LANES), a (inputs, rank), b (panels, rank, LANES). */
+/* out = base + a b. base and out are (panels, inputs, LANES), a is (inputs, rank), b is (panels, rank, LANES). */
 typedef struct {
     const float *base, *a, *b;
     float *out;
@@ -17,8 +17,8 @@ static int is_zero(const float *x) {
     return found;
 }
 
-/* One panel. For each half of it only the stretch of b counts that is not zero: outputs of different modules
-   lie beside each other, and each takes its own adapter's part of the rank. */
+/* Computes one panel. Outputs of different modules lie next to each other, and each module uses only its own
+   adapter's part of the rank. So for each half of the panel only the part of b that is not zero is used. */
 static void add(const Adapted *m, int64_t panel) {
     const float *base = m->base + panel * m->inputs * LANES, *b = m->b + panel * m->rank * LANES;
     float *out = m->out + panel * m->inputs * LANES;

@@ -1,4 +1,5 @@
-/* Attention over packed segments, forward and back: a segment sees its context and itself. */
+/* Attention over packed segments, forward and backward. The queries of a segment see the tokens of its context,
+   and those of the segment itself up to their own. */
 
 #pragma once
 
@@ -8,9 +9,9 @@ static int64_t key_row(const Segment *s, int64_t u) {
     return u < s->num_context ? s->context + u : s->start + u - s->num_context;
 }
 
-/* Rows of head `at` as panels of keys: what queries are multiplied with. A block of queries sees all keys of
-   the segment or more than QUERIES of them, and that is more than a vector: so as many lanes as `multiply`
-   takes for what it sees. */
+/* Writes the rows of head `at` as panels of keys, with which queries are multiplied. A block of queries sees
+   all keys of the segment, or more than QUERIES of them, which is more than one vector. So the number of
+   lanes that `multiply` chooses for the keys that a block sees is the one chosen here for all keys. */
 static void by_key(const Pass *p, const Segment *s, const real *qkv, int64_t at, int64_t num_keys, real *to) {
     const int64_t D = p->head_dim, O = (p->heads + 2 * p->kv_heads) * D, lanes = lanes_of(num_keys);
     for (int64_t u = 0; u < up(num_keys, lanes); u += WIDE) {
@@ -27,7 +28,7 @@ static void by_key(const Pass *p, const Segment *s, const real *qkv, int64_t at,
     }
 }
 
-/* The same as panels of the head's columns: what weights are multiplied with. */
+/* Writes the same rows as panels of the head's columns, with which attention weights are multiplied. */
 static void by_column(const Pass *p, const Segment *s, const real *qkv, int64_t at, int64_t num_keys,
                       real *to) {
     const int64_t D = p->head_dim, O = (p->heads + 2 * p->kv_heads) * D, lanes = lanes_of(D);
@@ -38,7 +39,7 @@ static void by_column(const Pass *p, const Segment *s, const real *qkv, int64_t 
     }
 }
 
-/* exp(scale score - mass) of the scores from u on, 0 for those that may not be seen. */
+/* exp(scale score - mass) for one vector of scores, from place u on. It is 0 for places from `seen` on. */
 static inline vec weight(const real *scores, int64_t u, int64_t seen, real scale, real mass) {
     vec e = vexp(*(const vec *)(scores + u) * scale - mass);
     if (u + WIDE > seen)
@@ -61,7 +62,7 @@ static real highest(const real *scores, int64_t seen) {
     return found;
 }
 
-/* One segment's queries of one key head. */
+/* The forward pass for the queries of one segment, in the query heads of one key head. */
 static void attend(const Pass *p, const Kept *k, const Segment *s, int64_t head, real *work) {
     const int64_t D = p->head_dim, A = p->heads, K = p->kv_heads, O = (A + 2 * K) * D, groups = A / K;
     const int64_t length = s->end - s->start, num_keys = s->num_context + length, U = up(num_keys, LANES);
@@ -92,8 +93,9 @@ static void attend(const Pass *p, const Kept *k, const Segment *s, int64_t head,
     }
 }
 
-/* The way back through one tree's queries of one key head: from the gradient of `seen` (N, A D) to that of
-   the heads (N, O). A context comes before what continues it, and is assigned; what continues it adds. */
+/* The backward pass for the queries of one tree, in the query heads of one key head. It turns the gradient of
+   `seen` (N, A D) into that of the heads (N, O). A context comes before its continuations. Its gradients are
+   assigned, and its continuations add to them. */
 static void unattend(const Pass *p, const Kept *k, int64_t tree, int64_t head, const real *grad_seen,
                      real *grad_qkv, real *work) {
     const int64_t D = p->head_dim, A = p->heads, K = p->kv_heads, O = (A + 2 * K) * D, groups = A / K;

@@ -1,12 +1,12 @@
 /* Computes rows with a fused model (trainer/sampler/decode_model.py), and draws tokens from the logits.
 
-   A row is one token to read. It sees the places of its cache up to its own position: first a prompt, which
-   it may share with other rows, then its own tokens. Rows of one cache may be read together, as the tokens of
-   a prompt are, or one at a time.
+   A row is one token to read. It sees the places of its cache up to its own position. The first places hold a
+   prompt, which it may share with other rows, and the next ones hold its own tokens. Several rows of one cache
+   may be read together, such as the tokens of a prompt.
 
    All threads run `decode` on the same batch, in phases (phases.h). Each number is computed within one unit
-   of a phase, in an order that depends only on the model and on its own row. So it has the same bits in any
-   company and on any number of threads.
+   of a phase, in an order that depends only on the model and on its own row. So it has the same bits whatever
+   other rows are computed with it, and for any number of threads.
 
    Legend: H hidden, A query heads, K key heads, D head size, I inner, V vocabulary. */
 
@@ -20,7 +20,7 @@ typedef int64_t livec __attribute__((vector_size(8 * DOUBLES)));
 
 static const ivec PLACE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* Neighbours in each other's place. */
+/* The vector with each pair of neighbours swapped. */
 static inline vec swapped(vec x) { return PICKED(x, x, OF_LANES(OTHER, 1)); }
 
 enum { PORTIONS = 16 };
@@ -29,8 +29,9 @@ typedef struct {
     const float *qkv, *qkv_bias, *qk_norm, *out, *out_bias, *gate_up, *gate_up_bias, *down, *down_bias;
 } Layer;
 
-/* The gate's and the inner outputs lie in turns, WIDE of each, so that a panel has both. cos and sin of
-   the rotary embedding are (positions, D): x cos + x' sin, where x' has neighbours swapped. */
+/* In the MLP's first matrix the outputs of the gate and the other outputs alternate, WIDE of each, so that a
+   panel has both. cos and sin of the rotary embedding are (positions, D). The embedding is x cos + x' sin,
+   where x' is x with each pair of neighbours swapped. */
 typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, inner, vocabulary;
     float eps;
@@ -38,8 +39,9 @@ typedef struct {
     const Layer *layer;
 } Model;
 
-/* Caches are keys, then values, (layers, K, places, D) each; places are whole vectors. WIDE places of keys
-   lie together, (places / WIDE, D, WIDE): scores of WIDE places are one vector. */
+/* A cache holds keys, then values, (layers, K, places, D) each. The number of places is a multiple of WIDE. The
+   keys of WIDE places lie together, (places / WIDE, D, WIDE), so that the scores of WIDE places are one
+   vector. */
 typedef struct {
     int64_t token, position;
     const float *prompt;
@@ -48,9 +50,10 @@ typedef struct {
     int64_t places, left;
 } Row;
 
-/* `active` lists rows that are computed, `end` those of them, in order, whose logits are wanted. With `uniform`
-   (steps, rows) tokens are drawn and read again, for so many steps; a row that draws one of `stop`, or
-   has no more than that `left` to draw, is computed no further. `drawn` is (steps, rows). */
+/* `active` lists the rows that are computed. `end` lists those of them, in order, whose logits are wanted. With
+   `uniform` (steps, rows), each step draws a token per row, which the next step reads. A row ends when it draws
+   one of `stop`, or when it has drawn as many tokens as `left` allows. It is not computed after that. `drawn`
+   is (steps, rows). */
 typedef struct {
     int64_t rows, steps, stops;
     _Atomic int64_t active, ends;
@@ -66,8 +69,8 @@ typedef struct {
     Phase *phase;
 } Batch;
 
-/* What one thread works with. `ending`: past the last layer's keys and values, where nothing is computed but
-   for the rows whose logits are wanted; they come first then. */
+/* The state of one thread. `ending` is set after the keys and values of the last layer. From there on only the
+   rows whose logits are wanted are computed, and they come first. */
 typedef struct {
     const Model *m;
     Batch *b;
@@ -78,7 +81,8 @@ typedef struct {
     double *masses;
 } Work;
 
-/* A phase in some PORTIONS, for to claim one costs as much as a small unit. */
+/* Runs a phase. Its units are claimed in at most PORTIONS portions, because claiming one costs as much as
+   computing a small unit. */
 static void share(Work *k, int64_t units, void (*run)(const Work *, int64_t)) {
     Phase *p = k->phase++;
     for (Units u = {0}; claim(p, units, 1 + units / PORTIONS, &u);)
@@ -95,7 +99,8 @@ static inline int64_t rows(const Work *k) { return k->ending ? ends(k) : active(
 
 enum Then { STORE, ADD, GATE };
 
-/* `count` rows, up to `many`, of a panel's product: from x on, to out on, `stride` a row. */
+/* The products of `count` rows (at most `many`) with one panel. Rows begin at x, and results at out, where rows
+   are `stride` apart. */
 static inline __attribute__((always_inline)) void block(const float *x, int64_t count, int many, int64_t inputs,
                                                         const float *w, const float *bias, int64_t width,
                                                         float *out, int64_t stride, enum Then then) {
@@ -117,7 +122,7 @@ static inline __attribute__((always_inline)) void block(const float *x, int64_t 
             for (int64_t o = 0; o < width; o++) out[o] = ((float *)found[r])[o] + (then == ADD ? out[o] : 0);
 }
 
-/* Panel `p` of x times w, for all rows: it is read once from far away and stays near. */
+/* Panel `p` of x times w, for all rows. So the panel is read from memory once, and then stays in the cache. */
 static inline __attribute__((always_inline)) void panel(const float *x, int64_t rows, int64_t inputs, const float *w,
                                                         const float *bias, int64_t outputs, int64_t p, float *out,
                                                         enum Then then) {
@@ -152,7 +157,7 @@ static void last_norm(const Work *k, int64_t e) {
     unit(k->x + e * H, k->m->norm, H, k->m->eps, k->u + e * H);
 }
 
-/* The wanted rows to the front; they are in order. */
+/* Moves the rows whose logits are wanted to the front. They are in order, so no row is overwritten too early. */
 static void gather(const Work *k, int64_t alone) {
     const int64_t H = k->m->hidden;
     for (int64_t e = alone; e < ends(k); e++) memmove(k->x + e * H, k->x + k->b->end[e] * H, H * sizeof(float));
@@ -184,13 +189,13 @@ static void head(const Work *k, int64_t p) {
     panel(k->u, ends(k), m->hidden, m->head, 0, m->vocabulary, p, k->b->logits, STORE);
 }
 
-/* Where a key head's keys or values begin in a cache of so many places. */
+/* Where the keys or values of a key head begin, in a cache of `places` places. */
 static inline int64_t place_of(const Work *k, int64_t head, int64_t places, int values) {
     const Model *m = k->m;
     return ((values * m->layers + k->layer) * m->kv_heads + head) * places * m->head_dim;
 }
 
-/* Turn a row's queries and keys by its position, and write its keys and values. */
+/* Rotates a row's queries and keys by its position, and writes its keys and values to the cache. */
 static void turn(const Work *k, int64_t j) {
     const Model *m = k->m;
     const Row *row = row_of(k, j);
@@ -214,8 +219,8 @@ static void turn(const Work *k, int64_t j) {
     }
 }
 
-/* Scores of the first `seen` places; -inf up to the next whole vector. The highest of them and `most`, each
-   place of a vector by itself. */
+/* Writes the scores of the first `seen` places, and -inf up to the end of the last vector. Returns the highest
+   of them and `most`, for each lane of a vector separately. */
 static vec score(const float *q, const float *keys, int64_t size, int64_t seen, float scale, float *scores,
                  vec most) {
     for (int64_t t = 0; t < seen; t += WIDE, keys += WIDE * size) {
@@ -232,7 +237,8 @@ static vec score(const float *q, const float *keys, int64_t size, int64_t seen, 
     return most;
 }
 
-/* even and odd, so many vectors each, take weights over values (places, size) in turns. */
+/* Adds weights times values (places, size) over the first `seen` places, `vectors` vectors each. The sum over
+   places with even numbers is added to `even`, and that over the others to `odd`. */
 static inline __attribute__((always_inline)) void mix(const float *weights, const float *values, int64_t size,
                                                       int64_t seen, vec even[4], vec odd[4], int vectors) {
     for (int64_t t = 0; t < seen; t += 2, values += 2 * size) {
@@ -244,7 +250,7 @@ static inline __attribute__((always_inline)) void mix(const float *weights, cons
     }
 }
 
-/* What one key head's query heads of a row attend to. Rows of one prompt follow each other. */
+/* The attention of one row in the query heads of one key head. Rows of one prompt follow each other. */
 static void attend(const Work *k, int64_t unit) {
     const Model *m = k->m;
     const int64_t D = m->head_dim, A = m->heads, K = m->kv_heads, groups = A / K, j = unit % rows(k), h = unit / rows(k);
@@ -289,7 +295,7 @@ static void attend(const Work *k, int64_t unit) {
     }
 }
 
-/* exp to the last bit or two, of what is not above 0: as vexp. */
+/* exp of numbers that are at most 0, exact but for the last one or two bits. It is computed like vexp. */
 static inline dvec dexp(dvec x) {
     const livec low = x < -708.0;
     x = (dvec)((low & (livec)((dvec){0} - 708.0)) | (~low & (livec)x));
@@ -327,7 +333,7 @@ static void draw(const Work *k, int64_t j) {
     b->logprob[at] = logits[token] / heat - most - log(total);
 }
 
-/* Rows read what they drew next, but for those that are over. */
+/* Each row will read the token that it has drawn. Rows that have ended are removed. */
 static void go_on(const Work *k, int64_t unit) {
     (void)unit;
     Batch *b = k->b;
@@ -345,8 +351,9 @@ static void go_on(const Work *k, int64_t unit) {
     atomic_store_explicit(&b->ends, kept, memory_order_relaxed);
 }
 
-/* `rest` holds, per row, 2 H + (2 A + 2 K) D + I floats; `room_of_thread` is in doubles: V of them, whole
-   vectors, and as many floats as two caches have places. `phase` has (8 layers + 6) steps of them, all zero. */
+/* The entry point, which every thread calls. `rest` holds 2 H + (2 A + 2 K) D + I floats per row.
+   `room_of_thread` is a number of doubles: V of them in whole vectors, and as many floats as two caches have
+   places. `phase` holds (8 layers + 6) phases for each step, which are all zero at first. */
 void decode(const Model *m, Batch *b, int64_t thread) {
     const int64_t H = m->hidden, D = m->head_dim, O = (m->heads + 2 * m->kv_heads) * D;
     float *rest = b->rest;

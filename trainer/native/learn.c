@@ -15,7 +15,7 @@
 #include "attention.h"
 #include "phases.h"
 
-/* The rotary embedding of one head; with `way` -1 its inverse. */
+/* Applies the rotary embedding to one head, in place. With `way` -1 it applies the inverse. */
 static inline void turn(real *restrict head, const real *restrict cos_, const real *restrict sin_,
                         int64_t half, real way) {
     for (int64_t d = 0; d < half; d++) {
@@ -25,7 +25,7 @@ static inline void turn(real *restrict head, const real *restrict cos_, const re
     }
 }
 
-/* x -> heads, normed and rotated. */
+/* Computes the heads from x: norm, projection, norms of the heads, rotary embedding. */
 static void into_heads(const Pass *p, int64_t layer, int64_t first, int64_t rows, real *work) {
     const Layer *w = p->layer + layer;
     const Kept k = kept_of(p, layer, 0);
@@ -49,7 +49,7 @@ static void into_heads(const Pass *p, int64_t layer, int64_t first, int64_t rows
     }
 }
 
-/* The output of attention -> x. */
+/* From the output of attention to the end of the layer: adds its projection and the MLP to x. */
 static void out_of_heads(const Pass *p, int64_t layer, int64_t first, int64_t rows, real *work) {
     const Fused *f = p->layer[layer].fused;
     const Kept k = kept_of(p, layer, 0);
@@ -70,7 +70,7 @@ static void out_of_heads(const Pass *p, int64_t layer, int64_t first, int64_t ro
     multiply(inner, I, rows, I, f[DOWN].forward, I, f[DOWN].bias, H, x, H, 1);
 }
 
-/* Adds these rows' share to the gradients of the adapters of y = x W, from that of y. */
+/* Adds what these rows contribute to the gradients of the adapters of y = x W, given the gradient of y. */
 static void adapt(const Fused *f, const real *x, const real *grad, int64_t rows, real *share, real *low) {
     if (!f->ranks) return;
     real *high = low + TILE * f->width, *to = share + f->share, *panels = f->high;
@@ -96,8 +96,8 @@ static void adapt(const Fused *f, const real *x, const real *grad, int64_t rows,
     gather(high, f->width, f->ranks, x, f->inputs, f->inputs, rows, to, f->inputs);
 }
 
-/* The gradient of x after a layer, in its place -> that after its attention; and that of what was attended
-   to. */
+/* Replaces the gradient of x after a layer by that of x after its attention, in place. Also computes the
+   gradient of the attention's output. */
 static void back_to_seen(const Pass *p, int64_t layer, int64_t first, int64_t rows, real *share,
                          real *grad_seen, real *work) {
     const Fused *f = p->layer[layer].fused;
@@ -134,7 +134,8 @@ static void back_to_seen(const Pass *p, int64_t layer, int64_t first, int64_t ro
     multiply(grad, H, rows, H, f[OUT].backward, H, 0, AD, grad_seen + first * AD, AD, 0);
 }
 
-/* The gradient of the heads, and of x after the attention, in its place -> that of x before the layer. */
+/* Replaces the gradient of x after the attention by that of x before the layer, in place, given also the
+   gradient of the heads. */
 static void back_to_input(const Pass *p, int64_t layer, int64_t first, int64_t rows, real *share,
                           real *grad_qkv, real *work) {
     const Layer *w = p->layer + layer;
@@ -161,7 +162,7 @@ static void back_to_input(const Pass *p, int64_t layer, int64_t first, int64_t r
     }
 }
 
-/* Panels of the adapters: scale B, and A times what the norm before folds in. */
+/* Packs the adapters in panels: B times the scale, and A times the factor of the norm before. */
 static void pack_adapters(const Fused *f, real scale) {
     const int64_t lanes = lanes_of(f->ranks);
     int64_t rank = 0;
@@ -186,7 +187,8 @@ static void pack_adapters(const Fused *f, real scale) {
 
 static int64_t panels_of(const Fused *f) { return up(f->outputs, lanes_of(f->outputs)) / lanes_of(f->outputs); }
 
-/* A panel of outputs of the matrix, adapters added in, and the rows of its transpose that they are. */
+/* Packs one panel of outputs of the matrix, with the adapters added, and the same outputs as rows of the
+   transpose. */
 static void pack(const Fused *f, int64_t number, real scale, real *work) {
     const int64_t lanes = lanes_of(f->outputs), back = lanes_of(f->inputs), inputs = f->inputs;
     const int64_t first = number * lanes;
@@ -224,7 +226,8 @@ static real summed(const real *first, int64_t size) {
     return total;
 }
 
-/* Sums a matrix's gradients over the stretches, into those of the tensors. */
+/* Sums the gradients of a matrix's adapters over the stretches, and writes them to the gradients of the
+   tensors. */
 static void finish(const Fused *f, const real *shares, int64_t size, real scale) {
     int64_t at = f->share;
     for (const Module *m = f->module; m < f->module + f->count; m++)
@@ -254,7 +257,7 @@ static int64_t scratch_size(const Pass *p) {
     return up(most(most(rows, LANES * inputs), 5 * U * D + 2 * QUERIES * U), WIDE) + 4 * WIDE;
 }
 
-/* Gives everything its place in `work`, and returns how much that is. */
+/* Assigns every buffer its place in `work`. Returns how many numbers they take together. */
 static int64_t place(Pass *p) {
     real *at = p->work;
     p->share = 0;
@@ -285,7 +288,7 @@ static int64_t place(Pass *p) {
     return at - p->work;
 }
 
-/* How many numbers `kept` and `work` hold. */
+/* Computes how many numbers `kept` and `work` must hold. */
 void learn_sizes(Pass *p, int64_t *kept, int64_t *work) {
     real *end;
     kept_of(p, p->keeps ? p->layers - 1 : 0, &end);
@@ -293,10 +296,10 @@ void learn_sizes(Pass *p, int64_t *kept, int64_t *work) {
     *work = place(p);
 }
 
-/* To be called once, when `kept` and `work` are there. */
+/* Call this once, after `kept` and `work` are allocated. */
 void learn_prepare(Pass *p) { place(p); }
 
-/* Calls a thread's share of so many jobs of the next phase. */
+/* Runs `call` for each of the jobs of the next phase that this thread claims. */
 #define EACH(jobs, job, call)                              \
     for (Units u = {0}; claim(phase, jobs, 1, &u);)        \
         for (int64_t job = u.first; job < u.last; job++) { \
@@ -335,7 +338,7 @@ static void backward_stretch(const Pass *p, int64_t layer, int64_t number, real 
     }
 }
 
-/* The phases of one thread, of whom any number may come. `phase`: (2 layers + 2), zero at first. */
+/* The forward pass of one thread. Any number of threads may call it. `phase`: (2 layers + 2), zero at first. */
 void learn_forward(const Pass *p, Phase *phase, int64_t thread) {
     const int64_t tiles = (p->tokens + TILE - 1) / TILE, heads = p->kv_heads;
     real *scratch = p->scratch + thread * scratch_size(p);
@@ -350,7 +353,7 @@ void learn_forward(const Pass *p, Phase *phase, int64_t thread) {
     EACH(tiles, tile, forward_tile(p, p->layers, tile, scratch));
 }
 
-/* `phase`: as many, others. */
+/* The backward pass of one thread. `phase`: as many phases as for the forward pass, but other ones. */
 void learn_backward(const Pass *p, Phase *phase, int64_t thread) {
     const int64_t heads = p->kv_heads;
     real *scratch = p->scratch + thread * scratch_size(p);

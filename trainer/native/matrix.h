@@ -8,7 +8,7 @@ static int64_t up(int64_t size, int64_t to) { return (size + to - 1) / to * to; 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* One panel's columns, one vector of them or two, of out = x w. */
+/* The columns of one panel of out = x w. A panel has one vector of columns, or two. */
 static inline __attribute__((always_inline)) void columns(const real *x, int64_t x_stride, int64_t rows,
                                                           int64_t inputs, const real *w, int lanes, int two,
                                                           const real *bias, real *out, int64_t stride, int add) {
@@ -34,11 +34,12 @@ static inline __attribute__((always_inline)) void columns(const real *x, int64_t
     }
 }
 
-/* Lanes of the panels of that many outputs. */
+/* The number of lanes of each panel, for a matrix of this many outputs. */
 static int64_t lanes_of(int64_t outputs) { return outputs <= WIDE ? WIDE : LANES; }
 
-/* out[r, o] = bias[o] + sum_i x[r, i] w[i, o] (+ what is there, with `add`). Whole vectors are written:
-   the rows of `out` are that much apart. Panels are `depth` inputs long, of which the first are used. */
+/* out[r, o] = bias[o] + sum_i x[r, i] w[i, o]. With `add`, the result is added to what `out` holds. Whole
+   vectors are written, so the rows of `out` must have room for them. Panels are `depth` inputs long, and the
+   first `inputs` of them are used. */
 static void multiply(const real *x, int64_t x_stride, int64_t rows, int64_t inputs, const real *w,
                      int64_t depth, const real *bias, int64_t outputs, real *out, int64_t stride, int add) {
     if (outputs <= WIDE) {
@@ -93,14 +94,14 @@ static void gather(const real *x, int64_t x_stride, int64_t inner, const real *y
     }
 }
 
-/* x over the length of (x, sqrt(size eps)), which is returned. */
+/* Writes x divided by the length of (x, sqrt(size eps)), and returns that length. */
 static real unit_of(const real *x, int64_t size, double eps, real *out) {
     const real length = sqrt(dot(x, x, size) + size * eps), over = 1 / length;
     for (int64_t i = 0; i < size; i++) out[i] = x[i] * over;
     return length;
 }
 
-/* The gradient of x from that of u = unit_of(x), in its place. */
+/* Replaces the gradient of u = unit_of(x) by that of x, in place. */
 static void through_unit(real *grad, const real *u, real length, int64_t size) {
     const real along = dot(grad, u, size), over = 1 / length;
     for (int64_t i = 0; i < size; i++) grad[i] = (grad[i] - u[i] * along) * over;

@@ -1,4 +1,4 @@
-/* The structs of a pass (filled in by trainer/native/learn.py), and what it keeps. */
+/* The structs of a pass, which trainer/native/learn.py fills in, and the numbers that a pass keeps. */
 
 #pragma once
 
@@ -13,11 +13,12 @@ typedef struct {
     real *grad_a, *grad_b;      /* like a and b */
 } Module;
 
-/* Modules that share an input, as one matrix. The rest is filled in here: its panels, those of its
-   transpose, those of the adapters, and where gradients lie in a stretch's share. */
+/* Modules that share an input, as one matrix. Python fills in the fields up to `module`. C fills in the others:
+   the panels of the matrix (`forward`), of its transpose (`backward`) and of the adapters (`low`, `high`), and
+   where the gradients of this matrix begin in a stretch's share of the gradients. */
 typedef struct {
     int64_t inputs, outputs, count;
-    const real *bias, *fold; /* (outputs), and (inputs): what the norm before multiplies the inputs with */
+    const real *bias, *fold; /* (outputs); (inputs): the factor of the norm before */
     const Module *module;
     int64_t ranks, width, share;
     real *forward, *backward, *low, *high;
@@ -37,14 +38,14 @@ typedef struct {
     double eps, scale; /* of the norms; of the adapters */
     const real *cos, *sin;  /* (N, D / 2) */
     const Segment *segment; /* in the order of N */
-    const int64_t *tree;    /* (trees + 1): each tree's first segment; a tree's segments share a context */
+    const int64_t *tree;    /* (trees + 1): first segment of each tree; its segments share a context */
     Layer *layer;
-    real *x;    /* (N, H): embeddings in, hidden states out; then the gradient of these, changed in place */
-    real *kept; /* what the way back needs */
-    real *work; /* panels, and what follows */
-    real *shares, *grad_seen, *grad_qkv, *scratch; /* the gradients of each stretch's adapters; of what was
-                                                      attended to; of the heads; one per thread */
-    int64_t share; /* size of a stretch's */
+    real *x;    /* (N, H): embeddings, then hidden states; later their gradient, changed in place */
+    real *kept; /* what the backward pass needs */
+    real *work; /* panels, then the four below */
+    real *shares, *grad_seen, *grad_qkv, *scratch; /* per stretch, gradients of the adapters; gradient of the
+                                                      attention's output; of the heads; one per thread */
+    int64_t share; /* numbers in the share of one stretch */
 } Pass;
 
 /* The numbers that one layer keeps for the backward pass. */

@@ -1,10 +1,12 @@
-/* Vectors, and the products and norms that are made of them.
+/* Vectors, and products and norms that use them.
 
-   Vectors are GCC's (and Clang's) own; the compiler maps them to what the processor has. Every number is
-   summed in an order that depends on the sizes and on its own row alone: a row has the same bits in any
-   company. Numbers are floats, or doubles with -DDOUBLE, which the tests compare in.
+   They are the vector types of GCC and Clang, which the compiler maps to the instructions of the processor.
+   Every sum is computed in an order that depends only on the sizes and on the row. So a row has the same bits
+   whatever other rows are computed with it. Numbers are floats, or doubles with -DDOUBLE, which the tests use
+   to compare.
 
-   Weights are packed in panels of LANES outputs: (outputs / LANES, inputs, LANES), zeros after the last. */
+   Weights are packed in panels of LANES outputs: (outputs / LANES, inputs, LANES). The last panel is filled up
+   with zeros. */
 
 #pragma once
 
@@ -38,14 +40,14 @@ static inline vec chosen(ivec where, vec yes, vec no) {
     return (vec)((where & (ivec)yes) | (~where & (ivec)no));
 }
 
-/* Of two vectors, the numbers at these places; those of the second come after the first's. */
+/* The numbers at these places of two vectors. The places of the second vector come after those of the first. */
 #ifdef __clang__
 #define PICKED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define PICKED(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
 #endif
 
-/* A place of each lane, by a macro of (lane, step). */
+/* A list with the place for each lane, computed by the macro `of` from (lane, step). */
 #define OF_8(of, step) \
     of(0, step), of(1, step), of(2, step), of(3, step), of(4, step), of(5, step), of(6, step), of(7, step)
 #ifdef DOUBLE
@@ -59,7 +61,7 @@ static inline vec chosen(ivec where, vec yes, vec no) {
 #define LOW(lane, step) ((lane) & (step) ? (lane) + WIDE - (step) : (lane))
 #define HIGH(lane, step) ((lane) & (step) ? (lane) + WIDE : (lane) + (step))
 
-/* Swaps blocks of `step` lanes between rows that lie `step` apart. */
+/* Swaps blocks of `step` lanes between rows whose indexes differ by `step`. */
 #define CROSS(row, step)                                       \
     for (int i = 0; i < WIDE; i++)                             \
         if (!(i & (step))) {                                   \
@@ -68,7 +70,7 @@ static inline vec chosen(ivec where, vec yes, vec no) {
             row[i + (step)] = PICKED(a, b, OF_LANES(HIGH, step)); \
         }
 
-/* A square block of WIDE rows: its rows become its columns. */
+/* Transposes a square block of WIDE rows, in place. */
 static inline void transpose(vec *row) {
     CROSS(row, 1)
     CROSS(row, 2)
@@ -84,7 +86,7 @@ static inline vec vexp(vec x) {
     return x;
 }
 #else
-/* exp to about 1e-7: 2^n e^r with |r| <= ln 2 / 2, and a polynomial for e^r. */
+/* exp to a relative error of about 1e-7, as 2^n e^r with |r| <= ln 2 / 2 and a polynomial for e^r. */
 static inline vec vexp(vec x) {
     x = chosen(x < -87.3f, splat(-87.3f), x);
     x = chosen(x > 88.3f, splat(88.3f), x);
@@ -102,7 +104,7 @@ static inline vec vexp(vec x) {
 }
 #endif
 
-/* Of one panel and so many rows: a[r] and, with `two`, b[r] = sum_i at[r][i] w[i]. */
+/* The products of `many` rows with one panel: a[r] and, with `two`, also b[r] = sum_i at[r][i] w[i]. */
 static inline __attribute__((always_inline)) void some_rows_of(const real *const *at, int many, int64_t inputs,
                                                                const real *w, int lanes, int two, vec *a, vec *b) {
 #pragma GCC unroll 8
@@ -119,7 +121,7 @@ static inline __attribute__((always_inline)) void some_rows_of(const real *const
     }
 }
 
-/* Of ROWS rows. */
+/* The same for ROWS rows. */
 static inline __attribute__((always_inline)) void rows_of(const real *const *at, int64_t inputs, const real *w,
                                                           int lanes, int two, vec *a, vec *b) {
     some_rows_of(at, ROWS, inputs, w, lanes, two, a, b);
@@ -131,7 +133,7 @@ static inline real dot(const real *x, const real *y, int64_t size) {
     return sum(total);
 }
 
-/* x over the length of (x, sqrt(size eps)), times `by` where there is one. */
+/* Writes x divided by the length of (x, sqrt(size eps)), multiplied by `by` unless that is NULL. */
 static inline void unit(const real *x, const real *by, int64_t size, real eps, real *out) {
     const real scale = 1 / sqrt(dot(x, x, size) + size * eps);
     for (int64_t i = 0; i < size; i++) out[i] = x[i] * scale * (by ? by[i] : 1);
