@@ -37,7 +37,8 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
-    """The shape of a model; its weights come with each call."""
+    """The shape of a model, with functions that compute its passes. The weights are passed to each
+    call."""
 
     num_layers: int
     heads: int
@@ -49,12 +50,12 @@ class Decoder:
 
     @property
     def groups(self) -> int:
-        """Query heads per key head."""
+        """The number of query heads per key head."""
         return self.heads // self.kv_heads
 
     def rotation(self, positions_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of the rotary embedding, (N, 1, D) each. sin includes the sign of the swap of
-        halves, (x1, x2) -> (-x2, x1), so that the swap is a plain roll."""
+        """cos and sin of the rotary embedding, (N, 1, D) each. The embedding swaps the halves of a head:
+        (x1, x2) -> (-x2, x1). sin includes the sign, so that the swap is a plain roll."""
         half = positions_N[:, None].float() * self.inverse_frequencies
         angles = torch.cat((half, half), dim=-1)[:, None, :]
         sin = angles.sin() * self.rope_scale
@@ -69,7 +70,7 @@ class Decoder:
         attend: Attend,
         forward: Forward = DIRECT,
     ) -> torch.Tensor:
-        """Token ids and their positions -> final hidden states (N, H), after the last norm."""
+        """The final hidden states (N, H), after the last norm, of tokens (N) at these positions (N)."""
         steps = forward.steps(tokens_N.device)
         x_N_H = F.embedding(tokens_N, _need(weights, "model.embed_tokens.weight"))
         cos, sin = (part.to(x_N_H.dtype) for part in self.rotation(positions_N))
@@ -101,11 +102,11 @@ class Decoder:
         return x_N_H + down
 
     def logits(self, weights: Weights, hidden_M_H: torch.Tensor) -> torch.Tensor:
-        """(M, H) -> (M, vocabulary)."""
+        """The logits (M, vocabulary) of hidden states (M, H)."""
         return logits_of(hidden_M_H, self.head(weights))
 
     def head(self, weights: Weights) -> torch.Tensor:
-        """The output head, (vocabulary, H). It is the embedding where the two are tied."""
+        """The weight (vocabulary, H) of the output head. It is the embedding if the two are tied."""
         head = weights.tensor("lm_head.weight")
         return head if head is not None else _need(weights, "model.embed_tokens.weight")
 
@@ -122,7 +123,7 @@ def _need(weights: Weights, name: str) -> torch.Tensor:
 
 
 def causal_attend(mask_T_T: torch.Tensor, *, kv_heads: int) -> Attend:
-    """Attention within one flat sequence, under a boolean mask (True: visible)."""
+    """Attention within one flat sequence. The mask (T, T) is True where a query (row) sees a key."""
 
     def attend(
         layer: int, q_T_A_D: torch.Tensor, k_T_K_D: torch.Tensor, v_T_K_D: torch.Tensor
@@ -139,8 +140,8 @@ def causal_attend(mask_T_T: torch.Tensor, *, kv_heads: int) -> Attend:
 
 
 def decoder_of(base: Base) -> Decoder | None:
-    """The lean decoder of a base model. None when the model is of another family, or when its logits
-    do not agree with Transformers'."""
+    """The lean decoder of a base model. None when the model is of another family, or when the decoder's
+    logits do not agree with those of Transformers."""
     config = base.model.config
     rotary = getattr(getattr(base.model, "model", None), "rotary_emb", None)
     layer_types = set(getattr(config, "layer_types", None) or ("full_attention",))

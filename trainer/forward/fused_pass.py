@@ -2,10 +2,10 @@
 """The learner's pass over a base with adapters, fused, with its gradient written out.
 
 On a small machine, a pass of a small model spends as much time on the operations between the matrix
-products, and on the thin products of the adapters, as on the base. Here weight and adapter are one
-matrix (`trainer/forward/fused_weights.py`), so the forward pass has no adapters in it. A layer is three
-operations. The backward pass of each works in place, and computes all gradients of its input in one
-product:
+products, and on the thin products of the adapters, as on the products with the base. Here weight and
+adapter are added to one matrix (`trainer/forward/fused_weights.py`), so the forward pass has no separate
+adapters. A layer is three operations. The backward pass of each works in place, and computes all
+gradients of its input in one product:
 
     u = x / |(x, pad)|,   y = u W,   W = fold (W_0 + s B A)'      W_0 and fold frozen
     dB = s dy' (u A'),  dA = s (dy B)' u,  du = dy W',  dx = (du - u (u . du)) / |(x, pad)|
@@ -41,11 +41,11 @@ from trainer.forward.rms_norm import rms_norm
 from trainer.forward.weights import FUSED, Trainable, layer_module
 
 COPY_BYTES = 1 << 30
-"""Bases larger than this are not copied for a pass."""
+"""The size of the largest base that is copied for a pass."""
 
 
 def can_fuse(view: Trainable, *, num_bytes: int) -> bool:
-    """Whether a pass over this version, with a base of this size, is fused."""
+    """Whether a pass over this version, with a base of `num_bytes` bytes, runs fused."""
     embedding = view.base["model.embed_tokens.weight"]
     return (
         view.has_frozen_base
@@ -57,30 +57,32 @@ def can_fuse(view: Trainable, *, num_bytes: int) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """An adapter of a fused weight: the columns of the outputs that it adds to."""
+    """One adapter of a fused weight: the outputs that it adds to, its ranks in `Adapters.a_r_H`, and its
+    B."""
 
     outputs: slice
     ranks: slice
     b_O_r: torch.Tensor
-    """times the scale"""
+    """B, multiplied by the scale"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapters:
-    """The adapters of the projections that share an input, as the fused weight has them."""
+    """The adapters of the projections that share an input, in the order of the fused weight's
+    outputs."""
 
     a_r_H: torch.Tensor
-    """The A of all parts, one after the other, times the factor of the norm before them."""
+    """The A of all parts, one after the other, multiplied by the factor of the norm before them."""
     fold_H: torch.Tensor | None
     parts: tuple[Part, ...]
     scale: float
     unordered_O: torch.Tensor | None
-    """The place of each module output in the fused outputs."""
+    """The index of each module output in the fused outputs; None if the order is the same."""
     dtype: torch.dtype
     """The type of the trained tensors."""
 
     def gradients(self, u_N_H: torch.Tensor, grad_N_O: torch.Tensor) -> list[torch.Tensor]:
-        """The gradients of A and B, part by part."""
+        """The gradients of A and B of each part, in order, from the gradient of the fused outputs."""
         if not self.parts:
             return []
         low_N_r = u_N_H @ self.a_r_H.t()
@@ -137,7 +139,7 @@ def _adapters(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedLayer:
-    """A layer, its adapters, and the trained tensors that they are made of."""
+    """A fused layer, its adapters, and the trained tensors that the adapters consist of."""
 
     weights: LayerWeights
     adapters: dict[str, Adapters]
@@ -146,7 +148,7 @@ class FusedLayer:
 
 @torch.no_grad()
 def fused_layers(decoder: Decoder, view: Trainable) -> Iterator[FusedLayer]:
-    """The layers of a version. Each is made when the iterator reaches it."""
+    """The fused layers of a version, in order. Each is made when the iterator reaches it."""
     order_O = interleaved_order(decoder, device=view.base["model.embed_tokens.weight"].device)
     rounded = view.round_weights()
     for layer in range(decoder.num_layers):
@@ -169,7 +171,8 @@ def fused_hidden(
     attend: Attend,
     forward: Forward,
 ) -> torch.Tensor:
-    """Token ids and their positions -> final hidden states (N, H), as `Decoder.hidden_states`."""
+    """The final hidden states (N, H) of tokens (N) at these positions (N), as `Decoder.hidden_states`
+    returns them."""
     x_N_H = F.embedding(tokens_N, view.base["model.embed_tokens.weight"])
     turn = rotations(decoder, positions_N, dtype=x_N_H.dtype)
     for number, layer in enumerate(fused_layers(decoder, view)):
@@ -195,13 +198,13 @@ def _layer(
 
 
 def _unit(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """x over the length of (x, pad), and that length."""
+    """x divided by the length of (x, pad), and that length."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(pad(x, x.shape[-1], eps))
     return x / length, length
 
 
 def _through_unit(grad: torch.Tensor, u: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """The gradient of x from that of u, in its place."""
+    """The gradient of x from that of u. It overwrites the gradient of u."""
     along = torch.linalg.vecdot(grad, u)[..., None]
     return grad.addcmul_(u, along, value=-1).div_(length)
 
@@ -218,7 +221,7 @@ def _add_projection(
 
 
 def _complex_heads(x_N_A_D: torch.Tensor) -> torch.Tensor:
-    """The heads as complex numbers, in the same memory."""
+    """A view of the heads as complex numbers (N, A, D / 2), in the same memory."""
     return torch.view_as_complex(x_N_A_D.unflatten(-1, (-1, 2)))
 
 
@@ -269,7 +272,7 @@ class _Heads(torch.autograd.Function):
 
 
 class _Out(torch.autograd.Function):
-    """The residual x plus the projection of the attention's output."""
+    """Adds the projection of the attention's output to the residual x."""
 
     @staticmethod
     def forward(
@@ -294,7 +297,7 @@ class _Out(torch.autograd.Function):
 
 
 class _Mlp(torch.autograd.Function):
-    """The residual x plus down(silu(gate) up) of the normed x."""
+    """Adds down(silu(gate) up) of the normed x to the residual x."""
 
     @staticmethod
     def forward(

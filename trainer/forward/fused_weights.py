@@ -1,13 +1,14 @@
-"""The linear layers of a policy version, fused: a copy in which the adapter is added in.
+"""A fused copy of the linear layers of a policy version. It differs from the original in three ways.
 
-- B A is added to the weight that it adapts.
-- Projections that share an input are one matrix, and the norm before them is norm_fold into it: with
-  u = x / |(x, sqrt(H eps))|, the normed input w x / rms(x) is sqrt(H) w u, so W takes sqrt(H) w.
+- The adapter's s B A is added to the weight that it adapts.
+- Projections that share an input are one matrix, and the norm before them is folded into it. With
+  u = x / |(x, sqrt(H eps))|, the normed input w x / rms(x) is sqrt(H) w u. So W is multiplied by
+  sqrt(H) w.
 - The two halves of each query and key head are interleaved, which makes the rotary embedding one
   complex product. Queries and keys are permuted in the same way, so their products do not change.
 
-The sampler decodes with it (`trainer/sampler/decode_model.py`), the learner trains adapters with it
-(`trainer/forward/fused_pass.py`).
+The sampler decodes with this copy (`trainer/sampler/decode_model.py`), and the learner trains adapters
+with it (`trainer/forward/fused_pass.py`).
 
 Legend: N tokens, H hidden, A query heads, K key heads, D head size, O outputs.
 """
@@ -22,19 +23,19 @@ from trainer.forward.weights import FUSED, Trainable, layer_module
 from trainer.model.lora_names import merged_weight
 
 EXACT = (torch.float32, torch.float64)
-"""Types that have a complex counterpart, and that round little enough for another order of
+"""Types that have a complex counterpart, and that are precise enough for a different order of
 operations."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """The fused weights of a layer, with a bias where the model has one. Their shape is (in, out),
-    because a product of few rows is half as fast again when it reads weights along the rows."""
+    """The fused weights of a layer, and a bias where the model has one. Their shape is (in, out),
+    because a product of few rows is 1.5 times as fast when it reads weights along the rows."""
 
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
     qk_norm: torch.Tensor | None
-    """(A + K, D), times sqrt(D)"""
+    """(A + K, D): the weights of the norms of the heads, multiplied by sqrt(D)"""
     out: torch.Tensor
     out_bias: torch.Tensor | None
     gate_up: torch.Tensor
@@ -49,7 +50,7 @@ def pad(like: torch.Tensor, size: int, eps: float) -> torch.Tensor:
 
 
 def unit(x: torch.Tensor, pad: torch.Tensor) -> torch.Tensor:
-    """x divided by the length of (x, pad)."""
+    """x divided by the length of (x, pad), along the last dimension."""
     return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(pad)
 
 
@@ -61,8 +62,8 @@ def rotations(decoder: Decoder, positions_N: torch.Tensor, *, dtype: torch.dtype
 
 
 def interleaved_order(decoder: Decoder, *, device: torch.device) -> torch.Tensor:
-    """The order of the fused outputs, as indexes into the outputs of q, k and v. The heads of q and k
-    have their halves interleaved."""
+    """The order of the fused outputs, as indexes into the outputs of q, k and v. In the heads of q and k
+    the two halves are interleaved."""
     size, turned = decoder.head_dim, decoder.heads + decoder.kv_heads
     order = torch.arange((turned + decoder.kv_heads) * size, device=device).view(-1, size)
     by_half = order[:turned].view(turned, 2, -1).transpose(1, 2).reshape(turned, size)
@@ -80,7 +81,7 @@ def norm_fold(view: Trainable, layer: int, what: str) -> torch.Tensor | None:
 
 
 def fuse_layer(decoder: Decoder, view: Trainable, layer: int) -> LayerWeights:
-    """One layer of the version `view`."""
+    """The fused weights of one layer of the version `view`."""
 
     def read(what: str, order: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         modules = [layer_module(layer, module) for module in FUSED[what]]

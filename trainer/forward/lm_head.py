@@ -1,8 +1,9 @@
-"""The output head in full precision, whatever the weights are held in.
+"""The output head in full precision, whatever the type of the weights.
 
-Logits rounded to 16 bits are off by several hundredths where they are large, and so are logprobs and all
-ratios made from them. So states and weights in half precision are multiplied with fp32 sums, and the
-result stays fp32. In the backward pass the gradient of the logits is rounded once, like every other.
+Large logits that are rounded to 16 bits are wrong by several hundredths, and so are logprobs and all
+ratios computed from them. So states and weights in half precision are multiplied with fp32 sums, and the
+result stays fp32. In the backward pass the gradient of the logits is rounded once, like every other
+gradient.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ WIDE = (torch.float32, torch.float64)
 
 
 def logits_of(hidden_M_H: torch.Tensor, weight_V_H: torch.Tensor) -> torch.Tensor:
-    """(M, H) and (V, H) -> (M, V), in fp32 or wider."""
+    """The logits (M, V), at least fp32, of hidden states (M, H) under the head's weight (V, H)."""
     if hidden_M_H.dtype in WIDE:
         return F.linear(hidden_M_H, weight_V_H)
     result: torch.Tensor = _WideProduct.apply(hidden_M_H, weight_V_H)

@@ -1,4 +1,4 @@
-"""Log-probabilities of the chosen tokens, straight from the hidden states.
+"""Log-probabilities of the chosen tokens, computed from the hidden states without keeping the logits.
 
     logprob_m = z_m[target_m] - logsumexp(z_m),   z_m = head h_m / temperature
 
@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from trainer.forward.lm_head import logits_of
 
 CHUNK_ELEMENTS = 4 << 20
-"""The number of logits at a time (16 MiB in fp32). It is constant, because another split can give other
-bits."""
+"""How many logits are computed at a time (16 MiB in fp32). The number is constant, because another split
+can give other bits."""
 
 
 def chosen_logprobs(
@@ -29,8 +29,8 @@ def chosen_logprobs(
     *,
     temperature: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability (M) of each target at `temperature`, and the entropy (M, no gradient) of the
-    distribution it was drawn from."""
+    """The log-probability (M) of each target at `temperature`, and the entropy (M, in nats, no gradient)
+    of the distribution that the target was drawn from."""
     logprob_M, entropy_M = _ChosenLogprobs.apply(hidden_M_H, head_V_H, target_M, temperature)
     return logprob_M, entropy_M
 

@@ -1,11 +1,11 @@
-"""Projections that share an input, each with an adapter, with their gradient written out.
+"""Projections that share an input and have an adapter each, with their gradient written out.
 
     y_i = x W_i' + b_i + s (x A_i') B_i'          W_i and b_i frozen
 
-With single operations, the adapters of q, k and v (or of gate and up) would each read x again and keep a
-copy of y_i, and their gradients of x would be added one by one. Here the A_i are one matrix, adapters
-add into the outputs, and all gradients of x accumulate in one tensor. The backward pass keeps only x,
-and x A' of rank columns.
+If they were written as single torch operations, the adapters of q, k and v (or of gate and up) would
+each read x again and keep a copy of y_i, and their gradients of x would be added one by one. Here the
+A_i are one matrix, the adapters are added to the outputs in place, and all gradients of x are summed in
+one tensor. Only x, and x A' with as many columns as ranks, are kept for the backward pass.
 
 Legend: N tokens, H inputs, O outputs, r rank.
 """
@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdaptedLinear:
-    """One module: its frozen weight (O, H) and bias (O), and its adapter A (r, H), B (O, r)."""
+    """One module: its frozen weight (O, H) and bias (O), and its adapter with A (r, H) and B (O, r)."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -78,7 +78,7 @@ class _Project(torch.autograd.Function):
 
 
 def _columns(low_N_r: torch.Tensor, trained: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The columns of each module."""
+    """The columns of `low_N_r` that belong to each module."""
     return low_N_r.split([len(a) for a in trained[::2]], dim=1)
 
 

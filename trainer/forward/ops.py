@@ -1,10 +1,10 @@
 """How the learner runs a forward pass: what is kept for the backward pass, and what is fused.
 
-Neither changes what is computed. `recompute` keeps only the input of each layer and computes the layer
-again for its gradient. That takes a third more arithmetic and a small part of the memory, and gives the
-same bits, because the same operations run on the same numbers. `fuse` compiles the steps between the
-matrix products, in which a GPU otherwise mostly reads and writes memory. It rounds differently, and has
-no effect on a CPU.
+Neither choice changes which function is computed. `recompute` keeps only the input of each layer and
+computes the layer again for its gradient. That takes a third more arithmetic and a small part of the
+memory, and gives the same bits, because the same operations run on the same numbers. `fuse` compiles the
+steps between the matrix products, in which a GPU otherwise mostly reads and writes memory. It rounds
+differently, and has no effect on a CPU.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def apply_gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The operations between the matrix products."""
+    """The functions that compute the operations between the matrix products."""
 
     norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
     rotate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = rotate
@@ -49,7 +49,7 @@ def elementary_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> to
 
 @cache
 def compiled_steps(backend: str = "inductor") -> Steps:
-    """Compiled once per process, for any number of tokens."""
+    """The operations, compiled with `torch.compile`: once per process, for any number of tokens."""
     parts = (elementary_rms_norm, rotate, apply_gate)
     return Steps(*(torch.compile(part, dynamic=True, backend=backend) for part in parts))
 
@@ -71,7 +71,7 @@ class Forward:
         return compiled_steps() if self.fuse and device.type == "cuda" else PLAIN
 
     def layer(self, run: Callable[..., torch.Tensor], *args: object) -> torch.Tensor:
-        """Run one layer."""
+        """Run one layer and return its output. With `recompute` only its inputs are kept."""
         if not (self.recompute and torch.is_grad_enabled()):
             return run(*args)
         # Nothing here draws random numbers, so there is no random state to restore.

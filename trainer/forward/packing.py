@@ -1,9 +1,9 @@
 # ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
-"""Training rows -> packed micro-batches.
+"""Packs training rows into micro-batches.
 
-The order is canonical: slot, then sample, then sequence. The split depends only on the rows and on
-`micro_batch_tokens`, because the same tokens in another split give other bits. The plan (the number of
-tokens of each micro-batch) goes into the log.
+The order is canonical: slot, then sample, then sequence. The same tokens in another split give other
+bits, so the split depends only on the rows and on `micro_batch_tokens`. The plan (the number of tokens
+of each micro-batch) is recorded in the log.
 
 No micro-batch is larger than `micro_batch_tokens`, unless it is a single sequence. A sequence is never
 split, because its likelihood ratio is one number in some objectives, so a longer one is a pass of its
@@ -41,7 +41,8 @@ class Example:
 
     @property
     def num_actions(self) -> int:
-        """The first token is never an action, because no token before it could predict it."""
+        """The number of actions. The first token is never one, because no token before it predicts
+        it."""
         return sum(self.sequence.loss_mask[1:])
 
 
@@ -63,11 +64,11 @@ class Block:
     """Segments of one kind, padded to the longest of them for attention."""
 
     query_B_T: torch.Tensor
-    """index into N; padding repeats token 0"""
+    """indexes into N; padding repeats token 0"""
     key_B_U: torch.Tensor
-    """index into N: the context's tokens, then the segment's own"""
+    """indexes into N: the tokens of the context, then those of the segment itself"""
     visible_B_T_U: torch.Tensor
-    """[b, t, u]: t sees u. Every t sees at least one u."""
+    """[b, t, u]: whether t sees u. Every t sees at least one u."""
     valid_B_T: torch.Tensor
 
 
@@ -80,14 +81,14 @@ class MicroBatch:
     segments: tuple[Segment, ...]
     """in the order of N"""
     blocks: tuple[Block, ...]
-    """none where attention takes the segments as they are"""
+    """empty where attention uses the segments without padding"""
     place_N: torch.Tensor
-    """index into the blocks' B*T outputs, one after the other"""
+    """indexes into the B*T outputs of all blocks, one block after the other"""
     predictor_M: torch.Tensor
-    """index into N"""
+    """indexes into N"""
     target_M: torch.Tensor
     behaviour_M: torch.Tensor
-    """float64: logprobs as recorded when sampling"""
+    """float64: the logprobs that were recorded when sampling"""
     sample_M: torch.Tensor
     row_M: torch.Tensor
     """which of the `num_rows` sequences of this micro-batch"""
@@ -99,7 +100,8 @@ class MicroBatch:
 
 
 def build_trees(examples: Sequence[Example], *, share: bool) -> Iterator[Tree]:
-    """Examples that follow one another and have the same leading context form a tree, if `share`."""
+    """Group examples into trees. With `share`, successive examples with the same leading context form
+    one tree. Otherwise each example is a tree of its own."""
     members: list[Example] = []
     context: tuple[int, ...] = ()
     for example in examples:
@@ -115,8 +117,8 @@ def build_trees(examples: Sequence[Example], *, share: bool) -> Iterator[Tree]:
 
 
 def split_tree(tree: Tree, *, most: int) -> Iterator[Tree]:
-    """A tree, divided between examples into trees of at most `most` tokens, each as large as possible.
-    The shared tokens are repeated. An example that is longer is a tree of its own."""
+    """Divide a tree between examples into trees of at most `most` tokens, each as large as possible.
+    Each repeats the shared tokens. An example that is longer than `most` is a tree of its own."""
     if tree.num_tokens <= most:
         yield tree
         return
@@ -133,7 +135,7 @@ def split_tree(tree: Tree, *, most: int) -> Iterator[Tree]:
 
 
 def _subtree(tree: Tree, members: Sequence[Example]) -> Tree:
-    """A single example shares nothing, as in `build_trees`."""
+    """A tree of some of a tree's examples. A single example shares nothing, as in `build_trees`."""
     return Tree(tree.num_shared if len(members) > 1 else 0, tuple(members))
 
 
@@ -290,7 +292,7 @@ def _attend_block(
     *,
     kv_heads: int,
 ) -> torch.Tensor:
-    """The block's outputs (B*T, A*D)."""
+    """The attention outputs (B*T, A*D) of one block."""
     rows, length, num_keys = block.visible_B_T_U.shape
     _, heads, size = q_N_A_D.shape
     groups = heads // kv_heads

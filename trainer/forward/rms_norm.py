@@ -2,9 +2,9 @@
 
     y = w x / rms(x),   rms(x) = sqrt(mean(x^2) + eps)
 
-Elementary operations would save half a dozen copies of x for the backward pass, which on small models
-costs as much as a projection. Written out, the norm saves x itself and one number per row. States in
-half precision are normalised in fp32.
+Elementary torch operations would keep about six copies of x for the backward pass. On small models that
+costs as much as a projection. With the gradient written out, the norm keeps only x itself and one number
+per row. States in half precision are normalised in fp32.
 """
 
 from typing import Any

@@ -1,10 +1,10 @@
 # ruff: noqa: N815  shape suffixes name the axes of a tensor, in class scope too
-"""Attention over packed rows of any length, without padding. Every segment is a part of N, and its
-queries see the keys of its context and its own keys up to themselves.
+"""Attention over packed rows of any length, without padding. Every segment is a range of N. Its queries
+see the keys of its context, and the segment's own keys up to the query's own position.
 
 On CUDA, with states in half precision, this is one flash kernel over all segments (PyTorch's
 `varlen_attn`). Everywhere else it is one `scaled_dot_product_attention` per segment under the same rule.
-The tests compare with that, and a GPU does that in fp32.
+The tests compare the kernel with the second form, which a GPU also uses for fp32.
 
 Legend: N packed tokens, S segments, U keys of all segments one after the other, A query heads, K key
 heads, D head size.
@@ -23,8 +23,8 @@ HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens start..end of N, which see the tokens context_start..context_start+num_context, and
-    themselves."""
+    """The tokens from start to end (exclusive) of N. They see the `num_context` tokens from
+    context_start on, and the segment's own tokens up to themselves."""
 
     start: int
     end: int
@@ -55,7 +55,8 @@ class Spans:
 
 
 def spans_of(segments: Sequence[Segment], *, device: torch.device | None) -> Spans:
-    """Raises ValueError unless the segments cover N in order."""
+    """The segments in the form that `varlen_attend` needs. Raises ValueError unless they cover N in
+    order."""
     starts = [0, *(s.end for s in segments)]
     if [s.start for s in segments] != starts[:-1]:
         raise ValueError("the segments of a micro-batch must follow one another")
@@ -77,7 +78,8 @@ def spans_of(segments: Sequence[Segment], *, device: torch.device | None) -> Spa
 
 
 def varlen_attend(spans: Spans) -> Attend:
-    """The kernel where there is one for these tensors, else segment by segment."""
+    """Attention over these segments. It uses the kernel if the tensors allow it, and otherwise computes
+    one segment after the other."""
 
     def attend(
         layer: int, q_N_A_D: torch.Tensor, k_N_K_D: torch.Tensor, v_N_K_D: torch.Tensor
@@ -123,7 +125,8 @@ def _by_segment(
 
 
 def _causal(q_T_A_D: torch.Tensor, k_U_K_D: torch.Tensor, v_U_K_D: torch.Tensor) -> torch.Tensor:
-    """The last query sees all keys, the query before it sees all but one, and so on."""
+    """Causal attention with at least as many keys as queries. The last query sees all keys, the query
+    before it sees all but one, and so on."""
     num_queries, num_keys = len(q_T_A_D), len(k_U_K_D)
     plain = num_queries == num_keys
     mask = None

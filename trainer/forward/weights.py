@@ -1,7 +1,8 @@
 """A policy version as the decoder reads it: named projections over base and trained tensors.
 
-Adapters are kept apart, so that gradients reach A and B and the frozen base costs no memory. The
-sampler has a copy of its own, in which adapters are added in (`trainer/sampler/decode_model.py`).
+Adapters are kept separate from the base, so that gradients reach A and B, and the frozen base needs no
+memory for gradients. The sampler has its own copy, in which adapters are added to the weights
+(`trainer/sampler/decode_model.py`).
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,8 @@ def layer_module(layer: int, module: str) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trainable:
-    """Base tensors, overlaid by trained ones: an adapter (peft's names) or full weights."""
+    """Base tensors with the trained tensors over them: an adapter (with peft's names) or full
+    weights."""
 
     base: Tensors
     pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
@@ -40,7 +42,8 @@ class Trainable:
     """Whether only adapters are trained."""
 
     def tensor(self, name: str) -> torch.Tensor | None:
-        """A tensor that adapters do not change: a norm or an embedding."""
+        """A tensor that adapters do not change, such as a norm or an embedding; None if there is none of
+        this name."""
         held = self.base.get(name)
         return None if held is None else held.to(self.dtype)
 
