@@ -29,7 +29,8 @@ TESTED: dict[str, str] = {
 """Family -> `model_type` in its config."""
 
 TOLERANCE = 1e-5
-"""As a part of the largest logit. The probe runs in fp32."""
+"""The largest difference between logits that counts as equal, as a part of the largest logit. The probe
+runs in fp32."""
 
 
 def check_known(config: PreTrainedConfig, *, what: str) -> None:
@@ -67,5 +68,5 @@ def check_causal(model: PreTrainedModel, *, what: str) -> None:
 
 
 def advice() -> str:
-    """Which models to use instead."""
+    """The part of an error message that says which models to use instead."""
     return f"Name a model of a family that is tested: {', '.join(TESTED)}"

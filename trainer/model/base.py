@@ -1,7 +1,7 @@
-"""The base model of a run, from whatever a ModelRef names: a shape and a seed, a directory, a hub
+"""Builds the base model of a run from what a ModelRef names: a shape and a seed, a directory, a hub
 id, or a checkpoint's files.
 
-The base is frozen and shared: the sampler and all runs on the same ModelRef use these tensors, so
+The base is frozen and shared. The sampler and all runs with the same ModelRef use these tensors, so
 nothing may ever write to them. Weights are fp32 in sampler and learner unless the run sets bfloat16,
 which removes nearly all mismatch between the two. Nothing is unpickled: only safetensors are read, and
 no remote code is run.
@@ -61,7 +61,7 @@ class Base:
 
     @property
     def context(self) -> int:
-        """How many positions the model has."""
+        """The number of positions that the model has."""
         text = self.model.config.get_text_config()
         return int(getattr(text, "max_position_embeddings", 1 << 30))
 
@@ -168,9 +168,9 @@ def _load_checkpoint(
 def load_merged(
     folder: Path, *, what: str, base: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The adapter in `folder` merged into its base, in fp32. The base is `base` if given, else the
-    folder base/, else the base's public name. Raises Refused when it cannot be loaded or is another
-    model."""
+    """The adapter in `folder` merged into its base, in fp32, and the tokenizer. The base is `base` if
+    that is set, else the folder base/, else the base's public name. Raises Refused when the base cannot
+    be loaded or is another model."""
     config = json.loads((folder / ADAPTER_CONFIG).read_bytes())
     is_local = (folder / "base").is_dir()
     found = str(folder / "base") if is_local else config["base_model_name_or_path"]

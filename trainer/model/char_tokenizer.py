@@ -17,7 +17,8 @@ CHAT_TEMPLATE = (
 
 
 def character_tokenizer(shape: ScratchShape) -> PreTrainedTokenizerFast:
-    """The tokenizer of a shape. Ids: the special tokens first, then the characters in order."""
+    """The tokenizer of a shape. The special tokens have the first ids, and the characters follow in
+    order."""
     pad, unknown, *_, end = SPECIAL_TOKENS
     symbols = [*SPECIAL_TOKENS, *CHARACTERS[shape.vocabulary]]
     vocabulary = {symbol: index for index, symbol in enumerate(symbols)}

@@ -1,7 +1,7 @@
-"""Chat messages -> token ids, by the model's own template.
+"""Turns chat messages into token ids with the model's own template.
 
-Sampled ids are never made again from text, because one text can have several sequences of ids. When a
-conversation extends a sampled one, the next prompt is the previous prompt's ids, the sampled ids, and
+Sampled ids are never computed again from text, because one text can have several sequences of ids. When
+a conversation extends a sampled one, the next prompt is the previous prompt's ids, the sampled ids, and
 the ids of the text that the template puts after the reply. When the template rewrites earlier turns
 (some drop earlier reasoning), the whole conversation is rendered again, and a new training row starts.
 
@@ -34,11 +34,12 @@ DAY = """{% macro strftime_now(format) %}{% set at = namespace(code='') %}{% for
 {% elif at.code %}{{ headrace_today.get(at.code + c, at.code + c) }}{% set at.code = '' %}\
 {% elif c == '%' %}{% set at.code = c %}{% else %}{{ c }}{% endif %}\
 {% endfor %}{{ at.code }}{% endmacro %}{{ '' }}"""
-"""Put before a template that asks for the time, so that it calls this and not the machine's clock. A
-template gets plain data only, so a day is given as the value of each format code."""
+"""A macro that is put before a template that asks for the time, so that the template calls it and not
+the machine's clock. A template gets plain data only, so the day is passed as the value of each format
+code."""
 
 BEGINNINGS = 64
-"""How many conversations keep their ids. The samples of a group have the same beginning."""
+"""The ids of how many conversations are cached. The samples of a group have the same beginning."""
 
 
 class Chat:
@@ -103,7 +104,7 @@ class Chat:
         return not self._apart and prepends(self._tokenizer)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
+        """The text of these ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def pieces(self, ids: Sequence[int], text: str) -> tuple[tuple[int, ...] | None, ...]:
@@ -164,6 +165,6 @@ class Chat:
 
 @lru_cache(8)
 def codes_of(day: datetime) -> dict[str, str]:
-    """The value of each code of `strftime`, with and without its flags."""
+    """Format code of `strftime`, with and without its flags -> its value on this day."""
     codes = [flag + code for flag in ("", *"-_0^#") for code in f"{string.ascii_letters}%"]
     return {f"%{code}": day.strftime(f"%{code}") for code in codes}

@@ -1,4 +1,5 @@
-"""The names of an adapter's tensors, which are peft's, and the change that they make to a weight."""
+"""The names of an adapter's tensors, which are those of peft, and the change that an adapter makes to a
+weight."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Conversations -> token ids, and which of them the policy learns.
+"""Turns conversations into token ids, and marks which of them the policy learns.
 
 A conversation gets the ids that it would have if its answers had been sampled. A context is rendered up
 to where the assistant begins, and an answer up to and including the token that ends its turn. The ids of
@@ -22,7 +22,7 @@ Bit = Literal[0, 1]
 
 @dataclass(slots=True)
 class TrainingRow:
-    """One row of supervised training: ids, and a 1 for each id that is learned."""
+    """One row of supervised training: its ids, and for each id a 1 if it is learned, else a 0."""
 
     ids: list[int] = field(default_factory=list)
     learned: list[Bit] = field(default_factory=list)

@@ -32,7 +32,8 @@ def merge(folder: Path, directory: Path, *, base: str | None, dtype: torch.dtype
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 1 with one line on stderr when the merge is refused."""
+    """Run the merge. Returns the exit code: 0, or 1 after one line on stderr when the merge is
+    refused."""
     parser = argparse.ArgumentParser(prog="python -m trainer.model.merge")
     parser.add_argument("folder", type=Path)
     parser.add_argument("directory", type=Path)

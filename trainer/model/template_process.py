@@ -24,11 +24,11 @@ from schemas.errors import FailureCategory, UserCodeError
 HOST = Path(__file__).with_name("template_host.py")
 
 DEADLINE_S = 10.0
-"""The longest that one rendering may take; usual ones take less than a millisecond."""
+"""The most seconds that one rendering may take. It usually takes less than a millisecond."""
 
 START_S, END_S = 120.0, 5.0
 ROOM_BYTES = 512 << 20
-"""Memory that a rendering may take beyond what the process has at its start."""
+"""The bytes of memory that a rendering may use, in addition to what the process uses at its start."""
 
 MOST_CHARS = 16 << 20
 TRIES = 3

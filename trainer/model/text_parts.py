@@ -1,4 +1,4 @@
-"""Texts that follow one another -> the ids of each, as they are in the ids of the whole text.
+"""Encodes texts that follow one another, so that each has the ids that it has in the whole text.
 
 Tokenizers like SentencePiece (Llama 2, Mistral 7B v0.1) put a space before their input. Encoded by
 itself, an answer then begins with a "▁" that it does not have after its context. So the whole text is
@@ -55,7 +55,7 @@ def _first(
 
 
 def _anchor(tokenizer: PreTrainedTokenizerBase, text: str) -> str | None:
-    """A text after which this one can be encoded."""
+    """An anchor after which this text can be encoded; None if there is none."""
     for anchor in ANCHORS:
         _, [place] = _places(tokenizer, anchor + text, [len(anchor)])
         if place is not None:
@@ -64,7 +64,7 @@ def _anchor(tokenizer: PreTrainedTokenizerBase, text: str) -> str | None:
 
 
 def _behind(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of a text that continues another."""
+    """The ids of a text that continues another text."""
     [ids] = _first(tokenizer, [text], begins=False)
     return ids
 
@@ -72,8 +72,8 @@ def _behind(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 def _places(
     tokenizer: PreTrainedTokenizerBase, text: str, ends: Sequence[int]
 ) -> tuple[list[int], list[int | None]]:
-    """The ids of a text, and how many of them come before each of the characters `ends`. None where an
-    id is on both sides."""
+    """The ids of a text, and how many of them come before each position in `ends` (in characters). The
+    number is None where one id lies on both sides of the position."""
     if not tokenizer.is_fast:
         ids = _encode(tokenizer, text)
         return ids, [_prefix(ids, _encode(tokenizer, text[:end])) for end in ends]

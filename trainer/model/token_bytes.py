@@ -18,7 +18,7 @@ Piece = tuple[int, ...]
 
 
 class TokenBytes:
-    """The pieces of a tokenizer's text."""
+    """Finds the bytes that each token of a tokenizer represents."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer

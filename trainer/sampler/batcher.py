@@ -1,5 +1,5 @@
-"""Continuous batching: rows wait, enter a batch when there is room, decode, and leave when they are
-over. A row is one completion.
+"""Continuous batching: rows wait, enter a batch when there is room, decode, and leave when they have
+ended. A row is one completion.
 
 All of this runs on the device thread. Rows of one version and capacity share batches. Different
 versions are served at the same time, each in batches of its own. Models that the lean decoder does not
@@ -30,7 +30,8 @@ STEPS_PER_TURN = 16
 
 
 class Batcher:
-    """Decode batches, prompts and the queue. Not thread-safe: the device thread owns it."""
+    """The decode batches, the prompts that were read, and the queue of rows. It is not thread-safe,
+    because only the device thread uses it."""
 
     def __init__(self) -> None:
         self._limits = CPU
@@ -53,8 +54,8 @@ class Batcher:
     def advance(
         self, arrivals: Sequence[Completion], is_interrupted: Callable[[], bool]
     ) -> list[Completion]:
-        """Take rows in and decode until one is over, more have arrived, or STEPS_PER_TURN steps were
-        taken. Returns the rows that are over."""
+        """Add the rows that arrived, and decode until a row ends, until `is_interrupted` returns True
+        because more have arrived, or for STEPS_PER_TURN steps. Returns the rows that have ended."""
         if arrivals:
             self._limits = memory_limits_of(arrivals[0].version.loaded.base.model.device)
         self._waiting.extend(arrivals)
@@ -70,7 +71,7 @@ class Batcher:
 
     def _admit(self) -> list[Completion]:
         """Read the prompts of the waiting rows, draw their first tokens, and put them into batches.
-        Returns the rows that are already over."""
+        Returns the rows that have already ended."""
         over, lean = self._next()
         for fixed, batch in groupby(lean, key=lambda row: row.params.deterministic):
             members = list(batch)
@@ -80,8 +81,8 @@ class Batcher:
         return over
 
     def _next(self) -> tuple[list[Completion], list[Completion]]:
-        """Rows that are over already (cancelled, or sampled through Transformers), and rows that
-        enter a batch now: as many as there is memory for, in order of arrival."""
+        """The rows that have already ended (cancelled, or sampled through Transformers), and the rows
+        that enter a batch now. These are as many as there is memory for, in order of arrival."""
         over: list[Completion] = []
         lean: list[Completion] = []
         active = [batch for batches in self._batches.values() for batch in batches]
@@ -140,7 +141,7 @@ class Batcher:
         return self._models.put(version.key, made)
 
     def _batch_for(self, row: Completion) -> DecodeBatch:
-        """A batch with room for this row."""
+        """A batch with room for this row. It is made if there is none."""
         fixed = row.params.deterministic
         capacity = self._batch_class(self._model(row.version), fixed=fixed).capacity_of(row)
         batches = self._batches.setdefault((row.version.key, capacity, fixed), [])
@@ -179,7 +180,7 @@ class Batcher:
         return kind(model, capacity=capacity, size=size, fixed=fixed)
 
     def _leave(self) -> list[Completion]:
-        """Remove the rows that are over, and move those that have outgrown their batch."""
+        """Remove and return the rows that have ended, and move those that have outgrown their batch."""
         over: list[Completion] = []
         for key, batches in list(self._batches.items()):
             for batch in batches:
@@ -202,7 +203,7 @@ class Batcher:
 
 @torch.no_grad()
 def sample_through_transformers(row: Completion) -> None:
-    """Sample a whole completion through Transformers' module and cache, this row alone."""
+    """Sample the whole completion of one row through Transformers' module and cache."""
     version = row.version
     fallback, device = version.loaded.fallback, version.loaded.base.model.device
     ids, cache = list(row.prompt_ids), None

@@ -1,4 +1,4 @@
-"""One completion that is being sampled: its request, the tokens drawn so far, and when it is over."""
+"""One completion that is being sampled: its request, the tokens drawn so far, and when it has ended."""
 
 import math
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ TOP_P = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Version:
-    """What the rows of a batch have in common: the base and the adapter's alpha, by name, and the
-    trained tensors, by hash."""
+    """The policy version that all rows of a batch share. It is identified by the base and the adapter's
+    alpha, and by the hash of the trained tensors."""
 
     base: str
     sha256: str
@@ -58,7 +58,7 @@ class Completion:
 
     @property
     def length(self) -> int:
-        """Tokens so far, prompt included."""
+        """The number of tokens so far, including the prompt."""
         return len(self.prompt_ids) + len(self.completion_ids)
 
     def uniform(self, later: int = 0) -> float:
@@ -111,7 +111,7 @@ class Completion:
 
 
 def draw_parameters(rows: Sequence[Completion], size: int) -> dict[str, list[float]]:
-    """The arguments of `draw_tokens` for these rows, filled up with dummies to `size`."""
+    """The arguments of `draw_tokens` for these rows, filled up to `size` with values for dummy rows."""
     spare = size - len(rows)
     return {
         "temperatures": [r.params.temperature for r in rows] + [1.0] * spare,

@@ -1,9 +1,9 @@
 """The random numbers of sampling. They depend only on the place of a token in its run.
 
-A key is the SHA-256 of (run seed, purpose, step, slot, replacement, sample, SHA-256 of the prompt
-ids, occurrence). Philox, a counter-based generator, maps (key, completion position) to a uniform
-number. So a draw cannot depend on other rows of the batch, on order, on timing or on a process that
-died.
+A key is the SHA-256 of (run seed, purpose, step, slot, replacement, sample, SHA-256 of the prompt ids,
+occurrence). Philox, a counter-based generator, maps (key, completion position) to a uniform number. So a
+draw cannot depend on the other rows of the batch, on their order, on timing, or on the death of a
+process.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import numpy as np
 from schemas.sampling import DrawKey
 
 BLOCK = 64
-"""How many numbers are made at a time. This does not change any of them."""
+"""How many numbers are computed at a time. This does not change any number."""
 
 
 def prompt_hash(ids: Sequence[int]) -> str:
@@ -44,7 +44,7 @@ class CounterRng:
 
     @property
     def seed(self) -> int:
-        """63 bits of the key, for an engine that draws by itself."""
+        """63 bits of the key, as the seed for an engine with its own random generator."""
         return self._key & ((1 << 63) - 1)
 
     def uniform_at(self, position: int) -> float:

@@ -1,12 +1,12 @@
 """A decode batch for one CUDA GPU. A step is recorded once per padded number of rows, and replayed.
 
-On a GPU a step of a small model is a thousand kernels that each cost more to start than to run.
-Replayed as one CUDA graph they cost nothing to start, provided that all tensors stay where they are. So
-token, position, temperature and random number of each row, the cache and the adapter are in buffers that
-are written and never replaced. A step reads the token that the previous one drew, so several steps are
-replayed before the host reads results. Tokens that a row drew after its end are dropped. The random
-numbers are those of every other engine, a function of the row and the position, and are written to the
-buffers before the steps run.
+On a GPU a step of a small model consists of a thousand kernels, and each takes longer to start than to
+run. Replayed as one CUDA graph they cost nothing to start, provided that all tensors stay where they
+are. So token, position, temperature and random number of each row, the cache and the adapter are in
+buffers that are written and never replaced. A step reads the token that the previous one drew, so
+several steps are replayed before the host reads results. Tokens that a row drew after its end are
+dropped. The random numbers are those of every other engine, a function of the row and the position, and
+are written to the buffers before the steps run.
 
 Without a GPU the recorded step is called instead of replayed. Everything else is the same, and is tested
 that way.
@@ -97,7 +97,7 @@ class CudaGraphBatch(DecodeBatch):
         return max(1, min(BURST, room, wanted))
 
     def _lay_out(self, num: int, turns: int) -> None:
-        """Write what the next steps read. Padding rows draw tokens that are dropped."""
+        """Write the buffers that the next steps read. Padding rows draw tokens that are dropped."""
         spare = num - len(self.rows)
         tokens = [row.completion_ids[-1] for row in self.rows] + [0] * spare
         positions = [row.length - 1 for row in self.rows] + [0] * spare

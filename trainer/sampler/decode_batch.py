@@ -1,10 +1,11 @@
 """A decode batch: rows that decode together, over one key-value cache of fixed capacity.
 
-With `fixed` the shapes of a step never change: the number of rows (dummies fill up) and the capacity are
-the same in any company. A row's bits then depend on that row alone, which `has_independent_rows` checks
-on this machine before a batch is used. They do not depend on a compiler either, because fixed batches
-always decode through torch: a worker that cannot compile `decode.c` now (for example on a full disk)
-must continue with the same bits. Without `fixed` a step computes only the rows that are there.
+With `fixed` the shapes of a step never change: the number of rows (filled up with dummies) and the
+capacity do not depend on which rows are there. A row's bits then depend only on that row, which
+`has_independent_rows` checks on this machine before a batch is used. They do not depend on a compiler
+either, because fixed batches always decode through torch: a worker that cannot compile `decode.c` now
+(for example on a full disk) must continue with the same bits. Without `fixed` a step computes only the
+rows that are there.
 
 Legend: R rows, A query heads, K key heads, G query heads per key head, C capacity, D head size.
 """
@@ -34,7 +35,7 @@ def capacity_for(length: int) -> int:
 
 
 def row_bytes(decoder: Decoder, capacity: int, dtype: torch.dtype) -> int:
-    """The cache of one row: keys and values, in the type of the computation."""
+    """The bytes of one row's cache: keys and values, in the type of the computation."""
     places = decoder.num_layers * decoder.kv_heads * capacity
     return 2 * dtype.itemsize * places * decoder.head_dim
 
@@ -71,7 +72,7 @@ class DecodeBatch:
 
     @property
     def used_bytes(self) -> int:
-        """The part of the cache that its rows use."""
+        """The bytes of the cache that its rows use."""
         return len(self.rows) * self.row_bytes
 
     def can_serve(self, model: DecodeModel) -> bool:
@@ -139,7 +140,7 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def logits(self, tokens_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
-        """Read one token per row into the cache; the logits (R, vocabulary) after it."""
+        """Read one token per row into the cache. Returns the logits (R, vocabulary) after it."""
         with self._threads():
             attend = self._attend(positions_R, self._num_places())
             return self.model.logits(self.model.hidden_states(tokens_R, positions_R, attend))

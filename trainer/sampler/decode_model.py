@@ -25,7 +25,7 @@ from trainer.forward.weights import Trainable
 from trainer.native.interface import NativeDecoder, PackedBases, is_narrow, native_decoder
 
 COPY_BYTES = 2 << 30
-"""Larger bases are not copied."""
+"""The size in bytes of the largest base that is copied."""
 
 
 class DecodeModel(Protocol):
@@ -40,7 +40,7 @@ class DecodeModel(Protocol):
     @property
     def native_decoder(self) -> NativeDecoder | None: ...
     def prepare(self, *, fixed: bool) -> None:
-        """Make now what the first row would otherwise make."""
+        """Compute now what would otherwise be computed for the first row."""
         ...
 
     def hidden_states(
@@ -95,7 +95,8 @@ class UnfusedModel:
 
 @dataclass(frozen=True, eq=False)
 class FusedModel:
-    """Everything added in and folded: a copy of the linear layers, made when torch first reads it."""
+    """A copy of the linear layers with adapters added and norms folded in. It is made when torch first
+    reads it."""
 
     decoder: Decoder
     view: Trainable

@@ -1,7 +1,7 @@
 """Draws one token per row from its logits, with the logprob that it was drawn at.
 
-In float64: the logits are divided by the temperature, then come softmax and cumulative sum, and the
-row's uniform number selects the first token whose cumulative mass exceeds it. Temperature 0 is the
+All numbers are float64. The logits are divided by the temperature, then come softmax and cumulative sum.
+The row's uniform number selects the first token whose cumulative mass exceeds it. Temperature 0 is the
 argmax, and its logprob is that of temperature 1. With top_p < 1 the mass outside the nucleus is removed
 first, and the logprob is that of the renormalised rest. This is for evaluation only: in training the
 renormalisation would bias the ratio.
@@ -21,7 +21,7 @@ def draw_tokens(
     top_ps: Sequence[float],
     uniforms: Sequence[float],
 ) -> tuple[list[int], list[float]]:
-    """Token ids and logprobs, row by row."""
+    """The token id and the logprob that were drawn for each row."""
     if logits_R_V.is_cuda and min(top_ps) >= 1:
         temperature_R, uniform_R = torch.tensor(
             [temperatures, uniforms], dtype=torch.float64, device=logits_R_V.device
@@ -46,7 +46,7 @@ def draw_tokens(
 
 def _nucleus(logprobs_R_V: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:
     """Keep the smallest set of most likely tokens whose mass reaches top_p, and renormalise. Rows that
-    keep everything keep their bits too, in any company."""
+    keep all tokens also keep their exact bits, whatever the other rows are."""
     ordered_R_V, order_R_V = logprobs_R_V.sort(dim=-1, descending=True, stable=True)
     probs_R_V = ordered_R_V.exp()
     before_R_V = probs_R_V.cumsum(dim=-1) - probs_R_V

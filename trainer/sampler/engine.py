@@ -25,14 +25,14 @@ from trainer.weight_cache import WeightCache
 logger = logging.getLogger(__name__)
 
 APART_S = 0.001
-"""An idle engine starts to decode when no request has arrived for this long, which is a small part of
-the time of a short answer."""
+"""An idle engine starts to decode when no request has arrived for this many seconds. That is a small
+part of the time that a short answer takes."""
 COMPANY_S = 0.02
-"""It starts after this long at the latest."""
+"""An idle engine starts to decode after this many seconds at the latest."""
 
 
 class TorchSampler:
-    """Samples on the device's thread."""
+    """The sampler of this device. It decodes on the device's thread."""
 
     def __init__(self, cache: WeightCache) -> None:
         self._cache = cache

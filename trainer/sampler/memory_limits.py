@@ -12,15 +12,16 @@ class MemoryLimits:
     most_rows: int
     batch_bytes: int
     rows_bytes: int
-    """How much all rows in batches may use together. Other rows wait."""
+    """How many bytes all rows in batches may use together. Other rows wait."""
     spare_bytes: int
-    """How much empty batches may keep, so that the next step need not clear (or record) again."""
+    """How many bytes empty batches may keep, so that the next rows need no new cache, which would have
+    to be cleared (or recorded) again."""
     uses_graphs: bool = False
 
 
 CPU = MemoryLimits(most_rows=64, batch_bytes=256 << 20, rows_bytes=512 << 20, spare_bytes=128 << 20)
 SHARE_OF_GPU = 0.3
-"""The learner's activations need the rest."""
+"""The share of a GPU's memory for the sampler. The learner's activations need the rest."""
 
 
 def memory_limits_of(device: torch.device) -> MemoryLimits:

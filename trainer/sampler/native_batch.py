@@ -15,7 +15,7 @@ from trainer.sampler.prefill import NativePrompt, Prompt
 BURST = 8
 """Steps per call. New rows join, and stop strings are found, only between calls."""
 ROOM = 64
-"""Places that a row begins with, if it may draw that many. Most rows then never move."""
+"""How many places a row begins with, if it may draw that many tokens. Most rows then never move."""
 
 
 def _native_decoder_of(model: DecodeModel) -> NativeDecoder:

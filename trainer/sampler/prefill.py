@@ -2,11 +2,11 @@
 """Reads each prompt once, for all samples of that prompt.
 
 Through torch several prompts are read in one pass. The shape of the pass depends only on the length of
-each prompt: short prompts are padded to a multiple of 32 and fill a fixed number of rows (dummies fill
-up), and long prompts are read alone. So a prompt's cache and first logits have the same bits in any
-company, which `has_independent_prompts` checks on this machine. In C (`trainer/native/decode.py`) this
-holds by construction. The last prompts are kept, so samples of a group that arrive one by one share them
-too.
+each prompt. Short prompts are padded to a multiple of 32 and share a pass with a fixed number of rows
+(filled up with dummies), and long prompts are read alone. So a prompt's cache and first logits have the
+same bits whatever other prompts are read with it, which `has_independent_prompts` checks on this
+machine. In C (`trainer/native/decode.py`) this holds by construction. The last prompts are kept, so
+samples of a group that arrive one by one share them too.
 
 Legend: R rows, P tokens of a prompt, T its padded length, K key heads, D head size.
 """
@@ -130,7 +130,7 @@ def has_independent_prompts(model: DecodeModel, shape: tuple[int, int]) -> bool:
 
 
 class PromptCache:
-    """The prompts read last, by version and ids."""
+    """A cache of the prompts that were read last, by version and ids."""
 
     def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
         self._budget = budget_bytes
@@ -141,8 +141,8 @@ class PromptCache:
     def get(
         self, version: str, model: DecodeModel, prompts: Sequence[Ids], *, fixed: bool
     ) -> dict[Ids, Prompt]:
-        """The prompts. Those that are not kept are read now. `fixed`: for batches of fixed shapes, which
-        run through torch."""
+        """The prompts, by their ids. Those that are not in the cache are read now. `fixed` means that
+        they are for batches of fixed shapes, which run through torch."""
         keys = {ids: (version, fixed, ids) for ids in prompts}
         found = {ids: self._held[key] for ids, key in keys.items() if key in self._held}
         missing = [ids for ids in keys if ids not in found]
