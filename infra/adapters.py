@@ -55,7 +55,7 @@ class Backend:
     kafka: KafkaSettings | None
 
     def bus(self) -> Bus:
-        """A new bus for one runtime: Kafka with the reconciler behind it, or the log itself."""
+        """Return a new bus for one runtime: Kafka backed by the reconciler, or the log itself."""
         if self.kafka is None:
             return EmbeddedBus(self.log, self.notifier)
         from infra.bus.kafka.bus import KafkaBus
@@ -65,7 +65,7 @@ class Backend:
         return Reconciled(broker, Reconciler(self.log, self.notifier.subscribe()))
 
     def relay(self, kafka: KafkaSettings, consumers: Sequence[str]) -> "Relay":
-        """The relay from the log to Kafka. `consumers` read from the broker."""
+        """Return the relay from the log to Kafka. `consumers` are those that read from the broker."""
         from infra.bus.kafka.publisher import open_publisher
         from infra.bus.relay import Relay
 
@@ -80,8 +80,9 @@ class Backend:
 
 @asynccontextmanager
 async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
-    """Connect everything. Raises InvalidConfig when no database is set (`headrace up` sets one) or its
-    schema is not ours, and Conflict when it belongs to another installation."""
+    """Open all adapters, and close them after the block. Raises InvalidConfig when no database is set
+    (`headrace up` sets one) or its schema is not ours, and Conflict when it belongs to another
+    installation."""
     if settings.database_url is None:
         raise InvalidConfig(
             "HEADRACE_DATABASE_URL is not set; start everything with `headrace up`, or set it to the "
@@ -114,8 +115,8 @@ async def open_backend(settings: Settings) -> AsyncIterator[Backend]:
 
 @asynccontextmanager
 async def open_blobs(settings: Settings) -> AsyncIterator[Blobs]:
-    """The blob store of the settings. An S3 store is probed first: raises InvalidConfig or
-    TransientError when it does not do what it must."""
+    """Open the blob store of the settings. An S3 store is probed first. Raises InvalidConfig or
+    TransientError when the probe fails."""
     if settings.blobs.startswith("file:"):
         yield LocalBlobs(Path(unquote(urlsplit(settings.blobs).path)))
         return
@@ -137,8 +138,8 @@ async def check_blobs(settings: Settings) -> None:
 
 
 async def _probe_kafka(kafka: KafkaSettings) -> None:
-    """Log a warning if no broker answers, since one may come back. Raises InvalidConfig for what does
-    not get better by waiting: no client is installed, or what answers is not Kafka."""
+    """Log a warning if no broker answers, because one may come back. Raises InvalidConfig when waiting
+    does not help: no client is installed, or the server that answers is not Kafka."""
     if importlib.util.find_spec("aiokafka") is None:
         raise InvalidConfig(
             f"HEADRACE_KAFKA holds {kafka.address!r}, but the Kafka client is not installed: "

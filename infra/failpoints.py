@@ -1,9 +1,9 @@
 """Failpoints: with `HEADRACE_FAILPOINT=name:hit[,name:hit...]` a process kills itself at these points.
 
 `hit` counts from 1: the process dies when the point is passed for the `hit`-th time. `name:hit:stop`
-stops it (SIGSTOP) instead, until somebody continues it; that makes zombies. A point fires once per
-HEADRACE_HOME: a marker file is written and synced first, so a restarted process does not kill itself
-again. The names are an API (`headrace doctor --failpoints`). Those of the runtime are made from the
+stops the process (SIGSTOP) instead, until somebody continues it; this makes zombies. A point fires once
+per HEADRACE_HOME. A marker file is written and synced first, so a restarted process does not kill itself
+again. The names are an API (`headrace doctor --failpoints`). Those of the runtime follow from the
 registry: `<consumer>.intake.<step>` and `<consumer>.perform.<Effect>.<step>`.
 """
 
@@ -60,13 +60,13 @@ CONSUMERS: dict[str, tuple[type[Effect], ...]] = {
 
 
 def names() -> tuple[str, ...]:
-    """The names of all failpoints."""
+    """Return the names of all failpoints."""
     points = (runtime_points(name, effects) for name, effects in CONSUMERS.items())
     return (*(point for one in points for point in one), *NAMED)
 
 
 def runtime_points(consumer: str, effects: Iterable[type[Effect]]) -> tuple[str, ...]:
-    """The points of one consumer, in the order in which a message passes them."""
+    """Return the points of one consumer, in the order in which a message passes them."""
     intake = tuple(f"{consumer}.intake.{step}" for step in INTAKE_STEPS)
     perform = tuple(
         f"{consumer}.perform.{effect.type}.{step}" for effect in effects for step in PERFORM_STEPS
@@ -83,7 +83,8 @@ class Point:
 
 
 def parse(text: str) -> dict[str, Point]:
-    """`a:1,b:3:stop` -> {"a": Point(1), "b": Point(3, SIGSTOP)}. Raises ValueError for other forms."""
+    """Parse the setting: `a:1,b:3:stop` gives {"a": Point(1), "b": Point(3, SIGSTOP)}. Raises ValueError
+    for other forms."""
     points: dict[str, Point] = {}
     for item in filter(None, text.split(",")):
         rest = item.strip()

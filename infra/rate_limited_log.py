@@ -1,4 +1,5 @@
-"""Rate limiting for log messages that clients can cause at will: each is written once a minute."""
+"""A limit for log messages that clients can cause as often as they like. Each is written at most once a
+minute."""
 
 import logging
 import time
@@ -10,8 +11,9 @@ MOST_KEYS = 256
 
 
 class RateLimit(logging.Filter):
-    """Lets each message through once per `every_s`, and adds how often it was suppressed since. Two
-    messages are the same if they have the same template and their exceptions come from the same line."""
+    """Lets each message through once per `every_s` seconds, and adds how often it was suppressed since.
+    Two messages are the same if they have the same template and their exceptions come from the same
+    line."""
 
     def __init__(
         self, *, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic

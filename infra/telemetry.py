@@ -38,8 +38,9 @@ _exporting = False
 def span(
     name: str, *, parent: str | None = None, links: Iterable[str | None] = ()
 ) -> Iterator[str | None]:
-    """A span inside the block, under the context `parent` (a traceparent) and linked to the contexts
-    `links`. Yields its own traceparent. While tracing is off it yields None and makes no span."""
+    """Open a span around the block, under the context `parent` (a traceparent) and linked to the
+    contexts `links`. Yields its own traceparent. While tracing is off it yields None and makes no
+    span."""
     if not _exporting:
         yield None
         return
@@ -57,7 +58,8 @@ def _context(link: str) -> trace.SpanContext:
 
 
 def traceparent() -> str | None:
-    """The context of the current span, to send with an event or a request; None without a span."""
+    """Return the context of the current span, to send with an event or a request; None without a
+    span."""
     if not _exporting:
         return None
     carrier: dict[str, str] = {}
@@ -123,7 +125,7 @@ class JsonLines(logging.Formatter):
 
 
 def prometheus(values: Mapping[str, tuple[str, Mapping[str, float]]]) -> str:
-    """Prometheus text of {metric: (help, {labels or "": value})}. All metrics are gauges."""
+    """Return the Prometheus text of {metric: (help, {labels or "": value})}. All metrics are gauges."""
     lines = []
     for name, (meaning, samples) in values.items():
         lines += [f"# HELP {name} {meaning}", f"# TYPE {name} gauge"]

@@ -8,18 +8,19 @@ from schemas.ids import ConsumerName
 
 
 class Bus(Protocol):
-    """Wakes consumers. Each event comes at least once, and there is no global order; the log is the
+    """Wakes consumers. It delivers each event at least once, in no global order. The log is the
     truth."""
 
     def subscribe(
         self, consumers: Mapping[ConsumerName, Sequence[str]]
     ) -> AsyncGenerator[Sequence[tuple[ConsumerName, Recorded]], None]:
-        """Batches of (consumer, event) to decide on, without end. The next batch comes once this one is
-        acknowledged. What was not acknowledged may be delivered again. Close the generator to leave."""
+        """Yield batches of (consumer, event) to decide on, without end. The next batch comes once this
+        one is acknowledged. A batch that was not acknowledged may be delivered again. Close the
+        generator to end the subscription."""
         ...
 
     async def acknowledge(self, batch: Sequence[tuple[ConsumerName, Recorded]]) -> None:
-        """The decisions on this batch are committed."""
+        """Tell the bus that the decisions on this batch are committed."""
         ...
 
     async def is_idle(self) -> bool:

@@ -1,4 +1,4 @@
-"""The clock port, with the machine's clock, one that tests move by hand, and the time of the log."""
+"""The clock port, the machine's clock, a clock that tests move by hand, and the time of the log."""
 
 import asyncio
 import time
@@ -10,15 +10,16 @@ class Clock(Protocol):
     """Tells the time, and waits."""
 
     def now(self) -> datetime:
-        """The time for people to read. It may jump."""
+        """Return the wall-clock time, for people. It may jump."""
         ...
 
     def elapsed_s(self) -> float:
-        """Seconds since some moment. They only ever grow, so a duration is a difference of two."""
+        """Return the seconds since some fixed moment. The value never decreases, so the difference of
+        two values is a duration."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return after this many seconds of this clock."""
+        """Wait for this many seconds of this clock."""
         ...
 
 
@@ -36,7 +37,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """Stands still until `advance` moves it; a sleep moves it too."""
+    """A clock that only moves when `advance` or `sleep` moves it."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._now = start
@@ -57,16 +58,16 @@ class ManualClock:
 
 class LogTime:
     """The time by the clock that stamps events: the last time that was observed there, plus the seconds
-    that have passed since. These are counted by a clock that only grows, so a wall clock that jumps, or
-    two that differ, do not change it."""
+    that have passed since. A monotonic clock counts these seconds, so the time is right even when this
+    machine's wall clock jumps or differs from the one that stamps events."""
 
     def __init__(self, clock: Clock) -> None:
-        """Before the first `observe`, it is the time of `clock`."""
+        """Until the first `observe`, the time is that of `clock`."""
         self._clock = clock
         self.observe(clock.now())
 
     def observe(self, now: datetime) -> None:
-        """The clock that stamps events shows `now`."""
+        """Record that the clock that stamps events shows `now`."""
         self._last, self._at_s = now, self._clock.elapsed_s()
 
     def now(self) -> datetime:

@@ -11,7 +11,8 @@ from schemas.ids import ConsumerName, EffectId, StreamName, WorkerId
 
 @dataclass(frozen=True, slots=True)
 class NewEffect:
-    """An effect to write. `claimed`: born claimed by the worker that commits it, with epoch 1."""
+    """An effect to write. With `claimed` it is born claimed: the worker that commits it holds it at
+    once, with epoch 1."""
 
     effect: Effect
     consumer: ConsumerName
@@ -23,9 +24,10 @@ class NewEffect:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """An effect that this worker holds, under `epoch`: a counter raised each time the effect is claimed,
-    so that a result with an older epoch is rejected. `spent`: its workers died too often (`crashes` is
-    over the limit), so it must not be performed again, but end as Failed(CRASH)."""
+    """An effect that this worker holds. `epoch` is a counter that is raised each time the effect is
+    claimed, so that a result with an older epoch is rejected. `spent` means that its workers died too
+    often (`crashes` is over the limit). Then it must not be performed again, but end as
+    Failed(CRASH)."""
 
     id: EffectId
     effect: Effect
@@ -41,7 +43,7 @@ class Claimed:
 
     @classmethod
     def from_new(cls, new: NewEffect) -> "Claimed":
-        """The claim of an effect that was born claimed."""
+        """Return the claim of an effect that was born claimed."""
         return cls(
             id=new.effect.id,
             effect=new.effect,
@@ -57,14 +59,15 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a worker holds, as effect -> epoch. `generation`: how often it has disowned claims."""
+    """The claims that a worker holds, as effect -> epoch. `generation` counts how often the worker has
+    disowned claims."""
 
     generation: int
     claims: Mapping[EffectId, int]
 
 
 class StaleGeneration(Exception):
-    """A worker claimed under a generation of its own that is over. Nothing was claimed."""
+    """A worker made a claim under one of its earlier generations. Nothing was claimed."""
 
     def __init__(self, worker: WorkerId, generation: int) -> None:
         super().__init__(f"worker {worker} claimed under generation {generation}, which is over")
@@ -77,15 +80,16 @@ class Effects(Protocol):
     async def register(
         self, worker: WorkerId, *, host: str, pid: int, lease_s: float, lanes: Sequence[Lane] = ()
     ) -> None:
-        """Begin a lease of this worker, which takes these lanes."""
+        """Begin a lease of `lease_s` seconds for this worker, which takes these lanes."""
         ...
 
     async def renew(self, worker: WorkerId, *, lease_s: float) -> bool:
-        """Extend the worker's lease. False when it has expired or was taken: then stop performing."""
+        """Extend the worker's lease by `lease_s` seconds from now. Returns False when the lease has
+        expired or was ended. Then the worker must stop performing."""
         ...
 
     async def expire(self, worker: WorkerId) -> None:
-        """End a lease at once, because its process is known to be dead, or leaves."""
+        """End a lease at once, because its process is known to be dead or is about to exit."""
         ...
 
     async def claim(
@@ -98,19 +102,20 @@ class Effects(Protocol):
         generation: int = 0,
     ) -> Sequence[Claimed]:
         """Claim due effects whose gate is open, that have no live claim, and that this worker does not
-        hold already. Within a lane of a consumer, the effect that is due the longest comes first. Each
-        epoch is raised by one, and a claim taken over from a dead worker counts a crash. A worker whose
-        own lease expired gets nothing.
+        hold already. Within a lane of a consumer, the effect that has been due for the longest time
+        comes first. Each claim raises the effect's epoch by one. A claim taken over from a dead worker
+        counts a crash. A worker whose own lease has expired gets nothing.
 
-        Raises StaleGeneration, with nothing claimed, when `generation` is not the worker's any more. A
-        claim that a network delivers late must take nothing, because nobody would know of it."""
+        Raises StaleGeneration, with nothing claimed, when `generation` is not the worker's current one.
+        A claim that the network delivers late must take nothing, because the worker would not know of
+        it."""
         ...
 
     async def retry(
         self, claimed: Claimed, *, delay_s: float, error: str, counted: bool = True
     ) -> None:
-        """Give an effect back for later, with one more attempt if `counted`. Nothing happens if the
-        claim was lost."""
+        """Give an effect back, to be due in `delay_s` seconds. With `counted` this counts as an attempt.
+        Nothing happens if the claim was lost."""
         ...
 
     async def release(self, claimed: Claimed) -> None:
@@ -118,43 +123,44 @@ class Effects(Protocol):
         ...
 
     async def holding(self, worker: WorkerId) -> Holding:
-        """What the worker holds, and its generation (0 until it has disowned claims)."""
+        """Return the worker's claims and its generation (0 until it has disowned claims)."""
         ...
 
     async def disown(
         self, worker: WorkerId, *, generation: int, keep: Sequence[EffectId]
     ) -> int | None:
-        """Give back, without counting anything, what the worker holds beyond `keep`: these are claims
-        whose answers never reached it. The same transaction raises the worker's generation, so that
-        claims that are still on their way take nothing. Returns the new generation.
+        """Give back every claim of the worker that is not in `keep`, without counting an attempt. These
+        are claims whose answers never reached the worker. The same transaction raises the worker's
+        generation, so that claims that are still on their way take nothing. Returns the new generation.
 
-        Returns None, with nothing given back, when `generation` is not the worker's: a call that comes
-        late must not give back what the worker holds now."""
+        Returns None, with nothing given back, when `generation` is not the worker's current one. A call
+        that arrives late must not give back what the worker holds now."""
         ...
 
     async def save_memo(self, claimed: Claimed, memo: str) -> bool:
-        """Save a note for the next claim of this effect. False if this claim was lost."""
+        """Save a note for the next claim of this effect. Returns False if this claim was lost."""
         ...
 
     async def gates(self, run_ids: Sequence[str]) -> Mapping[str, str]:
-        """The gates of these runs. A run that is held is paused, and one without a row is open."""
+        """Return the gates of these runs. The gate of a held run is `paused`, and that of a run without
+        a row is `open`."""
         ...
 
     async def next_due_s(
         self, worker: WorkerId, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
     ) -> float | None:
-        """Seconds until there may be something to claim that cannot be claimed now: the next effect of
-        these lanes and consumers is due, or the lease of another worker that holds some expires. None if
-        nothing of that kind lies ahead."""
+        """Return the seconds until more effects of these lanes and consumers may become claimable,
+        because the next one is due then, or because the lease of another worker that holds effects
+        expires. None if neither lies ahead."""
         ...
 
     async def depth(self) -> Mapping[str, int]:
-        """The number of effects per lane that are waiting or claimed."""
+        """Return the number of effects per lane that are waiting or claimed."""
         ...
 
     async def count_unfinished(
         self, *, lanes: Sequence[Lane], consumers: Sequence[ConsumerName]
     ) -> int:
-        """How many effects of these lanes and consumers are waiting (some for a later time) or claimed.
-        Those of runs that are paused, held or closed do not count."""
+        """Return how many effects of these lanes and consumers are waiting (some for a later time) or
+        claimed. Effects of runs that are paused, held or closed do not count."""
         ...

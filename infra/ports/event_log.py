@@ -1,4 +1,4 @@
-"""The port to the event log: its records, what a commit holds, and the questions that it answers.
+"""The port to the event log: its records, the contents of a commit, and the queries that it answers.
 
 `EventLog` is three protocols, so that each caller names only what it needs: `EventStore` reads and
 writes streams, `LogTail` follows the whole log in order, `Inbox` knows which consumer has consumed
@@ -39,8 +39,8 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Recorded:
-    """An event as the log holds it. `payload` is the event, or still its JSON, because most of what a
-    tail passes was consumed long ago and is never decoded."""
+    """An event as the log holds it. `payload` is the event, or its JSON until it is needed, because most
+    events that a tail passes were consumed long ago and are never decoded."""
 
     id: EventId
     stream: StreamName
@@ -91,11 +91,11 @@ class NewEvent:
 class Commit:
     """One decision, to be written whole or not at all.
 
-    `expected`: the version of every stream that the decision was made on, whether or not it gets an
-    event. All streams must still have these versions. A stream that does not exist has version 0.
-    `cursors`: the positions of those consumed events that are in the log already. They must be above the
-    watermarks of their consumers.
-    `finished`: the effects whose outcomes are decided here, with the claim epochs that fence them.
+    `expected` has the version of every stream that the decision was made on, whether or not the stream
+    gets an event. All streams must still have these versions. A stream that does not exist has version
+    0. `cursors` has the positions of those consumed events that are in the log already. They must be
+    above the watermarks of their consumers. `finished` has the effects whose outcomes are decided here,
+    with their claim epochs. An outcome with an older epoch is rejected.
     """
 
     worker: WorkerId | None = None
@@ -109,7 +109,7 @@ class Commit:
 
     @property
     def texts(self) -> Iterable[str]:
-        """The values of text columns: names, and traces."""
+        """Yield the values of text columns: names and traces."""
         for new in self.events:
             yield from (new.stream, new.event.run_id, new.traceparent or "")
         for effect in self.effects:
@@ -117,15 +117,16 @@ class Commit:
 
     @property
     def gates(self) -> Sequence[tuple[str, str]]:
-        """How these events move the gates of their runs: the last state of each run, and every hold."""
+        """Return how these events move the gates of their runs: the last state of each run, and every
+        hold."""
         states = {new.event.run_id: new.event.gate for new in self.events if new.event.gate}
         holds = [(new.event.run_id, new.event.hold) for new in self.events if new.event.hold]
         return [*states.items(), *holds]
 
     @property
     def may_bring_claims(self) -> bool:
-        """Whether there may be something to claim after this: an effect that nobody holds yet, or the
-        effects of a run whose gate moved."""
+        """Whether this commit may make effects claimable: it has an effect that no worker holds, or it
+        moves the gate of a run."""
         return bool(self.gates) or not all(new.claimed for new in self.effects)
 
 
@@ -138,11 +139,11 @@ class SmallArtifact:
 
 
 class CommitMiss(Exception):
-    """Nothing was written, because what was read has changed since. Read again and decide again.
+    """Nothing was written, because the log has changed since it was read. Read again and decide again.
 
-    kind `stale`: a stream moved; `duplicate`: an event was consumed (its inbox row exists, or it lies
-    below its consumer's watermark); `fenced`: a claim was lost (its effect is finished, or another
-    worker holds it). `what` names the stream, event or effect.
+    `kind` is one of three. `stale`: a stream has new events. `duplicate`: an event was consumed already
+    (its inbox row exists, or it lies below its consumer's watermark). `fenced`: a claim was lost (its
+    effect is finished, or another worker holds it). `what` names the stream, event or effect.
     """
 
     def __init__(self, kind: str, what: str) -> None:
@@ -152,7 +153,7 @@ class CommitMiss(Exception):
 
 
 class CommitRefused(Refused):
-    """Nothing was written, and a retry does not help: the database cannot hold what was decided."""
+    """Nothing was written, and a retry does not help, because the database cannot hold the decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,19 +171,19 @@ class EventStore(Protocol):
 
     @property
     def turns(self) -> int:
-        """How often the log was found to have another history, as after a restore. A caller that keeps
-        anything that it read starts again when this changes."""
+        """How often the log was found to have another history, for example after a restore. A caller
+        that keeps data from the log must read it again when this number changes."""
         ...
 
     async def load(
         self, streams: Mapping[StreamName, int], *, limit: int | None = None
     ) -> Mapping[StreamName, Sequence[Recorded]]:
-        """The events of each stream above the given version, in order of version. `limit` bounds all
-        streams together, and takes them one after the other."""
+        """Return the events of each stream above the given version, in order of version. `limit` is the
+        most events over all streams, which are read one after the other."""
         ...
 
     async def versions(self, streams: Iterable[StreamName]) -> Mapping[StreamName, int]:
-        """The version of each stream; 0 for one that does not exist."""
+        """Return the version of each stream; 0 for one that does not exist."""
         ...
 
     async def commit(self, commit: Commit) -> Sequence[Recorded]:
@@ -194,28 +195,29 @@ class EventStore(Protocol):
     async def append(
         self, events: Sequence[Event], *, cause: UUID, traceparent: str | None = None
     ) -> Sequence[Recorded]:
-        """Append from an edge, at whatever version the streams have. The ids follow from `cause` and
-        each event's stream and name. A second call under the same cause, however much later, appends
-        nothing and returns what was appended before. Raises ValueError when two of these events have
+        """Append events of an edge, at any version of their streams. The ids follow from `cause` and
+        each event's stream and name. A second call with the same cause, even much later, appends nothing
+        and returns the events that were appended before. Raises ValueError when two of these events have
         the same stream and name, because they would have the same id."""
         ...
 
     async def read(
         self, run: str, *, after: Cursor, limit: int, types: Sequence[str] | None = None
     ) -> Sequence[Recorded]:
-        """A run's events in log order, below the horizon. This is for readers, not for consumers."""
+        """Return a run's events in log order, below the horizon. This is for readers, not for
+        consumers."""
         ...
 
     async def events_at(self, places: Sequence[tuple[StreamName, int]]) -> Sequence[Recorded]:
-        """The events at these versions of these streams. A place without an event is left out."""
+        """Return the events at these versions of these streams. A place without an event is left out."""
         ...
 
     async def clock_time(self) -> datetime:
-        """The time by the clock that stamps the events of this log."""
+        """Return the time by the clock that stamps the events of this log."""
         ...
 
     async def snapshot(self, stream: StreamName, fold_version: int) -> Snapshot | None:
-        """The newest snapshot of a stream under this version of its fold."""
+        """Return the newest snapshot of a stream for this version of its fold, or None."""
         ...
 
     async def save_snapshot(
@@ -225,7 +227,7 @@ class EventStore(Protocol):
         ...
 
     async def artifact(self, sha256: str) -> bytes | None:
-        """The bytes of a small artifact."""
+        """Return the bytes of a small artifact, or None if there is none."""
         ...
 
 
@@ -245,9 +247,9 @@ class LogTail(Protocol):
         types: Sequence[str] | None = None,
         upto: Cursor | None = None,
     ) -> tuple[Sequence[Recorded], Cursor]:
-        """The events after a cursor in (xid, position) order, below the transaction horizon, and the
-        cursor to continue from (it moves past events of other types too). With `upto`, a result of
-        `visible_head`: the events up to there."""
+        """Return the events after a cursor in (xid, position) order, below the transaction horizon, and
+        the cursor to continue from, which also moves past events of other types. `upto` is a result of
+        `visible_head`. With it, only the events up to there are returned."""
         ...
 
     async def has_events_after(self, after: Cursor) -> bool:
@@ -256,12 +258,14 @@ class LogTail(Protocol):
         ...
 
     async def visible_head(self) -> Cursor:
-        """The cursor of the last event below the horizon. No event can appear below it any more."""
+        """Return the cursor of the last event below the horizon. No event can appear below it any
+        more."""
         ...
 
     async def reaches(self, cursor: Cursor) -> bool:
-        """Whether there is an event at `cursor` or above, hidden by the horizon or not. A log that was
-        read up to `cursor` and does not reach it any more has been set back."""
+        """Whether there is an event at `cursor` or above, hidden by the horizon or not. If a log was
+        read up to `cursor` and does not reach it any more, its database was restored to an earlier
+        state."""
         ...
 
 
@@ -271,30 +275,30 @@ class Inbox(Protocol):
     async def filter_consumed(
         self, keys: Sequence[tuple[ConsumerName, EventId]]
     ) -> frozenset[tuple[ConsumerName, EventId]]:
-        """Those of these keys that have an inbox row."""
+        """Return those of these keys that have an inbox row."""
         ...
 
     async def unconsumed(
         self, messages: Sequence[tuple[ConsumerName, Recorded]]
     ) -> Sequence[tuple[ConsumerName, Recorded]]:
-        """Those of these messages that their consumer has not consumed: they are above its current
-        watermark, and have no inbox row."""
+        """Return those of these messages that their consumer has not consumed. They are above its
+        current watermark and have no inbox row."""
         ...
 
     async def unconsumed_at(
         self, places: Mapping[tuple[StreamName, int], Collection[ConsumerName]]
     ) -> Sequence[tuple[Recorded, frozenset[ConsumerName]]]:
-        """The events at these places. Each comes with those of the consumers named for its place that
-        have not consumed it: `events_at` and `unconsumed` in one query."""
+        """Return the events at these places, each with the consumers that are named for its place and
+        have not consumed it. This is `events_at` and `unconsumed` in one query."""
         ...
 
     async def watermark(self, consumer: ConsumerName) -> Cursor:
-        """The cursor up to which a consumer has consumed everything."""
+        """Return the cursor up to which a consumer has consumed everything."""
         ...
 
     async def advance(self, consumers: Sequence[ConsumerName], cursor: Cursor) -> None:
-        """These consumers have consumed everything up to `cursor`: move their watermarks there (never
-        back), and delete their inbox rows below it."""
+        """Record that these consumers have consumed everything up to `cursor`. This moves their
+        watermarks there (never back) and deletes their inbox rows below it."""
         ...
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """What `perform` may use. Those that only some lanes need are None in a process without such a
-    lane; `require` returns them."""
+    """The ports that `perform` may use. A port that only some lanes need is None in a process without
+    such a lane. `require` returns these ports."""
 
     log: EventStore
     blobs: Blobs
@@ -47,8 +47,8 @@ class Ports:
     @overload
     def require(self, port: Literal["gateway"]) -> Gateway: ...
     def require(self, port: str) -> object:
-        """The port that the lane of an effect promises. Raises RuntimeError in a process that does not
-        have it, and should never have claimed the effect."""
+        """Return a port that the effect's lane needs. Raises RuntimeError in a process that does not
+        have it, because such a process must not claim the effect."""
         found: object = getattr(self, port)
         if found is None:
             raise RuntimeError(

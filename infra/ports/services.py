@@ -43,21 +43,21 @@ class Blobs(Protocol):
     async def put(
         self, key: str, data: bytes, *, create_only: bool = False, sha256: str | None = None
     ) -> str:
-        """Store the data, and return the uri. `sha256`: the hash of the content, if the caller has
+        """Store the data and return its URI. `sha256` is the hash of the content, if the caller has
         computed it. With `create_only`, raises BlobExists when the key is taken."""
         ...
 
     async def put_file(self, key: str, path: Path) -> str:
-        """Store a file's bytes, and return the uri."""
+        """Store a file's bytes and return their URI."""
         ...
 
     async def get(self, uri: str) -> bytes:
-        """All bytes. Raises NotFound."""
+        """Return all bytes. Raises NotFound."""
         ...
 
     def chunks(self, uri: str) -> AsyncIterator[bytes]:
-        """The content in pieces of a few MiB, for callers that do not need all of it in memory. It is
-        not verified: the caller checks the hash at the end. Raises NotFound at the first piece."""
+        """Yield the content in pieces of a few MiB, for callers that do not need all of it in memory. It
+        is not verified; the caller checks the hash at the end. Raises NotFound at the first piece."""
         ...
 
     async def delete(self, uri: str) -> None:
@@ -65,16 +65,16 @@ class Blobs(Protocol):
         ...
 
     async def file(self, uri: str) -> Path | None:
-        """The path of the bytes, if they are a file of this machine."""
+        """Return the path of the bytes if they are a file on this machine, or else None."""
         ...
 
     async def exists(self, key: str) -> str | None:
-        """The uri if the key is taken."""
+        """Return the URI if the key is taken, or else None."""
         ...
 
     async def keys(self, prefix: str) -> Sequence[BlobInfo]:
-        """All blobs whose keys begin with `prefix`, in the order of their keys. Files of others whose
-        names are not keys are not listed."""
+        """Return all blobs whose keys begin with `prefix`, in the order of their keys. Foreign files
+        whose names are not keys are not listed."""
         ...
 
 
@@ -84,14 +84,14 @@ class Artifacts(Protocol):
     async def put(
         self, data: bytes, *, run: str, blob: bool = False, sha256: str | None = None
     ) -> ArtifactRef:
-        """Store the data under the content's hash, which is `sha256` if the caller has computed it. Up
-        to 64 KiB, and without `blob`, it is staged and written with the outcome's commit. Otherwise it
-        is durable on return, at `runs/<run>/objects/<sha256>`."""
+        """Store the data under the content's hash and return its reference. `sha256` is the hash, if the
+        caller has computed it. Data of up to 64 KiB is staged and written with the outcome's commit,
+        unless `blob` is set. Other data is durable on return, at `runs/<run>/objects/<sha256>`."""
         ...
 
     async def get(self, ref: ArtifactRef, *, cached: bool = True) -> bytes:
-        """The bytes, verified. Without `cached` they are read from the store and not from this process's
-        memory. Raises CorruptData when size or hash differ, NotFound when absent."""
+        """Return the verified bytes. Without `cached` they are read from the store and not from this
+        process's memory. Raises CorruptData when size or hash differ, NotFound when absent."""
         ...
 
     async def discard(self, ref: ArtifactRef) -> None:
@@ -103,7 +103,7 @@ class Datasets(Protocol):
     """The rows of registered datasets."""
 
     async def rows(self, ref: DatasetRef) -> Sequence[DatasetRow]:
-        """All rows, cached by content hash."""
+        """Return all rows, cached by content hash."""
         ...
 
 
@@ -115,29 +115,31 @@ class Repositories(Protocol):
         ...
 
     async def snapshot(self, workspace: str, sha: str) -> bytes:
-        """The commit's tree as a deterministic tar. Raises Refused on what guarantees forbid."""
+        """Return the commit's tree as a deterministic tar. Raises Refused when the tree has something
+        that is not allowed."""
         ...
 
     async def check(self, url: str) -> str:
-        """The default branch's name. Raises Refused when `url` is not a repository."""
+        """Return the name of the default branch. Raises Refused when `url` is not a repository."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowResult:
-    """What a workflow returned: its messages, or None when it returned nothing. Then the gateway's
-    record counts."""
+    """What a workflow returned: its messages, or None when it returned nothing. With None, the
+    conversation that the gateway recorded is used."""
 
     messages: tuple[Message, ...] | None
 
 
 class UserCode(Protocol):
-    """The workspace's code, in confined processes: workflow and grader apart."""
+    """The workspace's code, in confined processes. Workflow and grader run in separate processes."""
 
     async def discover(
         self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
     ) -> tuple[DiscoveredRollout, ...]:
-        """Import each entry point in a throw-away process, and return what it holds."""
+        """Import each entry point in a process of its own, and return what it defines. The process is
+        then thrown away."""
         ...
 
     async def run_workflow(
@@ -150,7 +152,8 @@ class UserCode(Protocol):
         base_url: str,
         api_key: str,
     ) -> WorkflowResult:
-        """Run the AgentWorkflow once, under its deadline. Raises UserCodeError."""
+        """Run the AgentWorkflow once, under its deadline, and return its result. Raises
+        UserCodeError."""
         ...
 
     async def grade(
@@ -188,5 +191,5 @@ class Gateway(Protocol):
     """The way from a workflow to the policy that it samples from."""
 
     def open(self, spec: GroupSpec, index: int, *, deadline_s: float) -> Session:
-        """A session for one sample of a group."""
+        """Open a session for one sample of a group, which ends after `deadline_s` seconds."""
         ...

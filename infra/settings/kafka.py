@@ -19,8 +19,8 @@ TOPIC_PREFIX = re.compile(r"^[A-Za-z0-9._-]{0,100}$")
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    """How to reach Kafka. `replication` -1 means the brokers' default. The names of topics and groups
-    begin with `prefix`, so that installations can share a cluster."""
+    """How to reach Kafka. A `replication` of -1 means the brokers' default. The names of topics and
+    groups begin with `prefix`, so that installations can share a cluster."""
 
     servers: tuple[str, ...]
     protocol: str = "PLAINTEXT"
@@ -45,13 +45,13 @@ class KafkaSettings:
 
     @property
     def address(self) -> str:
-        """The servers as HEADRACE_KAFKA lists them."""
+        """The servers in the form of HEADRACE_KAFKA."""
         return ",".join(self.servers)
 
     @classmethod
     def load(cls, environ: Mapping[str, str]) -> "KafkaSettings | None":
-        """Read the environment; None when HEADRACE_KAFKA is empty. Raises ValueError with the line to
-        print."""
+        """Read the environment. Returns None when HEADRACE_KAFKA is empty. Raises ValueError with the
+        line to print."""
         value = environ.get(PREFIX)
         if not value:
             return None

@@ -33,23 +33,23 @@ class S3Place:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def object_key(self, key: str) -> str:
-        """The object key of a blob key. Raises ValueError when `key` is not a blob key."""
+        """Return the object key of a blob key. Raises ValueError when `key` is not a blob key."""
         check_key(key)
         return self._inside + key
 
     def object_prefix(self, prefix: str) -> str:
-        """The prefix of the object keys of all blob keys that begin with `prefix`."""
+        """Return the prefix of the object keys of all blob keys that begin with `prefix`."""
         return self._inside + prefix
 
     def key(self, object_key: str) -> str:
-        """The blob key of one of our objects."""
+        """Return the blob key of one of our objects."""
         return object_key.removeprefix(self._inside)
 
     def uri(self, key: str) -> str:
         return f"s3://{self.bucket}/{self.object_key(key)}"
 
     def object_key_of(self, uri: str) -> str:
-        """The object key of one of our URIs. Raises NotFound for any other URI."""
+        """Return the object key of one of our URIs. Raises NotFound for any other URI."""
         begin = f"s3://{self.bucket}/"
         object_key = uri.removeprefix(begin)
         if not uri.startswith(begin) or not object_key.startswith(self._inside):

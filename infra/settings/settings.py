@@ -1,7 +1,7 @@
 """Settings: the environment, read once into a frozen value. Imports nothing heavy.
 
-A bad value stops the process at start with one line: the variable, what it holds, and what it may hold.
-A value whose feature is not built yet is refused by name.
+A bad value stops the process at start with one line that names the variable, its value, and the values
+that are allowed. A value whose feature is not built yet is refused by name.
 """
 
 import os
@@ -32,8 +32,8 @@ class DatabaseLimits:
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
-    """The vLLM servers that sample. They see the directory `adapters` under the same path. `server` is
-    the one that the supervisor starts itself, if any."""
+    """The vLLM servers that sample. The directory `adapters` has the same path for them as for us.
+    `server` is the one that the supervisor starts itself, or None."""
 
     urls: tuple[str, ...]
     adapters: Path
@@ -106,7 +106,8 @@ class Settings:
         return tuple(dict.fromkeys((self.home, blobs, (self.home / "postgres").resolve())))
 
     def read_token(self) -> str | None:
-        """The API token, from the environment or else from the home's token file."""
+        """Return the API token from the environment or else from the home's token file; None without
+        one."""
         if self.token:
             return self.token
         path = self.home / "token"
@@ -177,7 +178,8 @@ def _blobs(environ: Mapping[str, str], home: Path) -> str:
 
 
 def _s3_endpoint(environ: Mapping[str, str]) -> str | None:
-    """The address of an S3 store other than AWS. boto3's variables for it are read too."""
+    """Return the address of an S3 store other than AWS, or None. boto3's variables for it are read
+    too."""
     for name in ("HEADRACE_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
         if value := environ.get(name):
             return _http(name, value)
@@ -185,7 +187,7 @@ def _s3_endpoint(environ: Mapping[str, str]) -> str | None:
 
 
 def _vllm(environ: Mapping[str, str], home: Path) -> VllmSettings | None:
-    """The vLLM settings; None for the torch engine."""
+    """Return the vLLM settings; None for the torch engine."""
     value = environ.get("HEADRACE_SAMPLER") or "torch"
     if value == "torch":
         return None

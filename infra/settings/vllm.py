@@ -77,12 +77,12 @@ class VllmLaunch:
         )
 
     def environment(self, shared: Mapping[str, str]) -> dict[str, str]:
-        """The variables that all children have, and vLLM's own."""
+        """Return the environment variables of the server: those of all children, and vLLM's own."""
         key = {"VLLM_API_KEY": self.api_key} if self.api_key else {}
         return {**shared, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", **key}
 
     def learner_share(self, num_engines: int) -> float:
-        """The part of the GPU's memory that each of the processes with an engine may use."""
+        """Return the fraction of the GPU's memory that each of `num_engines` processes may use."""
         return (1 - self.gpu_percent / 100 - RESERVE) / num_engines
 
 
