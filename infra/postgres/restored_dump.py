@@ -1,16 +1,18 @@
 """Repairs the transaction ids of a dump that was restored into another cluster.
 
-The log is read in order of (xid, position). In a fresh cluster transaction ids start small again, so new
+The log is read in order of (xid, position). In a new cluster transaction ids start small again, so new
 events would be ordered below the restored ones and below every cursor, and no reader would see them. So
-`migrate` compares the cluster's identifier with the one it saw last. Where it is another one
+`migrate` compares the cluster's identifier with the one that it recorded last. If they differ, it makes
+these changes:
 
-- the xids of all that is recorded become 0, below every xid to come; positions keep the order (within a
-  stream, and from cause to effect, it is the order of the appends);
-- each cursor (watermarks, the relay's) is put before the first event that it had not passed. In the old
-  order it may have passed some behind that one: inbox rows are
-  written for those, so nothing that is consumed is consumed again;
-- claims and leases are dropped without counting a crash: their workers are in another world;
-- the role of processes is made again: a dump holds no roles.
+- The xids of all recorded events become 0, which is below every future xid. Positions keep the order:
+  within a stream, and from cause to effect, it is the order of the appends.
+- Each cursor (the watermarks, and that of the relay) is put before the first event that it had not
+  passed. In the old order it may have passed events after that one. Inbox rows are written for those, so
+  that no event is consumed twice.
+- Claims and leases are dropped without counting a crash, because their workers belong to the old
+cluster.
+- The role of processes is created again, because a dump holds no roles.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """One attempt at an effect: call `perform` under a deadline and classify how it ended.
 
-An error in the user's code, data or request is an outcome, `Failed`. When something outside does not
-answer, the attempt is repeated later, and only after the last one is the outcome `Failed` too. So the
+An error in the user's code, data or request is an outcome, `Failed`. When an external service does not
+answer, the attempt is repeated later, and after the last attempt the outcome is `Failed` too. So the
 *run* always sees an event.
 """
 
@@ -42,8 +42,9 @@ DEADLINE_S = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How an attempt ended. With `outcome` None it is repeated in `retry_in_s`, or, when it met
-    `no_database`, as soon as the effect is claimed again. `counted`: it counts against ATTEMPTS."""
+    """How an attempt ended. If `outcome` is None it is repeated in `retry_in_s` seconds. If the database
+    was unavailable (`no_database`), it is repeated as soon as the effect is claimed again. `counted`
+    says that it counts against ATTEMPTS."""
 
     claimed: Claimed
     outcome: Outcome | None
@@ -57,7 +58,7 @@ class Attempt:
 
 
 async def perform_once(consumer: AnyConsumer, claimed: Claimed, ports: Ports) -> Attempt:
-    """Perform a claimed effect once. Never raises but CancelledError."""
+    """Perform a claimed effect once, and return how the attempt ended. Raises only CancelledError."""
     if claimed.spent:
         message = f"its worker died {claimed.crashes} times while performing it"
         return Attempt(claimed, Failed(claimed.effect, FailureCategory.CRASH, message))
@@ -96,7 +97,7 @@ def _failure(claimed: Claimed, category: FailureCategory, message: str) -> Attem
 
 
 def _retry_or_fail(claimed: Claimed, error: Exception) -> Attempt:
-    """Retry with back-off; after the last attempt report the error as the outcome."""
+    """Retry with back-off. After the last attempt, report the error as the outcome."""
     text = describe_error(error)
     logger.warning(
         "%s attempt %d: %s", claimed.effect.type, claimed.attempts + 1, text, exc_info=error

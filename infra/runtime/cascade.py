@@ -1,8 +1,8 @@
-"""The read phase and the cascade: deliveries in, one Commit out. Writes nothing.
+"""The read phase and the cascade: turns deliveries into one Commit, and writes nothing.
 
-A decision may append events that other consumers of the same process read. They decide at once, in
-memory, until nothing new appears, and one call writes what all of them decided: that is the cascade.
-When each consumer is a process of its own, the bus brings the same messages one by one, and the same
+A decision may append events that other consumers of the same process read. These consumers decide at
+once, in memory, until no new events appear. This is the cascade, and one call writes all its decisions.
+When each consumer is a process of its own, the bus delivers the same messages one by one, and the same
 streams result (tests/properties).
 """
 
@@ -32,9 +32,10 @@ DeliveryKey = tuple[ConsumerName, UUID]
 class Delivery:
     """A message for one consumer: an event, or the outcome of an effect that it claimed.
 
-    `record` is the event as the log holds it, and `brought_by` the event that the bus brought; both are
-    None within a cascade. They differ for a dead letter that is driven again. What it leads to follows
-    from the message, as it would have then; its consumer's inbox remembers the event that brought it.
+    `record` is the event as the log holds it, and `brought_by` is the event that the bus delivered. Both
+    are None within a cascade. They differ for a dead letter that is redriven. Then the decision and its
+    ids follow from the original message, and the consumer's inbox remembers the event that the bus
+    delivered.
     """
 
     consumer: AnyConsumer
@@ -59,14 +60,14 @@ class Delivery:
 
     @property
     def streams(self) -> tuple[StreamName, ...]:
-        """The streams that it is decided for. An outcome returns to the stream that asked for its
+        """The streams that it is decided for. An outcome goes to the stream that requested its
         effect."""
         return (self.claimed.stream,) if self.claimed else self.consumer.routes(self.message)
 
 
 class DecisionError(Exception):
-    """A decider raised, or decided something that no decider may: a bug, or poison. `read`: the versions
-    of its streams on which it decided."""
+    """A decider raised, or made a decision that is not allowed, because of a bug or a bad message.
+    `read` has the versions of its streams on which it decided."""
 
     def __init__(
         self, delivery: Delivery, message: str, *, read: Mapping[StreamName, int] | None = None
@@ -78,8 +79,8 @@ class DecisionError(Exception):
 
 
 class DraftRefused(Exception):
-    """The log refuses a draft, and will refuse it again. `decided`: the deliveries that the draft
-    decides on; `read`: the versions of streams on which it decides."""
+    """The log refuses a draft, and will refuse it again. `decided` has the deliveries that the draft
+    decides on. `read` has the versions of the streams on which it decides."""
 
     def __init__(
         self, message: str, decided: frozenset[DeliveryKey], read: Mapping[StreamName, int]
@@ -91,8 +92,8 @@ class DraftRefused(Exception):
 
 @dataclass(slots=True)
 class Draft:
-    """What was decided so far, with the states as they would be after it. `read`: the versions at which
-    the streams were read. The decisions hold for these versions alone."""
+    """The decisions so far, and the states that result from them. `read` has the versions at which the
+    streams were read. The decisions are valid only for these versions."""
 
     states: dict[StreamName, FoldedState[Any]] = field(default_factory=dict)
     read: dict[StreamName, int] = field(default_factory=dict)
@@ -114,23 +115,24 @@ class Draft:
         )
 
     def read_for(self, delivery: Delivery) -> dict[StreamName, int]:
-        """The versions that a decision on this delivery holds for."""
+        """Return the stream versions for which a decision on this delivery is valid."""
         return {stream: self.read[stream] for stream in delivery.streams if stream in self.read}
 
     def blame_author(self, unwritable: Unwritable) -> DecisionError:
-        """The error of the delivery whose decision has the event that the log does not take."""
+        """Return the error of the delivery whose decision has the event that the log cannot hold."""
         cause = next(new.causation for new in self.events if new.event is unwritable.event)
         author = next(delivery for delivery in self.deliveries if delivery.id == cause)
         return DecisionError(author, str(unwritable), read=self.read_for(author))
 
     def blame_all(self, error: CommitRefused) -> DraftRefused:
-        """The error of the whole draft, when the log does not say which decision it refuses."""
+        """Return the error of the whole draft, for when the log does not say which decision it
+        refuses."""
         decided = frozenset(delivery.key for delivery in self.deliveries)
         return DraftRefused(str(error), decided, self.read)
 
     def commit(self, worker: WorkerId | None) -> Commit:
-        """The draft as one write. An effect is not born claimed when its run's gate closes in the same
-        write: nobody would perform it, and nobody else could claim it."""
+        """Return the draft as one write. An effect is not born claimed when its run's gate closes in the
+        same write, because then this worker would not perform it and no other worker could claim it."""
         shut = {new.event.run_id for new in self.events if new.event.gate in ("paused", "closed")}
         self.effects = [
             replace(new, claimed=new.claimed and new.effect.run_id not in shut)
@@ -175,8 +177,8 @@ class Drafter:
         *,
         left_to_bus: frozenset[DeliveryKey] = frozenset(),
     ) -> Draft:
-        """Decide on `deliveries` and, in waves, on all that follows in this process, except for
-        `left_to_bus`: these come by themselves. Raises DecisionError."""
+        """Decide on `deliveries` and, in waves, on everything that follows from them in this process.
+        The bus delivers `left_to_bus` separately, so they are not decided here. Raises DecisionError."""
         draft = Draft()
         seen = set(left_to_bus)
         following = list(deliveries)
@@ -205,7 +207,7 @@ class Drafter:
         draft.owners.update(wanted)
 
     def _decide(self, draft: Draft, delivery: Delivery) -> list[Delivery]:
-        """Add what `delivery` leads to to the draft; returns the deliveries that follow from it."""
+        """Add the decision on `delivery` to the draft. Returns the deliveries that follow from it."""
         draft.deliveries.append(delivery)
         following: list[Delivery] = []
         for stream in delivery.streams:
@@ -235,7 +237,7 @@ class Drafter:
         return following
 
     def _deliveries_of(self, new: NewEvent) -> list[Delivery]:
-        """An event that was decided, for each consumer of this process that reads it."""
+        """Return one delivery of a new event for each consumer of this process that reads it."""
         return [
             Delivery(
                 consumer=reader,
@@ -250,7 +252,7 @@ class Drafter:
 
 
 def _take_unseen(deliveries: Sequence[Delivery], seen: set[DeliveryKey]) -> list[Delivery]:
-    """The deliveries that are not in `seen`, each once; adds them to it."""
+    """Return the deliveries that are not in `seen`, each once, and add them to `seen`."""
     fresh = []
     for delivery in deliveries:
         if delivery.key not in seen:
@@ -260,8 +262,8 @@ def _take_unseen(deliveries: Sequence[Delivery], seen: set[DeliveryKey]) -> list
 
 
 def _is_for(reader: AnyConsumer, event: Event) -> bool:
-    """Whether a reader decides on an event. A reader whose `routes` raises gets the event from the bus,
-    by itself."""
+    """Whether a reader decides on an event. If its `routes` raises, the answer is no, and the bus later
+    delivers the event to this reader alone."""
     try:
         return bool(reader.routes(event))
     except Exception:
@@ -288,7 +290,7 @@ def _call_handle(delivery: Delivery, state: object, meta: Meta) -> Decision:
 def _new_events(
     delivery: Delivery, stream: StreamName, decision: Decision, version: int
 ) -> list[NewEvent]:
-    """The decision's events with their ids, which follow from the cause and the event's name."""
+    """Return the decision's events with their ids, which follow from the cause and the event's name."""
     consumer = delivery.consumer.name
     try:
         ids: Mapping[UUID, Event] = {

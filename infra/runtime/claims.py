@@ -1,9 +1,9 @@
 """The claims of this process: which effects it holds, how many more it may hold, and whether the
 database agrees.
 
-The answer to a claim can be lost, and so can that to a commit whose effects are born claimed. Then the
-database says that this worker holds an effect of which the worker does not know. Nobody else can take
-it while the worker's lease lives, so the worker has to find it by itself and release it.
+The answer to a claim can be lost, and so can the answer to a commit whose effects are born claimed. Then
+the database says that this worker holds an effect which the worker does not know. No other worker can
+take it while this worker's lease is live, so this worker has to find and release it.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ if nothing went wrong."""
 
 
 class Claims:
-    """What this worker holds. `changing` is locked by a commit and by a check, because both change what
-    this worker holds."""
+    """The effects that this worker holds. A commit and a check each lock `changing`, because both change
+    what this worker holds."""
 
     def __init__(self, hosting: Hosting, effects: Effects, wakeup: Wakeup) -> None:
         self._hosting = hosting
@@ -49,20 +49,20 @@ class Claims:
 
     @property
     def room(self) -> int:
-        """How many more effects this process may hold."""
+        """The number of further effects that this process may hold."""
         return self._hosting.capacity - len(self._held) - self._num_reserved
 
     @property
     def tasks(self) -> Sequence[asyncio.Task[None]]:
-        """The tasks that perform what is held."""
+        """The tasks that perform the held effects."""
         return list(self._tasks.values())
 
     def get(self, effect: EffectId) -> Claimed | None:
-        """The claim under which this process performs an effect."""
+        """Return the claim under which this process performs an effect, or None."""
         return self._held.get(effect)
 
     def add(self, claimed: Claimed, task: asyncio.Task[None]) -> None:
-        """This process performs an effect now, in `task`."""
+        """Record that this process now performs an effect, in `task`."""
         self._held[claimed.id] = claimed
         self._tasks[claimed.id] = task
 
@@ -72,8 +72,8 @@ class Claims:
             del self._held[claimed.id], self._tasks[claimed.id]
 
     def begin_commit(self, finished: Iterable[Claimed]) -> None:
-        """The outcomes of these claims are being decided: no task performs them any more, but they are
-        held until the commit."""
+        """Record that the outcomes of these claims are being decided. No task performs them any more,
+        but they are held until the commit."""
         self._in_commit = {claimed.id: claimed for claimed in finished}
 
     def end_commit(self) -> None:
@@ -82,22 +82,23 @@ class Claims:
     # --- effects that are born claimed ----------------------------------------------------------
 
     def reserve(self, effect: Effect) -> bool:
-        """Whether an effect that is decided here is born claimed by this process. Each one takes up room
-        from now on, because what the same draft claimed before is not held yet."""
+        """Whether an effect that is decided here is born claimed by this process. If so, it takes up
+        room from now on, although it is held only after the draft is committed."""
         if not self._hosting.performs(effect) or self.room <= 0:
             return False
         self._num_reserved += 1
         return True
 
     def drop_reservations(self) -> None:
-        """The draft was committed, so its effects are held; or it was given up."""
+        """Forget the reservations, because the draft was given up, or was committed and its effects are
+        held."""
         self._num_reserved = 0
 
     # --- claiming -------------------------------------------------------------------------------
 
     async def claim(self, limit: int) -> Sequence[Claimed]:
-        """New claims, at most `limit`. There are none when this worker's generation is over, because
-        then it is unknown which effects it holds; the next check finds out."""
+        """Claim and return at most `limit` effects. Returns none when this worker's generation is over,
+        because then it does not know which effects it holds; the next check finds out."""
         if limit <= 0:
             return ()
         try:
@@ -114,13 +115,14 @@ class Claims:
             return ()
 
     async def next_due_s(self) -> float | None:
-        """Seconds until there may be something to claim that is not there now, or None."""
+        """Return the seconds until more effects may become claimable, or None."""
         return await self._effects.next_due_s(
             self._hosting.worker, lanes=self._hosting.lanes, consumers=self._performing
         )
 
     async def count_unfinished(self) -> int:
-        """How many effects this process could perform now or later, including those that others hold."""
+        """Return how many effects this process could perform now or later, including those that other
+        workers hold."""
         return await self._effects.count_unfinished(
             lanes=self._hosting.lanes, consumers=self._performing
         )
@@ -128,16 +130,16 @@ class Claims:
     # --- whether the database agrees ------------------------------------------------------------
 
     def distrust(self) -> None:
-        """Have the next `verify` compare with the database: an answer was lost, or a write may be."""
+        """Make the next `verify` compare with the database, because an answer or a write may be lost."""
         self._claims_unverified = True
 
     async def verify(self) -> None:
-        """Compare the claims in the database with those that this process knows of, after an answer was
-        lost or the database was away, and now and then for no special reason.
+        """Compare the claims in the database with those that this process knows. This happens after an
+        answer was lost or the database was unavailable, and also from time to time without a cause.
 
-        Claims that nobody here knows of are released, and effects whose claims are gone are ended. No
-        claim and no commit is under way meanwhile. One that is still on its way through a network
-        belongs to an old generation, and takes nothing.
+        Claims that this process does not know are released, and effects whose claims are gone are ended.
+        No claim and no commit is under way meanwhile. A claim that the network still delays belongs to
+        an old generation and takes nothing.
         """
         unverified = self._claims_unverified or self._reconnects_seen != self._wakeup.absences
         if not unverified and time.monotonic() < self._checked_at + CHECK_S:
@@ -170,7 +172,7 @@ class Claims:
         """Release everything but `known`, and begin a new generation."""
         begun = await self._effects.disown(self._hosting.worker, generation=generation, keep=known)
         if begun is None:
-            self.distrust()  # another call of ours came in between, late
+            self.distrust()  # an earlier call of ours arrived late, in between
         else:
             self._generation = begun
 
@@ -188,8 +190,8 @@ class Claims:
             self.distrust()
 
     async def release_closed(self) -> None:
-        """Release the effects whose run is no longer open. An unavailable database is asked again at the
-        next call."""
+        """Release the effects whose run is no longer open. If the database is unavailable, the next call
+        tries again."""
         runs = {claimed.effect.run_id for claimed in self._held.values()}
         if not runs:
             return
@@ -204,7 +206,7 @@ class Claims:
     async def release_all(self) -> None:
         """Release everything, within a deadline. What is not released by then is taken over when this
         worker's lease ends."""
-        # In tasks of their own: this task may have been cancelled, and would not ask anything any more.
+        # Use new tasks, because this task may have been cancelled and could then send no query.
         releases = [asyncio.ensure_future(self.release(held)) for held in self._held.values()]
         if releases:
             await asyncio.wait(releases, timeout=END_S)

@@ -32,7 +32,7 @@ Problem = DecisionError | CommitMiss | DraftRefused
 
 
 class Committer:
-    """Decides on deliveries and writes what was decided. `commits` counts what was written."""
+    """Decides on deliveries and writes the decisions. `commits` counts the commits that were written."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class Committer:
                 self._claims.drop_reservations()
 
     async def _commit_all(self, batch: DeliveryBatch) -> None:
-        """Decide and write; after a miss read again, without limit. An unavailable database is waited
-        for. Whether it took the last write shows when that is written again."""
+        """Decide and write. After a miss, read again, without a limit on the number of tries. While the
+        database is unavailable, wait. Writing again then shows whether the last write succeeded."""
         tries = 0
         batches = [batch]
         problem: Problem | None = None
@@ -126,14 +126,14 @@ class Committer:
         await self._states.save_snapshots(draft.owners)
 
     def _forget_other_history(self) -> None:
-        """A database that was restored has another history than the one that was read."""
+        """Forget all cached states if the database has another history, for example after a restore."""
         if self._turn != self._log.turns:
             self._states.clear()
             self._turn = self._log.turns
             self._claims.distrust()
 
     def _apply(self, draft: Draft, commit: Commit) -> None:
-        """What a written draft changes in this process."""
+        """Apply a written draft to the states and claims of this process."""
         self.commits += 1
         self._states.remember(draft.states)
         for new in draft.effects:
@@ -145,7 +145,7 @@ class Committer:
     async def _remaining_after(
         self, problem: Problem, batch: DeliveryBatch
     ) -> Sequence[DeliveryBatch]:
-        """What remains to be decided of a batch after a problem, and what is left to the bus."""
+        """Return the batches that remain to be decided after a problem, with what is left to the bus."""
         deliveries, left_to_bus = batch
         if isinstance(problem, CommitMiss):
             return [DeliveryBatch(await self._still_to_decide(deliveries, problem), left_to_bus)]
@@ -153,7 +153,7 @@ class Committer:
             return await self._quarantine.split_refused(batch, problem)
         culprit = problem.delivery
         if culprit.id not in {delivery.id for delivery in deliveries}:
-            # It came up in the cascade: let the bus bring it, by itself.
+            # The culprit came from the cascade, so let the bus deliver it separately.
             return [DeliveryBatch(deliveries, left_to_bus | {culprit.key})]
         remaining = await self._quarantine.isolate(deliveries, problem)
         return [DeliveryBatch(each, left_to_bus) for each in remaining]
@@ -161,7 +161,7 @@ class Committer:
     async def _still_to_decide(
         self, deliveries: Sequence[Delivery], miss: CommitMiss
     ) -> Sequence[Delivery]:
-        """The deliveries that a miss did not settle: not consumed elsewhere, and not fenced."""
+        """Return the deliveries that remain after a miss: not consumed elsewhere, and not fenced."""
         brought = [(d.consumer.name, d.brought_by) for d in deliveries if d.brought_by]
         unconsumed = await self._log.unconsumed(brought)
         to_consume = {(name, recorded.id) for name, recorded in unconsumed}
@@ -176,7 +176,7 @@ class Committer:
         ]
 
     def _hit_failpoints(self, draft: Draft, step: str) -> None:
-        """The failpoints of every consumer in this commit."""
+        """Hit the failpoints of every consumer in this commit."""
         for name in draft.event_consumers:
             failpoints.hit(f"{name}.intake.{step}")
         if step == "decided":

@@ -5,8 +5,8 @@
     routes(event) -> streams                   says which of its streams an event is decided for
     perform(effect, ports) -> Outcome          does the long work, under a lease, outside of any loop
 
-The three pure functions use no clock, no randomness and no IO. Deciding nothing is a normal answer, and
-what makes replays harmless.
+The three pure functions use no clock, no randomness and no IO. An empty decision is normal. It is what
+makes repeated deliveries harmless.
 """
 
 from collections.abc import Awaitable, Callable
@@ -38,9 +38,10 @@ F = TypeVar("F", bound=Effect)
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What `handle` gets beside the message: its id (the event's, or the effect's for an outcome), the
-    stream that is decided for, and the time. `now`, by the clock that stamps events, is for display. It
-    never steers a decision, and neither does `seconds`, the time that the effect of an outcome took."""
+    """The arguments of `handle` besides the message: its id (of the event, or of the effect for an
+    outcome), the stream that is decided for, and two times. `now` is the time of the clock that stamps
+    events, for display. `seconds` is how long the effect of an outcome took. No decision may depend on
+    either of them."""
 
     event_id: UUID
     stream: StreamName

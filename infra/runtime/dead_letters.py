@@ -1,11 +1,11 @@
 """Dead letters: a message that cannot be decoded, or decided on, is put aside with its bytes, headers
 and cause.
 
-The dead letter and the inbox row of its delivery are one commit, so the message is not lost, and does
-not come again; its neighbours go on. A message that its consumer cannot decide on holds its run: no more
-effects of the run are claimed, because the consumer could not go on with their outcomes. `headrace dlq
-redrive` appends MessageRedriven, which reaches that consumer as any event does, however old the message
-is, and releases the run.
+The dead letter and the inbox row of its delivery are one commit. So the message is not lost, it is not
+delivered again, and other messages continue. A message that its consumer cannot decide on holds its run:
+no more effects of the run are claimed, because the consumer could not use their outcomes. `headrace dlq
+redrive` appends MessageRedriven and releases the run. This event reaches the consumer like any other
+event, even if the message is old.
 
 An outcome that no decider can decide on is put aside in the same way. Its effect is released, and
 performed again once the run is released.
@@ -56,10 +56,10 @@ async def dead_letter_message(
     pauses: bool = False,
     read: Mapping[StreamName, int] | None = None,
 ) -> None:
-    """Put `message` aside for `consumer`. `brought_by`: the event that the bus brought, when that is not
-    the message itself. `read`: the versions of the streams on which it could not be decided. Repeating
-    the call changes nothing. Raises CommitMiss (stale) when one of these streams has moved, for then the
-    message may be decided on."""
+    """Put `message` aside for `consumer`. `brought_by` is the event that the bus delivered, if it is not
+    the message itself. `read` has the versions of the streams on which the decision failed. Repeating
+    the call changes nothing. Raises CommitMiss (stale) when one of these streams has new events, because
+    a decision may then succeed."""
     data = _bytes(message)
     letter, content = letter_of(
         consumer, data, error, message_id=message.id, message_type=message.type, about=message.run
@@ -88,7 +88,7 @@ async def dead_letter_outcome(
     *,
     read: Mapping[StreamName, int] | None = None,
 ) -> None:
-    """Put aside an effect whose outcome no decider can decide on, and hold its run. Raises CommitMiss as
+    """Put aside an effect whose outcome cannot be decided on, and hold its run. Raises CommitMiss as
     `dead_letter_message` does."""
     data = claimed.effect.model_dump_json().encode()
     letter, content = letter_of(
@@ -115,8 +115,8 @@ async def dead_letter_outcome(
 async def find_redriven(
     log: EventStore, consumer: ConsumerName, event: MessageRedriven
 ) -> Recorded | None:
-    """The message that is to be delivered to `consumer` again. None when it is for another consumer, or
-    when it is an outcome: the effect of an outcome is performed again without being redriven."""
+    """Return the message to deliver to `consumer` again. Returns None when it is for another consumer,
+    and when it is an outcome, because the effect of an outcome is performed again without a redrive."""
     if event.consumer != consumer or not event.message_version:
         return None
     found = await log.events_at([(event.message_stream, event.message_version)])
@@ -132,7 +132,8 @@ def letter_of(
     message_type: str,
     about: str,
 ) -> tuple[MessageDeadLettered, tuple[SmallArtifact, ...]]:
-    """The dead letter of some bytes, and the artifact that holds them if the letter cannot show all."""
+    """Return the dead letter of some bytes, and an artifact with all bytes if the letter cannot hold
+    them."""
     text = data.decode(errors="backslashreplace")
     payload = _truncate_json(text, PAYLOAD_JSON_BYTES)
     is_whole = payload.encode() == data
@@ -209,8 +210,8 @@ def _is_ascii(letter: MessageDeadLettered) -> bool:
 def _in_ascii(
     letter: MessageDeadLettered, content: tuple[SmallArtifact, ...]
 ) -> tuple[MessageDeadLettered, tuple[SmallArtifact, ...]]:
-    """The same letter in ASCII, for a database that cannot hold its text. The artifact holds it
-    whole."""
+    """Return the same letter in ASCII, for a database that cannot hold its text. The artifact has the
+    complete letter."""
     ref = letter.content
     if ref is None:
         data = letter.payload.encode()
@@ -234,7 +235,7 @@ def _bytes(message: Recorded) -> bytes:
 
 
 def _headers(message: Recorded) -> dict[str, str]:
-    """The headers that a broker's record of the message would have."""
+    """Return the headers that a broker's record of the message would have."""
     payload = message.payload
     found = {
         "ce_id": str(message.id),
@@ -253,13 +254,13 @@ def _headers(message: Recorded) -> dict[str, str]:
 
 
 def _trace(error: Exception) -> str:
-    """The innermost calls of the traceback, because they are nearest to the cause."""
+    """Return the innermost calls of the traceback, because they are nearest to the cause."""
     return "".join(traceback.format_exception(error))[-TRACE_JSON_BYTES:]
 
 
 def _truncate_json(text: str, num_bytes: int) -> str:
-    """The longest beginning of a text, roughly, that has at most `num_bytes` as JSON (a character may
-    take six)."""
+    """Return about the longest beginning of a text that has at most `num_bytes` bytes as JSON (a
+    character may take six)."""
     text = text[:num_bytes].encode(errors="backslashreplace").decode()
     while len(json.dumps(text)) > num_bytes:
         text = text[: len(text) * 3 // 4]

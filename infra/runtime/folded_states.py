@@ -1,8 +1,9 @@
-"""FoldedState states of streams, remembered between messages.
+"""Keeps the folded states of streams in memory between messages.
 
-A cached state may be behind its stream: `commit` checks the version, and a miss evicts the state. So the
-cache can make things slow, but never wrong. The same holds for snapshots. One is saved every few hundred
-events, so that a process that starts again, after a crash, folds only that many and not a whole history.
+A cached state may be behind its stream. `commit` checks the version, and a miss evicts the state. So a
+stale cache costs time, but never gives a wrong decision. The same holds for snapshots. One is saved
+every few hundred events, so that a process that restarts after a crash folds only that many events and
+not a whole history.
 """
 
 import logging
@@ -32,7 +33,7 @@ PAGE = 5000
 
 @dataclass(frozen=True, slots=True)
 class FoldedState(Generic[S]):
-    """A stream's state after `version` events. `snapshot_version`: the version of its newest
+    """A stream's state after `version` events. `snapshot_version` is the version of its newest
     snapshot."""
 
     state: S
@@ -60,8 +61,8 @@ class StateCache:
     async def load(
         self, wanted: Mapping[StreamName, AnyConsumer]
     ) -> dict[StreamName, FoldedState[Any]]:
-        """The states of these streams, each folded by its owner. All that are not in memory are read
-        together. Raises UnfoldableStream."""
+        """Return the states of these streams, each folded by its owner. All streams that are not in
+        memory are read together. Raises UnfoldableStream."""
         known = {stream: self._cache[stream] for stream in wanted if stream in self._cache}
         missing = [stream for stream in wanted if stream not in known]
         if not missing:
@@ -80,8 +81,8 @@ class StateCache:
         return {**known, **{stream: self._cache.get(stream, found[stream]) for stream in missing}}
 
     async def save_snapshots(self, owners: Mapping[StreamName, AnyConsumer]) -> None:
-        """Save a snapshot of each of these streams that has grown by enough since its last one. One that
-        cannot be saved now is saved later."""
+        """Save a snapshot of each of these streams that has grown enough since its last one. A snapshot
+        that cannot be saved now is saved later."""
         for stream, consumer in owners.items():
             folded = self._cache.get(stream)
             if consumer.snapshots is None or folded is None:
@@ -95,7 +96,7 @@ class StateCache:
                 self._cache[stream] = replace(folded, snapshot_version=folded.version)
 
     def remember(self, states: Mapping[StreamName, FoldedState[Any]]) -> None:
-        """Keep these states; beyond the limit, those that were not used for the longest time go."""
+        """Keep these states. Beyond the limit, the least recently used ones are dropped."""
         for stream, folded in states.items():
             self._cache[stream] = folded
             self._cache.move_to_end(stream)
@@ -156,7 +157,7 @@ def fold(
     start: FoldedState[S],
     events: Sequence[Recorded] | Sequence[Event],
 ) -> FoldedState[S]:
-    """The state after `events`, which follow `start` without a gap."""
+    """Return the state after `events`, which follow `start` without a gap."""
     state = start.state
     for item in events:
         event = item.event if isinstance(item, Recorded) else item

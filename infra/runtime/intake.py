@@ -1,4 +1,4 @@
-"""Takes in what is to be decided on: events from the bus, and outcomes from the performer."""
+"""Takes in the messages to decide on: events from the bus, and outcomes from the performer."""
 
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -20,7 +20,7 @@ from schemas.ids import ConsumerName
 
 
 class Intake:
-    """Two loops: each turns what arrives into deliveries, and has them committed."""
+    """Runs two loops. Each turns the messages that arrive into deliveries, and commits them."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Intake:
         self._committer = committer
 
     async def take_events(self) -> None:
-        """Bus -> decisions, without end."""
+        """Decide on the events of the bus, without end."""
         reads = {
             name: [*(event.type for event in consumer.reads), MessageRedriven.type]
             for name, consumer in self._consumers.items()
@@ -69,7 +69,7 @@ class Intake:
             failpoints.hit(f"{name}.intake.offset_committed")
 
     async def take_outcomes(self) -> None:
-        """Finished attempts -> decisions, without end."""
+        """Decide on the outcomes of finished attempts, without end."""
         while True:
             go_on()
             finished = await self._performer.take_finished()

@@ -1,7 +1,7 @@
 """Performs effects: claims them, runs each in a task of its own, and hands the outcomes on.
 
-The long work happens here, under a lease and outside of any loop that decides. How an attempt ends is
-classified in `attempt.py`; what is decided on its outcome is up to the intake and the committer.
+The long work happens here, under a lease and outside of any loop that decides. `attempt.py` classifies
+how an attempt ends. The intake and the committer decide on its outcome.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ sent when somebody releases an effect, or ends a lease before its time."""
 
 
 class Performer:
-    """Claims and performs the effects of this process's lanes. `is_at_capacity`: more effects may wait
-    than the process had room for when it last claimed."""
+    """Claims and performs the effects of this process's lanes. `is_at_capacity` says that more effects
+    may be waiting than the process had room for when it last claimed."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Performer:
 
     async def run(self) -> None:
         """Claim effects and start them, without end."""
-        self._claims.distrust()  # we start, or start again because an answer was lost
+        self._claims.distrust()  # this is the start, or a restart because an answer was lost
         while True:
             go_on()
             await self._claims.verify()
@@ -76,20 +76,20 @@ class Performer:
         self._wakeup.set()
 
     async def take_finished(self) -> Sequence[Attempt]:
-        """The attempts that have come to an outcome; waits for the first one."""
+        """Wait for the first attempt with an outcome. Returns all attempts that have one."""
         finished = [await self._finished.get()]
-        # Outcomes of effects that were performed as one batch become ready in one turn of the event
-        # loop: let them all arrive, so that they share the commit.
+        # Outcomes of effects that were performed as one batch become ready in one iteration of the
+        # event loop. Let them all arrive, so that they share the commit.
         await asyncio.sleep(0)
         while not self._finished.empty():
             finished.append(self._finished.get_nowait())
         return finished
 
     async def _claim_and_start(self) -> bool:
-        """Whether anything was claimed."""
+        """Claim effects and start them. Returns whether any were claimed."""
         limit = self._claims.room
         claimed = await self._claims.claim(limit)
-        # What was born claimed meanwhile took its part of the room.
+        # Effects that were born claimed meanwhile have taken some of the room.
         room = max(0, self._claims.room)
         self.is_at_capacity = len(claimed) >= min(limit, room)
         for each in claimed[:room]:
@@ -105,7 +105,7 @@ class Performer:
 
     async def _perform_effect(self, claimed: Claimed) -> None:
         """Perform an effect and hand its outcome on. If anything but the attempt itself fails, the
-        effect is released: nobody awaits this task, and nobody else may take what this worker holds."""
+        effect is released, because nobody awaits this task and no other worker may take the effect."""
         try:
             attempt = await self._make_attempt(claimed)
             go_on()
@@ -139,8 +139,8 @@ class Performer:
         return attempt
 
     async def _retry(self, attempt: Attempt) -> None:
-        """Give the effect back for later. An unavailable database is not the fault of the attempt. What
-        cannot be given back now is found by the next check of the claims."""
+        """Give the effect back for later. An unavailable database does not count against the attempt. If
+        the effect cannot be given back now, the next check of the claims finds it."""
         try:
             if attempt.no_database:
                 await self._effects.release(attempt.claimed)

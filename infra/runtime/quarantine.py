@@ -1,5 +1,5 @@
-"""Keeps what no decider can take away from the rest: a record that cannot be read, and a message on
-which its decider always raises. Both are put aside as dead letters, and their neighbours go on."""
+"""Separates the messages that cannot be decided on from the others: a record that cannot be read, and a
+message on which its decider always raises. Both become dead letters, and the other messages continue."""
 
 import logging
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ TRIES = 3
 
 
 class DeliveryBatch(NamedTuple):
-    """Deliveries to decide on together, and what of their cascade is left to the bus."""
+    """Deliveries to decide on together, and the part of their cascade that is left to the bus."""
 
     deliveries: Sequence[Delivery]
     left_to_bus: frozenset[DeliveryKey] = frozenset()
 
 
 class Quarantine:
-    """Takes out of a batch what cannot be decided on, so that its neighbours go on."""
+    """Removes from a batch what cannot be decided on, so that the other deliveries continue."""
 
     def __init__(
         self, log: EventStore, effects: Effects, states: StateCache, drafter: Drafter
@@ -41,9 +41,9 @@ class Quarantine:
         self._drafter = drafter
 
     async def read(self, consumer: AnyConsumer, recorded: Recorded) -> Delivery | None:
-        """The delivery of a record to a consumer; None when the consumer does not decide on it. A record
-        that cannot be decoded, or that the consumer cannot route, becomes a dead letter, because its
-        type is one that the consumer reads."""
+        """Return the delivery of a record to a consumer; None when the consumer does not decide on it. A
+        record that cannot be decoded, or that the consumer cannot route, becomes a dead letter, because
+        its type is one that the consumer reads."""
         message: Recorded | None = recorded
         try:
             if isinstance(recorded.event, MessageRedriven):
@@ -77,9 +77,9 @@ class Quarantine:
     async def split_refused(
         self, batch: DeliveryBatch, refused: DraftRefused
     ) -> Sequence[DeliveryBatch]:
-        """The batches to try instead of one whose draft the log refuses without saying which decision it
-        refuses. First what follows is left to the bus. Then the batch is halved, until one delivery
-        remains that the log refuses; that one is put aside."""
+        """Return the batches to try instead of one whose draft the log refuses without saying which
+        decision it refuses. First the cascade is left to the bus. Then the batch is halved until only
+        one refused delivery remains, which is put aside."""
         deliveries, left_to_bus = batch
         ours = {delivery.key for delivery in deliveries}
         if cascade := refused.decided - ours:
@@ -120,8 +120,8 @@ class Quarantine:
         return _others_then(culprit, deliveries)[:1]
 
     async def _failure_alone(self, delivery: Delivery) -> DecisionError | None:
-        """Why no decision on it comes about that the log would take; None when one does. A failure of
-        something that follows from it elsewhere does not count."""
+        """Return why a decision on this delivery alone fails, or None when it succeeds. A failure in
+        another consumer's decision that follows from it does not count."""
         try:
             draft = await self._drafter.draft([delivery])
             for new in draft.events:
@@ -135,7 +135,8 @@ class Quarantine:
         return failure if failure.delivery is delivery else None
 
     async def _put_aside(self, error: DecisionError) -> None:
-        """Raises CommitMiss when the streams on which it was decided have moved."""
+        """Put the failed delivery aside. Raises CommitMiss when the streams on which it was decided have
+        new events."""
         delivery = error.delivery
         if delivery.claimed is not None:
             await dead_letter_outcome(self._log, delivery.claimed, error, read=error.read)
@@ -153,5 +154,5 @@ class Quarantine:
 
 
 def _others_then(culprit: Delivery, deliveries: Sequence[Delivery]) -> Sequence[Sequence[Delivery]]:
-    """The other deliveries together, and then the culprit."""
+    """Return the other deliveries together, and then the culprit."""
     return [[delivery for delivery in deliveries if delivery is not culprit], [culprit]]

@@ -102,7 +102,7 @@ class Runtime:
             task.result()
 
     def stop(self) -> None:
-        """Begin nothing more. Effects in flight are released without counting an attempt."""
+        """Start no further work. Effects in flight are released without counting an attempt."""
         self._stopping.set()
 
     async def apply_gates(self) -> None:
@@ -110,9 +110,9 @@ class Runtime:
         await self._claims.release_closed()
 
     async def _wait_until_drained(self) -> None:
-        """Return once the bus is idle and nothing remains that this process might perform: no effect of
-        its consumers in an open run. An effect that is retried later, or that another worker holds,
-        remains too, because its outcome or the end of its lease may bring more to do."""
+        """Return once the bus is idle and no effect of this process's consumers remains in an open run.
+        An effect that is retried later, or that another worker holds, also counts, because its outcome
+        or the end of its lease may bring more work."""
         while True:
             await asyncio.sleep(0.05)
             unfinished = await self._claims.count_unfinished()
