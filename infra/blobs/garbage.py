@@ -59,8 +59,9 @@ ROWS_AT_ONCE = 20_000
 async def collect(
     database: Database, blobs: InstalledBlobs, *, now: datetime, grace: timedelta = GRACE
 ) -> int:
-    """Delete the orphans that are older than `grace`, and the bytes of what was removed more than
-    REMOVED_GRACE ago. Returns how many. Raises DatabaseUnavailable, TransientError."""
+    """Delete the orphans that are older than `grace`, and the bytes of runs and datasets that were
+    removed more than REMOVED_GRACE ago. Returns how many were deleted. Raises DatabaseUnavailable,
+    TransientError."""
     async with exclusively(database.url, COLLECTING, within_s=LOCK_S):
         old = await _old_blobs(database, blobs, now=now, grace=grace)
         rows = await _old_rows(database, now)
@@ -90,7 +91,8 @@ async def collect(
 async def _old_blobs(
     database: Database, blobs: InstalledBlobs, *, now: datetime, grace: timedelta
 ) -> dict[str, str]:
-    """Key -> uri of blobs that may be orphans: of ended and removed runs, and of deleted datasets."""
+    """Return key -> URI of the blobs that may be orphans: those of ended and removed runs, and of
+    deleted datasets."""
     old: dict[str, str] = {}
     for row in await database.lazy.fetch(ENDED):
         removed_at = row["removed_at"]
@@ -101,7 +103,7 @@ async def _old_blobs(
                 old[blob.key] = blob.uri
     discarded = await database.lazy.fetch(DISCARDED, now - REMOVED_GRACE)
     for key in {await blobs.key(row["uri"]) for row in discarded} - {None}:
-        # Put again since then: the same content was uploaded once more.
+        # The blob was stored again since then, because the same content was uploaded once more.
         for blob in await blobs.keys(str(key)):
             if blob.key == key and blob.modified < now - REMOVED_GRACE:
                 old[blob.key] = blob.uri

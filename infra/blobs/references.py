@@ -1,6 +1,6 @@
-"""What the log names: every artifact that an event refers to, and whether its bytes must exist.
+"""Finds every artifact that an event of the log names, and whether its bytes must exist.
 
-Backups, integrity checks, archives and the garbage collector read it.
+Backups, integrity checks, archives and the garbage collector use it.
 """
 
 import json
@@ -34,8 +34,8 @@ class NamedArtifact:
 
 
 async def named_artifacts(connection: Any, *, rows: bool = False) -> AsyncIterator[NamedArtifact]:
-    """Everything that the events of this transaction's snapshot name, in the order of the log. An
-    artifact is returned as often as it is named. `rows` includes those that are rows of the database."""
+    """Yield every artifact that the events of this transaction's snapshot name, in the order of the log.
+    An artifact comes as often as it is named. `rows` includes those that are rows of the database."""
     async for row in connection.cursor(EVENTS, prefetch=PAGE):
         by = f"{row['stream']}/{row['version']}"
         for found in named_in(row, by):
@@ -55,7 +55,8 @@ def named_in(row: Any, by: str) -> Iterator[NamedArtifact]:
     try:
         event = decode_event(row["type"], row["schema_version"], row["data"])
     except HeadraceError:
-        # Of a newer version, or unreadable: everything that looks like a reference counts as one.
+        # The event has a newer version or is unreadable. Everything that looks like a reference
+        # counts as one.
         yield from (
             NamedArtifact(ref, needed=True, by=by) for ref in _looking_like(json.loads(row["data"]))
         )

@@ -2,8 +2,8 @@
 
 `EmbeddedBus` delivers events that its consumers have not consumed, as soon as they are below the
 horizon. When several processes host one consumer, the inbox decides which of them consumed an event.
-`Reconciled` reads a broker and the reconciler at once. So a run needs neither of them to be quick, and
-only the log to be right.
+`Reconciled` reads a broker and the reconciler at the same time. So a run continues when one of them is
+slow, and only the log has to be right.
 """
 
 import asyncio

@@ -53,8 +53,8 @@ class Tail:
         """If so, there may be another page after it."""
 
     async def open(self) -> None:
-        """Start from the oldest watermark. From here on every read is as of this turn of the log's
-        history. Reads raise Turned once there is another turn; a new subscription starts from it."""
+        """Start from the oldest watermark. Every later read is bound to the current turn of the log's
+        history, and raises Turned once there is another turn. A new subscription then starts over."""
         self._turn, self._looked_at = self._log.turns, time.monotonic()
         self.cursor = self._next = await self._oldest()
 
@@ -67,7 +67,7 @@ class Tail:
             await self.check_head()
         self.last_page_was_full = len(events) == BATCH
         if upto is not None and after == self.cursor:
-            after = upto  # there is nothing between
+            after = upto  # there is nothing between the cursor and `upto`
         if after <= self.cursor:
             return None
         self._next = after
@@ -132,8 +132,8 @@ class Tail:
 class Reconciler:
     """`infra.ports.bus.Bus` for events that another bus did not deliver within `wait_s`.
 
-    An event's age counts on our own monotonic clock, from when its place in the log was first seen below
-    the horizon. So no clock that somebody can set decides about it.
+    An event's age is measured with this process's monotonic clock, from when its place in the log was
+    first seen below the horizon. So changing a wall clock has no effect on it.
     """
 
     def __init__(self, log: EventLog, wakeup: Wakeup, *, wait_s: float = WAIT_S) -> None:
@@ -174,7 +174,8 @@ class Reconciler:
         failpoints.hit("reconcile.after_advance")
 
     async def _wait_until_old(self, after: Cursor) -> None:
-        """Return once something above `after` is old enough. `_bound` is then the end of that."""
+        """Return once some event above `after` is old enough. Then `_bound` is the cursor up to which
+        events are old enough."""
         while self._bound <= after:
             left_s = await self._tail.advance()
             await self._sample_head()

@@ -98,7 +98,7 @@ class Leadership:
             )
 
     async def oldest_watermark(self, consumers: Sequence[str]) -> Cursor:
-        """All of these consumers have consumed everything below this cursor."""
+        """Return the cursor below which all of these consumers have consumed everything."""
         rows = await self._connection.fetch(
             "select xid, position from watermarks where consumer = any ($1)", list(consumers)
         )
@@ -177,7 +177,8 @@ class Relay:
             )
 
     async def _start(self, leadership: Leadership, publisher: Publisher) -> Position:
-        """Where to continue. It is further back if this broker no longer holds what was published."""
+        """Return the position to continue from. It is an earlier one if this broker no longer holds what
+        was published."""
         known = await leadership.position()
         if known is not None and not self._forgotten and _still_holds(publisher, known):
             return known
@@ -196,8 +197,8 @@ class Relay:
         *,
         turn: int,
     ) -> None:
-        """Send the log page by page, a few pages ahead of the acknowledgements. After a page that was
-        not full there is nothing more below the horizon, so wait until there may be."""
+        """Send the log page by page, a few pages ahead of the acknowledgements. A page that is not full
+        ends at the horizon, so after it wait until there may be more events."""
         while True:
             self._at = cursor
             self._tail_wait.begin_read()

@@ -19,9 +19,9 @@ part longer than necessary."""
 class TailWait:
     """Waits for the log to grow.
 
-    An event may be committed and still lie above the horizon, because an older transaction is open, and
-    no wake-up tells when that one ends. So while events are hidden the log is read again soon, at
-    growing intervals: waiting for a wake-up would cost a slow poll.
+    An event may be committed and still lie above the horizon, because an older transaction is open. No
+    wake-up is sent when that transaction ends. So while events are hidden, the log is read again soon,
+    at growing intervals, because waiting for a wake-up would last until the next slow poll.
     """
 
     def __init__(self, log: LogTail, wakeup: Wakeup) -> None:

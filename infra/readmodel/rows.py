@@ -1,8 +1,9 @@
 """The changes of the read model: one frozen value per kind of row, made by
 `consumers/project/consumer.py`.
 
-Fields are columns. Puts are whole rows and idempotent; changes name only what changed (None: as it
-was). JSON travels as text. Several values about one key in a batch are merged in log order.
+Fields are columns. A put is a whole row and is idempotent. A change names only the columns that changed;
+None leaves a column as it was. JSON is passed as text. Several values about one key in a batch are
+merged in log order.
 """
 
 from dataclasses import dataclass
@@ -46,15 +47,15 @@ class ChangeRun:
 
 @dataclass(frozen=True, slots=True)
 class DropHistory:
-    """Forget the rows of a run (and of its validations) that say what happened in it: its events are
-    gone from the log. The run itself and its checkpoints stay."""
+    """Delete the rows of a run (and of its validations) that follow from its history, because its events
+    are no longer in the log. The rows of the run itself and of its checkpoints stay."""
 
     run: str
 
 
 @dataclass(frozen=True, slots=True)
 class DropRun:
-    """Forget everything about a run."""
+    """Delete every row of a run."""
 
     run: str
 
@@ -66,7 +67,7 @@ class DropDataset:
 
 @dataclass(frozen=True, slots=True)
 class Unarchive:
-    """A run has its history again."""
+    """Record that a run has its history again."""
 
     run: str
 

@@ -1,6 +1,6 @@
-"""What a run waits for: a pure function of facts that were read at one moment.
+"""Derives what a run waits for, with a pure function of facts that were read at one moment.
 
-The most blocking reason comes first; work that goes on comes last.
+The most blocking reason comes first. Work that is in progress comes last.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ STORE = ("blob", "s3", "store", "bucket")
 
 
 class WaitJson(TypedDict):
-    """`what` is one of a few words for programs, `message` a sentence for people."""
+    """One reason to wait. `what` is one of a few words for programs, `message` a sentence for people."""
 
     what: What
     message: str
@@ -34,8 +34,9 @@ class WaitJson(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class EffectFact:
-    """Work that was asked for. `worker` None: nobody holds it; `lease_s`: seconds until the lease of its
-    worker ends, negative since it ended; `due_s`: seconds until it may be claimed."""
+    """An effect that is not finished. `worker` is None if no worker holds it. `lease_s` is the seconds
+    until its worker's lease ends, and is negative after that. `due_s` is the seconds until it may be
+    claimed."""
 
     type: str
     lane: str
@@ -49,7 +50,7 @@ class EffectFact:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFact:
-    """A worker with a live lease. `held`: effects that it holds, of any run."""
+    """A worker with a live lease. `held` counts the effects that it holds, of any run."""
 
     id: str
     host: str
@@ -61,7 +62,7 @@ class WorkerFact:
 
 @dataclass(frozen=True, slots=True)
 class HolderFact:
-    """A transaction of our database that writes. `pid` None: a prepared one, called `name`."""
+    """A writing transaction of our database. If `pid` is None, it is a prepared one called `name`."""
 
     database: str
     username: str
@@ -81,7 +82,8 @@ class LetterFact:
 
 @dataclass(frozen=True, slots=True)
 class BrokerFact:
-    """Kafka. `seen_s`: seconds since the relay saw it; `behind`: events that it has not published."""
+    """The state of Kafka. `seen_s` is the seconds since the relay last saw it. `behind` counts the
+    events that are not published."""
 
     seen_s: float | None
     behind: int
@@ -89,9 +91,9 @@ class BrokerFact:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was read. `status` is the run's ("running" for the platform as a whole); `hidden`: an event
-    of it is committed above the horizon; `undecided`: consumers that have not passed its last event;
-    `full`: directories on disks without room."""
+    """The facts that were read. `status` is that of the run ("running" for the whole platform). `hidden`
+    says that one of its events is committed above the horizon. `undecided` lists the consumers that have
+    not passed its last event, and `full` the directories on full disks."""
 
     status: str = "running"
     gate: str = "open"
@@ -106,7 +108,8 @@ class Facts:
 
 
 def waits_of(facts: Facts) -> list[WaitJson]:
-    """Everything that this run waits for; empty where it has ended, or where nothing holds it up."""
+    """Return everything that this run waits for. It is empty when the run has ended, or when nothing
+    delays it."""
     if facts.status not in ("pending", "running"):
         return []
     reasons = (_letters, _gate, _disks, _retries, _leases, _capacity, _horizon, _broker, _workers)
@@ -116,7 +119,7 @@ def waits_of(facts: Facts) -> list[WaitJson]:
 
 
 def describe_holder(holder: HolderFact) -> str:
-    """A transaction that holds the horizon, and how to end it."""
+    """Describe a transaction that holds the horizon back, and say how to end it."""
     if holder.pid is None:
         end = f"commit prepared or rollback prepared '{holder.name}'"
         return (
@@ -151,7 +154,7 @@ def _disks(facts: Facts) -> Iterator[WaitJson]:
 
 
 def _retries(facts: Facts) -> Iterator[WaitJson]:
-    """Effects that failed and are tried again; those with the same error together."""
+    """Yield the effects that failed and will be retried, grouped by their error."""
     failed = [e for e in facts.effects if e.error and not _is_held(e)]
     for (type_, error), count in Counter((e.type, e.error or "") for e in failed).items():
         due = min(e.due_s for e in failed if (e.type, e.error) == (type_, error))
@@ -169,7 +172,8 @@ def _cause(type_: str, error: str) -> What:
 
 
 def _leases(facts: Facts) -> Iterator[WaitJson]:
-    """Effects that a worker without a live lease holds: somebody takes them over soon."""
+    """Yield the effects that a worker without a live lease holds. Another worker takes them over
+    soon."""
     for effect in _distinct(e for e in facts.effects if e.worker and not _is_held(e)):
         ended = f"ended {_ago(-effect.lease_s)}" if effect.lease_s is not None else "is unknown"
         taken = "another worker takes it over"
@@ -181,7 +185,7 @@ def _leases(facts: Facts) -> Iterator[WaitJson]:
 
 
 def _capacity(facts: Facts) -> Iterator[WaitJson]:
-    """Effects that are due and that nobody holds."""
+    """Yield the effects that are due and that no worker holds."""
     due = [e for e in facts.effects if e.worker is None and e.due_s <= 0 and not e.error]
     for lane, count in Counter(e.lane for e in due).items():
         able = _able(facts, lane)
@@ -222,7 +226,7 @@ def _workers(facts: Facts) -> Iterator[WaitJson]:
 
 
 def _work_in_progress(facts: Facts) -> Iterator[WaitJson]:
-    """Work that goes on."""
+    """Yield the work that is in progress."""
     known = {worker.id: worker for worker in facts.workers}
     held = Counter((e.type, e.worker) for e in facts.effects if _is_held(e))
     for (type_, id_), count in held.items():
@@ -252,7 +256,7 @@ def _able(facts: Facts, lane: str) -> list[WorkerFact]:
 
 
 def _distinct(effects: Iterable[EffectFact]) -> list[EffectFact]:
-    """One effect of each type and worker."""
+    """Return one effect of each type and worker."""
     return list({(effect.type, effect.worker): effect for effect in effects}.values())
 
 

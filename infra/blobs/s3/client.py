@@ -73,7 +73,7 @@ class S3Store:
         self.client = _client(endpoint, keys, read_s)
         self.address = endpoint or str(self.client.meta.endpoint_url)
         if endpoint is not None:
-            # boto3 takes a redirection for AWS's other regions and goes round in circles at the address.
+            # boto3 would follow a redirection as if to another AWS region, and loop at this address.
             self.client.meta.events.register_first("needs-retry.s3", self._refuse_redirection)
         self._patience_s = patience_s
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")
@@ -131,8 +131,8 @@ class S3Store:
 
 
 def pauses() -> Iterator[float]:
-    """Seconds between tries. They double up to a bound, and each is shortened at random, so that
-    processes that failed together do not retry together."""
+    """Yield the seconds to wait between tries. They double up to a bound, and each is shortened at
+    random, so that processes that failed together do not retry together."""
     pause_s = FIRST_PAUSE_S
     while True:
         yield pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret

@@ -1,4 +1,4 @@
-"""What a failed call to an S3 store means: whether the next try may succeed, and what a person should
+"""Classifies a failed call to an S3 store: whether the next try may succeed, and what a person should
 do.
 
 S3 answers with an HTTP status and a code. Stores that only resemble S3 share the statuses more than the
@@ -30,8 +30,8 @@ from schemas.errors import StoreAway
 
 
 class CutAnswer(Exception):
-    """An answer with a good status that lacks fields which every such answer has. The connection ended
-    within its headers, and boto3 takes that for the end of them."""
+    """An answer with a good status lacks fields that every such answer has. The connection ended inside
+    the headers, and boto3 takes the headers for complete."""
 
 
 S3Error = (ClientError, BotoCoreError, ResponseParserError, HTTPError, CutAnswer)

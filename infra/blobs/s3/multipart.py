@@ -1,7 +1,7 @@
 """Uploads large content to an S3 store in parts, so that only a lost part is sent again.
 
-Nothing of it can be read before the last request, which joins the parts. An upload that fails before
-that is aborted at the store too. An upload whose process was killed leaves invisible parts behind, which
+The content cannot be read before the last request, which joins the parts. An upload that fails before
+that is also aborted at the store. An upload whose process was killed leaves invisible parts behind. They
 take space until a lifecycle rule of the bucket removes them (`AbortIncompleteMultipartUpload`).
 """
 

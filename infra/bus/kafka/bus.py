@@ -3,9 +3,9 @@
 A record wakes a consumer up and names an event. The event itself is read from the log (`records.py`),
 and the same query drops what was already consumed. Offsets are committed explicitly, by a task of its
 own, after the decisions of their batch. After a rebalance the current batch may belong to another
-process: its offsets are then not ours to commit, and the inbox drops what was done twice. While the
-broker is unavailable nothing comes from here, and the reconciler (`infra/bus/reconciler.py`) delivers
-instead.
+process. Then this process may not commit its offsets, and the inbox drops what was delivered twice.
+While the broker is unavailable this bus delivers nothing, and the reconciler (`infra/bus/reconciler.py`)
+delivers instead.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""From fetched records to messages: which consumers read them, which events they name, what is consumed.
+"""Turns fetched records into messages: finds the events that they name and the consumers that read them.
 
-One query answers a whole batch: the events that the records name, and who has not consumed them. Events
-are delivered as the log holds them, whatever the record's body says. So a damaged copy loses nothing,
-and a record that names no event of the log has no effect.
+One query returns, for a whole batch, the events that the records name and the consumers that have not
+consumed them. Events are delivered as the log holds them, and the body of a record is not used. So a
+damaged copy loses nothing, and a record that names no event of the log has no effect.
 """
 
 from collections.abc import Mapping, Sequence
