@@ -168,7 +168,7 @@ def threads() -> str:
 
 
 class Ledger:
-    """What has been measured, a line each."""
+    """The measurements, one line each."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -187,7 +187,7 @@ class Ledger:
 
 
 def missing(found: Sequence[Curve], seeds: Sequence[int]) -> list[tuple[int, str]]:
-    """What is still to be measured: both sides of a seed one after the other, in alternating order."""
+    """The measurements that remain: both sides of a seed one after the other, in alternating order."""
     have = {(curve.seed, curve.side) for curve in found}
     order = [
         (seed, side)

@@ -45,7 +45,7 @@ PARTS = ("generate", "grade", "wait", "learn", "publish")
 
 @dataclass
 class Side:
-    """What was measured of a side: seconds of each step, and the rest per block."""
+    """The measurements of one side: seconds of each step, and the rest per block."""
 
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)

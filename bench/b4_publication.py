@@ -156,7 +156,7 @@ def adapters(size_bytes: int, count: int) -> tuple[int, list[bytes]]:
 
 
 async def publish(backend: Backend, run: str, step: int, weights: bytes) -> tuple[float, float]:
-    """What the learner does with a version: store it, commit. Returns the seconds that storing took,
+    """Store a version and commit it, like the learner. Returns the seconds that storing took,
     and the machine's clock when the commit had returned."""
     began = time.monotonic()
     ref = await backend.artifacts.put(weights, run=run, blob=True)

@@ -126,7 +126,7 @@ async def _one(log: PostgresLog, batch: int) -> list[Appended]:
 
 @contextmanager
 def process(environment: Mapping[str, str], *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of ours that is told to stop at the end."""
+    """A process of Headrace that is stopped at the end."""
     child = subprocess.Popen([sys.executable, *arguments], env={**os.environ, **environment})
     try:
         yield child

@@ -22,7 +22,7 @@ FACT = "insert into facts values (%(message)s, %(kind)s) on conflict do nothing"
 
 
 class Procrastinate:
-    """A job per message whose task defers a second job; the facts are rows of a table beside it."""
+    """A job per message whose task defers a second job; the facts are rows of another table."""
 
     name = "Procrastinate"
     done_sql = "select count(*) from facts where kind = 'performed'"

@@ -32,7 +32,7 @@ from tests.kit.platform import make_workspace
 from tests.stack.components import components
 
 ASK_S = 0.5
-"""How often it is asked whether a run has ended: that is no part of what is measured."""
+"""How often it is asked whether a run has ended: that is not part of the measurement."""
 
 
 @dataclass

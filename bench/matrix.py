@@ -63,7 +63,8 @@ def cells() -> tuple[Cell, ...]:
 
 
 class Task(Protocol):
-    """What is learned. `prepare` brings workspace, data and the weights that all cells begin with."""
+    """The task of a cell. `prepare` creates the workspace, the data and the weights that all cells begin
+    with."""
 
     def prepare(self, up: Platform, root: Path) -> None: ...
     def config(self, cell: Cell) -> Config: ...
@@ -213,7 +214,7 @@ def _free(up: Platform, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a cell came to. None: nothing of the kind was measured."""
+    """The result of a cell. None: this figure was not measured."""
 
     cell: Cell
     status: str

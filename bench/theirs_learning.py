@@ -20,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def paid(text: str, truth: str) -> float:
-    """What the demo's grader pays: 1 if what stands after the last `=` is the true sum."""
+    """The reward of the demo's grader: 1 if the text after the last `=` is the true sum."""
     _, equals, said = text.rpartition("=")
     return float(bool(equals) and said == truth)
 

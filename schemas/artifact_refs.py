@@ -33,7 +33,7 @@ def collectable(event: Event) -> frozenset[str]:
 
 
 def _within(value: object, kind: type[T]) -> Iterator[T]:
-    """Every value of type `kind` in a model, in the order of its fields. What is inside such a value is
+    """Every value of type `kind` in a model, in the order of its fields. The content of such a value is
     not searched."""
     if isinstance(value, kind):
         yield value

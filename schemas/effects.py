@@ -48,7 +48,7 @@ class Effect(BaseModel):
 
     @property
     def key(self) -> str:
-        """What this effect does, uniquely. The id is derived from it."""
+        """A unique name of the work. The id is derived from it."""
         raise NotImplementedError
 
     @property

@@ -58,7 +58,7 @@ class Conflict(Refused):
 
 
 class FailureCategory(StrEnum):
-    """What kind of failure a sample, a grade or an effect ended with."""
+    """The kind of failure that a sample, a grade or an effect ended with."""
 
     TIMEOUT = "timeout"
     VALIDATION = "validation_error"

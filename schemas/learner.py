@@ -28,8 +28,8 @@ verification of its log.
 
 @dataclass(frozen=True, slots=True)
 class LearnerJob:
-    """What stays the same over all steps of a run. `date` is the current date as chat templates see
-    it."""
+    """The settings that stay the same over all steps of a run. `date` is the current date as chat
+    templates see it."""
 
     run: str
     config: RunConfig

@@ -1,4 +1,4 @@
-"""What is sampled and how: the types that gateway, rollout, grader and engines share.
+"""Requests for samples and their results: the types that gateway, rollout, grader and engines share.
 
 Only here do the engines (trainer) and the shell (infra, consumers) meet. Token ids and logprobs are
 recorded at the moment of sampling and never recomputed from text.
@@ -63,7 +63,7 @@ class ModelRef(Value):
     checkpoint's files by name. With full tuning these are config.json, model.safetensors and the
     tokenizer's files. With LoRA they are adapter_config.json, adapter_model.safetensors and, if the
     base model has no public name, the base model under base/. `dtype` is the number format of its
-    weights. What is trained on top of them is always float32.
+    weights. The weights that are trained on top of them are always float32.
     """
 
     kind: Literal["scratch", "directory", "hub", "checkpoint"]

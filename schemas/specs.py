@@ -37,7 +37,7 @@ class CommitSpec(Value):
 
 
 class DiscoveredRollout(Value):
-    """What an entry point's namespace defines, or why it could not be loaded (file and line)."""
+    """The definitions of an entry point, or the reason why it could not be loaded (file and line)."""
 
     entrypoint: Entrypoint
     workflow: str | None = None
@@ -75,8 +75,8 @@ class RolloutRef(Value):
 
 
 class GroupTemplate(Value):
-    """What all groups of one request have in common. `rollout` is None for single-turn groups without
-    user code. Nothing can grade those, so only tests of engines use them."""
+    """The settings that all groups of one request share. `rollout` is None for single-turn groups
+    without user code. Nothing can grade those, so only tests of engines use them."""
 
     dataset: DatasetRef
     model: ModelRef
@@ -194,7 +194,7 @@ class StateRef(Value):
 
 
 class CheckpointSpec(Value):
-    """What a checkpoint's manifest is made from. It is a pure function of the step. `files` are the
+    """The content of a checkpoint's manifest. It is a pure function of the step. `files` are the
     files that all checkpoints of the run share. The step's weights are stored with them as
     `weights_name`."""
 

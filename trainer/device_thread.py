@@ -46,8 +46,8 @@ class Device:
 
     @property
     def versions(self) -> dict[str, str]:
-        """What the bits of a result depend on, in addition to seed and data: torch's version, the name
-        of the device, and the number of threads."""
+        """The things that the bits of a result depend on besides seed and data: torch's version, the
+        name of the device, and the number of threads."""
         kind = torch.cuda.get_device_name() if self.torch.type == "cuda" else "cpu"
         cpu = torch.backends.cpu.get_cpu_capability()
         return {

@@ -39,7 +39,8 @@ class Engine:
 
     @property
     def versions(self) -> dict[str, str]:
-        """What the bits of a result depend on, in addition to seed and data: torch, device, threads."""
+        """The things that the bits of a result depend on besides seed and data: torch, device,
+        threads."""
         return self._device.versions
 
     async def aclose(self) -> None:

@@ -250,7 +250,7 @@ def _step(
 
 
 def _bit_versions(policy: Policy, job: LearnerJob) -> dict[str, str]:
-    """What the bits of a step depend on, in addition to the versions of the device."""
+    """The things that the bits of a step depend on besides the versions of the device."""
     return {"kernels": policy.kernels, "rules": str(job.rules)}
 
 

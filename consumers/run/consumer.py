@@ -237,7 +237,7 @@ def _failure_text(message: PolicyFailed) -> str:
 
 
 OWN_TIMES = ("time/learn_s", "time/publish_s")
-"""What a step's own learner did."""
+"""The events by which the learner answers a step."""
 
 RUN_EVENTS = (
     RunRejected,

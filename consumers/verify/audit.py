@@ -46,7 +46,8 @@ Version = PolicyInitialized | PolicyUpdated
 
 @dataclass
 class AuditReport:
-    """What was compared, and the differences. `adapter_sha256` is that of the last rebuilt version."""
+    """The result of an audit: counts of compared items, and the differences. `adapter_sha256` is that of
+    the last rebuilt version."""
 
     findings: list[Finding] = field(default_factory=list)
     steps: int = 0

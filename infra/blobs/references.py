@@ -44,14 +44,14 @@ async def named_artifacts(connection: Any, *, rows: bool = False) -> AsyncIterat
 
 
 def named_by(event: Event, by: str) -> Iterator[NamedArtifact]:
-    """What one event names, including rows."""
+    """The references of one event, including rows."""
     spare = collectable(event)
     for ref in references(event):
         yield NamedArtifact(ref, needed=ref.uri not in spare, by=by)
 
 
 def named_in(row: Any, by: str) -> Iterator[NamedArtifact]:
-    """What the event in a row of the log names, including rows, even if it cannot be decoded."""
+    """The references of the event in a row of the log, including rows, even if it cannot be decoded."""
     try:
         event = decode_event(row["type"], row["schema_version"], row["data"])
     except HeadraceError:

@@ -1,4 +1,4 @@
-"""What a failure of git means: a fact about the repository, or that it cannot be reached now.
+"""The meaning of a failure of git: a fact about the repository, or a host that cannot be reached now.
 
 Only what git itself states about the repository or the ref is final. Every other failure is retried for
 as long as it lasts: a process that was killed, a time-out, a name that does not resolve, a broken

@@ -46,7 +46,8 @@ class ConnectionLimits:
 
 
 class Phase(Enum):
-    """What a connection waits for. FIRST: the head of its first request. IDLE: the head of another."""
+    """The thing that a connection waits for. FIRST: the head of its first request. IDLE: the head of
+    another."""
 
     FIRST = auto()
     IDLE = auto()

@@ -30,7 +30,7 @@ LARGEST_LOG_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to run. `stop_s` is how long it may take to stop before it is killed. `forked` are the
+    """A program to run. `stop_s` is how long it may take to stop before it is killed. `forked` are the
     arguments for a fork server, if one can start it."""
 
     name: str

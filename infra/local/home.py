@@ -38,7 +38,8 @@ class ChildState:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorState:
-    """What runs under a home's supervisor. `postgres_pid` is None with a database of the user's own."""
+    """The processes under a home's supervisor. `postgres_pid` is None with a database of the user's
+    own."""
 
     pid: int
     url: str

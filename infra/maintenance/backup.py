@@ -61,7 +61,7 @@ class Blob(BaseModel):
 
 
 class Contents(BaseModel):
-    """What a backup holds. `faults` lists what the log needs and could not be copied as recorded."""
+    """The content of a backup. `faults` lists what the log needs and could not be copied as recorded."""
 
     model_config = ConfigDict(frozen=True)
     format: Literal[1] = 1
@@ -174,7 +174,7 @@ async def _copy_table(admin: Any, name: str, columns: list[str], target: Path) -
 
 
 async def _artifacts_to_copy(admin: Any) -> dict[str, NamedArtifact]:
-    """What the events of the snapshot name, by URI."""
+    """The references of the snapshot's events, by URI."""
     wanted: dict[str, NamedArtifact] = {}
     async for found in named_artifacts(admin):
         known = wanted.get(found.ref.uri)

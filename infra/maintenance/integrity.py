@@ -41,7 +41,7 @@ select stream, version, type, schema_version, data from events order by xid, pos
 
 
 class Kind(StrEnum):
-    """What may be wrong."""
+    """The kinds of damage."""
 
     MISSING_EVENT = "missing-event"
     DOUBLED_EVENT = "doubled-event"
@@ -67,7 +67,7 @@ class Damage:
 
 @dataclass
 class Inspection:
-    """What was read, and what was wrong with it."""
+    """The result of an inspection: counts of what was read, and the damage."""
 
     events: int = 0
     rows: int = 0
@@ -81,7 +81,7 @@ class Inspection:
 
 @dataclass
 class _Recorded:
-    """What the log says, as far as it must be looked up."""
+    """The facts of the log that the checks look up."""
 
     rows: dict[str, NamedArtifact] = field(default_factory=dict)
     blobs: dict[str, NamedArtifact] = field(default_factory=dict)

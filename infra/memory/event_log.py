@@ -44,7 +44,8 @@ class _EffectRow:
 
 @dataclass
 class World:
-    """What a Postgres database would hold. `now` is its clock, which tests move with `advance`."""
+    """The content of a Postgres database, in memory. `now` is its clock, which tests move with
+    `advance`."""
 
     events: list[Recorded] = field(default_factory=list)
     inbox: dict[tuple[ConsumerName, EventId], int] = field(default_factory=dict)

@@ -126,7 +126,7 @@ class Repositories(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkflowResult:
-    """What a workflow returned: its messages, or None when it returned nothing. With None, the
+    """The result of a workflow: its messages, or None when it returned nothing. With None, the
     conversation that the gateway recorded is used."""
 
     messages: tuple[Message, ...] | None

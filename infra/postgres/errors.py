@@ -44,7 +44,7 @@ CLIENT_ERRORS: tuple[type[Exception], ...] = (
 )
 
 UNAVAILABLE_ERRORS: tuple[type[Exception], ...] = (DatabaseUnavailable, *CLIENT_ERRORS)
-"""What a caller may get from the pools, or from a connection of its own."""
+"""The errors that a pool or a connection may raise."""
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from schemas.ids import ConsumerName, EventId, StreamName
 SQL = queries("event_log")
 
 MISSES = {"HR001": "stale", "HR002": "fenced", "HR004": "duplicate"}
-"""What `commit_decision` raises, as the kind of a CommitMiss."""
+"""The error conditions of `commit_decision`, each as the kind of a CommitMiss."""
 
 REFUSED = ("22", "23", "54")
 """Classes of SQLSTATE that say that the data is at fault: it cannot be held, breaks a constraint, or is

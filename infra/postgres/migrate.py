@@ -33,7 +33,7 @@ create table if not exists migrations (
     applied_at timestamptz not null default now()
 )
 """
-"""What was applied."""
+"""The migrations that were applied."""
 
 
 ENCODING = "select current_database() as name, current_setting('server_encoding') as encoding"

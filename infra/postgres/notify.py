@@ -24,7 +24,7 @@ silent."""
 
 
 class News(StrEnum):
-    """What a notification is about. Each kind has its own channel, so that workers do not search for
+    """The subject of a notification. Each kind has its own channel, so that workers do not search for
     effects each time an event is appended."""
 
     LOG = "headrace"

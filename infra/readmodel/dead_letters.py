@@ -1,4 +1,4 @@
-"""What the API reads about dead letters."""
+"""The queries of the API about dead letters."""
 
 from datetime import datetime
 from typing import TypedDict, cast

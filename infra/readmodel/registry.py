@@ -1,4 +1,4 @@
-"""What the API reads about datasets, uploads, workspaces and evaluations."""
+"""The queries of the API about datasets, uploads, workspaces and evaluations."""
 
 from datetime import datetime
 from typing import TypedDict, cast

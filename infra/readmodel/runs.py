@@ -1,4 +1,4 @@
-"""What the API reads about runs. A page costs the same, however many runs there are."""
+"""The queries of the API about runs. A page costs the same, however many runs there are."""
 
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,5 +1,5 @@
-"""What the API reads about events that the read model lacks: those that the projector skipped because
-turning them into rows failed, and those that it has not reached yet."""
+"""The queries of the API about events that the read model lacks: those that the projector skipped
+because turning them into rows failed, and those that it has not reached yet."""
 
 from typing import TypedDict
 

@@ -83,7 +83,8 @@ DROPS: tuple[tuple[type[Write], str, tuple[str, ...]], ...] = (
     (DropDataset, "dataset", ("drop_dataset",)),
     (Unarchive, "run", ("drop_log_lines_without_events", "unarchive_run")),
 )
-"""What is removed because its events left the log, by the names of its queries. A batch does it last."""
+"""The rows that are removed because their events left the log, by query names. A batch does this
+last."""
 
 LOOK_EVERY_S = 0.05
 """How often a waiter looks at the cursor of a projector in another process."""

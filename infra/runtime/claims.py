@@ -204,8 +204,8 @@ class Claims:
                 await self.release(claimed)
 
     async def release_all(self) -> None:
-        """Release everything, within a deadline. What is not released by then is taken over when this
-        worker's lease ends."""
+        """Release everything, within a deadline. A claim that is not released by then is taken over when
+        this worker's lease ends."""
         # Use new tasks, because this task may have been cancelled and could then send no query.
         releases = [asyncio.ensure_future(self.release(held)) for held in self._held.values()]
         if releases:

@@ -21,7 +21,7 @@ from schemas.events import Event
 from schemas.ids import ConsumerName, StreamName
 
 Incoming: TypeAlias = Event | Outcome
-"""What a consumer decides on: an event that it reads, or the outcome of an effect that it asked for."""
+"""The messages of a consumer: an event that it reads, or the outcome of an effect that it asked for."""
 
 S = TypeVar("S")
 """The state of one of its streams."""

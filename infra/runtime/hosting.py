@@ -1,4 +1,4 @@
-"""What a process hosts: the consumers that decide in it, and the effects that it performs."""
+"""The consumers that decide in a process, and the effects that it performs."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,8 @@ from schemas.ids import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class Hosting:
-    """What a process hosts: its consumers, its lanes, and how many effects it may hold at once."""
+    """The part of the work that a process hosts: its consumers, its lanes, and how many effects it may
+    hold at once."""
 
     worker: WorkerId
     consumers: tuple[AnyConsumer, ...]

@@ -22,7 +22,7 @@ class BadValue(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class VllmLaunch:
-    """What to start. vLLM gets `gpu_percent` of the GPU's memory."""
+    """The vLLM server to start. It gets `gpu_percent` of the GPU's memory."""
 
     command: tuple[str, ...]
     model: str

@@ -177,8 +177,8 @@ class Submitter:
         return recorded[0]
 
     async def _find_recorded(self, digest: str, *, key: str, stream: StreamName) -> Recorded | None:
-        """What a request with this key appended before. Raises Conflict when that request was another
-        one, or when its run was deleted."""
+        """The event that an earlier request with this key appended. Raises Conflict when that request
+        was another one, or when its run was deleted."""
         holder = await self._names.find("request", key)
         if holder is not None and holder != digest:
             raise Conflict(KEY_USED)

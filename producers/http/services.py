@@ -1,4 +1,4 @@
-"""What the HTTP application needs. The composition root (`producers/serve.py`) builds it."""
+"""The services of the HTTP application. The composition root (`producers/serve.py`) builds it."""
 
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -55,7 +55,7 @@ def project() -> dict[str, Any]:
 
 
 def requirements(*extras: str) -> Iterator[Requirement]:
-    """What pyproject.toml asks for with these extras."""
+    """The requirements of pyproject.toml with these extras."""
     for line in project()["dependencies"]:
         yield Requirement(line)
     for extra in extras:

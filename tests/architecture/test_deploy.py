@@ -92,7 +92,7 @@ def settings() -> frozenset[str]:
 
 
 def pages() -> dict[str, str]:
-    """What people read: name -> text."""
+    """The pages that people read: name -> text."""
     paths = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
 
@@ -220,7 +220,7 @@ def test_images_install_what_is_locked_as_another_user_and_copy_every_root(name:
 
 
 def environment_of(name: str) -> dict[str, str]:
-    """What an image sets."""
+    """The environment of an image."""
     text = DOCKERFILES[name].read_text().replace("\\\n", " ")
     pairs = [pair for line in re.findall(r"^ENV (.*)", text, re.M) for pair in line.split()]
     return dict(pair.split("=", 1) for pair in pairs)

@@ -183,7 +183,7 @@ def resolve(path: str) -> None:
 
 
 def message_of(call: Callable[..., object], directory: Path) -> str:
-    """What a user is shown: the error's message, or the issue that the call returns."""
+    """The text that a user sees: the error's message, or the issue that the call returns."""
     takes_directory = call.__code__.co_argcount == 1
     try:
         shown = call(directory) if takes_directory else call()

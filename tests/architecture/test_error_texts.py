@@ -16,7 +16,7 @@ ROOT_ERRORS = {"HeadraceError", "BadSetting", "BadValue", "BadMessages"} | {
 """The roots of the errors whose message a user reads; classes that derive from them count too."""
 
 MESSAGE_IS_SECOND = {"Issue", "Failure", "UserCodeError", "BadRow", "BadValue", "_invalid_field"}
-"""What takes a key, a code or a place before the message."""
+"""Errors that take a key, a code or a place before the message."""
 
 HELPERS = {"_invalid_mapping", "_invalid_field", "Issue", "BadRow"}
 """Other makers of messages."""
@@ -122,7 +122,7 @@ def assignments(nodes: Iterator[ast.AST] | list[ast.stmt]) -> Iterator[tuple[str
 
 
 def faults(text: str) -> Iterator[str]:
-    """What is not plain in a message."""
+    """The slips of a message."""
     first = re.split(r"[\s:,;'-]", text, maxsplit=1)[0]
     if first[:1].isupper() and first[1:].islower() and first not in NAMES:
         yield "begins with a capital"

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 IMPURE = {"asyncio", "time", "random", "os", "secrets", "uuid", "threading", "socket"}
-"""What a decider must not know: it has no clock, no randomness and no IO."""
+"""Modules that a decider must not import: it has no clock, no randomness and no IO."""
 
 
 def imported(path: Path) -> Iterator[str]:

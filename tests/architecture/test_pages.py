@@ -70,7 +70,7 @@ def page_id(path: Path) -> str:
 
 
 def code_of(path: Path) -> list[str]:
-    """What a page shows as code: what stands between backticks, and the lines of its blocks."""
+    """The code of a page: the text between backticks, and the lines of its blocks."""
     text = path.read_text()
     spans = re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
     blocks = re.findall(r"^```[a-z]*\n(.*?)^```", text, re.M | re.S)

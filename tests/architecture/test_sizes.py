@@ -38,7 +38,7 @@ def test_nothing_is_called_utils_or_common() -> None:
 
 
 REFUSES_OLD_PYTHON = ("schemas/__init__.py", "producers/__init__.py", "consumers/__init__.py")
-"""What an entry point imports before any library."""
+"""Modules that an entry point imports before any library."""
 
 
 def test_init_modules_are_empty_but_the_sdk_s_and_the_check_of_python() -> None:

@@ -15,11 +15,11 @@ from tests.kit.platform import eventually
 SHORT_LIVED = (GIT, "discover")
 PAUSED = " stops for "
 NOT_KEPT = ("supervisor", "postmaster", "broker")
-"""What nobody restarts on its own, or not on every stack."""
+"""Processes that are not restarted by themselves, or not on every stack."""
 
 
 class Faults:
-    """What was done to the processes of one trial. `did` says it, in order; `at` when (Unix time)."""
+    """The faults of one trial. `did` says it, in order; `at` when (Unix time)."""
 
     def __init__(self, scene: Scene, draw: random.Random, *, syncs: Syncs) -> None:
         self._scene = scene

@@ -1,4 +1,4 @@
-"""What is kept of a run that does not end: enough to find out what each process waits for."""
+"""The evidence of a run that does not end: enough to find out what each process waits for."""
 
 import asyncio
 import json
@@ -100,7 +100,7 @@ def _everyone(platform: Platform) -> list[int]:
 
 
 def _process(pid: int) -> dict[str, Any]:
-    """What the kernel says of a process and each of its threads."""
+    """The kernel's view of a process and of each of its threads."""
     root = Path(f"/proc/{pid}")
     try:
         threads = {

@@ -1,4 +1,4 @@
-"""What a chaos trial does, as a pure function of (seed, index): so that a long run of trials can be
+"""The plan of a chaos trial, as a pure function of (seed, index), so that a long run of trials can be
 carried out in parts, and a trial that failed can be done again.
 
 In mode `kills` the first trials walk through every failpoint, a few at a time. All other trials do
@@ -20,7 +20,7 @@ Mode = Literal["kills", "twice", "freeze", "children"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 TARGETS = ("worker", "worker", "worker", "control", "user", "supervisor")
-"""What a random kill hits. Workers are hit more often than the rest, because they do the work."""
+"""The targets of random kills. Workers are hit more often than the rest, because they do the work."""
 
 JOIN = "join"
 """Instead of a kill: the second platform leaves in order and joins again."""
@@ -34,10 +34,10 @@ CHILDREN = (
 """Every kind of process that another one starts. Git's are short-lived: they are tried more often."""
 
 FROZEN = ("worker", "worker", "worker", "control", "user", "database", "database", "backend")
-"""What a pause stops. `database` is the server with all its processes, `backend` one connection's."""
+"""The targets of pauses. `database` is the server with all its processes, `backend` one connection's."""
 
 WITH_BROKER = {"children": ("broker",), "freeze": ("broker",)}
-"""What there is besides on the real stack."""
+"""Additional targets on the real stack."""
 
 LAYOUTS = ("one", "two", "each")
 """HEADRACE_WORKERS: which processes host the consumers."""

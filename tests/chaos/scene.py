@@ -1,4 +1,4 @@
-"""What the trials of one mode run on: one platform or two on the same database, which go on from trial
+"""The platforms of one mode's trials: one platform or two on the same database, which go on from trial
 to trial, and are started again when a trial ended one of them."""
 
 import subprocess
@@ -23,7 +23,7 @@ sleep 0.1
 PATH=${PATH#*:}
 exec git "$@"
 """
-"""So that a git process lives long enough to be killed. What it starts itself is not slowed down."""
+"""So that a git process lives long enough to be killed. Its own children are not slowed down."""
 
 STOP_S = 120.0
 

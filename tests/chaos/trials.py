@@ -1,7 +1,8 @@
 """Trials carried out: a platform, a run, what is done to its processes, and what came of it.
 
 Each trial is a run that must end, with the hash of its undisturbed twin, nothing lost, nothing done
-twice. A run that does not end is a wrong line in the ledger too, with what was found beside it.
+twice. A run that does not end is a wrong line in the ledger too, with the evidence in a directory of its
+own.
 """
 
 import os
@@ -75,7 +76,7 @@ class Chaos:
 
     @contextmanager
     def scene(self, mode: Mode, home: str) -> Iterator[Scene]:
-        """What trials of this mode run on, in a home of its own; the twins are done."""
+        """The scene of this mode's trials, in a home of its own. The undisturbed runs are done."""
         environment = {"PATH": self._slow_git()} if mode == "children" else {}
         if mode == "twice":
             environment["HEADRACE_DATABASE_POOL"] = POOL
@@ -197,7 +198,7 @@ def verified(started: Platform, run: str) -> None:
 
 @contextmanager
 def open_stack(stack: str, root: Path) -> Iterator[tuple[SettingsFactory, Components | None]]:
-    """What gives each platform the settings of a place of its own on this stack, and its components."""
+    """A function that gives each platform settings of its own on this stack, and the components."""
     if stack == "embedded":
         yield dict, None
         return

@@ -55,7 +55,7 @@ class Processes:
         return [draw.choice(found)] if found else []
 
     def database_log(self) -> Path | None:
-        """What the database server says."""
+        """The answer of the database server."""
         if self.components is not None:
             return self.components.postgres.log
         data = self._data()

@@ -63,7 +63,7 @@ class Clocks:
         fresh.rename(self._file)
 
     def shown(self) -> float:
-        """What a process would take the time to be."""
+        """The time as a process sees it."""
         told = subprocess.run(
             [sys.executable, "-c", "import time; print(time.time())"],
             env={**os.environ, **self.environment},

@@ -1,5 +1,6 @@
-"""The database is cut off for a while and nobody is told; then the network heals. The run goes on
-by itself and ends with the same bits, whether the old connections come back or are dead for good."""
+"""The database is cut off for a while, and no process gets an error; then the network heals. The run
+goes on by itself and ends with the same bits, whether the old connections come back or are dead for
+good."""
 
 import asyncio
 import os

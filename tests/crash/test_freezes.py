@@ -56,7 +56,7 @@ def rounds(draw: random.Random) -> Iterator[Sequence[Pause]]:
 
 @contextmanager
 def stopped() -> Iterator[dict[str, list[int]]]:
-    """What stands still; at the end nothing does."""
+    """The stopped processes. At the end there are none."""
     still: dict[str, list[int]] = {}
     try:
         yield still

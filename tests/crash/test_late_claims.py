@@ -101,7 +101,7 @@ async def stalled(url: str, home: Path, script: Script, *, fenced: bool) -> Asyn
 
 
 async def _asked(direct: Database) -> None:
-    """An effect waits, and nobody is told."""
+    """An effect waits, and no worker is notified."""
     await PostgresLog(direct, Notifier(direct)).commit(Commit(effects=(effect(uuid4().hex),)))
 
 

@@ -1,5 +1,5 @@
-"""Two processes for one consumer, as on a cluster: whoever decides, and whatever it still remembers of
-streams that the other has moved, the run ends with the bits of one that nobody disturbed."""
+"""Two processes for one consumer, as on a cluster: whichever of them decides, and whatever it remembers
+of streams that the other has moved, the run ends with the bits of one that nobody disturbed."""
 
 import itertools
 import os

@@ -177,7 +177,7 @@ def resting(running: Platform, world: Learners, run: str) -> None:
 def continued(
     world: Learners, zombies: Sequence[tuple[BaseProcess, str]], manifests: Mapping[Path, bytes]
 ) -> list[Path]:
-    """Continue all of them; each ends by itself or is told to. Returns the manifests that they put
+    """Continue all of them; each ends by itself or is stopped. Returns the manifests that they put
     again."""
     aside = {path: path.with_suffix(".aside") for path in manifests}
     for path, other in aside.items():

@@ -13,7 +13,7 @@ from consumers.process.command import main
 from consumers.registry import REGISTRY
 
 CONSUMERS = ("learn", "checkpoint", "verify")
-"""What `headrace up` hosts in its learner."""
+"""The consumers that `headrace up` hosts in its learner."""
 
 HEAVY = ("tests.crash.zombie", "consumers.process.worker", "trainer.engine", "transformers")
 

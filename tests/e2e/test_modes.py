@@ -30,7 +30,7 @@ MODES: Mapping[str, Mapping[str, object]] = {
 
 @dataclass(frozen=True)
 class Ended:
-    """What a run came to. `graded`: its groups in the order in which they were graded; `ahead`: of how
+    """The result of a run. `graded`: its groups in the order in which they were graded; `ahead`: of how
     many steps the groups were asked for before the step before was taken; `drifts`: by step, how far the
     policy that was trained was from the logprobs of its samples."""
 
@@ -129,5 +129,5 @@ def test_samples_carry_the_logprobs_of_the_version_that_sampled_them(
 
 
 def test_other_modes_are_other_runs(calm: Mapping[str, Ended]) -> None:
-    """What a group is sampled with matters: else the test above could not fail."""
+    """The version that a group samples with matters; otherwise the test above could not fail."""
     assert len({run.adapter for run in calm.values()}) == len(MODES)

@@ -34,7 +34,7 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 
 def exported(script: Path) -> dict[str, str]:
-    """What a shell knows after it has sourced the file."""
+    """The environment of a shell that has sourced the file."""
     shell = f". {script} && env -0"
     told = subprocess.run(
         ["sh", "-c", shell], env=CLEAN, capture_output=True, text=True, check=True

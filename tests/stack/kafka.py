@@ -1,8 +1,8 @@
 """A real Apache Kafka on this machine without Docker: one KRaft node in a directory of our own.
 
-The jars come through Maven once, into a cache; a server is a `java` process that dies with whoever
-started it. It can be killed, started again on the same ports, and wiped, for that is what tests of a
-broker's death need. Needs JDK 17 or newer and Maven.
+The jars come through Maven once, into a cache; a server is a `java` process that dies with the process
+that started it. It can be killed, started again on the same ports, and wiped, for that is what tests of
+a broker's death need. Needs JDK 17 or newer and Maven.
 """
 
 import base64
@@ -91,7 +91,7 @@ class Secure:
 
 
 def missing() -> str | None:
-    """What this machine lacks to run a Kafka, or None."""
+    """The reason why this machine cannot run Kafka, or None."""
     lacks = [program for program in ("java", "mvn") if shutil.which(program) is None]
     return f"{' and '.join(lacks)} (JDK 17 and Maven)" if lacks else None
 
@@ -122,7 +122,7 @@ def jars() -> Path:
 
 class KafkaServer:
     """One broker and controller. `bootstrap` stays the same over its lives. `before`: (port, the
-    broker's own port) of a proxy that its clients are told to come through."""
+    broker's own port) of a proxy that its clients must use."""
 
     def __init__(
         self,

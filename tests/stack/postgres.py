@@ -2,7 +2,7 @@
 
 For tests and for the stack without Docker. The server never runs as root: as root it is started as the
 system user `headrace`, in a directory that is given to that user. It answers on 127.0.0.1 only and asks
-for the password that stands in `url`.
+for the password in `url`.
 """
 
 import os
@@ -157,7 +157,7 @@ def _as_user(
     user: str | None, command: Sequence[str], directory: Path
 ) -> "subprocess.CompletedProcess[bytes]":
     """Run a program as `user` (None: as we are). Its output goes to files: a server that it leaves
-    behind would hold a pipe open for ever."""
+    behind would hold a pipe open permanently."""
     with tempfile.TemporaryFile() as errors:
         done = subprocess.run(
             command,

@@ -39,7 +39,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to be told to speak to this store."""
+        """The settings with which a process reaches this store."""
         return {
             "HEADRACE_S3_ENDPOINT": self.endpoint,
             "AWS_ACCESS_KEY_ID": self.access_key,
@@ -71,7 +71,7 @@ def binary() -> Path:
         )
         if built.returncode:
             raise InvalidConfig(f"`go install {MODULE}` failed: {built.stderr.strip()[-500:]}")
-        # In one step: another process may build it too, and whoever comes sees nothing or all of it.
+        # In one step: another process may build it too, and a reader sees nothing or all of it.
         (Path(scratch) / "versitygw").replace(found)
     return found
 
@@ -122,7 +122,7 @@ def _start(
 
 
 def _metadata(directory: Path) -> tuple[str, ...]:
-    """Where the store keeps what belongs to an object: beside it, or apart if this disk cannot."""
+    """Where the store keeps an object's metadata: with the object, or apart if this disk cannot."""
     probe = directory / "buckets"
     try:
         os.setxattr(probe, "user.headrace", b"x")

@@ -58,7 +58,7 @@ def measure_before_update(
     objective: Objective,
     hyperparameters: Hyperparameters,
 ) -> ActionValues:
-    """What must be measured with the policy before the update, by one forward pass over the batch.
+    """Measure what needs the policy before the update, by one forward pass over the batch.
 
     Each tensor has shape (E), float64, on the CPU: "value" (what the critic predicts), "proximal" (log
     pi_prox) and "kl" (the KL estimate, if the KL is part of the reward). When the run needs none of

@@ -1,5 +1,5 @@
 # ruff: noqa: N802, N815  shape suffixes name the axes of a tensor, in class scope too
-"""What an objective is: a function from rewards to advantages, and a loss for each action.
+"""An objective: a function from rewards to advantages, and a loss for each action.
 
 Shape suffixes:
     E  all actions of the step in canonical order (slot, sample, row, position), so that the actions of
@@ -20,7 +20,7 @@ from trainer.objective.hyperparameters import Hyperparameters
 from trainer.objective.sequences import Rows
 
 ActionValues = dict[str, torch.Tensor]
-"""What is known about each action before the update, by name. Each tensor has shape (E), or (M) for one
+"""The known values of each action before the update, by name. Each tensor has shape (E), or (M) for one
 micro-batch. `weight` and `advantage` are always there. `proximal` (log pi_prox) and `kl` are there if
 the run uses them. With a critic there are also `value` (V before the step), `return`, and `known` (1
 where the sample has a reward, else 0)."""
@@ -28,7 +28,7 @@ where the sample has a reward, else 0)."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchBeforeUpdate:
-    """What is known about a batch before its first update.
+    """The facts about a batch before its first update.
 
     `group_S` is the number of each sample's group. `reward_S` is None where a reward is missing or not
     finite. `sample_E` is the number of each action's sample. `penalty_E` is kl_coef times the KL

@@ -29,7 +29,7 @@ COPY_BYTES = 2 << 30
 
 
 class DecodeModel(Protocol):
-    """What decodes: token ids and positions -> final hidden states -> logits."""
+    """A model that decodes: token ids and positions -> final hidden states -> logits."""
 
     @property
     def decoder(self) -> Decoder: ...

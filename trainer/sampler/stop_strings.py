@@ -11,7 +11,7 @@ time.
 from collections.abc import Callable, Sequence
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-"""What bytes decode to if they are not a character, or not yet a whole one."""
+"""The character that incomplete or invalid bytes decode to."""
 
 MOST_PENDING = 64
 """Tokens that may wait for the end of a character, which has at most four bytes."""

@@ -23,7 +23,7 @@ class UnreadableRecord(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What goes to Kafka."""
+    """The content of a Kafka record."""
 
     topic: str
     key: bytes

@@ -63,7 +63,7 @@ def rename_columns(values: Mapping[str, object], mapping: Columns) -> Mapping[st
 
 
 def mapping_problems(columns: Sequence[str], mapping: Columns) -> Iterator[str]:
-    """What is wrong with a mapping for a file with these columns."""
+    """The mistakes of a mapping for a file with these columns."""
     for source, target in mapping.items():
         if source not in columns:
             yield f"has no column {source} to map to {target}; it has: {', '.join(columns) or 'none'}"

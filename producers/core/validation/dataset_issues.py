@@ -32,7 +32,7 @@ def has_demonstrations(dataset: DatasetRegistered) -> bool:
 
 
 def dataset_issues(config: RunConfig | EvalConfig, dataset: DatasetRegistered) -> Iterator[Issue]:
-    """What the config needs and `experiment.dataset` does not have."""
+    """The things that the config needs and `experiment.dataset` lacks."""
     if isinstance(config, EvalConfig):
         num_rows = num_evaluated_rows(config, dataset.dataset)
         if num_rows > MAX_EVAL_ROWS:
@@ -56,7 +56,7 @@ def dataset_issues(config: RunConfig | EvalConfig, dataset: DatasetRegistered) -
 
 
 def validation_dataset_issues(config: RunConfig, validation: DatasetRegistered) -> Iterator[Issue]:
-    """What the config needs and `advanced.validation_dataset` does not have."""
+    """The things that the config needs and `advanced.validation_dataset` lacks."""
     key, ref = "advanced.validation_dataset", validation.dataset
     is_loss = config.advanced.algorithm == "sft" and not config.experiment.rollout
     if is_loss and not has_demonstrations(validation):

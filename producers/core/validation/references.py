@@ -25,9 +25,9 @@ UNKNOWN = ModelFacts()
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What the names in a config refer to. A field is None if the config does not name it, or if it was
-    not found, which `issues` reports. `no_workspace` is the error when the workspace that the request
-    names does not exist. It is separate because a workspace is not a key of the config."""
+    """The objects that the names in a config refer to. A field is None if the config does not name it,
+    or if it was not found, which `issues` reports. `no_workspace` is the error when the workspace that
+    the request names does not exist. It is separate because a workspace is not a key of the config."""
 
     dataset: DatasetRegistered | None = None
     validation: DatasetRegistered | None = None

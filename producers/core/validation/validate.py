@@ -40,7 +40,7 @@ def validate(config: RunConfig | EvalConfig, references: References) -> tuple[Is
 
 @dataclass(frozen=True, slots=True)
 class Valid:
-    """What the names in a valid config refer to, and warnings for its user."""
+    """The objects that a valid config refers to, and warnings for its user."""
 
     dataset: DatasetRegistered
     validation: DatasetRegistered | None
@@ -51,7 +51,7 @@ class Valid:
 
 
 def require_valid(config: RunConfig | EvalConfig, references: References) -> Valid:
-    """What the config refers to, once it is known to be valid. Raises InvalidConfig with every issue, or
+    """Returns the objects that a valid config refers to. Raises InvalidConfig with every issue, or
     NotFound when only the request's workspace is wrong."""
     if issues := validate(config, references):
         raise refuse("training" if isinstance(config, RunConfig) else "evaluation", issues)

@@ -135,7 +135,7 @@ async def show(request: Request) -> Response:
 async def waiting_for(
     request: Request, run: str | None, *, status: str = "running"
 ) -> list[WaitJson]:
-    """What a run waits for. With `run` None, what all runs of the platform wait for."""
+    """The reasons why a run waits. With `run` None, the reasons for all runs of the platform."""
     if status not in ("pending", "running", "unknown"):
         return []
     core = services(request)

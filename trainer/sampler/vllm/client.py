@@ -39,7 +39,7 @@ class UnknownAdapter(TransientError):
 
 @dataclass(frozen=True, slots=True)
 class ServerCard:
-    """What a server reports about itself. `adapters`: name -> where it was loaded from."""
+    """The facts that a server reports about itself. `adapters`: name -> where it was loaded from."""
 
     base: str
     max_model_len: int

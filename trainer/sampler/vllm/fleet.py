@@ -83,8 +83,8 @@ class TargetVersion:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """What this process knows about one server. `noise`: by base model. `holds`: the names of the
-    adapters that passed the canary there."""
+    """The state of one server, as this process knows it. `noise`: by base model. `holds`: the names of
+    the adapters that passed the canary there."""
 
     server: VllmServer
     card: ServerCard | None = None
