@@ -1,9 +1,9 @@
-"""The meaning of a failure of git: a fact about the repository, or a host that cannot be reached now.
+"""Classifies failures of git: a fact about the repository, or a host that cannot be reached now.
 
 Only what git itself states about the repository or the ref is final. Every other failure is retried for
 as long as it lasts: a process that was killed, a time-out, a name that does not resolve, a broken
 connection, a server that answers 5xx or 429, a full disk, and any text that this module does not know.
-A user can stop a run that waits without need; nobody can continue one that was ended without need.
+A user can stop a run that waits in vain, but nobody can continue a run that was ended by mistake.
 """
 
 import re
@@ -54,13 +54,14 @@ LONGEST = 300
 """How many characters of git's error text a message quotes."""
 
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""Signals of a fault in git itself: content may be the cause, so such an attempt counts."""
+"""Signals of a fault in git itself. The repository's content may be the cause, so such an attempt counts
+towards the limit of retries."""
 
 
 def error_for(failed: GitFailed, *, what: str) -> HeadraceError:
-    """The error to raise for this failure. `what` is the repository's address. Refused or NotFound if
-    git stated something final, RepositoryAway if the same command may succeed later, and TransientError
-    (retried a few times) if git itself crashed."""
+    """The error to raise for this failure. `what` is the repository's address. Returns Refused or
+    NotFound if git stated something final, RepositoryAway if the same command may succeed later, and
+    TransientError (retried a few times) if git itself crashed."""
     said = _last_line(failed.stderr)
     ended_by = _signal(failed)
     if ended_by in BY_SIGNAL:
@@ -94,7 +95,8 @@ def _signal(failed: GitFailed) -> signal.Signals | None:
 
 
 def _last_line(said: str) -> str:
-    """The most useful line: the last that git marks as fatal or an error, else the last one."""
+    """The most useful line of git's error text: the last one that git marks as fatal or an error, else
+    the last one."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     loud = [line for line in lines if line.startswith(("fatal:", "error:", "ERROR:", "remote: "))]
     return (loud or lines or [""])[-1][:LONGEST]

@@ -35,7 +35,8 @@ ASK_S, FETCH_S = 120.0, 900.0
 """How many seconds a listing of refs, and a transfer, may take."""
 
 KEPT = 8
-"""How many commits are kept per workspace, the last used ones. The runs of a sweep share one."""
+"""How many commits are kept per workspace. The most recently used ones stay. The runs of a sweep share
+one commit."""
 
 LEFT_OVER_S = 3600.0
 """The age at which an unfinished transfer is removed as abandoned."""
@@ -44,13 +45,13 @@ PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 """The first and the longest pause before another attempt; each next pause is twice as long."""
 
 MOST_COUNTED = 1000
-"""How many repositories have their failures counted."""
+"""The maximum number of repositories whose failures are counted."""
 
 TAKEN = "refs/heads/taken"
 BRANCHES = "+refs/heads/*:refs/heads/*"
 FETCH = ("fetch", "--quiet", "--force", "--no-tags", "--no-recurse-submodules")
 OURS = "[uploadpack]\n\tallowFilter = true\n\tallowAnySHA1InWant = true\n"
-"""The configuration of the other end when it is a directory of this machine."""
+"""The configuration for the serving side when the source is a directory of this machine."""
 
 
 class GitRepositories:
@@ -104,7 +105,7 @@ class GitRepositories:
             return await _fetch_alone(folder, source, f"refs/heads/{branch}", sha=sha)
 
     async def _head(self, source: GitSource, commit: CommitSpec) -> tuple[str, str]:
-        """The wanted branch and its commit. Raises NotFound, InvalidConfig."""
+        """The requested branch and its newest commit. Raises NotFound, InvalidConfig."""
         if commit.branch is None:
             return await self._default(source, commit.url)
         branch = _branch(commit.branch)
@@ -117,7 +118,7 @@ class GitRepositories:
         return branch, sha
 
     async def _default(self, source: GitSource, url: str) -> tuple[str, str]:
-        """The default branch and its commit. Raises InvalidConfig when there is none."""
+        """The default branch and its newest commit. Raises InvalidConfig when there is none."""
         said = await run_git(
             "ls-remote", "--symref", "--", source.url, "HEAD", source=source, deadline_s=ASK_S
         )
@@ -137,7 +138,7 @@ class GitRepositories:
         return GitSource(checked, config)
 
     def _folder(self, workspace: str) -> Path:
-        """The workspace's directory, after removing what is no longer used."""
+        """The workspace's directory, after removing mirrors that are no longer used."""
         folder = self._root / workspace
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         shutil.rmtree(self._root / f"{workspace}.git", ignore_errors=True)  # of earlier versions
@@ -151,7 +152,8 @@ class GitRepositories:
 
     @contextmanager
     def _translating_errors(self, key: str, *, what: str) -> Iterator[None]:
-        """Translate failures of git into the errors to raise. Pauses grow until something succeeds."""
+        """Translate failures of git into Headrace's errors. The pause before the next attempt grows with
+        each failure until an attempt succeeds."""
         try:
             yield
         except GitFailed as error:
@@ -175,9 +177,9 @@ class GitRepositories:
 
 
 def check_url(url: str) -> str:
-    """Check a source for git: a local directory, or an https, ssh or file URL.
+    """Check a source for git and return it: a local directory, or an https, ssh or file URL.
 
-    Raises InvalidConfig for anything else, credentials in the URL included.
+    Raises InvalidConfig for anything else, including a URL with credentials.
     """
     if not url or url.startswith("-") or any(not c.isprintable() for c in url):
         raise InvalidConfig(f"{url!r} is not a repository: give a path, or an https or ssh URL")
@@ -205,7 +207,7 @@ def _branch(name: str) -> str:
 
 
 def _refs(said: bytes) -> dict[str, str]:
-    """Ref -> commit, of `ls-remote`."""
+    """Ref -> commit, from the output of `ls-remote`."""
     lines = (line.split("\t") for line in said.decode(errors="replace").splitlines())
     return {line[1]: line[0] for line in lines if len(line) == 2 and HEX.fullmatch(line[0])}
 
@@ -213,8 +215,9 @@ def _refs(said: bytes) -> dict[str, str]:
 async def _fetch_alone(
     folder: Path, source: GitSource, wanted: str, *, sha: str | None = None
 ) -> str:
-    """Fetch a ref or a commit into a repository of its own. Without `sha` only the commit is fetched.
-    With `sha`, for servers that only serve branches, the whole branch is, and the commit looked up."""
+    """Fetch a ref or a commit into a repository of its own, and return the commit's full id. Without
+    `sha` only the commit is fetched. With `sha`, for servers that only serve branches, the whole branch
+    is fetched, which contains that commit."""
     partial = folder / f"{random.getrandbits(64):016x}.partial"
     try:
         await run_git("init", "--quiet", "--bare", "--template=", "--", str(partial))
@@ -257,7 +260,7 @@ async def _resolve_commit(folder: Path, source: GitSource, sha: str) -> tuple[st
 
 
 async def _history(folder: Path, source: GitSource) -> Path:
-    """A repository with the commits of all branches, as they are now."""
+    """A repository with the commits of all branches, as the source has them now."""
     history = folder / "history.git"
     remote = ("url=" + source.url, "promisor=true", "partialCloneFilter=tree:0")
     settings = (item for setting in remote for item in ("-c", f"remote.origin.{setting}"))
@@ -269,14 +272,14 @@ async def _history(folder: Path, source: GitSource) -> Path:
             where=history, source=source, deadline_s=FETCH_S,
         )  # fmt: skip
     except GitFailed:
-        # It may have been killed and have left locks, so the next attempt starts from nothing.
+        # A killed git may have left locks, so the next attempt starts from an empty directory.
         await asyncio.to_thread(shutil.rmtree, history, ignore_errors=True)
         raise
     return history
 
 
 async def _commit(repository: Path, name: str) -> str | None:
-    """The full id of a commit, if the repository holds it."""
+    """The full id of a commit; None if the repository does not hold it."""
     try:
         said = await run_git(
             "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}",

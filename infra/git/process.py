@@ -17,7 +17,8 @@ CPU_S = 240
 ADDRESS_BYTES = 4 << 30
 FILE_BYTES = 1 << 30
 PROCESSES = 4096
-"""Limits of one git process and of each of its children. The last counts all processes of our user."""
+"""Limits of one git process and of each of its children: seconds of CPU time, bytes of address space,
+bytes of a file, and number of processes. The last one counts all processes of our user."""
 
 MOST_OUTPUT = 64 << 20
 KEPT_ERRORS = 16 << 10
@@ -27,7 +28,7 @@ LOCAL_S = 300.0
 """How many seconds a command without network access may take."""
 
 END_S = 5.0
-"""How long to wait for the pipes of an ended process. A child in another session may hold them."""
+"""How long to wait for the pipes of an ended process. A child in another session may keep them open."""
 
 LIMITED = (
     'ulimit -c 0; ulimit -S -t "$1"; ulimit -H -t "$(($1 + 10))"; ulimit -v "$2"; ulimit -f "$3";'
@@ -89,8 +90,8 @@ async def run_git(
     deadline_s: float = LOCAL_S,
 ) -> bytes:
     """Run git and return its output. With `sink`, the output goes there instead, piece by piece and in a
-    thread; an error that `sink` raises ends git. Raises GitFailed, TooLate, and OSError if git cannot
-    be started."""
+    thread; an error that `sink` raises ends git. Raises GitFailed, GitTimeout after `deadline_s`
+    seconds, and OSError if git cannot be started."""
     process = await asyncio.create_subprocess_exec(
         "/bin/sh",
         "-c",
@@ -123,7 +124,7 @@ async def run_git(
 async def _talk(
     process: asyncio.subprocess.Process, send: bytes | None, sink: Callable[[bytes], None]
 ) -> str:
-    """Write its input and read its output at the same time; returns its error text. An error in one of
+    """Write git's input and read its output at the same time. Returns its error text. An error in one of
     the three tasks cancels the others."""
     try:
         async with asyncio.TaskGroup() as together:
@@ -137,7 +138,8 @@ async def _talk(
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End it and its children. Its pipes are emptied: asyncio sees no end behind a full one."""
+    """Kill git and its children. Its pipes are read until they are empty, because asyncio does not
+    notice the end of a process while a pipe is full."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):
@@ -166,7 +168,8 @@ async def _take(process: asyncio.subprocess.Process, sink: Callable[[bytes], Non
 
 
 async def _errors(process: asyncio.subprocess.Process) -> str:
-    """The end of its error text, because a hostile server can make it arbitrarily long."""
+    """The last KEPT_ERRORS bytes of git's error text, because a hostile server can make it arbitrarily
+    long."""
     assert process.stderr is not None  # noqa: S101 - it was started with one
     kept = b""
     while chunk := await process.stderr.read(CHUNK):

@@ -1,8 +1,8 @@
-"""A commit's tree, from the output of `ls-tree` and `cat-file` to a deterministic tar.
+"""Turns the output of `ls-tree` and `cat-file` for a commit into a deterministic tar.
 
 Both outputs are read piece by piece. A tree can expand to any size (a repository of some kilobytes can
-list 10^10 files), so the listing ends at the first entry beyond a limit, and the cost of an entry is the
-length of its own path.
+list 10^10 files). So the listing ends at the first entry beyond a limit, and the cost of an entry is
+proportional to the length of its own path.
 """
 
 import io
@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from schemas.errors import CorruptData, Refused
 
 MOST_FILES = 10_000
-"""Files of a commit, and directories likewise: git can list directories that hold nothing."""
+"""The maximum number of files of a commit, and also of its directories, because git can list empty
+directories."""
 
 MOST_BYTES = 200 << 20
 DEEPEST = 32
-"""Parts of the longest path: directories, and the file's own name."""
+"""The maximum number of parts of a path: its directories and the file's own name."""
 
 LONGEST_PATH = 1024
 LONGEST_NAME = 255
-"""Bytes of a path and of one of its parts: what every file system takes."""
+"""The maximum bytes of a path and of one of its parts. Every file system accepts these lengths."""
 
 LFS = b"version https://git-lfs.github.com/spec/"
 HARMLESS = (".gitignore", ".gitkeep", ".gitattributes", ".github")
@@ -30,7 +31,7 @@ HARMLESS = (".gitignore", ".gitkeep", ".gitattributes", ".github")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file of a tree: its path, the id of its content, how many bytes that has."""
+    """A file of a tree: its path, the id of its content, and the content's size in bytes."""
 
     path: str
     blob: str
@@ -39,7 +40,7 @@ class Entry:
 
 
 class Listing:
-    """Takes `ls-tree -r -t -z -l` of a commit; `entries` are its files."""
+    """Parses the output of `ls-tree -r -t -z -l` for a commit. `entries` are its files."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -49,8 +50,8 @@ class Listing:
         self._bytes = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Take a piece of the listing. Raises Refused, which names the path that is not acceptable or
-        the limit that is exceeded."""
+        """Parse the next piece of the listing. Raises Refused, which names the path that is not allowed
+        or the limit that is exceeded."""
         *lines, self._rest = (self._rest + chunk).split(b"\0")
         for line in lines:
             self._add(line)
@@ -79,7 +80,7 @@ class Listing:
 
 
 def _checked_path(raw: bytes, *, mode: str, kind: str) -> str:
-    """The path of an entry. Raises Refused when it cannot be materialised safely everywhere."""
+    """The path of an entry. Raises Refused when it cannot be written safely on every system."""
     if len(raw) > LONGEST_PATH:
         raise Refused(
             f"{_short(repr(raw))} is a path of more than {LONGEST_PATH} bytes; shorten it"
@@ -114,7 +115,8 @@ def _short(text: str) -> str:
 
 
 class Archive:
-    """Takes `cat-file --batch` of a listing's files and makes a tar: same commit, same bytes."""
+    """Makes a tar from the output of `cat-file --batch` for a listing's files. The same commit always
+    gives the same bytes."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self._waiting = iter(entries)
@@ -125,13 +127,14 @@ class Archive:
         self._has_head = False
 
     def feed(self, chunk: bytes) -> None:
-        """Take a piece. Raises Refused for a Git LFS pointer, CorruptData for what was not asked for."""
+        """Add the next piece of the output. Raises Refused for a Git LFS pointer, and CorruptData when
+        the output is not the expected content."""
         self._rest += chunk
         while self._entry is not None and self._step(self._entry):
             pass
 
     def _step(self, entry: Entry) -> bool:
-        """Whether the rest held a whole head, or a whole content; it is taken."""
+        """Process the next header or content if all of it has arrived. Returns whether it did."""
         if not self._has_head:
             end = self._rest.find(b"\n")
             if end < 0:
@@ -156,7 +159,7 @@ class Archive:
         self._tar.addfile(member, io.BytesIO(data))
 
     def close(self) -> bytes:
-        """The tar. Raises CorruptData when files are missing."""
+        """Return the finished tar. Raises CorruptData when files are missing."""
         if self._entry is not None:
             raise CorruptData(f"git did not give the content of {self._entry.path}")
         self._tar.close()

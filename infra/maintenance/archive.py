@@ -1,10 +1,11 @@
-"""Archives: an ended run's history as one file in the blob store, and back.
+"""Archives: the history of an ended run, moved into one file in the blob store and back.
 
-`pack` writes the file and reads it back; only then may `remove` take the history out of the database,
-in one transaction that leaves a notice (migration 0016). A crash before it leaves both, and a file
-that is collected like every blob that nothing names; a crash after it leaves the archive. `restore`
-puts the blobs first, then everything else in one transaction. Two of either at once: one commits, the
-other finds that nothing is left to do.
+`pack` writes the file and reads it back. Only then may `remove` delete the history from the database, in
+one transaction that also appends a notice event (migration 0016). A crash before that transaction leaves
+the history in the database; the file is then an orphan and is collected like every blob that no event
+names. A crash after it leaves the archive. `restore` writes the blobs first, and then everything else in
+one transaction. When two processes remove or restore the same history at once, one of them commits and
+the other finds that nothing is left to do.
 """
 
 import asyncio
@@ -41,21 +42,21 @@ from schemas.sampling import ArtifactRef
 
 PAGE = 200
 PATIENCE_S = 15.0
-"""How long consumers have to read what is about to be removed; watermarks move every two seconds."""
+"""Seconds that a removal waits for consumers to read the events. Watermarks move every two seconds."""
 LOOK_EVERY_S = 0.2
 LOCK_S = 30.0
-"""How long a restore waits for the collector of orphans."""
+"""How long a restore waits for the garbage collector, which must not run at the same time."""
 
 SQL = queries("event_log")
 
 
 class Moved(Exception):
-    """The history is not what it was: somebody else removed or restored it."""
+    """The history has changed in the meantime: another process removed or restored it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedArchive:
-    """An archive that lies in the blob store, verified."""
+    """An archive that was written to the blob store and verified there."""
 
     ref: ArtifactRef
     num_events: int
@@ -63,7 +64,8 @@ class PackedArchive:
 
 
 class Archives:
-    """Packs, removes and restores histories. `scratch` is a directory with room for one archive."""
+    """Packs, removes and restores histories. `scratch` is a directory with enough free space for one
+    archive."""
 
     def __init__(
         self, database: Database, blobs: InstalledBlobs, notifier: Notifier, *, scratch: Path
@@ -74,14 +76,15 @@ class Archives:
         self._scratch = scratch
 
     async def tidy(self) -> None:
-        """Remove what a process that was killed has left in the scratch directory. Only where no other
-        process uses it."""
+        """Remove the files that a killed process left in the scratch directory. Call this only when no
+        other process uses the directory."""
         await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
     async def pack(self, run: str) -> PackedArchive:
-        """Write a run's history into the store; nothing is removed. Raises CorruptData when an artifact
-        that it needs is gone or damaged, TransientError, also while a consumer has not read the run's
-        events: it could not be removed then."""
+        """Write a run's history into the blob store and return the archive. Nothing is removed. Raises
+        CorruptData when an artifact that the run needs is missing or damaged, and TransientError when a
+        service does not answer or a consumer has not read the run's events, because `remove` would then
+        fail."""
         await self._until_read(run)
         async with self._folder() as folder, _session(self._database.url) as connection:
             path = folder / "archive"
@@ -100,22 +103,26 @@ class Archives:
     async def remove(
         self, notice: RunArchived | RunDeleted, *, cause: UUID, num_events: int = 0
     ) -> Cursor:
-        """Take a run's history out of the database, and leave `notice` there: all of it for RunDeleted;
-        for RunArchived what the archive holds, `num_events`. Raises Conflict while it cannot be removed,
-        Moved when it has other events, TransientError while some consumer has not read them."""
+        """Delete a run's history from the database, append `notice`, and return the notice's place in
+        the log. RunDeleted removes the whole history. RunArchived removes the events that the archive
+        holds, `num_events` of them. Raises Conflict when the run has not ended or work for it is
+        unfinished, Moved when the history has other events, and TransientError while a consumer has not
+        read them."""
         whole = isinstance(notice, RunDeleted)
         return await self._remove("remove_run", (notice.run, whole, num_events), notice, cause)
 
     async def remove_dataset(
         self, notice: DatasetDeleted, uris: Sequence[str], *, cause: UUID
     ) -> Cursor:
-        """Take a dataset's registration out of the log; its blobs at `uris` are collected later. Raises
-        Moved when it is gone already, TransientError."""
+        """Delete a dataset's registration from the log, append `notice`, and return the notice's place
+        in the log. The dataset's blobs at `uris` are collected later. Raises Moved when the registration
+        was already removed, and TransientError."""
         return await self._remove("remove_dataset", (notice.dataset, list(uris)), notice, cause)
 
     async def restore(self, archive: ArtifactRef, notice: RunRestored, *, cause: UUID) -> Cursor:
-        """Bring a history back; `notice` is appended to it. Raises CorruptData when the archive is
-        damaged (nothing has changed then), NotFound when it is gone, Moved, TransientError."""
+        """Restore an archived history, append `notice` to it, and return the notice's place in the log.
+        Raises CorruptData when the archive is damaged (the log is then unchanged), NotFound when it is
+        missing, Moved when the history was restored or removed in the meantime, and TransientError."""
         async with (
             self._folder() as folder,
             exclusively(self._database.url, COLLECTING, within_s=LOCK_S),
@@ -155,7 +162,7 @@ class Archives:
                     )
                 elif member.kind == EVENTS:
                     events = await asyncio.to_thread(member.events)
-                    # In a cluster that the database was moved to, old transaction ids mean nothing.
+                    # If the database was moved to another cluster, its old transaction ids are invalid.
                     rows = _rows(events, xid="0" if xid == "0" else None)
                     await connection.execute(SQL["insert_events"], *rows)
             first = (notice.run, notice.num_events)
@@ -167,7 +174,8 @@ class Archives:
     async def _remove(
         self, query: str, first: Sequence[object], notice: Event, cause: UUID
     ) -> Cursor:
-        """Call a function that removes; wait a while for consumers that have not read so far."""
+        """Call an SQL function that removes events. Retries for PATIENCE_S while a consumer has not read
+        all of them."""
         arguments = (*first, *_notice_columns(notice, cause))
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
         async with _session(self._database.url) as connection:
@@ -184,7 +192,8 @@ class Archives:
         return Cursor(row["r_xid"], row["r_position"])
 
     async def _put(self, run: str, path: Path) -> ArtifactRef:
-        """Store an archive under its hash, so that a repeat writes the same bytes, and read it back."""
+        """Store an archive under its hash, so that a repetition writes the same bytes to the same key,
+        and read it back. Raises CorruptData when the stored bytes differ."""
         sha256, size = await asyncio.to_thread(_digest, path)
         uri = await self._blobs.put_file(f"runs/{run}/archives/{sha256}.tar.gz", path)
         stored = hashlib.sha256()
@@ -203,7 +212,7 @@ class Archives:
 
     @asynccontextmanager
     async def _folder(self) -> AsyncIterator[Path]:
-        """A private directory below the scratch directory, gone after."""
+        """A private directory below the scratch directory. It is removed after the block."""
         await asyncio.to_thread(self._scratch.mkdir, mode=0o700, parents=True, exist_ok=True)
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, dir=self._scratch))
         try:
@@ -213,7 +222,7 @@ class Archives:
 
 
 class _Packing:
-    """One archive in the making."""
+    """The state of one archive while it is being written."""
 
     def __init__(
         self, database: Database, blobs: InstalledBlobs, writer: ArchiveWriter, folder: Path
@@ -226,7 +235,7 @@ class _Packing:
         self.owners: list[str] = []
 
     async def all_of(self, connection: Any, run: str) -> None:
-        """The whole history, as of the connection's transaction."""
+        """Write the whole history, as the connection's transaction sees it."""
         await self._begin(connection, run)
         page: list[Any] = []
         arguments = (self.owners, checkpoint_stream(run), run_stream(run))
@@ -238,8 +247,8 @@ class _Packing:
         await self._page(page)
 
     async def _begin(self, connection: Any, run: str) -> None:
-        """Look who the events are about, and which artifacts stay because something that stays names
-        them."""
+        """Find the owners of the events (the run and its validations), and the blobs that stay in the
+        store because events that are not removed name them."""
         self.owners = [
             row[0] for row in await connection.fetch(SQL["owners"], run, run_stream(run))
         ]
@@ -250,7 +259,8 @@ class _Packing:
             self._seen |= {ref.uri for ref in kept if not ref.uri.startswith(ROW)}
 
     async def _page(self, rows: Sequence[Any]) -> None:
-        """The artifacts of a page of events that were not met before, then the events."""
+        """Write the artifacts that a page of events names and that are not written yet, then the
+        events."""
         new: dict[str, NamedArtifact] = {}
         for row in rows:
             for named in named_in(row, f"{row['stream']}/{row['version']}"):
@@ -278,8 +288,8 @@ class _Packing:
             await asyncio.to_thread(self._writer.row, named.ref.sha256, content)
 
     async def _large(self, named: NamedArtifact) -> None:
-        """A blob of the run itself. Others (datasets, snapshots, what another run made) stay: the
-        request names them, or their own owner does."""
+        """Write a blob that belongs to the run itself. Other blobs (datasets, snapshots, outputs of
+        another run) stay in the store, because the run's request or their own owner names them."""
         key = await self._blobs.key(named.ref.uri)
         if key is None or not key.startswith(tuple(f"runs/{owner}/" for owner in self.owners)):
             self._seen.add(named.ref.uri)
@@ -311,7 +321,7 @@ def _damage_of(named: NamedArtifact) -> CorruptData:
 
 @asynccontextmanager
 async def _session(url: str) -> AsyncIterator[Any]:
-    """A connection as the processes' role whose statements may take their time."""
+    """A connection with the role of the processes and without a limit on the time of a statement."""
     connection = await open_session(url, "headrace archive")
     try:
         with translating_errors():
@@ -321,7 +331,8 @@ async def _session(url: str) -> AsyncIterator[Any]:
 
 
 async def _call(connection: Any, query: str, *arguments: object) -> Any:
-    """Call a function of migration 0016; its refusals become our errors."""
+    """Call a function of migration 0016 and translate its SQL errors. Raises Moved, Conflict,
+    TransientError."""
     try:
         return await connection.fetchrow(SQL[query], *arguments)
     except asyncpg.PostgresError as error:
@@ -346,7 +357,7 @@ def _notice_columns(notice: Event, cause: UUID) -> tuple[object, ...]:
 
 
 def _archived_columns(row: Any) -> Mapping[str, Any]:
-    """A row of the log as the archive keeps it; `data` is the very text that was recorded."""
+    """A row of the log as the archive stores it. `data` is exactly the text that was recorded."""
     return {
         **{name: row[name] for name in ("position", "xid", "stream", "version", "type")},
         "id": str(row["id"]),
@@ -361,7 +372,8 @@ def _archived_columns(row: Any) -> Mapping[str, Any]:
 
 
 def _rows(events: Sequence[Mapping[str, Any]], *, xid: str | None) -> list[list[Any]]:
-    """The columns of the query insert_events."""
+    """The events as columns, in the order of the parameters of the query insert_events. `xid` replaces
+    the recorded transaction ids; None keeps them."""
     return [
         [event["position"] for event in events],
         [xid or str(event["xid"]) for event in events],
@@ -376,14 +388,15 @@ def _rows(events: Sequence[Mapping[str, Any]], *, xid: str | None) -> list[list[
 
 
 async def _each(path: Path, run: str) -> AsyncIterator[Member]:
-    """The members of an archive; it is unpacked in threads, for much lies between two of them."""
+    """The members of an archive. It is unpacked in threads, because much data can lie between two
+    members."""
     found = members(path, run)
     while (member := await asyncio.to_thread(next, found, None)) is not None:
         yield member
 
 
 async def _download(blobs: InstalledBlobs, uri: str, path: Path) -> tuple[str, int]:
-    """Copy a blob into a file; returns its hash and size. Raises NotFound."""
+    """Copy a blob into a file, and return its hash and its size in bytes. Raises NotFound."""
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
         async for piece in blobs.chunks(uri):

@@ -1,14 +1,14 @@
 """The file of an archived run: a gzipped tar that is written and read as a stream.
 
     archive.json            {"format": 1, "run": "..."}; the first member
-    events/000001.jsonl     events in the log's order, one JSON object a line, at most a page in a member
-    rows/<sha256>           small artifacts, which lie in the database otherwise
+    events/000001.jsonl     one page of events in the log's order, one JSON object per line
+    rows/<sha256>           small artifacts, which are otherwise stored in the database
     blobs/<key>             blobs of the run, under the keys that they have in the store
-    end.json                {"events": 12, "artifacts": 3}; the last member, so a torn file is noticed
+    end.json                {"events": 12, "artifacts": 3}; the last member, which a truncated file lacks
 
-An artifact stands before the first page of events that names it. The same history makes the same
-bytes, as long as the same zlib makes them: no times and no owners. Memory holds one page, or one small
-artifact.
+An artifact comes before the first page of events that names it. With the same version of zlib, the same
+history gives the same bytes, because the tar records no times and no owners. At most one page or one
+small artifact is in memory at a time.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ EVENTS, ROWS, BLOBS = "events", "rows", "blobs"
 
 
 class ArchiveWriter:
-    """Writes an archive into the file at `path`. Every method blocks: call them in a thread."""
+    """Writes an archive into the file at `path`. Every method blocks, so call it in a thread."""
 
     def __init__(self, path: Path, run: str) -> None:
         self._file = path.open("wb")
@@ -42,31 +42,32 @@ class ArchiveWriter:
         self._add(HEAD, _json({"format": FORMAT, "run": run}))
 
     def page(self, events: list[Mapping[str, Any]]) -> None:
-        """A page of events."""
+        """Write a page of events."""
         self._pages += 1
         self.events += len(events)
         self._add(f"{EVENTS}/{self._pages:06}.jsonl", b"".join(_json(event) for event in events))
 
     def row(self, sha256: str, data: bytes) -> None:
-        """A small artifact."""
+        """Write a small artifact."""
         self.artifacts += 1
         self._add(f"{ROWS}/{sha256}", data)
 
     def blob(self, key: str, path: Path) -> None:
-        """A blob, whose bytes are in the file at `path`."""
+        """Write a blob, whose bytes are in the file at `path`."""
         self.artifacts += 1
         with path.open("rb") as file:
             self._tar.addfile(_info(f"{BLOBS}/{key}", path.stat().st_size), file)
 
     def close(self) -> None:
-        """The archive is whole."""
+        """Write the last member and close the file. The archive is then complete."""
         self._add(END, _json({"events": self.events, "artifacts": self.artifacts}))
         self._tar.close()
         self._gzip.close()
         self._file.close()
 
     def abandon(self) -> None:
-        """Let go of the file, whole or not: what tar and gzip still hold goes nowhere."""
+        """Close the file, whether it is complete or not. Errors while the buffers are written are
+        ignored. Does nothing after `close`."""
         with contextlib.suppress(OSError, ValueError):
             self._tar.close()
         with contextlib.suppress(OSError, ValueError):
@@ -79,7 +80,7 @@ class ArchiveWriter:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of an archive; its `content` can be read until the next one is asked for."""
+    """A member of an archive. Its `content` can be read until the next member is requested."""
 
     kind: str
     name: str
@@ -91,8 +92,8 @@ class Member:
 
 
 def members(path: Path, run: str) -> Iterator[Member]:
-    """The pages, rows and blobs of an archive of `run`, in order. Raises CorruptData when it is not
-    one, or not whole."""
+    """The pages, rows and blobs of the archive of `run`, in order. Raises CorruptData when the file is
+    not an archive, belongs to another run, or is incomplete."""
     count = {EVENTS: 0, ROWS: 0, BLOBS: 0}
     try:
         with gzip.open(path) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as tar:

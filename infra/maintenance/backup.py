@@ -42,7 +42,7 @@ group by c.table_name order by c.table_name
 
 
 class Table(BaseModel):
-    """A table's rows, in `tables/<name>`."""
+    """A table of the backup. Its rows are in the file `tables/<name>`."""
 
     model_config = ConfigDict(frozen=True)
     name: str
@@ -52,7 +52,7 @@ class Table(BaseModel):
 
 
 class Blob(BaseModel):
-    """A blob's bytes, in `blobs/<key>`."""
+    """A blob of the backup. Its bytes are in the file `blobs/<key>`."""
 
     model_config = ConfigDict(frozen=True)
     key: str
@@ -61,7 +61,8 @@ class Blob(BaseModel):
 
 
 class Contents(BaseModel):
-    """The content of a backup. `faults` lists what the log needs and could not be copied as recorded."""
+    """The content of a backup. `faults` lists the artifacts that the log needs and that could not be
+    copied as they were recorded."""
 
     model_config = ConfigDict(frozen=True)
     format: Literal[1] = 1
@@ -78,7 +79,7 @@ class Contents(BaseModel):
 
     @property
     def size(self) -> int:
-        """Bytes of all blobs."""
+        """The size of all blobs together, in bytes."""
         return sum(blob.size for blob in self.blobs)
 
 
@@ -129,7 +130,7 @@ def contents_of(source: Path) -> Contents:
 
 
 def sha256_of(path: Path) -> str:
-    """The hash of a file."""
+    """The SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -151,8 +152,8 @@ def _make(target: Path) -> None:
 
 
 async def _migrations(admin: Any) -> dict[str, str]:
-    """Name -> checksum of the applied migrations. Raises InvalidConfig unless they are all that we
-    know."""
+    """Name -> checksum of the applied migrations. Raises InvalidConfig unless they are exactly those of
+    this version of Headrace."""
     empty = await admin.fetchval("select to_regclass('migrations') is null")
     rows = [] if empty else await admin.fetch("select name, checksum from migrations order by name")
     applied = {row["name"]: row["checksum"] for row in rows}

@@ -1,7 +1,8 @@
-"""The deep inspection: log, artifacts and manifests against each other, whole, without a learner.
+"""The deep inspection: compares the log, the artifacts and the manifests with each other, without a
+learner.
 
-Everything the log names is read and hashed, as of one moment, while the platform goes on. What the log's
-steps compute is not taken again: that is `headrace train verify`. Each kind of damage has a name.
+It reads and hashes everything that the log names, as of one moment, while the platform keeps running. It
+does not compute training steps again; `headrace train verify` does. Each kind of damage has a name.
 """
 
 import hashlib
@@ -58,7 +59,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something that is not as the log says. `what` names the event, row or blob."""
+    """A difference from what the log says. `what` names the event, row or blob."""
 
     kind: Kind
     what: str
@@ -89,8 +90,8 @@ class _Recorded:
 
 
 async def inspect(url: str, store: Blobs, settings: Settings) -> Inspection:
-    """Inspect the database at `url` and the blobs in `store`. Raises Conflict when they do not belong
-    together, TransientError when one does not answer."""
+    """Inspect the database at `url` and the blobs in `store`, and return what was found. Raises Conflict
+    when they do not belong to the same installation, TransientError when one does not answer."""
     found, recorded = Inspection(), _Recorded()
     async with administering(url) as admin, connect(url, size=1) as database:
         await belong(database, store, settings)
@@ -107,7 +108,7 @@ async def inspect(url: str, store: Blobs, settings: Settings) -> Inspection:
 
 
 async def _streams(admin: Any, found: Inspection) -> None:
-    """Each stream has every version once, up to its head."""
+    """Check that each stream has every version exactly once, up to its head."""
     for row in await admin.fetch(STREAMS):
         stream, versions, head = row["stream"], row["versions"], row["head"]
         last = max([head, *versions])
@@ -121,7 +122,7 @@ async def _streams(admin: Any, found: Inspection) -> None:
 
 
 async def _events(admin: Any, recorded: _Recorded, found: Inspection) -> None:
-    """Each event can be read; note what it names."""
+    """Check that each event can be read, and record the artifacts that it names."""
     async for row in admin.cursor(EVENTS, prefetch=PAGE):
         found.events += 1
         by = f"{row['stream']}/{row['version']}"
@@ -139,7 +140,8 @@ async def _events(admin: Any, recorded: _Recorded, found: Inspection) -> None:
 
 
 async def _rows(admin: Any, rows: Mapping[str, NamedArtifact], found: Inspection) -> None:
-    """Each small artifact is there, and all of them are what their names say."""
+    """Check that each small artifact that the log names exists, and that every row has the hash that is
+    its name."""
     kept = await admin.fetch(
         "select sha256, octet_length(data) as size, encode(sha256(data), 'hex') = sha256 as good"
         " from artifacts"
@@ -189,7 +191,8 @@ async def _hash(blobs: Blobs, uri: str) -> tuple[int, str]:
 async def _manifests(
     saved: Iterable[CheckpointSaved], blobs: InstalledBlobs, found: Inspection
 ) -> None:
-    """The manifests of a run, in the order of its log: each of its own step, and of its parent."""
+    """Check the manifests of a run, in the order of its log. Each must agree with the log about its own
+    step and name the previous manifest as its parent."""
     parent: str | None = None
     for event in saved:
         uri = event.manifest.uri
@@ -200,7 +203,7 @@ async def _manifests(
         try:
             data = await blobs.get(uri)
         except (NotFound, CorruptData):
-            continue  # said already, of the blob
+            continue  # already reported as damage of the blob
         if hashlib.sha256(data).hexdigest() != event.manifest.sha256:
             continue
         found.manifests += 1
@@ -210,7 +213,7 @@ async def _manifests(
 
 
 def _disagreeing(spec: CheckpointSpec, data: bytes) -> list[str]:
-    """Keys of a manifest that say otherwise than the log."""
+    """The keys of a manifest whose values differ from the log."""
     try:
         manifest = json.loads(data)
     except ValueError:

@@ -1,9 +1,10 @@
-"""Restores a backup into an empty place: blobs first, then the database in one transaction.
+"""Restores a backup into an empty database and blob store: blobs first, then the database in one
+transaction.
 
-An interrupted restore can be run again: blobs that are already there are kept, and the database has all
-or nothing. The migrations that follow bring an older backup to today's schema. In another cluster they
-also repair the transaction ids (`infra/postgres/restored_dump.py`). Runs then continue from the moment
-of the backup.
+An interrupted restore can be run again, because blobs that are already there are kept and the database
+has all rows or none. The migrations that follow bring an older backup to today's schema. In another
+cluster they also repair the transaction ids (`infra/postgres/restored_dump.py`). Runs then continue from
+the moment of the backup.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ GO_ON = """
 select setval(pg_get_serial_sequence('{table}', '{column}'), max({column}))
 from {table} having count(*) > 0
 """
-"""Let the next number of an identity column follow those that were restored."""
+"""Makes the sequence of an identity column continue after the restored values."""
 
 IDENTITIES = """
 select table_name, column_name from information_schema.columns
@@ -31,9 +32,10 @@ where table_schema = current_schema() and is_identity = 'YES'
 
 
 async def restore(url: str, store: Blobs, settings: Settings, source: Path) -> Contents:
-    """Restore the backup in `source` into the database at `url` and into `store`. Raises InvalidConfig
-    (not a backup, or a newer one), CorruptData (its bytes are damaged; nothing was changed), Conflict
-    (the database or the blobs are not empty), TransientError."""
+    """Restore the backup in `source` into the database at `url` and into `store`, and return its
+    contents. Raises InvalidConfig (not a backup, or of a newer version), CorruptData (its bytes are
+    damaged; the database is unchanged), Conflict (the database or the blobs are not empty),
+    TransientError."""
     contents = contents_of(source)
     _require_known_schema(contents)
     for table in contents.tables:
@@ -61,7 +63,7 @@ async def restore(url: str, store: Blobs, settings: Settings, source: Path) -> C
 
 
 def _require_known_schema(contents: Contents) -> None:
-    """Raises InvalidConfig unless we know the schema of the backup."""
+    """Raise InvalidConfig unless this version of Headrace knows the schema of the backup."""
     try:
         pending_migrations(contents.migrations)
     except InvalidConfig as error:
