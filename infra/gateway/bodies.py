@@ -50,7 +50,7 @@ class LargeBodyTurns:
 
 
 class RequestBody:
-    """The body of one request. `complete`: all of it was received."""
+    """The body of one request. `complete` is true once nothing more of it will arrive."""
 
     def __init__(self, scope: Scope, receive: Receive, bodies: LargeBodyTurns) -> None:
         self._receive = receive
@@ -59,7 +59,8 @@ class RequestBody:
         self.complete = self._announced_length == 0
 
     async def read(self, key: str) -> bytes:
-        """Read all of it. Raises GatewayError when it is too large or the client disconnects."""
+        """Read and return the whole body. Raises GatewayError when it is too large or the client
+        disconnects."""
         if self._announced_length is not None and self._announced_length > LONGEST_BODY:
             raise _too_large()
         if self._announced_length is not None and self._announced_length <= SMALL_BODY:
@@ -68,7 +69,7 @@ class RequestBody:
             return await self._read_all()
 
     async def discard(self) -> None:
-        """Keep reading for a moment and drop what comes."""
+        """Read and drop the rest, for at most DISCARD_S seconds and about DISCARDED bytes."""
         dropped = 0
         with contextlib.suppress(TimeoutError, GatewayError):
             async with asyncio.timeout(DISCARD_S):
@@ -94,8 +95,8 @@ class RequestBody:
 
 
 def _announced_length(scope: Scope) -> int | None:
-    """The length that the header gives; None for a body in chunks. The HTTP parser has already refused
-    lengths that are not numbers."""
+    """The length in bytes that the header gives; None for a body in chunks. The HTTP parser has already
+    refused lengths that are not numbers."""
     headers = dict(scope["headers"])
     if b"transfer-encoding" in headers:
         return None

@@ -1,4 +1,5 @@
-"""The JSON of OpenAI's chat completions: parses requests, makes answers and chunks. Without IO."""
+"""The JSON of OpenAI's chat completions: parses requests, and makes answers and chunks. It does no
+IO."""
 
 import json
 import time
@@ -33,7 +34,7 @@ UNSUPPORTED: dict[str, str] = {
     "web_search_options": "not supported; leave it out",
     "store": "nothing is stored beside the run's own record; leave it out",
 }
-"""OpenAI's parameters that are refused, and why. A value that changes nothing is accepted."""
+"""OpenAI's parameters that are refused, and why. Null and the values in NOTHING are accepted."""
 
 NOTHING: dict[str, tuple[object, ...]] = {
     "tools": ([],),
@@ -49,12 +50,12 @@ NOTHING: dict[str, tuple[object, ...]] = {
     "store": (False,),
     "top_logprobs": (0,),
 }
-"""Values that do not change an answer."""
+"""Values of refused parameters that do not change an answer, and so are accepted."""
 
 LABELS = frozenset(
     {"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier", "model"}
 )
-"""Parameters that do not concern the answer."""
+"""Parameters that do not concern the answer. They are accepted with any value."""
 
 
 class TextPart(BaseModel):
@@ -63,8 +64,8 @@ class TextPart(BaseModel):
 
 
 class WireMessage(BaseModel):
-    """A message as clients send it: its content is text or parts of text. Clients also send earlier
-    answers back, with fields that are null."""
+    """A message as clients send it. Its content is text or a list of text parts. Clients also send
+    earlier answers back, with fields that are null."""
 
     model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -160,7 +161,7 @@ def _refuse_extra(name: str, value: object) -> None:
 
 
 KNOWN = frozenset({*ChatRequest.model_fields, *WireMessage.model_fields, "text", "type"})
-"""Field names that an error shows as the location; names of union members are left out."""
+"""Field names that an error text may show as the location. Names of union members are left out."""
 
 
 def answer(turn: Turn, request: ChatRequest, *, request_id: str) -> bytes:
@@ -192,7 +193,7 @@ def chunks(turn: Turn, request: ChatRequest, *, request_id: str) -> Iterator[byt
 
 
 def failure(error: GatewayError) -> bytes:
-    """OpenAI's error object."""
+    """The error as OpenAI's error object, in JSON."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     said = {"message": error.message, "type": kind, "code": error.code, "param": error.parameter}
     return json.dumps({"error": said}).encode()
@@ -212,8 +213,8 @@ def _head(kind: str, request_id: str) -> dict[str, object]:
 
 
 def _logprobs(turn: Turn) -> dict[str, object]:
-    """Each token of the text: its string (a part of a character becomes a replacement character), its
-    bytes, and the logprob that it was drawn at. The token that ended the turn is left out."""
+    """For each token of the text: its string (a part of a character becomes a replacement character),
+    its bytes, and the logprob with which it was sampled. The token that ended the turn is left out."""
     tokens: list[dict[str, object]] = [
         {
             "token": bytes(piece).decode(errors="replace"),

@@ -1,4 +1,5 @@
-"""The gateway's HTTP server, inside the worker: each sample has its own OpenAI-compatible endpoint.
+"""The gateway's HTTP server, which runs inside the worker. Each sample has its own OpenAI-compatible
+endpoint.
 
 POST /v1/samples/<sample>/chat/completions     user code, with that sample's key
 POST /internal/sample                          the API's checkpoint chat, with the worker's key
@@ -28,7 +29,8 @@ LIMITS = ConnectionLimits(head_s=10, body_s=30, body_rate=1 << 20)
 KEEP_ALIVE_S = 120.0
 
 KEPT_SESSIONS = 4096
-"""With more sessions than this, closed ones are forgotten. Late callers then get 404, not 408."""
+"""When there are more sessions than this, closed ones are forgotten. Late callers then get 404 instead
+of 408."""
 PREFIX = "/v1/samples/"
 SUFFIX = "/chat/completions"
 
@@ -105,7 +107,7 @@ class HttpGateway:
         session.authorize(_key(scope))
         with session.receiving():
             request = parse(await _in_time(session, body.read(session.api_key)))
-        session.authorize(session.api_key)  # its deadline may have passed meanwhile
+        session.authorize(session.api_key)  # the deadline may have passed while the body was read
         messages = tuple(message.plain() for message in request.messages)
         call, wanted = session.ask(
             messages,
@@ -170,7 +172,7 @@ class HttpGateway:
 
 
 async def _in_time(session: GatewaySession, work: Awaitable[T]) -> T:
-    """Await `work` until the sample's deadline. Raises GatewayError (408) after it."""
+    """Await `work` and return its result. Raises GatewayError (408) at the sample's deadline."""
     try:
         async with asyncio.timeout(max(0.0, session.left_s())):
             return await work

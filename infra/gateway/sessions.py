@@ -15,7 +15,7 @@ MOST_TURNS = 256
 
 
 class GatewayError(Exception):
-    """A request is refused. The answer is OpenAI's error object with this status and code."""
+    """A request was refused. The response is OpenAI's error object with this HTTP status and code."""
 
     def __init__(
         self, status: int, code: str, message: str, *, parameter: str | None = None
@@ -43,15 +43,16 @@ class ModelCall:
 
     @property
     def conversation(self) -> tuple[Message, ...]:
-        """The conversation with the reply."""
+        """The messages of the request, followed by the reply."""
         text = self.turn.text if self.turn else ""
         return (*self.messages, Message(role="assistant", content=text))
 
 
 @dataclass(slots=True)
 class GatewaySession:
-    """`infra.ports.services.Session`: usable until closed, past its deadline, or out of budget. Its time
-    begins with its first request, because before it a process for the workflow may have to start."""
+    """`infra.ports.services.Session`: usable until it is closed, past its deadline, or out of budget.
+    Its time begins with its first request, because a process for the workflow may have to start
+    before."""
 
     spec: GroupSpec
     index: int
@@ -71,12 +72,13 @@ class GatewaySession:
         return turns, answered[-1].conversation if answered else ()
 
     def left_s(self) -> float:
-        """Seconds until its deadline."""
+        """Seconds until the deadline; negative after it."""
         spent = 0.0 if self.began is None else time.monotonic() - self.began
         return self.deadline_s - spent
 
     def authorize(self, key: str) -> None:
-        """Raise GatewayError unless this key may still make calls."""
+        """Raise GatewayError unless this key may still make calls. The first call with the right key
+        starts the session's time."""
         if not hmac.compare_digest(key.encode(), self.api_key.encode()):
             raise GatewayError(
                 401,
@@ -94,8 +96,8 @@ class GatewaySession:
 
     @contextmanager
     def receiving(self) -> Iterator[None]:
-        """Count a request whose body is being read inside the block. Raises GatewayError (429) when
-        too many are."""
+        """Count a request whose body is read inside the block. Raises GatewayError (429) when MOST_TURNS
+        bodies are being read already."""
         if self.being_received >= MOST_TURNS:
             raise GatewayError(
                 429,
@@ -116,10 +118,10 @@ class GatewaySession:
         stop: tuple[str, ...] = (),
         pieces: bool = False,
     ) -> tuple[ModelCall, SampleRequest]:
-        """Record a request. Returns it, and the request to the engine, which continues the newest
+        """Record a request. Returns its record and the request to the engine, which continues the newest
         answered turn that this conversation extends. `stop` are stop strings in addition to the run's
-        own. `pieces` asks for the bytes of each token. Open requests with equal messages count as
-        earlier draws, so that many equal requests at once draw different samples."""
+        own. `pieces` requests the bytes of each token. Open requests with equal messages count as
+        earlier draws, so that several equal requests at the same time draw different samples."""
         template = self.spec.template
         params = template.params
         if max_tokens is not None and max_tokens < params.max_new_tokens:
@@ -160,7 +162,7 @@ class GatewaySession:
         call.messages, call.refused = (), True
 
     def answer(self, call: ModelCall, turn: Turn) -> None:
-        """Record the turn of a call. After `close` it is no longer part of the sample."""
+        """Record the turn of a call. After `close` it is ignored, because the sample is complete."""
         if not self.closed:
             call.turn = turn
 

@@ -21,16 +21,18 @@ logger = logging.getLogger(__name__)
 LARGEST_HEAD = 64 << 10
 EVICTED_S = 5.0
 NO_PROGRESS = 256 << 10
-"""How many bytes of chunk sizes and trailers may come without a byte of the body."""
+"""How many bytes of chunk sizes and trailers may arrive without a byte of the body."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """`head_s` is the time for a request's head, from its first byte or the start of the connection.
+    """The limits of one server, in seconds and bytes.
+
+    `head_s` is the time for a request's head, from its first byte or the start of the connection.
     `body_s` is the time for its body, plus one second per `body_rate` bytes received; time in which the
-    server does not read does not count. `write_s` is the time for a client that reads nothing of an
-    answer. `connections` is the maximum number; None means half of the files that this process may
-    open."""
+    server does not read does not count. `write_s` is how long a client may read nothing of an answer.
+    `connections` is the maximum number of open connections; None means half of the files that this
+    process may open, at most 4096."""
 
     head_s: float = 10.0
     body_s: float = 30.0
@@ -46,8 +48,8 @@ class ConnectionLimits:
 
 
 class Phase(Enum):
-    """The thing that a connection waits for. FIRST: the head of its first request. IDLE: the head of
-    another."""
+    """The thing that a connection waits for. FIRST: the head of its first request. IDLE: the head of its
+    next request. BODY: the rest of a request's body. ANSWER: the application's response."""
 
     FIRST = auto()
     IDLE = auto()
@@ -82,11 +84,11 @@ class Connections:
             self._waiting[old].pop(connection, None)
         if new in self._waiting:
             self._waiting[new][connection] = None
-            self._left.set()  # it may be closed for another one
+            self._left.set()  # it may be closed to make room for another connection
 
     def make_room(self) -> bool:
-        """Close the connection that has waited longest for a head; connections without an answered
-        request go first. Returns False if no connection waits for a head."""
+        """Close the connection that has waited longest for a head. Connections that never had an
+        answered request are closed first. Returns False if no connection waits for a head."""
         for waiting in self._waiting.values():
             if waiting:
                 connection = next(iter(waiting))
@@ -103,7 +105,7 @@ class Connections:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with limits."""
+    """uvicorn's HTTP protocol for one connection, with our limits."""
 
     def __init__(self, config: Config, state: ServerState, connections: Connections) -> None:
         super().__init__(config=config, server_state=state, app_state={})
@@ -133,12 +135,13 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def abort(self) -> None:
-        """Close at once and drop data that is not sent yet."""
+        """Close the connection at once and drop data that is not sent yet."""
         self._disarm()
         self.transport.abort()
 
     def evict(self) -> None:
-        """Close a connection that waits for a head. Data that is not sent yet has EVICTED_S."""
+        """Close a connection that waits for a head. Data that is not sent yet may be sent for another
+        EVICTED_S seconds."""
         self._disarm()
         if self.transport.get_write_buffer_size():
             self.transport.close()
@@ -225,7 +228,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self.abort()
 
     def _body_overdue(self) -> None:
-        """Refuse a body that is late, unless enough of it came or the server did not read."""
+        """Refuse a body that is late. It gets more time if enough of it has arrived, or if the server
+        did not read."""
         self._timer = None
         now = self.loop.time()
         if self.flow.read_paused:
@@ -245,7 +249,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.abort()
 
     def _refuse(self, status: int, text: str) -> None:
-        """Answer without calling the application, and close."""
+        """Send an error response without calling the application, and close the connection."""
         if self.transport.is_closing():
             return
         self._disarm()

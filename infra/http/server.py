@@ -62,11 +62,11 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on, after `listen`."""
+        """The port that the server listens on. Available after `listen`."""
         return int(self._sockets[0].getsockname()[1])
 
     async def listen(self) -> None:
-        """Bind. Raises InvalidConfig when host or port cannot be used."""
+        """Bind the sockets and listen. Raises InvalidConfig when the host or port cannot be used."""
         loop = asyncio.get_running_loop()
         missing: OSError | None = None
         try:
@@ -90,7 +90,7 @@ class HttpServer:
             ) from error
 
     async def serve(self) -> None:
-        """Serve on the sockets of `listen`, until `stop` is called."""
+        """Serve on the sockets that `listen` opened, until `stop` is called."""
         if not self._config.loaded:
             self._config.load()
         connections = Connections(self._limits)

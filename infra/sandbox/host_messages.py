@@ -1,4 +1,5 @@
-"""The messages that a process of user code may send to us. Any other message is that process's fault.
+"""The messages that a process of user code may send to us. Any other message is an error of that
+process.
 
 User code can reach the pipe, so nothing in it is trusted: types, sizes and counts are checked before a
 message is used. `headrace/host.py` is the other end.
@@ -126,8 +127,8 @@ def parse_later(role: str, data: bytes) -> LaterMessage:
 
 
 def check_grades(graded: Graded, *, indices: Collection[int], parts: Collection[str]) -> None:
-    """Raise ProtocolError unless each grade is of one of the given samples, no sample is graded twice,
-    and every part belongs to a reward function of the run."""
+    """Raise ProtocolError unless each grade belongs to one of the given samples, no sample is graded
+    twice, and every part belongs to a reward function of the run."""
     seen = [grade.index for grade in graded.grades]
     if len(set(seen)) != len(seen) or not set(seen) <= set(indices):
         raise ProtocolError("it graded a sample twice, or a sample that it did not receive")

@@ -1,7 +1,8 @@
 """One confined process that hosts a role of an entry point, and the calls to it.
 
-Sandbox level `process`: another user (if we are root), limits, an empty environment and a session of its
-own. It trusts the author of the code: it protects the platform from accidents, not from attackers.
+Sandbox level `process` means another user (if we are root), limits, an empty environment and a session
+of its own. It trusts the author of the code. It protects the platform from accidents, not from
+attackers.
 """
 
 import asyncio
@@ -38,14 +39,15 @@ Json = dict[str, object]
 Answer = Raised | Returned | Graded
 
 GRACE_S = 2.0
-"""After its deadline a call has this long to report it itself; then its process is killed."""
+"""How long after its deadline a call may take to report the timeout itself. Then its process is
+killed."""
 
 START_S = 60.0
 END_S = 5.0
 """How long to wait for the end of a killed process before giving it up."""
 
 MESSAGE_S = 30.0
-"""How long a message may take from its length to its last byte."""
+"""How long a message may take to arrive, from its length prefix to its last byte."""
 
 READ_AHEAD = 1 << 20
 ENV_PREFIX = "HEADRACE_ENV_"
@@ -53,16 +55,17 @@ ENV_PREFIX = "HEADRACE_ENV_"
 
 MOST_STRAYS = 64
 STRAYS_PER_S = 8
-"""How many messages without a call are allowed: late answers, and a stuck process reports twice a
-second."""
+"""How many messages that belong to no call are allowed at once, and how many more per second. Such
+messages are late answers and the reports of a stuck process, which come twice a second."""
 
 KEPT_OUTPUT = 64 << 10
 
 
 def interpreter() -> str:
-    """A Python that the user of user code can run: ours if that user can reach it, else the system's.
+    """The path of a Python that the user of user code can run: ours if that user can reach it, else the
+    system's.
 
-    Raises InvalidConfig when there is none (ours may lie in a private directory).
+    Raises InvalidConfig when there is none, for example because ours is in a private directory.
     """
     ours = Path(sys.executable).resolve()
     if os.geteuid() != 0 or _reachable(ours):
@@ -88,12 +91,13 @@ class _Call:
 
 
 class ProcessEnded(TransientError):
-    """The process ended while it loaded or while calls were open. The reason may be this code, or
-    something else: an operator, the kernel (out of memory), another call."""
+    """The process ended while it loaded or while calls were open. The cause may be the code that it ran,
+    or something else: an operator, the kernel (out of memory), another call."""
 
 
 class ConfinedProcess:
-    """Hosts a role. Calls run concurrently. If the process ends, open calls raise ProcessEnded."""
+    """A process that hosts one role. Its calls run concurrently. If it ends, open calls raise
+    ProcessEnded."""
 
     def __init__(self, role: str, sdk: Path, entrypoint: Path, env: Mapping[str, str]) -> None:
         self._role = role
@@ -116,24 +120,25 @@ class ConfinedProcess:
         return self._process is not None and self._process.alive and not self._why
 
     async def start(self) -> FirstMessage:
-        """Start it and return its first message. Raises UserCodeError when the entry point does not
-        load, is silent for too long or sends something invalid, and ProcessEnded when the process ended,
-        which may not be its own fault."""
+        """Start the process and return its first message. Raises UserCodeError when the entry point does
+        not load, sends nothing within START_S or sends something invalid, and ProcessEnded when the
+        process ended, which may not be its own fault."""
         for name in self._env:
             if why := reserved_env(name):
                 raise UserCodeError(FailureCategory.VALIDATION, f"env.{name} {why}")
         try:
             reader = await self._connect(*self._spawn())
             first = await self._first(reader)
-        except BaseException:  # a cancellation too: nothing else knows this process
+        except BaseException:  # also a cancellation, because nothing else knows this process
             await self.aclose()
             raise
         self._tasks.append(asyncio.ensure_future(self._listen(reader)))
         return first
 
     async def call(self, name: str, message: Json, *, deadline_s: float) -> Returned | Graded:
-        """Make one call. Raises UserCodeError when its code raised or did not end in time, and
-        ProcessEnded when the process ended, which may not be the fault of this call."""
+        """Make one call and return its result. Raises UserCodeError when the code raised an error or did
+        not finish within `deadline_s`, and ProcessEnded when the process ended, which may not be the
+        fault of this call."""
         if not self.alive or self._writer is None:
             raise ProcessEnded(self._why or "the process has ended")
         loop = asyncio.get_running_loop()
@@ -149,7 +154,7 @@ class ConfinedProcess:
             self._calls.pop(name, None)
 
     async def aclose(self) -> None:
-        """End the process and everything that it started, within seconds, whatever it does."""
+        """End the process and everything that it started, within seconds, even if it resists."""
         self._end("closed")
         if self._process is not None:
             await self._process.end(within_s=END_S)
@@ -194,7 +199,8 @@ class ConfinedProcess:
         return inward[1], outward[0]
 
     async def _first(self, reader: asyncio.StreamReader) -> FirstMessage:
-        """The message that it sends once it has loaded. Raises what `start` raises."""
+        """Wait for the message that the process sends once it has loaded. Raises the errors of
+        `start`."""
         try:
             async with asyncio.timeout(START_S):
                 said = parse_first(self._role, await _receive(reader, self._role))
@@ -238,7 +244,7 @@ class ConfinedProcess:
         return reader
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Take its answers until it ends. An invalid one ends it."""
+        """Receive the process's messages until it ends. An invalid message ends the process."""
         try:
             while True:
                 self._take(parse_later(self._role, await _receive(reader, self._role)))
@@ -248,7 +254,7 @@ class ConfinedProcess:
             self._end(f"its process wrote into a pipe that is not its own: {error or 'too slowly'}")
 
     def _take(self, message: Stuck | Answer) -> None:
-        """Take one message. Raises ProtocolError when too many belong to no call."""
+        """Handle one message. Raises ProtocolError when too many messages belong to no call."""
         call = None if isinstance(message, Stuck) else self._calls.get(message.id)
         if call is None:
             self._count_stray()
@@ -272,8 +278,9 @@ class ConfinedProcess:
             self.output += chunk[: KEPT_OUTPUT - len(self.output)]
 
     def _overdue(self, name: str, deadline_s: float) -> None:
-        """A call is late and did not report it, so something blocks the process. End the process, and
-        fail the call that it named as the culprit. The other calls run again."""
+        """Handle a call that is past its deadline and did not report it, so something blocks the
+        process. End the process, and fail the call that the process reported as blocking, or this
+        one if it reported none. The other calls get ProcessEnded and run again."""
         culprit = self._stuck or name
         call = self._calls.get(culprit)
         if call is not None and not call.future.done():
@@ -291,7 +298,8 @@ class ConfinedProcess:
 
 
 async def _receive(reader: asyncio.StreamReader, role: str) -> bytes:
-    """Read one message. Raises ProtocolError when it is too long, TimeoutError when it stalls."""
+    """Read one message. Raises ProtocolError when it is too long, TimeoutError when it does not arrive
+    within MESSAGE_S, and asyncio.IncompleteReadError when the process ended."""
     head = await reader.readexactly(4)
     size = struct.unpack(">I", head)[0]
     if size > LARGEST[role]:

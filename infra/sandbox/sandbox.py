@@ -1,8 +1,9 @@
-"""User code in confined processes, kept warm: one for a rollout's workflow and one for its grader.
+"""Runs user code in confined processes, one for a rollout's workflow and one for its grader. They are
+kept warm between calls.
 
-A sample that crashes its process must only fail itself. When a process ends under several calls, each of
-them runs again, alone in a process of its own, which shows which one ends it. A process that ended once
-may have been killed from outside, so only a call that ends its process every time is at fault.
+A sample that crashes its process must fail only itself. When a process ends during several calls, each
+of them runs again, alone in a process of its own, which shows which call ends it. A process that ended
+once may have been killed from outside, so only a call that ends its process every time is at fault.
 """
 
 import asyncio
@@ -40,10 +41,10 @@ logger = logging.getLogger(__name__)
 Fetch = Callable[[ArtifactRef], Awaitable[bytes]]
 
 PREFIX, HELD = "headrace-code-", "held"
-"""The prefix of directories with user code, and the file in each that its owner holds a lock on."""
+"""The name prefix of directories with user code, and the file in each that its owner keeps locked."""
 
 WARM = 8
-"""How many processes are kept warm. The one unused for longest ends first."""
+"""How many processes are kept warm. The least recently used one is ended first."""
 
 TRIES = 3
 """How many processes in a row must end before the code that they ran counts as the cause."""
@@ -156,8 +157,8 @@ class ProcessSandbox:
     async def _call(
         self, rollout: RolloutRef, role: str, name: str, message: Json, *, deadline_s: float
     ) -> Returned | Graded:
-        """One attempt. Raises TransientError when its process ended during the call. The next attempt
-        starts again, without the model calls that this one has made."""
+        """Make one attempt at a call. Raises TransientError when its process ended during the call. The
+        next attempt starts from the beginning, without the model calls that this one has made."""
         deaths = self._deaths.pop(name, 0)
         try:
             if deaths:
@@ -182,7 +183,7 @@ class ProcessSandbox:
                 await process.aclose()
 
     async def _process(self, rollout: RolloutRef, role: str) -> ConfinedProcess:
-        """The warm process of a rollout and role. The first call starts it."""
+        """The warm process of a rollout and role. It is started if none is running."""
         key = (rollout.model_dump_json(), role)
         async with self._starting.setdefault(key, asyncio.Lock()):
             process = self._warm.get(key)
@@ -211,7 +212,8 @@ class ProcessSandbox:
     async def _begin(
         self, role: str, path: Path, env: Mapping[str, str]
     ) -> tuple[ConfinedProcess, FirstMessage]:
-        """Start a process that loads an entry point. Returns it and its first message."""
+        """Start a process that loads an entry point. Returns it and its first message. Raises
+        UserCodeError, also when TRIES processes in a row ended while they loaded it."""
         for _ in range(TRIES):
             process = ConfinedProcess(role, self._sdk, path, env)
             try:
@@ -221,7 +223,7 @@ class ProcessSandbox:
         raise UserCodeError(FailureCategory.PROCESS, str(last)) from last
 
     async def _tree(self, snapshot: ArtifactRef) -> Path:
-        """The directory of the unpacked snapshot. Equal snapshots are unpacked once."""
+        """The directory with the unpacked snapshot. Equal snapshots are unpacked only once."""
         if snapshot.sha256 not in self._trees:
             data = await self._fetch(snapshot)
             tree = Path(tempfile.mkdtemp(dir=self._root))
@@ -241,8 +243,9 @@ class ProcessSandbox:
 
 
 def code_directory() -> tuple[Path, int]:
-    """Create a directory for user code, and a descriptor that locks it until this process ends. Only we
-    and the user of user code can enter it. Directories that killed processes left are removed."""
+    """Create a directory for user code. Returns it, and a descriptor that keeps it locked until this
+    process ends. Only we and the user of user code can enter it. Directories that killed processes left
+    behind are removed."""
     for former in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         _remove_unheld(former)
     root = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -255,8 +258,8 @@ def code_directory() -> tuple[Path, int]:
 
 
 def _remove_unheld(former: Path) -> None:
-    """Remove a directory of ours that no process has locked. One without the lock file is being created
-    now, or belongs to an earlier version, and is left alone."""
+    """Remove a directory of ours that no process has locked. A directory without the lock file is being
+    created now, or belongs to an earlier version, so it is left alone."""
     try:
         if former.is_symlink() or former.stat().st_uid != os.geteuid():
             return
@@ -273,8 +276,9 @@ def _remove_unheld(former: Path) -> None:
 
 
 def unpack(snapshot: bytes, directory: Path) -> None:
-    """Unpack a snapshot into `directory`, readable by all. Raises CorruptData for anything but regular
-    files, because we made the snapshot."""
+    """Unpack a snapshot into `directory`, readable by everyone. Raises CorruptData for anything but a
+    regular file inside the directory, because Headrace itself makes snapshots and puts nothing else into
+    them."""
     directory.chmod(0o755)
     with tarfile.open(fileobj=io.BytesIO(snapshot)) as tar:
         for member in tar:
@@ -288,13 +292,13 @@ def unpack(snapshot: bytes, directory: Path) -> None:
 
 
 def _mains(tree: Path) -> list[Entrypoint]:
-    """The main.py of each rollout."""
+    """The entry points of a tree that names none: the main.py of each rollout."""
     found = sorted(tree.glob("rollouts/*/main.py"))
     return [Entrypoint(rollout=path.parent.name) for path in found]
 
 
 def _entry_file(tree: Path, entrypoint: Entrypoint) -> Path | None:
-    """The entry point's file, if it is a Python file inside its rollout."""
+    """The entry point's file; None unless it is a Python file inside its rollout."""
     try:
         rollout = (tree / "rollouts" / entrypoint.rollout).resolve()
         path = (rollout / entrypoint.path).resolve()

@@ -1,7 +1,7 @@
-"""A process of user code, seen from its parent: started, ended and reaped, whatever it does.
+"""Starts, ends and reaps a process of user code, even if that process resists.
 
-It is watched through a pidfd, which only reports its death. `waitpid` would also return for a process
-that let itself be traced and stopped, and asyncio takes that for its end.
+The process is watched through a pidfd, which only reports its death. `waitpid` would also return for a
+process that let itself be traced and stopped, and asyncio would mistake that for its end.
 """
 
 import asyncio
@@ -19,12 +19,13 @@ UNPRIVILEGED = 64731
 """The user and group of user code when we are root. They own nothing."""
 
 _unreaped: set[int] = set()
-"""Dead processes that another process still traces, so that the kernel keeps them."""
+"""The pids of dead processes that are not reaped yet, for example because another process traces
+them."""
 
 
 class UserProcess:
-    """A started process in a session of its own. `output` is a pipe with its output; the caller closes
-    it."""
+    """A started process in a session of its own. `output` is the read end of a pipe with its output. The
+    caller must close it."""
 
     def __init__(
         self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, pass_fds: Sequence[int]
@@ -63,7 +64,7 @@ class UserProcess:
         return not self._dead.is_set()
 
     def kill(self) -> None:
-        """Kill it and its process group. Does nothing when it is dead."""
+        """Kill the process and its process group. Does nothing when the process is dead."""
         if self._pidfd is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -72,14 +73,15 @@ class UserProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def wait(self, *, within_s: float) -> bool:
-        """Wait for its death, for at most `within_s` seconds. Returns whether it is dead."""
+        """Wait at most `within_s` seconds for the process to die. Returns whether it is dead."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._dead.wait()
         return self._dead.is_set()
 
     async def end(self, *, within_s: float) -> None:
-        """Kill it and wait. If it does not die, kill the process that traces it, and then give it up."""
+        """Kill the process and wait at most `within_s` seconds for its death. If it does not die, kill
+        the process that traces it and wait again. After that, log a warning and stop waiting for it."""
         self.kill()
         if await self.wait(within_s=within_s):
             return
@@ -91,8 +93,8 @@ class UserProcess:
             self._forget()
 
     def _on_exit(self) -> None:
-        """It is dead, but not reaped yet, so its process id is still its own. The rest of its group can
-        be killed, and nothing else."""
+        """Kill the rest of the process's group. The process is dead but not reaped yet, so no other
+        group can have its id."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._forget()
@@ -102,14 +104,14 @@ class UserProcess:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
-        self._process.returncode = -signal.SIGKILL  # Popen would wait for it by itself
+        self._process.returncode = -signal.SIGKILL  # otherwise Popen would wait for it
         _unreaped.add(self.pid)
         _reap()
         self._dead.set()
 
 
 def _reap() -> None:
-    """Reap the dead processes, and none that lives."""
+    """Reap those of `_unreaped` that are dead and can be reaped now. Does not block."""
     for pid in tuple(_unreaped):
         try:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None:
@@ -119,8 +121,8 @@ def _reap() -> None:
 
 
 def _kill_tracer(pid: int) -> None:
-    """Kill a process of user code that traces this one and so keeps it from being reaped. Only as root,
-    where the user of user code has no other processes."""
+    """Kill a process of user code that traces this process and so prevents it from being reaped. Does
+    this only as root, because only then does the user of user code have no other processes."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
         status = Path(f"/proc/{pid}/status").read_text().splitlines()
         tracer = int(next(line for line in status if line.startswith("TracerPid:")).split()[1])
