@@ -1,8 +1,8 @@
-"""A process that the supervisor keeps alive: it is started, restarted with growing pauses, and stopped.
+"""A process that the supervisor keeps alive. It is started, restarted with growing pauses, and stopped.
 
 Each incarnation has a worker id of its own, so that the supervisor can end its lease as soon as it is
-dead. A child has a session of its own: a terminal's Ctrl-C reaches only the supervisor, which then stops
-everything in order. The kernel kills a child when the supervisor dies.
+dead. A child runs in a session of its own, so a terminal's Ctrl-C reaches only the supervisor, which
+then stops everything in order. The kernel kills a child when the supervisor dies.
 """
 
 import contextlib
@@ -24,14 +24,15 @@ from infra.local.home import ChildState
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 STEADY_S = 1.0
-"""A child that lived this long is not in a crash loop: its next restart is immediate again."""
+"""A child that lived this many seconds is not in a crash loop, so its next restart is immediate
+again."""
 LARGEST_LOG_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """A program to run. `stop_s` is how long it may take to stop before it is killed. `forked` are the
-    arguments for a fork server, if one can start it."""
+    """A program to run. `stop_s` is how many seconds it may take to stop before it is killed. `forked`
+    are the arguments for a fork server; None if a fork server cannot start it."""
 
     name: str
     argv: Sequence[str]
@@ -39,7 +40,7 @@ class ChildSpec:
     stop_s: float
     forked: Sequence[str] | None = None
     leased: bool = False
-    """Whether it holds a lease in the database while it works."""
+    """Whether the process holds a lease in the database while it works."""
 
 
 class Child:
@@ -75,11 +76,11 @@ class Child:
         return self._process.pid if self._process else None
 
     def due_in_s(self) -> float | None:
-        """Seconds until it should be started (0: now); None while it runs."""
+        """Seconds until the process should be started (0: now); None while it runs."""
         return None if self._process else max(0.0, self._due_at - self._clock())
 
     def should_wait(self) -> bool:
-        """Whether its start should wait, because the fork server will soon be ready."""
+        """Whether the start should wait, because the fork server will soon be ready."""
         return self._process is None and self._forks is not None and self._forks.is_starting()
 
     def start(self) -> None:
@@ -108,7 +109,8 @@ class Child:
             )
 
     def reap(self) -> int | None:
-        """The exit code of an incarnation that has just ended, else None. Plans its restart."""
+        """Return the exit code of an incarnation that has just ended, and schedule the restart. Returns
+        None while it runs, or if it was reaped before."""
         if self._process is None or (code := self._process.poll()) is None:
             return None
         self._process = None
@@ -118,12 +120,13 @@ class Child:
         return code
 
     def kill(self) -> None:
-        """Kill it. It is restarted like after any other death."""
+        """Kill the process. It is restarted as after any other death."""
         if self._process is not None:
             self._process.kill()
 
     def stop(self) -> None:
-        """Ask it to stop, wait, and kill it if it does not."""
+        """Send SIGTERM and wait for the end. Kill the process if it has not ended after `stop_s`
+        seconds."""
         if self._process is None:
             return
         self._process.terminate()
@@ -143,9 +146,10 @@ def pause_s(deaths: int) -> float:
 
 
 def rotate_log(log: Path) -> None:
-    """Copy a log that has grown large to `rotated_log` and empty it. Its writers append, so their next
-    line is the first of the empty file; lines written in between are lost. Raises nothing: a log that
-    cannot be copied is only emptied. Follows no links, because another user may own the directory."""
+    """Copy a log larger than LARGEST_LOG_BYTES to `rotated_log` and empty it. Its writers append, so
+    their next line becomes the first of the empty file. Lines that are written during the copy are lost.
+    Raises no OSError: a log that cannot be copied is only emptied. Does not follow links, because
+    another user may own the directory."""
     with contextlib.suppress(OSError), _open_log(log, os.O_RDWR) as file:
         if os.fstat(file.fileno()).st_size <= LARGEST_LOG_BYTES:
             return

@@ -1,4 +1,4 @@
-"""A home's database directory that lies outside of the home.
+"""The database directory of a home that is owned by root. It lies outside of the home.
 
 Postgres refuses to run as root, and the unprivileged user that runs it instead may not be able to enter
 a private home. So for root the database lies below /var/lib/headrace, and a link in the home leads
@@ -17,7 +17,7 @@ SYSTEM_ROOT = Path("/var/lib/headrace")
 
 def find_directory(link: Path) -> Path | None:
     """The directory that `link` leads to; None when there is no link. Raises InvalidConfig when the link
-    was copied, because two homes that share one database would each damage it."""
+    is a copy of another home's link, because two homes that share one database would damage it."""
     if not link.is_symlink():
         return None
     directory = link.readlink()
@@ -31,8 +31,8 @@ def find_directory(link: Path) -> Path | None:
 
 
 def ensure_directory(link: Path) -> Path:
-    """The directory that `link` leads to. Creates both if there is no link. Raises InvalidConfig when
-    the link was copied."""
+    """Return the directory that `link` leads to. Creates both if there is no link. Raises InvalidConfig
+    when the link was copied."""
     directory = find_directory(link)
     if directory is None:
         directory = SYSTEM_ROOT / uuid4().hex[:16]
@@ -63,5 +63,6 @@ def _owner(directory: Path) -> Path | None:
 
 
 def _note(directory: Path) -> Path:
-    """The file that names the link, outside of the directory because the server's user owns that."""
+    """The file that names the link. It lies outside of the directory, because the server's user owns the
+    directory and could change the file."""
     return directory.with_name(f"{directory.name}.owner")

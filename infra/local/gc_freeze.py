@@ -4,8 +4,8 @@ import gc
 
 
 def freeze() -> None:
-    """Exclude everything that is loaded by now from later collections, since it stays until the process
-    ends. A collection stops everything, for tens of milliseconds, or hundreds with the numerical
-    libraries. Freezing also keeps the collector from writing to pages that forks share."""
+    """Exclude everything that is loaded now from later collections, because it stays until the process
+    ends. A collection stops the whole process, for tens of milliseconds, or hundreds with the numerical
+    libraries. Freezing also prevents the collector from writing to memory pages that forks share."""
     gc.collect()
     gc.freeze()

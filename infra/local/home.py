@@ -1,7 +1,7 @@
 """The home of a platform on one machine: a private directory with a token, a lock and a state file.
 
-One supervisor owns a home at a time. It holds an exclusive lock for as long as it lives, so the lock
-cannot outlive it. Only the user that owns a home can read what is in it.
+Only one supervisor at a time owns a home. It holds an exclusive file lock, which the kernel releases
+when the supervisor ends. Only the user that owns a home can read what is in it.
 """
 
 import fcntl
@@ -32,14 +32,14 @@ class ChildState:
 
     @property
     def restarts(self) -> int:
-        """How often it was restarted; 0 also before its first start."""
+        """How often the process was restarted. It is 0 also before the first start."""
         return max(0, self.starts - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorState:
-    """The processes under a home's supervisor. `postgres_pid` is None with a database of the user's
-    own."""
+    """The processes under a home's supervisor. `postgres_pid` is None when the user provides the
+    database."""
 
     pid: int
     url: str
@@ -75,8 +75,8 @@ def _make_token(path: Path) -> None:
 
 @contextmanager
 def own(home: Path) -> Iterator[None]:
-    """Own the home inside the block. Raises Conflict, with the owner's pid, when another process
-    does."""
+    """Own the home inside the block. Raises Conflict, which names the owner's pid, when another process
+    owns it."""
     descriptor = os.open(home / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         if not _lock(descriptor):
@@ -102,7 +102,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def owner(home: Path) -> int | None:
-    """The pid of the supervisor that owns the home now; None if none does."""
+    """The pid of the supervisor that owns the home now; None if the home has no owner."""
     path = home / LOCK
     if not path.exists():
         return None
@@ -122,7 +122,8 @@ def write_state(home: Path, state: SupervisorState) -> None:
 
 
 def read_state(home: Path) -> SupervisorState | None:
-    """The state of the supervisor that owns the home now; None when none does."""
+    """The state of the supervisor that owns the home now; None if the home has no owner or the owner has
+    not written its state yet."""
     pid = owner(home)
     path = home / STATE
     if pid is None or not path.exists():

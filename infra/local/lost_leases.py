@@ -1,8 +1,8 @@
 """Finds processes that are alive but hold no lease, and so do no work.
 
-A process that loses its lease normally ends by itself. If that fails, its supervisor kills it, once
-every check for some time has found that it has no lease. That time starts again whenever a check cannot
-know: the database is not available, or the machine or the process was stopped.
+A process that loses its lease normally ends by itself. If it does not, its supervisor kills it after
+LEASELESS_S seconds in which every check found no lease. That time starts again whenever a check cannot
+tell, because the database is not available, or the machine or the process was stopped.
 """
 
 import asyncio
@@ -25,18 +25,19 @@ LEASELESS_S = 40.0
 """How long a process may live after it lost its lease. Normally it ends by itself before that."""
 
 STARTING_S = 600.0
-"""How long a process may take until its first lease."""
+"""How long a process may take to get its first lease."""
 
 
 @dataclass(slots=True)
 class _Seen:
     had_one: bool = False
     since: float | None = None
-    """When the first of the checks in a row without a lease was."""
+    """The time of the first of the consecutive checks that found no lease. None if the last check found
+    one or could not tell."""
 
 
 class LeaseWatch:
-    """Remembers the results of the checks. One per supervisor."""
+    """Remembers the results of the checks. A supervisor has one."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -54,9 +55,10 @@ class LeaseWatch:
         *,
         still: Collection[str] = (),
     ) -> Mapping[str, float]:
-        """Record one check: the running workers, those of them with a live lease (None: the database did
-        not answer), and those that a signal has stopped (`still`). Returns, for each worker without a
-        lease, for how many seconds it has been seen without one."""
+        """Record one check: the running workers, those of them with a valid lease (None: the database
+        did not answer), and those that a signal has stopped (`still`). Returns, for each worker without
+        a lease, how many seconds have passed since the first of the consecutive checks that found
+        none."""
         now = self._clock()
         jumped = now - self._looked_at > 3 * LOOK_S + WITHIN_S
         self._looked_at = now
@@ -81,7 +83,8 @@ class LeaseWatch:
 
 
 async def live_workers(url: str, workers: Collection[str]) -> frozenset[str] | None:
-    """Those of these workers whose lease is live; None when the database does not answer in time."""
+    """The given workers whose lease is valid; None when the database does not answer within WITHIN_S
+    seconds."""
     connection = None
     try:
         async with asyncio.timeout(WITHIN_S):

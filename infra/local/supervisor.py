@@ -1,11 +1,11 @@
-"""`headrace up`: everything on one machine under one process.
+"""`headrace up`: runs the whole platform on one machine under one process.
 
 It starts Postgres (unless HEADRACE_DATABASE_URL names one), migrates its schema, starts the control
 process and the device worker, and restarts processes that die. On SIGTERM or SIGINT it stops everything
-in order: workers, control, Postgres. It has one thread, which waits for signals and checks the size of
-the logs now and then, so it costs almost nothing while nothing happens. The death of a child is a signal
-too. Its lease is ended at once, so that others take over its work without waiting for the lease to
-expire.
+in order: workers, control, Postgres. It has one thread, which waits for signals and checks leases and
+the size of the logs every 10 s, so it uses almost no CPU time while nothing happens. The death of a
+child also arrives as a signal. The supervisor then ends the child's lease at once, so that other workers
+take over its work without waiting for the lease to expire.
 """
 
 import asyncio
@@ -47,13 +47,13 @@ HOSTED: dict[str, dict[str, tuple[str, ...]]] = {
 """The setting `workers` -> process -> the consumers that it hosts."""
 
 PYTHON = (sys.executable, "-P", "-m")
-"""-P: the current directory must not shadow our modules."""
+"""The command that runs a module. With -P, the current directory cannot shadow our modules."""
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})
 WATCHED = STOP | {signal.SIGCHLD}
 VLLM_STOP_S = 30.0
 SPIN = "2000"
-"""How often a thread of numerical code checks for work before it sleeps: some 100 us, longer than the
-time between two matrix products. Waking a thread costs as much as a small product."""
+"""How often a thread of numerical code checks for work before it sleeps. It lasts some 100 us, longer
+than the time between two matrix products. Waking a thread costs as much as a small product."""
 READY_POLL_S = 0.05
 READY_S = 120.0
 REVIVE_S = 3.0
@@ -68,10 +68,11 @@ EARLY_DEATHS = 3
 def supervise(
     settings: Settings, environ: Mapping[str, str], *, on_ready: Callable[[], None]
 ) -> None:
-    """Run until a signal says stop. Calls `on_ready` once, when the server answers.
+    """Run until SIGTERM or SIGINT. Calls `on_ready` once, when the server answers.
 
     Raises Conflict when another supervisor owns the home or the port is in use, and InvalidConfig or
-    TransientError when the blob store, the database or the control process cannot be used.
+    TransientError when the blob store, the database or the control process cannot be used. Raises
+    Refused when the control process dies EARLY_DEATHS times before it answers.
     """
     home.prepare(settings.home)
     with home.own(settings.home):
@@ -117,12 +118,13 @@ def _database(settings: Settings) -> Iterator[tuple[str, EmbeddedPostgres | None
 def child_specs(
     settings: Settings, environ: Mapping[str, str], *, database_url: str
 ) -> tuple[ChildSpec, ...]:
-    """The processes of one machine. `settings.workers` chooses one device worker that hosts all
-    consumers, a sampler and a learner, or a worker for each consumer, as on a cluster. A vLLM server is
-    added where one is configured; it stops after the workers that use it.
+    """The processes of one machine. `settings.workers` chooses between one device worker that hosts all
+    consumers, a sampler and a learner, and a worker for each consumer, as on a cluster. A vLLM server is
+    added if one is configured. It stops after the workers that use it.
 
-    Threads of numerical code are limited: a device worker has all cores (half of them when two work at
-    once). Waiting threads spin for a moment and then sleep, because others need the cores too."""
+    Threads of numerical code are limited. A device worker uses all cores, or half of them when two work
+    at the same time. Waiting threads spin for a moment and then sleep, because other processes need the
+    cores too."""
     shared = {
         **environ,
         "HEADRACE_HOME": str(settings.home),
@@ -160,14 +162,14 @@ def child_specs(
 
 
 def fork_server(wanted: Sequence[ChildSpec], *, log: Path) -> ForkServer:
-    """The process that device workers are forked from. It has imported the libraries that they need,
-    with the environment that they share."""
+    """The process that device workers are forked from. It imports the libraries that they need, in the
+    environment that they share."""
     environment = next(spec.environment for spec in wanted if spec.forked is not None)
     return ForkServer((*PYTHON, "consumers.process.fork_server"), environment, log=log)
 
 
 class Supervisor:
-    """Keeps `children` alive, and stops them in reverse order."""
+    """Keeps `children` alive, and stops them in reverse order at the end."""
 
     def __init__(
         self,
@@ -190,7 +192,8 @@ class Supervisor:
         self._watch = LeaseWatch()
 
     def run(self, on_ready: Callable[[], None]) -> None:
-        """Start the children and restart those that die. Returns after everything is stopped."""
+        """Start the children and restart those that die. Returns after everything is stopped. Raises
+        Refused or TransientError when the control process does not start."""
         former = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
         try:
             while not self._wait_for_stop():
@@ -215,7 +218,8 @@ class Supervisor:
             rotate_log(log)
 
     def _wait_for_stop(self) -> bool:
-        """Wait for a signal, or until something is due. Returns True if the signal means stop."""
+        """Wait for a signal, or until something is due. Returns True if the signal was SIGTERM or
+        SIGINT."""
         due = [LOGS_S]
         due += [
             READY_POLL_S if child.should_wait() else s
@@ -270,7 +274,7 @@ class Supervisor:
         return {c.worker: c for c in self._children if c.spec.leased and c.pid is not None}
 
     def _check_leases(self) -> None:
-        """Kill children without a lease for too long: they do no work, and hold up their claims."""
+        """Kill children that have had no lease for too long. They do no work, and block their claims."""
         if self._watch.due_in_s() > 0 or not (running := self._leased_children()):
             return
         still = {w for w, child in running.items() if child.pid and is_stopped(child.pid)}
@@ -293,13 +297,13 @@ class Supervisor:
             self._save_state()
 
     def _waited_pids(self, forks: ForkServer) -> set[int]:
-        """The pids that something in this process waits for."""
+        """The pids of child processes that something in this process waits for."""
         server = self._server.process.pid if self._server else None
         pids = (server, forks.pid, *(child.state.pid for child in self._children))
         return {pid for pid in pids if pid is not None}
 
     def _expire(self, child: Child) -> None:
-        """End the dead child's lease. Without the database the lease expires by itself."""
+        """End the dead child's lease. If the database is not available, the lease expires by itself."""
         try:
             asyncio.run(_expire(self._url, child.worker))
         except (HeadraceError, OSError) as error:
@@ -332,8 +336,8 @@ class Supervisor:
             connection.close()
 
     def _save_state(self) -> None:
-        """Write the state file. Only `headrace status` reads it, so a full disk must not stop the
-        rest."""
+        """Write the state file. Only `headrace status` reads it, so an error such as a full disk is only
+        logged."""
         state = home.SupervisorState(
             pid=os.getpid(),
             url=self._settings.url,
@@ -354,7 +358,7 @@ async def _expire(url: str, worker: str) -> None:
 
 
 def tail(path: Path, *, num_bytes: int = 2000) -> str:
-    """The end of a log."""
+    """The last `num_bytes` bytes of a log, as text."""
     if not path.exists():
         return "(no log)"
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Blobs in memory. They pass the same contract suite as `infra/blobs/local.py` and
+"""A blob store in memory. It passes the same contract suite as `infra/blobs/local.py` and
 `infra/blobs/s3/store.py`."""
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The bus in memory: it follows the tail of the log of a world."""
+"""The bus in memory. It follows the tail of the log of a `World`."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
@@ -8,7 +8,7 @@ from schemas.ids import ConsumerName
 
 
 class MemoryBus:
-    """`infra.ports.bus.Bus` in memory: the log's tail, woken by each commit."""
+    """`infra.ports.bus.Bus` in memory. It reads the log's tail, and each commit wakes it."""
 
     def __init__(self, world: World, *, batch: int = 100) -> None:
         self._world = world

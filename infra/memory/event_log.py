@@ -1,7 +1,8 @@
-"""The event log and the effects in memory: the same rules as on Postgres, without a disk. The bus in
-memory is `infra/memory/bus.py`.
+"""The event log and the effects in memory, with the same rules as on Postgres. Nothing is written to
+disk. The bus in memory is `infra/memory/bus.py`.
 
-They are part of the product, and pass the same contract suites as the real adapters (tests/contracts).
+These adapters are part of the product, and pass the same contract suites as the Postgres adapters
+(tests/contracts).
 """
 
 import asyncio
@@ -78,7 +79,7 @@ class World:
 
 
 class MemoryLog:
-    """`infra.ports.event_log.EventLog` in memory. Every commit is a transaction of its own."""
+    """`infra.ports.event_log.EventLog` in memory. Each commit is one transaction with its own xid."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -120,7 +121,7 @@ class MemoryLog:
         return recorded
 
     def _check(self, commit: Commit) -> None:
-        """Check all conditions, before anything is written."""
+        """Check all conditions before anything is written. Raises CommitRefused, CommitMiss."""
         world = self._world
         for text in commit.texts:
             if "\0" in text or not _is_text(text):
