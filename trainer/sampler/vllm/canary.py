@@ -1,12 +1,12 @@
-"""The canary: does a server sample from the policy that the learner has?
+"""The canary: checks that a server samples from the policy that the learner has.
 
 When an adapter never reaches the sampler, training does not learn and no error appears. So after each
-load the server samples a fixed prompt, and the logprobs that it reports must be those that the learner
-computes for the same tokens. The temperature is not 1, because a server that reports raw logprobs would
-pass otherwise.
+load the server samples a completion of a fixed prompt, and the logprobs that it reports must agree with
+those that the learner computes for the same tokens. The temperature is not 1, because otherwise a server
+that reports raw logprobs would pass.
 
-How close the two can be depends on the server's number format and kernels. The server's base model,
-without any adapter, shows that: the difference there is the server's *noise*.
+How closely the two can agree depends on the server's number format and kernels. The server's base model
+without any adapter is the measure. The difference from the learner there is the server's *noise*.
 """
 
 import math
@@ -29,25 +29,26 @@ TEMPERATURE = 0.7
 SEED = 20_231
 
 EXACT = 1e-4
-"""Two models are the same if the mean distance of their logprobs is below this."""
+"""Two models count as the same if the mean absolute difference of their logprobs is at most this."""
 BASE_SPREAD = 0.1
-"""The largest noise, as a part of the spread of the logprobs. Rounding to bfloat16 is far below it,
-and another model's weights are far above."""
+"""The largest noise that is accepted, as a fraction of the spread of the logprobs. The noise of rounding
+to bfloat16 is far below it, and the difference to another model's weights is far above it."""
 LEAST = 1e-5
 FACTOR = 10.0
-"""With an adapter the distance may be `LEAST`, or `FACTOR` times the noise if that is more."""
+"""With an adapter, the distance may be at most `LEAST`, or `FACTOR` times the noise if that is more."""
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryResult:
-    """The mean distance between what the server reported and what the learner computed."""
+    """`distance` is the mean absolute difference between the logprobs that the server reported and those
+    that the learner computed. `problem` says why the check failed; None if it passed."""
 
     distance: float
     problem: str | None = None
 
 
 def probe_request(chat: Chat) -> CompletionRequest:
-    """The fixed request."""
+    """The request that the canary always sends."""
     return CompletionRequest(
         prompt_ids=chat.encode(chat.text(PROMPT, reply_next=True)),
         max_new_tokens=NUM_TOKENS,
@@ -65,7 +66,8 @@ def compute_learner_logprobs(
     request: CompletionRequest,
     answer: SampledTokens,
 ) -> list[float]:
-    """The learner's logprobs for the tokens that the server sampled. Runs on the device's thread."""
+    """The learner's logprobs for the tokens that the server sampled, one per token. Must run on the
+    device's thread."""
     turn = Turn(
         prompt_ids=tuple(request.prompt_ids),
         completion_ids=answer.ids,
@@ -100,9 +102,9 @@ def judge_adapter(
     *,
     noise: float,
 ) -> CanaryResult:
-    """Check that the server samples from the adapter. `without`: the logprobs of the base model alone
-    for the same tokens. If the adapter moves the policy by more than the noise, the server must also be
-    closer to the policy with the adapter than to the one without."""
+    """Check that the server samples from the adapter. `without` are the logprobs of the base model alone
+    for the same tokens. If the adapter changes the policy by clearly more than the noise (4 times), the
+    server must also be closer to the policy with the adapter than to the policy without it."""
     distance, missing = _distance(reported, learner), _distance(reported, without)
     if math.isnan(distance):
         return CanaryResult(distance, "its logprobs, or the learner's, are not numbers")
@@ -116,10 +118,10 @@ def judge_adapter(
 
 
 def _distance(a: Sequence[float], b: Sequence[float]) -> float:
-    """Mean absolute difference."""
+    """The mean absolute difference."""
     return math.fsum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Mean absolute difference of neighbours, a measure of how much the logprobs vary."""
+    """The mean absolute difference of neighbouring values, a measure of how much the logprobs vary."""
     return math.fsum(abs(x - y) for x, y in pairwise(values)) / max(1, len(values) - 1)

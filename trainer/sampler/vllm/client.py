@@ -1,8 +1,9 @@
-"""One vLLM server over HTTP: the few calls that sampling needs, token ids in and out.
+"""The HTTP client of one vLLM server. It has the few calls that sampling needs, with token ids in
+requests and answers.
 
 A vLLM server applies the recommendations of its model directory (top-k, repetition penalty, ...) to each
-request that does not set them. So a request here sets every parameter, and only the temperature may
-change the distribution of a token.
+request that does not set them. So a request here sets every parameter, and only the
+temperature and top_p may change the distribution of a token.
 """
 
 import socket
@@ -18,10 +19,11 @@ from schemas.errors import Refused, TransientError
 CONNECT_S = 5.0
 ANSWER_S = 30.0
 IDLE_S = 2.0
-"""A server closes a connection after five idle seconds. A request at that moment would look as if the
-server had died."""
+"""How many seconds an idle connection is kept. A server closes it after five idle seconds, and a request
+at that moment would look as if the server had died."""
 COMPLETION_S = 3600.0
-"""A long sample sends nothing until it is over. The death of its server shows as a broken connection."""
+"""How long a completion may take. Nothing arrives before a completion is finished, so a short time-out
+would end long samples. The death of the server shows as a broken connection instead."""
 
 NO_RUNTIME_LORA = (
     "does not load adapters while it runs: start it with --enable-lora and with "
@@ -30,7 +32,7 @@ NO_RUNTIME_LORA = (
 
 
 class ServerGone(TransientError):
-    """The server does not answer, or broke off a request."""
+    """The server does not answer, failed, or broke off a request."""
 
 
 class UnknownAdapter(TransientError):
@@ -39,7 +41,9 @@ class UnknownAdapter(TransientError):
 
 @dataclass(frozen=True, slots=True)
 class ServerCard:
-    """The facts that a server reports about itself. `adapters`: name -> where it was loaded from."""
+    """The facts that a server reports about itself. `base` is the name of its base model, and
+    `max_model_len` its longest context in tokens. `adapters` maps each name to the path that the adapter
+    was loaded from."""
 
     base: str
     max_model_len: int
@@ -48,7 +52,7 @@ class ServerCard:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One completion. `stop_ids` None: only its length ends it."""
+    """A request for one completion. With `stop_ids` None, only its length ends the completion."""
 
     prompt_ids: Sequence[int]
     max_new_tokens: int
@@ -87,15 +91,15 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The sampled ids and the logprob that each was drawn at."""
+    """The sampled token ids, and the logprob with which each was sampled."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
 
 
 class VllmServer:
-    """A server at `url`. Its methods raise ServerGone when it does not answer, and Refused when it
-    answers that it can never do what was asked."""
+    """The server at `url`. The methods raise ServerGone when the server does not answer or fails, and
+    Refused when it answers that it can never serve the request."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
         self.url = url
@@ -116,7 +120,7 @@ class VllmServer:
         )
 
     async def card(self) -> ServerCard:
-        """Its base model and its adapters."""
+        """Fetch the server's base model and its adapters."""
         answer = self._check_status(await self._send("GET", "/v1/models"))
         try:
             models = answer.json()["data"]
@@ -127,7 +131,7 @@ class VllmServer:
             raise self._not_vllm_error(answer) from error
 
     async def complete(self, model: str, ask: CompletionRequest) -> SampledTokens:
-        """Sample once. Raises UnknownAdapter when there is no such model."""
+        """Sample one completion. Raises UnknownAdapter when the server has no model of this name."""
         answer = await self._send(
             "POST", "/v1/completions", ask.body(model), timeout_s=COMPLETION_S
         )
@@ -146,7 +150,8 @@ class VllmServer:
         return SampledTokens(tuple(map(int, ids)), tuple(map(float, logprobs)))
 
     async def load(self, name: str, folder: Path) -> None:
-        """Load the adapter in `folder`. The server must see it under the same path."""
+        """Load the adapter in `folder` under `name`. The server must see the folder under the same path.
+        It is not an error if the adapter is loaded already."""
         body = {"lora_name": name, "lora_path": str(folder)}
         answer = await self._send("POST", "/v1/load_lora_adapter", body)
         said = _error_message(answer)
@@ -180,8 +185,8 @@ class VllmServer:
             raise ServerGone(f"the sampler {self.url} does not answer: {error!r}") from error
 
     def _check_status(self, answer: httpx.Response) -> httpx.Response:
-        """The response, if it is a success. Raises ServerGone for a failure of the server, Refused for
-        one of the request."""
+        """Return the response if it is a success. Raises ServerGone for an error of the server, and
+        Refused for an error of the request."""
         if answer.status_code == httpx.codes.TOO_MANY_REQUESTS or answer.is_server_error:
             raise ServerGone(
                 f"the sampler {self.url} failed ({answer.status_code}): {_error_message(answer)}"
@@ -209,7 +214,7 @@ class VllmServer:
 
 
 def _error_message(answer: httpx.Response) -> str:
-    """The message in the body of an error."""
+    """The message in the body of an error response."""
     try:
         body = answer.json()
         error = body.get("error", body)

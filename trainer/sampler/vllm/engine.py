@@ -1,9 +1,10 @@
 """The vLLM sampler: `schemas.sampling.Sampler` over one server or many.
 
-Templates and their date, tokenising, the continuation of sampled ids, and the end of a completion are
-those of the torch engine (`trainer/sampler/completion.py`). A server takes ids and a seed, and returns
-ids and logprobs. The seed is keyed like the torch engine's draws. So when a server dies and its sample
-is sampled again on another server, it is the same sample up to the rounding of the servers' kernels.
+The templates and their date, tokenising, the continuation of sampled ids, and the end of a completion
+are the same as in the torch engine (`trainer/sampler/completion.py`). A server receives token ids and a
+seed, and returns token ids and logprobs. The seed is derived from the same key as the torch engine's
+draws. So when a server dies and another server samples again, the sample is the same up to the rounding
+of the servers' kernels.
 """
 
 from schemas.errors import Refused, TransientError
@@ -16,11 +17,11 @@ from trainer.sampler.vllm.fleet import Fleet, Replica, TargetVersion, VllmServer
 from trainer.weight_cache import WeightCache
 
 TRIES = 6
-"""How many servers may break off, or lose the version, during one request."""
+"""How often a request is tried. A try fails when its server breaks off or has lost the version."""
 
 
 class VllmSampler:
-    """Samples on vLLM servers. Base models and versions come from `store`, because the tokenizer is
+    """Samples on vLLM servers. Base models and versions come from `cache`, because the tokenizer is
     needed here, and because the canary compares with the learner's own forward pass."""
 
     def __init__(self, cache: WeightCache, servers: VllmServers) -> None:
@@ -30,20 +31,22 @@ class VllmSampler:
         self._closed = False
 
     async def sample(self, request: SampleRequest) -> Turn:
-        """Sample one completion. Raises UserCodeError(PROMPT_TOO_LONG) when the prompt does not fit,
-        Refused for what vLLM cannot do, TransientError when no server answers."""
+        """Sample one completion and return it as a turn. Raises UserCodeError(PROMPT_TOO_LONG) when the
+        prompt does not fit, Refused when vLLM cannot serve the request, CorruptData when all servers are
+        fenced, and TransientError when no server answers."""
         _refuse_unsupported(request)
         return await self._sample_anywhere(request, await self._target_of(request))
 
     async def prepare(self, request: SampleRequest) -> None:
-        """Wait for a server, and load the version into all of them. Raises what `sample` raises."""
+        """Wait for a server, and load the version into all servers that are up. Raises the errors of
+        `sample`, except PROMPT_TOO_LONG."""
         _refuse_unsupported(request)
         target = await self._target_of(request)
         async with self.fleet.serving(target, affinity=affinity_of(request.key)):
             pass
 
     async def _target_of(self, request: SampleRequest) -> TargetVersion:
-        """The version that a request is sampled from. Raises TransientError when this engine has
+        """The version that a request is sampled from. Raises TransientError when this engine is
         closed."""
         if self._closed:
             raise TransientError("the sampling engine has closed; another worker will sample this")
@@ -59,7 +62,8 @@ class VllmSampler:
         return TargetVersion(version, chat, weights.sha256 if weights else None)
 
     async def _sample_anywhere(self, request: SampleRequest, target: TargetVersion) -> Turn:
-        """Try servers until one answers. A server that breaks off is left out of the next try."""
+        """Try servers until one answers, at most TRIES times. A server that breaks off is left out until
+        it answers again. Raises TransientError when all tries failed."""
         affinity = affinity_of(request.key)
         last: Exception | None = None
         for _ in range(TRIES):
@@ -106,7 +110,8 @@ def affinity_of(key: DrawKey) -> str:
 
 
 def _to_turn(row: Completion, answer: SampledTokens, url: str) -> Turn:
-    """The sampled tokens as a turn. Raises ServerGone unless they end where a completion ends."""
+    """Convert the sampled tokens to a turn. Raises ServerGone unless they end where a completion must
+    end."""
     for token, logprob in zip(answer.ids, answer.logprobs, strict=True):
         if row.is_over:
             raise ServerGone(f"the sampler {url} went on after the end of a completion")

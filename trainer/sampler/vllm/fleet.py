@@ -1,16 +1,16 @@
-"""The vLLM servers, and which policy versions each of them holds.
+"""Manages the vLLM servers, and knows which policy versions each of them holds.
 
-Rules, each of which prevents a known failure:
-- every version has a name of its own, made from the hash of its weights. A server's prefix cache is
-  keyed by name, so a name used twice would mix policies silently;
-- a version is loaded into every server that is up before any of them samples from it. If one cannot
-  serve it, none does;
-- after each load the canary compares logprobs (`canary.py`): a server that samples from something else
-  is fenced. This process sends nothing to it again, and the run reports a warning;
-- versions that have not been used for a while are unloaded.
+Each of these rules prevents a known failure:
+- Every version has a name of its own, made from the hash of its weights. A server's prefix cache is
+  keyed by name, so a name that is used twice would silently mix policies.
+- A version is loaded into every server that is up before any of them samples from it. If one server
+  cannot serve it, none does.
+- After each load, the canary compares logprobs (`canary.py`). A server that samples from another policy
+  is fenced: this process samples nothing there again, and the run reports a warning.
+- Versions that have not been used for a while are unloaded.
 
-A server that does not answer is left out and asked again later. When it is back, all versions are loaded
-into it again.
+A server that does not answer is left out and asked again later. When it is back, versions are loaded
+into it again before it samples from them.
 """
 
 import asyncio
@@ -43,18 +43,19 @@ from trainer.sampler.vllm.client import (
 logger = logging.getLogger(__name__)
 
 KEPT = 6
-"""Versions that stay loaded: the most steps that a run may be off policy by default, plus 2."""
+"""How many versions stay loaded: the default of the most steps that a run may be off policy, plus 2."""
 MOST_RANK = 512
 BACK_S = 1.0
-"""The wait before a server that is away is asked again. It doubles each time, up to MOST_BACK times."""
+"""Seconds before a server that is away is asked again. The pause doubles each time, up to MOST_BACK
+times this one."""
 MOST_BACK = 32
 PATIENCE_S = 240.0
-"""How long a request waits for any server. A server takes a minute or two to start."""
+"""How many seconds a request waits for any server. A server takes a minute or two to start."""
 
 
 @dataclass(frozen=True, slots=True)
 class VllmServers:
-    """The addresses of the servers. `folder`: where adapters are written. The servers must see it under
+    """The addresses of the servers. Adapters are written to `folder`, which the servers must see under
     the same path."""
 
     urls: tuple[str, ...]
@@ -65,8 +66,8 @@ class VllmServers:
 
 @dataclass(frozen=True, slots=True)
 class TargetVersion:
-    """The version that a request is sampled from, and the hash of its weights; None: the base model
-    alone. `version.base` names the base model."""
+    """The version that a request is sampled from. `sha256` is the hash of its weights; None means the
+    base model alone. `version.base` names the base model."""
 
     version: Version
     chat: Chat
@@ -83,8 +84,9 @@ class TargetVersion:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """The state of one server, as this process knows it. `noise`: by base model. `holds`: the names of
-    the adapters that passed the canary there."""
+    """The state of one server, as this process knows it. `card` is None while the server is away.
+    `noise` maps a base model to the server's noise (`canary.py`). `holds` are the names of the adapters
+    that passed the canary there. `fenced` says why the server is not used any more."""
 
     server: VllmServer
     card: ServerCard | None = None
@@ -96,9 +98,9 @@ class Replica:
     silent: int = 0
 
     def mark_lost(self, error: Exception, *, now: float) -> None:
-        """Record that it broke off. Its adapters may be gone, so `noise` and `holds` are replaced: a
-        task that is still loading a version writes into the old ones. Requests that break off together
-        count once."""
+        """Record that the server broke off a request. Its adapters may be gone, so `noise` and `holds`
+        are replaced by empty ones, and a task that is still loading a version writes into the old ones.
+        Requests that break off together count once."""
         if self.card is None and now < self.ask_again_at:
             return
         self.card, self.away = None, error
@@ -107,7 +109,7 @@ class Replica:
         self.noise, self.holds = {}, set()
 
     def model(self, target: TargetVersion) -> str:
-        """The name of the version in a request."""
+        """The model name that selects the version in a request to this server."""
         assert self.card is not None  # noqa: S101 - only servers that are up are asked
         return self.card.base if target.sha256 is None else target.name
 
@@ -117,7 +119,7 @@ class Replica:
 
 
 class Fleet:
-    """All servers, and the versions that are loaded into all that are up."""
+    """All servers, and the versions that are loaded into those that are up."""
 
     def __init__(self, servers: VllmServers, *, device: Device) -> None:
         self.replicas = [Replica(VllmServer(url, api_key=servers.api_key)) for url in servers.urls]
@@ -131,9 +133,10 @@ class Fleet:
 
     @asynccontextmanager
     async def serving(self, target: TargetVersion, *, affinity: str) -> AsyncIterator[Replica]:
-        """A server that samples from this version: the same one for the same affinity, as long as the
-        servers stay the same. Raises TransientError when no server answers, Refused when a server cannot
-        serve the version, CorruptData when all servers are fenced."""
+        """Yield a server that samples from this version. It is the same server for the same affinity, as
+        long as the set of servers stays the same. The version stays loaded inside the block. Raises
+        TransientError when no server answers, Refused when a server cannot serve the version, and
+        CorruptData when all servers are fenced."""
         self._used[target.name] += 1
         try:
             up = await self._ensure_loaded(target)
@@ -167,7 +170,7 @@ class Fleet:
 
     def _servers_with(self, target: TargetVersion, *, now: float) -> list[Replica]:
         """The servers that are up, if all of them have this version and no server is due to be asked
-        again; else none."""
+        again; otherwise an empty list."""
         waiting = [r for r in self.replicas if not r.fenced]
         if any(r.card is None and r.ask_again_at <= now for r in waiting):
             return []
@@ -175,7 +178,7 @@ class Fleet:
         return up if all(r.has(target) for r in up) else []
 
     async def _reachable_servers(self) -> list[Replica]:
-        """The servers that answer, after those that are due were asked again."""
+        """Ask the servers again that are away and due. Returns all servers that are up."""
         now = asyncio.get_running_loop().time()
         due = [r for r in self.replicas if not r.card and not r.fenced and r.ask_again_at <= now]
         await asyncio.gather(*(self._connect(replica) for replica in due))
@@ -189,13 +192,14 @@ class Fleet:
             self.mark_lost(replica, error)
 
     def mark_lost(self, replica: Replica, error: Exception) -> None:
-        """Leave a server out until it answers again."""
+        """Leave a server out of sampling until it answers again."""
         if replica.away is None:
             logger.warning("sampler %s is away: %s", replica.server.url, error)
         replica.mark_lost(error, now=asyncio.get_running_loop().time())
 
     async def _load_into_all(self, replicas: Sequence[Replica], target: TargetVersion) -> None:
-        """Load a version into these servers, all or none."""
+        """Load a version into these servers. A server that is gone is left out. Any other error unloads
+        the version from all servers and is raised."""
         if target.sha256 is not None:
             await self._device.run(self._write_adapter, target)
         ended = await asyncio.gather(
@@ -211,8 +215,9 @@ class Fleet:
             raise wrong[0]
 
     async def _load(self, replica: Replica, target: TargetVersion) -> None:
-        """Load a version into one server and check that it is there. Raises ServerGone when the server
-        broke off in the meantime, also if another request noticed that."""
+        """Load a version into one server and check it with the canary. Raises ServerGone when the server
+        broke off in the meantime, even if only another request noticed it, and Refused when it has
+        another base model or cannot serve the version. Fences the server when the canary fails."""
         server, card, noise, holds = replica.server, replica.card, replica.noise, replica.holds
         broke_off = ServerGone(f"the sampler {server.url} broke off while a version was loaded")
         if card is None:
@@ -280,8 +285,8 @@ class Fleet:
         )
 
     def _write_adapter(self, target: TargetVersion) -> None:
-        """Write the adapter as a folder that PEFT and vLLM read. Raises Refused for a rank that vLLM
-        cannot serve, CorruptData when the tensors are not the recorded ones."""
+        """Write the adapter as a folder that PEFT and vLLM can read. Raises Refused for a rank that vLLM
+        cannot serve, and CorruptData when the tensors do not have the recorded hash."""
         pairs = adapter_pairs(target.version.trained)
         rank = max((a_r_H.shape[0] for a_r_H, _ in pairs.values()), default=0)
         if not 0 < rank <= MOST_RANK:
@@ -303,7 +308,8 @@ class Fleet:
         _write_atomically(folder / ADAPTER_NAME, data)
 
     async def _unload_oldest(self, target: TargetVersion) -> None:
-        """Unload the versions that were used longest ago. A version in use stays."""
+        """Record the use of a version, and unload the least recently used ones beyond KEPT. A version in
+        use stays loaded."""
         if target.sha256 is None:
             return
         self._recent.pop(target.name, None)
@@ -321,7 +327,7 @@ class Fleet:
         shutil.rmtree(self._folder / name, ignore_errors=True)
 
     def _raise_if_all_fenced(self) -> None:
-        """Raises CorruptData when every server is fenced: waiting would not help."""
+        """Raise CorruptData when every server is fenced, because waiting would not help."""
         if all(replica.fenced for replica in self.replicas):
             raise CorruptData(
                 f"every sampler is fenced: {'; '.join(self._states())}. Restart the vLLM servers, then "
@@ -339,12 +345,13 @@ class Fleet:
 
 
 def _rendezvous_weight(url: str, affinity: str) -> bytes:
-    """Rendezvous hashing: when a server leaves, only its own requests move."""
+    """The weight of a server for a key, for rendezvous hashing: when a server leaves, only its own
+    requests move to other servers."""
     return hashlib.sha256(f"{affinity}|{url}".encode()).digest()
 
 
 def _write_atomically(path: Path, data: bytes) -> None:
-    """Write the whole file or nothing, because a server may be reading it."""
+    """Write the whole file or nothing, because a server may read it at the same time."""
     scratch = path.with_name(f".{path.name}.new")
     scratch.write_bytes(data)
     scratch.replace(path)
