@@ -1,4 +1,5 @@
-"""B11's own arithmetic: what is kept, what is missing, what counts as the same curve."""
+"""B11's own arithmetic: which results are kept, which are missing, and which curves count as
+equal."""
 
 import importlib.util
 import os

@@ -1,4 +1,5 @@
-"""A run as its decider sees it: what it is asked, what others answer, and its story so far."""
+"""A run as its decider sees it: the messages it receives, the replies of other consumers, and its
+story so far."""
 
 from typing import Any, TypeVar
 from uuid import UUID
@@ -93,7 +94,7 @@ def graded(
     message: str | None = None,
     grader: str | None = None,
 ) -> GroupGraded:
-    """A graded group. `grader`: what its grader failed with, for each sample without a reward."""
+    """A graded group. `grader` is the error of its grader, for each sample without a reward."""
     rewards = rewards or (0.0, 1.0)
     entries = tuple(
         SampleEntry(index=n, failure=failure, message=message, completion_tokens=3)
@@ -141,7 +142,8 @@ def validated(request: EvaluationRequested, reward: float = 0.5) -> EvaluationCo
 
 
 class Story:
-    """A run told message by message; answers what the run asks for, like the other consumers would."""
+    """A run that receives one message after another, and replies to its requests as the other
+    consumers would."""
 
     def __init__(self, request: RunRequested) -> None:
         self.world: Given = given(CONSUMER, request)
@@ -161,7 +163,7 @@ class Story:
         return self.tell(initialized())
 
     def step(self, request: GroupsRequested, *, durable: bool = True) -> When:
-        """Grade all groups of a request, take the step."""
+        """Grade all groups of a request, then take the step."""
         for spec in request.group_specs():
             self.tell(graded(spec))
         return self.tell(updated(request.step, durable=durable))

@@ -1,4 +1,5 @@
-"""checkpoint: one manifest per step, answered once, in the order of the steps."""
+"""The checkpoint consumer writes one manifest per step and answers once, in the order of the
+steps."""
 
 import json
 from pathlib import Path
@@ -91,7 +92,7 @@ KEY = "runs/r1/ckpt/4/MANIFEST.json"
 
 
 async def stored(world: Bench, *, plan: tuple[int, ...] = (12, 8)) -> SaveCheckpoint:
-    """The effect of a checkpoint whose shards are all there."""
+    """The effect of a checkpoint whose shards are all stored."""
     put = world.ports.artifacts.put
     weights, state = await put(b"weights", run="r1"), await put(b"state", run="r1")
     whole = version(4).model_copy(update={"weights": weights, "state": state})

@@ -1,4 +1,5 @@
-"""evaluate: every row once, in chunks, and a result that counts failures for what they are."""
+"""The evaluate consumer runs every row once, in chunks, and its result counts failures as
+failures."""
 
 from uuid import UUID
 
@@ -71,7 +72,7 @@ def graded(spec: GroupSpec, reward: float | None = 1.0, failure: str | None = No
 
 
 def begun(request: EvaluationRequested) -> Given:
-    """After the workspace came; the first chunk is asked for."""
+    """An evaluation whose workspace has arrived and whose first chunk is requested."""
     return given(CONSUMER, request).when(SYNCED).after()
 
 

@@ -1,4 +1,4 @@
-"""What users' errors say fits into an event, in whatever language they say it."""
+"""The excerpt of a user's error fits into an event, in whatever language the error is written."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""grade: every group is graded once, and every sample of it has a grade."""
+"""The grade consumer grades every group once, and every sample of the group gets a grade."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,7 +71,8 @@ async def score(
     entries: tuple[SampleEntry, ...] = ENTRIES,
     user_code: bool = True,
 ) -> tuple[GroupScored, tuple[SampleRecord, ...], FakeUserCode]:
-    """Grade a group whose samples lie in these parts: the outcome, and the artifact's samples."""
+    """Grade a group whose samples lie in these parts; return the outcome and the artifact's
+    samples."""
     user = FakeUserCode(grader=grader)
     world = bench(directory, user=user)
     of = template(dataset=await world.dataset(ROW), user_code=user_code)

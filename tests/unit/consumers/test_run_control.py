@@ -1,4 +1,4 @@
-"""run: pause, resume and stop rest at a step boundary."""
+"""Pause, resume and stop of a run take effect at a step boundary."""
 
 from schemas.events import (
     BatchAssembled,

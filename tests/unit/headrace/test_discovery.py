@@ -1,4 +1,4 @@
-"""What an entry point may hold, and the errors for one that cannot be used."""
+"""The objects that an entry point may name, and the errors for one that cannot be used."""
 
 from pathlib import Path
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""What a grader may say of the samples it is given."""
+"""The results that a grader may return for the samples that it is given."""
 
 import pytest
 

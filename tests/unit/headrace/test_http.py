@@ -1,4 +1,5 @@
-"""The SDK's client keeps connections, and one that the server has closed meanwhile is not a failure."""
+"""The SDK's client keeps connections open, and a connection that the server has closed in the
+meantime is not a failure."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +15,7 @@ ANSWER = b'HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n{"count": 1}'
 
 
 class Server:
-    """Answers requests; `leave` says what to do with a connection after its first answer."""
+    """Answers requests; `leave` decides what happens to a connection after its first response."""
 
     def __init__(self, leave: Callable[["Server", asyncio.StreamWriter], None]) -> None:
         self.leave = leave
@@ -62,7 +63,7 @@ def stay(server: Server, writer: asyncio.StreamWriter) -> None:
 
 
 def close(server: Server, writer: asyncio.StreamWriter) -> None:
-    """As after an idle time-out: the next request finds it closed."""
+    """Close it, as after an idle time-out: the next request finds the connection closed."""
     writer.close()
     server.closed.set()
 

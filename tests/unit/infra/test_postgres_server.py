@@ -1,4 +1,5 @@
-"""The server that tests and the stack start: it keeps what was committed, and lets nobody in."""
+"""The Postgres server that tests and the stack start keeps committed data and is closed to other
+users."""
 
 import os
 import stat

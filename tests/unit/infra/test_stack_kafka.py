@@ -1,4 +1,4 @@
-"""Kafka without Docker: what it is told at its birth."""
+"""Kafka without Docker: the settings that it starts with."""
 
 from uuid import UUID
 

@@ -1,5 +1,5 @@
-"""What is told to end ends, though the first cancellation is lost: swallowed by a driver, or come back
-from it as a database that is away."""
+"""A cancelled task ends even if its first cancellation is lost: a driver swallowed it, or turned it
+into an error that says the database is unavailable."""
 
 import asyncio
 import logging
@@ -24,7 +24,8 @@ Swallow = Callable[[], Awaitable[None]]
 
 
 async def as_away() -> None:
-    """A query that its task's end cancels on the server: the answer is an error like any other."""
+    """A query that is cancelled on the server when its task ends: the response is an error like any
+    other."""
     with translating_errors():
         try:
             await asyncio.Event().wait()
@@ -40,7 +41,8 @@ async def as_away_of_an_adapter() -> None:
 
 
 async def as_an_answer() -> None:
-    """As asyncio.wait_for of Python 3.11 does where the answer came in the same turn."""
+    """As asyncio.wait_for of Python 3.11 behaves when the response arrived in the same turn of the
+    event loop."""
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:
@@ -153,7 +155,8 @@ async def test_a_runtime_ends_whose_driver_swallows_the_first_cancellation(
 async def test_a_runtime_leaves_an_effect_that_does_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it does with a cancellation, it is given back and the process goes."""
+    """Whatever the effect does with its cancellation, its claim is released and the process
+    exits."""
     monkeypatch.setattr(task_cancellation, "END_S", 0.2)
     bench = Bench(tmp_path, [consumer(Script(asks=True))])
     at_work, over = asyncio.Event(), asyncio.Event()
@@ -196,7 +199,7 @@ async def test_a_heartbeat_outlives_an_absence(tmp_path: Path) -> None:
 async def test_claims_that_nobody_knows_of_are_found_and_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever the reason: here somebody writes our name into a row."""
+    """The reason does not matter: here somebody writes our worker's name into a row."""
     monkeypatch.setattr(claims, "CHECK_S", 0.0)
     monkeypatch.setattr(performer, "SLOW_POLL_S", 0.02)
     bench = Bench(tmp_path, [consumer(Script(asks=True))])

@@ -1,4 +1,4 @@
-"""Keys of an algorithm: read by it, or refused by name; never ignored."""
+"""Each key of an algorithm is read by it or refused by name; a key is never ignored."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ NEEDS: dict[str, dict[str, Any]] = {
 
 
 def refused(samples: int = 2, **advanced: Any) -> dict[str, str]:
-    """Key -> message of what is wrong with this `[advanced]`."""
+    """The errors for this `[advanced]` section, as key -> message."""
     document = {
         "experiment": {
             "rollout": "r",

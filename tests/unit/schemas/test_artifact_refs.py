@@ -1,4 +1,4 @@
-"""What an event names, and what of it may be gone."""
+"""The artifacts that an event names, and which of them may be missing."""
 
 from uuid import UUID
 

@@ -1,4 +1,4 @@
-"""What is admitted fits into its events."""
+"""Every input that is admitted fits into its events."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Upcasts, with the worked example: how an event's payload is retired."""
+"""Upcasts with a worked example: how an old version of an event's payload is retired."""
 
 import json
 

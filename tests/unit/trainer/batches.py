@@ -1,4 +1,4 @@
-"""Graded groups and a policy in float64: what the tests of losses share."""
+"""Graded groups and a policy in float64, shared by the tests of losses."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,8 @@ CPU = torch.device("cpu")
 
 
 def policy64() -> Policy:
-    """The tiny model with an adapter and a critic that do something, in float64, gradients on."""
+    """The tiny model in float64, with gradients on, and with an adapter and a critic that are not
+    zero."""
     base = build_base(TINY, {}, device=CPU)
     single = LoadedModel(base, decoder_of(base), Fallback(base))
     fresh = fresh_policy(single, job())
@@ -43,7 +44,7 @@ def policy64() -> Policy:
 
 
 def group(slot: int, rewards: tuple[float | None, ...], *, empty: int | None = None) -> GradedGroup:
-    """A group whose samples share a prompt and differ in what follows; one may have no action."""
+    """A group whose samples share a prompt and differ after it; a sample may have no action."""
     samples = []
     for i in range(len(rewards)):
         prompt = tuple(10 + slot + j for j in range(4))
@@ -56,7 +57,8 @@ def group(slot: int, rewards: tuple[float | None, ...], *, empty: int | None = N
 
 
 def rewritten(slot: int, rewards: tuple[float | None, ...]) -> GradedGroup:
-    """A group of two turns: every other sample had its history rewritten, so it has two rows."""
+    """A group of two turns in which every other sample had its history rewritten, so it has two
+    rows."""
     samples = []
     for i in range(len(rewards)):
         first = Row(

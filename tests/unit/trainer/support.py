@@ -1,4 +1,4 @@
-"""What the trainer's tests share: jobs, requests, artifacts in memory."""
+"""Helpers that the trainer's tests share: jobs, requests, artifacts in memory."""
 
 from hashlib import sha256
 from typing import Any, Literal
@@ -26,7 +26,7 @@ def loss_mask(prompt: int, response: int) -> tuple[Literal[0, 1], ...]:
 
 
 class Shelf:
-    """Artifacts in memory, and how often they were fetched."""
+    """Artifacts in memory, with a count of how often each was fetched."""
 
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}

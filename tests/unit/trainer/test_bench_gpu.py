@@ -1,4 +1,4 @@
-"""The GPU benchmark runs, all of it, on a CPU in tiny shapes, and with no platform around it."""
+"""The whole GPU benchmark runs on a CPU with tiny shapes, and without a platform around it."""
 
 import subprocess
 import sys

@@ -1,5 +1,5 @@
-"""A template that asks for the time is told the day that is recorded: the same prompt, answer, step and
-held-out loss on every day of this machine."""
+"""A template that asks for the date gets the recorded one, so prompt, answer, step and held-out
+loss are the same on every day of this machine."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ Said = tuple[object, ...]
 
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets the clock that Transformers' templates read to the first of January of a year."""
+    """Set the clock that Transformers' templates read to the first of January of a year."""
 
     def travel(year: int) -> None:
         now = SimpleNamespace(now=lambda: datetime(year, 1, 1, tzinfo=UTC))
@@ -44,7 +44,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 async def said(
     travel: Callable[[int], None], year: int, asked: SampleRequest = ASKED, sft: LearnerJob = SFT
 ) -> Said:
-    """What an engine that begins in this year samples, measures and learns."""
+    """The samples, measurements and steps of an engine that starts in this year."""
     travel(year)
     engine = Engine(fetch=Shelf().fetch, threads=1)
     try:

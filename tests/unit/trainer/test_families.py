@@ -1,4 +1,5 @@
-"""Each family loads, samples and trains through our own path, and agrees with Transformers and PEFT.
+"""Each family loads, samples and trains through our own path, and agrees with Transformers and
+PEFT.
 
 What was seen on a CPU: logprobs within 5e-7 of Transformers', packed rows within 5e-7 of rows alone.
 """
@@ -41,7 +42,7 @@ PACKS = 1e-6
 
 @dataclass(frozen=True)
 class Known:
-    """A model of a family: where it lies, and as Transformers has it."""
+    """A model of a family: its path, and the model as Transformers loads it."""
 
     family: Family
     plain: PreTrainedModel
@@ -56,7 +57,7 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def adapted(known: Known) -> Policy:
-    """A policy whose adapter changes what the model says."""
+    """A policy whose adapter changes the model's output."""
     base = build_base(known.ref, {}, device=CPU)
     fresh = fresh_policy(LoadedModel(base, decoder_of(base), Fallback(base)), job(known.ref))
     generator = torch.Generator().manual_seed(1)
@@ -74,7 +75,7 @@ def row(length: int, prompt: int, start: int) -> Row:
 
 
 def forked(whole: Row, at: int) -> Row:
-    """The same prompt, another continuation."""
+    """The same prompt with another continuation."""
     tokens = (*whole.tokens[:at], *(7 + t % 83 for t in whole.tokens[at:]))
     return Row(tokens=tokens, loss_mask=whole.loss_mask, logprobs=whole.logprobs)
 
@@ -138,7 +139,8 @@ def test_packed_rows_say_what_rows_alone_say(known: Known) -> None:
 
 @torch.no_grad()
 def by_the_book(model: PreTrainedModel, asked: SampleRequest, prompt: Sequence[int]) -> Turn:
-    """The sampler's contract as a plain loop: the whole text through the model for each token."""
+    """The sampler's contract as a plain loop: the whole text goes through the model for each
+    token."""
     rng = CounterRng(asked.key, seed=asked.params.seed, prompt=prompt_hash(prompt), occurrence=0)
     ids, logprobs = list(prompt), list[float]()
     while len(logprobs) < asked.params.max_new_tokens and ids[-1] != 6:

@@ -1,5 +1,6 @@
-"""Full tuning has the same gradients on the lean decoder and through Transformers, of every row of the
-embedding: that of the token that pads too, which often is the one that ends a turn."""
+"""Full tuning has the same gradients on the lean decoder and through Transformers, for every row of
+the embedding. That includes the row of the padding token, which often is also the token that ends a
+turn."""
 
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ PAD = build_base(TINY, {}, device=CPU).tokenizer.pad_token_id
 
 
 def groups() -> tuple[GradedGroup, ...]:
-    """Samples whose history holds the token that pads."""
+    """Samples whose history holds the padding token."""
     rows = [
         Row(tokens=(3, PAD, 9, 20 + i, PAD, 30), loss_mask=(0, 0, 0, 1, 1, 1), logprobs=(-4.0,) * 6)
         for i in range(3)

@@ -1,4 +1,5 @@
-"""The learner: deterministic, and resuming at any step equals never having stopped."""
+"""The learner is deterministic, and resuming at any step gives the same result as never
+stopping."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -153,7 +154,7 @@ async def test_a_result_says_what_its_kernels_were_for_bits_depend_on_them(
 
 
 async def test_a_run_keeps_the_rules_that_it_began_with(engine: Engine) -> None:
-    """What was recorded before groups were divided is replayed, and goes on, undivided."""
+    """A run that was recorded before groups were divided is replayed, and continues, undivided."""
     plans = {}
     for rules in (1, RULES):
         asked = replace(job(run=f"rules{rules}", micro_batch_tokens=16), rules=rules)

@@ -1,5 +1,5 @@
-"""The unmodified `openai` package against the gateway and the built-in engine: what it asks for is done,
-or refused by name."""
+"""The unmodified `openai` package against the gateway and the built-in engine: each parameter is
+applied, or refused by name."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -42,7 +42,7 @@ async def ai(session: GatewaySession) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def ask(ai: openai.AsyncOpenAI, session: GatewaySession, **options: Any) -> Any:
-    """The first answer of a sample that was not asked anything before."""
+    """The first answer of a sample that has received no request before."""
     session.calls.clear()
     return (await ai.chat.completions.create(model="m", messages=HELLO, **options)).choices[0]
 
@@ -140,7 +140,7 @@ async def test_stop_strings_are_up_to_four_and_not_empty(
 async def test_what_asks_for_nothing_is_accepted(
     ai: openai.AsyncOpenAI, session: GatewaySession
 ) -> None:
-    """What clients send by themselves, and their own messages sent back."""
+    """Parameters that clients send by default, and their own messages sent back."""
     first = await ask(
         ai,
         session,

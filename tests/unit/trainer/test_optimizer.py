@@ -88,7 +88,7 @@ DECAYED = {
 
 
 def shrunk(asked: LearnerJob) -> set[str]:
-    """Which tensors a step without gradients makes smaller: decay alone moves them."""
+    """The tensors that a step without gradients makes smaller, by weight decay alone."""
     tensors = {name: torch.ones(shape) for name, shape in NAMED.items()}
     optimizer = Optimizer.fresh(tensors, asked)
     for tensor in tensors.values():
@@ -115,7 +115,7 @@ def test_the_learning_rate_of_a_step_is_that_of_all_tensors() -> None:
 
 
 def test_a_state_does_not_say_which_tensors_decay() -> None:
-    """What was stored before there were two groups is loaded as it is."""
+    """A state that was stored before there were two groups is loaded as it is."""
     asked = job(weight_decay=0.5)
     states = []
     for rules in (1, 2):

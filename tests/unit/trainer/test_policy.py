@@ -1,4 +1,4 @@
-"""Weights as plain Transformers and PEFT read them, and models from everywhere."""
+"""Weights as plain Transformers and PEFT read them, and models from several sources."""
 
 import json
 from collections.abc import Callable
@@ -136,7 +136,7 @@ def test_export_does_not_depend_on_the_order_of_tensors() -> None:
 
 
 def _neox() -> PreTrainedConfig:
-    """A family that no test but this one knows."""
+    """A family that only this test knows."""
     return GPTNeoXConfig(**{key: SHAPE[key] for key in SHAPE if key != "num_key_value_heads"})
 
 

@@ -1,4 +1,4 @@
-"""bfloat16 weights under fp32 masters: what is trained, what is rounded, what is kept whole."""
+"""bfloat16 weights under fp32 masters: which tensors are trained, rounded, or kept whole."""
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ async def test_training_learns_and_its_masters_stay_whole(engine: Engine, tuning
 
 
 async def test_a_step_too_small_for_half_is_not_lost(engine: Engine) -> None:
-    """1e-6 of a weight of 1 is nothing in bfloat16."""
+    """A change of 1e-6 to a weight of 1 is lost in bfloat16."""
     asked = job(HALF, algorithm="sft", tuning="full")
     training = asked.config.training.model_copy(update={"lr": 1e-6})
     config = asked.config.model_copy(update={"training": training})
@@ -99,7 +99,7 @@ def gradients(policy: Policy) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("lean", [True, False], ids=["lean", "transformers"])
 def test_gradients_are_those_of_whole_weights_but_for_rounding(lean: bool) -> None:
-    """The base is rounded in both, so that only the arithmetic differs."""
+    """The base is rounded in both, so only the arithmetic differs."""
     half = fresh_policy(loaded(lean=lean), job(HALF))
     generator = torch.Generator().manual_seed(1)
     for tensor in half.tensors.values():
@@ -156,7 +156,7 @@ def test_the_norm_sums_in_full() -> None:
 async def test_the_sampler_serves_what_the_learner_trained(
     engine: Engine, shelf: Shelf, lean: bool
 ) -> None:
-    """Added to bfloat16 weights a small adapter would be lost; so it is not added."""
+    """Added to bfloat16 weights, a small adapter would be lost, so it is not added to them."""
     asked = job(HALF, algorithm="sft")
     if not lean:
         engine.sampler._cache._loaded.put(HALF.model_dump_json(), loaded(lean=False))

@@ -22,7 +22,7 @@ from trainer.engine import Engine
 
 ROOT = Path(__file__).resolve().parents[3]
 STORY = ("step", "prepare_batch", "accumulate_gradients", "micro_batch_loss")
-"""The functions of a step, in the order in which they stand in the file."""
+"""The functions of a step, in the order of the file."""
 
 
 def is_running(code: CodeType) -> bool:

@@ -1,5 +1,6 @@
-"""Resuming at every step equals never having stopped, bit for bit, for every objective, with LoRA and
-full tuning; and whatever resume needs is in the state: without it the bits differ."""
+"""Resuming at every step gives the same bits as never stopping, for every objective, with LoRA and
+full tuning. Everything that resume needs is in the state; without any part of it the bits
+differ."""
 
 from hashlib import sha256
 from typing import Any
@@ -46,7 +47,7 @@ async def test_resuming_at_every_step(
 
 
 def changed(state: LearnerState, prefix: str) -> LearnerState:
-    """The state with what begins with `prefix` at 0."""
+    """The state with every entry whose name begins with `prefix` set to 0."""
     assert state.state is not None
     tensors = load(state.state)
     touched = {n: torch.zeros_like(t) for n, t in tensors.items() if n.startswith(prefix)}

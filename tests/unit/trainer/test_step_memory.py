@@ -1,4 +1,4 @@
-"""What a step holds in memory, as the benchmark counts it."""
+"""The memory that a step holds, as the benchmark counts it."""
 
 import pytest
 import torch

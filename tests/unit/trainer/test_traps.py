@@ -1,4 +1,4 @@
-"""Traps that others fell into, and that no other test here stands in front of.
+"""Known traps of RL training that no other test here covers.
 
 `docs/algorithms.md` lists them all with their tests.
 """
@@ -52,7 +52,7 @@ async def sampled(engine: Engine, *, temperature: float) -> list[Turn]:
 async def test_trainer_and_sampler_agree_at_the_run_s_temperature(
     engine: Engine, temperature: float
 ) -> None:
-    """Trap 5. The logprobs that were sampled from are those that are trained, to 1e-6."""
+    """Trap 5. The learner's logprobs equal those that were sampled from, to 1e-6."""
     turns = await sampled(engine, temperature=temperature)
     batch = StepBatch(1, groups=(graded(turns, (0.0, 1.0, 0.5)),))
     asked = job()
@@ -76,7 +76,7 @@ async def test_trainer_and_sampler_agree_at_the_run_s_temperature(
 
 
 def test_the_ratio_is_taken_against_one_of_three_policies_and_says_which() -> None:
-    """Trap 4. mu sampled, pi_prox is the policy before the update, pi_theta is trained."""
+    """Trap 4. mu sampled, pi_prox is the policy before the update, and pi_theta is trained."""
     drift = {}
     for correction in ("ratio", "decoupled"):
         policy = policy64()
@@ -95,7 +95,8 @@ def test_the_ratio_is_taken_against_one_of_three_policies_and_says_which() -> No
 
 
 def test_an_answer_that_was_cut_trains_as_it_is() -> None:
-    """Trap 7. It has no end token and none is added; its reward is a reward like any other."""
+    """Trap 7. The answer has no end token and none is added; its reward is treated like any
+    other."""
     ended = Turn(
         prompt_ids=(5, 6),
         completion_ids=(20, 21, 2),
@@ -119,7 +120,7 @@ def test_an_answer_that_was_cut_trains_as_it_is() -> None:
 
 
 def divergences(estimator: KlEstimator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The expected gradient of an estimator in the loss, and those of both divergences."""
+    """The expected gradient of an estimator in the loss, and the gradients of both divergences."""
     generator = torch.Generator().manual_seed(3)
     logits, reference = torch.randn(2, 7, generator=generator, dtype=torch.float64)
     reference = reference.log_softmax(-1)
@@ -147,7 +148,8 @@ def test_the_gradients_of_the_kl_estimators_are_three_different_things() -> None
 
 
 def test_a_window_on_sequences_empties_as_answers_grow_and_the_figure_shows_it() -> None:
-    """Trap 12. The same rounding at each token; the share of actions that are masked is logged."""
+    """Trap 12. The rounding is the same at each token; the share of actions that are masked is
+    logged."""
     generator = torch.Generator().manual_seed(0)
     masked = {}
     for length in (8, 4096):
@@ -175,8 +177,8 @@ async def test_the_masked_share_is_a_metric(engine: Engine) -> None:
 
 
 def test_a_tied_embedding_is_trained_from_both_its_ends() -> None:
-    """Trap 15. Full tuning against the gradient of Transformers' own model, whose head and embedding
-    are one tensor."""
+    """Trap 15. Full tuning against the gradient of Transformers' own model, whose head and
+    embedding are one tensor."""
     base = build_base(TINY, {}, device=CPU)
     loaded = LoadedModel(base, decoder_of(base), Fallback(base))
     policy = fresh_policy(loaded, job(tuning="full"))
@@ -197,7 +199,8 @@ def test_a_tied_embedding_is_trained_from_both_its_ends() -> None:
 
 
 async def test_another_micro_batching_is_another_plan_and_other_bits(engine: Engine) -> None:
-    """Trap 16. So the plan is a function of the rows and the config, and stands in the result."""
+    """Trap 16. The plan is therefore a function of the rows and the config, and is part of the
+    result."""
     results = []
     for run, tokens in (("a", 4096), ("b", 4096), ("c", 16)):
         asked = job(run=run, micro_batch_tokens=tokens)
@@ -210,8 +213,8 @@ async def test_another_micro_batching_is_another_plan_and_other_bits(engine: Eng
 
 @pytest.mark.parametrize("model", [TINY, ModelRef(kind="scratch", name="qwen3-tiny", seed=8)])
 def test_a_value_is_read_from_the_state_that_predicts_the_action(model: ModelRef) -> None:
-    """Trap 18, for the critic: lean and through Transformers the head sees the same state, and no
-    action's value knows the action."""
+    """Trap 18, for the critic: on the lean path and through Transformers the head sees the same
+    state, and no action's value depends on the action."""
     base = build_base(model, {}, device=CPU)
     policy = fresh_policy(LoadedModel(base, decoder_of(base), Fallback(base)), job(algorithm="ppo"))
     plain = replace(policy, loaded=replace(policy.loaded, decoder=None))

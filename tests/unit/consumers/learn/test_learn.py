@@ -1,4 +1,5 @@
-"""learn: one step per batch, from the newest version, and nothing that is needed is collected."""
+"""The learn consumer takes one step per batch, from the newest version, and collects nothing that
+is still needed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -187,7 +188,7 @@ def test_what_a_checkpoint_or_a_validation_needs_is_pinned() -> None:
 
 
 def collected(*updates: PolicyUpdated, spec: TrainSpec = SPEC) -> list[str]:
-    """All that is discarded while these steps are taken, in order."""
+    """Everything that is discarded while these steps are taken, in order."""
     found: list[str] = []
     for taken in range(len(updates)):
         world = given(CONSUMER, initialized(spec), *updates[:taken])
@@ -212,7 +213,7 @@ def test_a_version_that_skipped_steps_are_aliases_of_stays() -> None:
 
 
 def alike(*, like: int, step: int, pinned: bool = False) -> PolicyUpdated:
-    """A step that changed no weight."""
+    """A step that changed no weight, so its version equals the one before it."""
     changed = updated(step, pinned=pinned)
     same = updated(like).state.weights
     return changed.model_copy(update={"state": changed.state.model_copy(update={"weights": same})})
@@ -252,8 +253,8 @@ def test_weights_that_versions_share_are_collected_with_the_last_of_them() -> No
 def test_what_groups_may_still_pin_and_checkpoints_name_is_never_collected(
     depth: int, interval: int, state_interval: int, skipped: tuple[int, ...]
 ) -> None:
-    """The weights that groups of any later step sample with are there, whatever the pace; and not many
-    more."""
+    """The weights that groups of any later step sample with are kept, whatever the pace, and only a
+    few more versions are kept with them."""
     pace, last = Pace(depth, interval), 24
     spec = train_spec(
         advanced={

@@ -1,4 +1,5 @@
-"""Performing learner steps: what is stored, and how a learner that lost a version gets it back."""
+"""Performing learner steps: which artifacts are stored, and how a learner that lost a version gets
+it back."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,7 +38,8 @@ def test_a_log_that_names_no_rules_is_of_the_first() -> None:
 
 
 class Run:
-    """A run of this one consumer: decided, performed and recorded as the runtime would."""
+    """A run of this consumer alone, which is decided, performed and recorded as the runtime would
+    do it."""
 
     def __init__(self, directory: Path, spec: TrainSpec = SPARSE) -> None:
         self.spec = spec
@@ -56,7 +58,7 @@ class Run:
             await self.perform(await self.asked(step))
 
     async def asked(self, step: int) -> TrainStep:
-        """Assemble the batch of a step: the effect that takes it."""
+        """Assemble the batch of a step and return the effect that takes the step."""
         batch = await self.batch(step)
         [effect] = await self.decide(batch, await self.bench.record(batch))
         assert isinstance(effect, TrainStep)
@@ -94,7 +96,7 @@ class Run:
         return decision.effects
 
     def dies(self, *, drift: str = "") -> FakeLearner:
-        """The process is gone; the next one has a learner that holds nothing."""
+        """End the process; the next one has a learner that holds nothing."""
         self.learner = FakeLearner(drift=drift)
         self.bench.ports = replace(self.bench.ports, learner=self.learner)
         return self.learner
@@ -104,7 +106,7 @@ class Run:
         return [e.state for e in events if isinstance(e, PolicyInitialized | PolicyUpdated)]
 
     def edit(self, event: Event, **changes: Any) -> None:
-        """Another log: one event of it is different."""
+        """Make another log in which one event is different."""
         events = self.bench.world.events
         at = next(i for i, recorded in enumerate(events) if recorded.event == event)
         events[at] = replace(events[at], payload=event.model_copy(update=changes))
@@ -274,7 +276,8 @@ async def test_sft_learns_the_labels_of_its_rows_and_stores_only_whole_versions(
 
 
 async def test_the_held_out_loss_is_measured_before_between_and_after(tmp_path: Path) -> None:
-    """Of nine steps with an interval of four; what is replayed is not measured again."""
+    """The loss is measured for nine steps with an interval of four; replayed steps are not measured
+    again."""
     run = Run(tmp_path)
     rows = [row("1+1?", "2"), row("2+2?", "4")]
     dataset = await run.bench.dataset(*rows)

@@ -1,4 +1,4 @@
-"""What events mean for the tables; and that the tables follow from the log alone."""
+"""How events change the tables of the read model, and that the tables follow from the log alone."""
 
 import json
 import math
@@ -148,7 +148,7 @@ def test_every_event_can_be_projected() -> None:
 
 
 class Breaking:
-    """A log whose tail holds one event that cannot be shown."""
+    """A log whose tail holds one event that cannot be projected."""
 
     def __init__(self, events: Sequence[Recorded]) -> None:
         self._events = events
@@ -203,7 +203,7 @@ async def test_a_rebuild_after_the_mend_clears_what_was_skipped(
 async def test_twin_without_the_record_a_skipped_event_leaves_no_trace(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it was once: the failure is logged and nothing else, and the read model looks complete."""
+    """The former behaviour: the failure is only logged, and the read model looks complete."""
     monkeypatch.setattr("consumers.project.consumer.project", poisoned)
     monkeypatch.setattr("consumers.project.consumer._skipped_event", lambda *_: ChangeRun("r1", AT))
     async with Notifier(database) as notifier:

@@ -1,4 +1,4 @@
-"""What an engine says is wrong with it reaches the run, once."""
+"""A fault that an engine reports about itself reaches the run once."""
 
 from consumers.rollout.sampling import alarm_once, entry_of, record_of
 from schemas.events import GroupGraded, GroupsSettled, RunWarned
@@ -12,7 +12,7 @@ ALARM = "http://a:1 is fenced: after loading x its logprobs differ"
 
 
 def alarmed(story: Played, *alarms: str | None) -> list[When]:
-    """The groups of the next step, whose first samples say this."""
+    """The groups of the next step, whose first samples carry these alarms."""
     said = []
     for spec, alarm in zip(story.asked.pop(0).group_specs(), alarms, strict=False):
         done = graded(spec)

@@ -1,4 +1,4 @@
-"""rollout: a requested group ends with exactly its samples, each recorded once."""
+"""The rollout consumer ends a requested group with exactly its samples, each recorded once."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -220,7 +220,8 @@ async def test_an_engine_that_is_gone_is_no_fact_about_a_sample(tmp_path: Path) 
 async def worked(
     directory: Path, workflow: Workflow, *, sampler: FakeSampler | None = None
 ) -> tuple[SampleRecord, SampleEntry, object]:
-    """One sample of a workflow: its record, its entry, and what the workflow was given."""
+    """Run one sample of a workflow; return its record, its entry, and what the workflow
+    received."""
     sampler = sampler or FakeSampler(lambda request: turn("unheard"))
     gateway = FakeGateway()
     user = FakeUserCode(gateway=gateway, workflow=workflow)
@@ -288,7 +289,7 @@ async def test_a_fault_of_the_platform_is_no_fact_about_a_sample(tmp_path: Path)
 
 
 class Unprepared(FakeSampler):
-    """Cannot be sampled from for this reason."""
+    """A sampler that cannot be sampled from, for this reason."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(lambda request: turn("unheard"))
@@ -300,7 +301,7 @@ class Unprepared(FakeSampler):
 
 
 async def test_a_workflow_s_time_begins_once_its_policy_can_be_sampled_from(tmp_path: Path) -> None:
-    """Twin: with nothing to wait for the same workflow runs."""
+    """Twin: when there is nothing to wait for, the same workflow runs to its end."""
     begun: list[bool] = []
 
     def workflow(prompt: Sequence[Message], session: FakeSession) -> WorkflowResult:

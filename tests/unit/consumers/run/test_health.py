@@ -1,4 +1,5 @@
-"""run: steps whose numbers are not finite, and rewards that say nothing."""
+"""The run consumer detects steps whose numbers are not finite, and rewards that carry no
+information."""
 
 from typing import Any
 from uuid import UUID
@@ -37,7 +38,7 @@ class Played(Story):
         self.asked: list[GroupsRequested] = only(self.begin(), GroupsRequested)
 
     def play(self, *rewards: float, healthy: bool = True) -> When:
-        """The next step, with these rewards in each group; every checkpoint is saved."""
+        """Play the next step with these rewards in each group; every checkpoint is saved."""
         request = self.asked.pop(0)
         for spec in request.group_specs():
             said = self.tell(graded(spec, *rewards))
@@ -144,7 +145,8 @@ def test_steps_that_filtered_all_their_groups_count_too() -> None:
 def test_what_is_flat_depends_on_the_baseline(
     algorithm: str, group_baseline: bool | None, expected: list[bool]
 ) -> None:
-    """Every group flat but unlike the others; one with spread; all rewards the same."""
+    """The cases: every group is flat but the groups differ; one group has a spread; all rewards are
+    the same."""
     advanced = requested(advanced={"algorithm": algorithm}).config.advanced
     advanced = advanced.model_copy(update={"group_baseline": group_baseline})
     figures = [(1.0, 0.5), (0.5, 0.4), (1.0, 0.0)]

@@ -1,4 +1,4 @@
-"""run: facts are recorded once, and what follows depends on the state alone."""
+"""The run consumer records facts once, and its next requests depend on its state alone."""
 
 from typing import Any
 from uuid import UUID

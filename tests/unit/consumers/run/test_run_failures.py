@@ -1,4 +1,5 @@
-"""run: a grader that raises is a failed sample, and a run that could train nothing has not finished."""
+"""A grader that raises makes a failed sample, and a run that could train nothing has not
+finished."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -41,8 +42,8 @@ class Told(Story):
         self.asked = only(self.told, GroupsRequested)
 
     def grade(self, *groups: tuple[float | None, ...], backwards: bool = False) -> list[Event]:
-        """Grade the groups of the next step with these rewards; the grader raised where there is none.
-        Validations and checkpoints succeed. Returns the events of all of it."""
+        """Grade the groups of the next step with these rewards; where a reward is missing, the
+        grader raised. Validations and checkpoints succeed. Returns all events that follow."""
         known = len(self.told)
         specs = list(zip(self.asked.pop(0).group_specs(), groups, strict=True))
         for spec, rewards in reversed(specs) if backwards else specs:
@@ -108,7 +109,7 @@ def test_steps_ahead_that_fail_wait_for_the_steps_before_them() -> None:
 
 
 def test_the_twin_group_of_flat_rewards_is_not_a_failed_one() -> None:
-    """With equal rewards nothing can be learned either, but nothing went wrong: the run finishes."""
+    """With equal rewards nothing can be learned either, but nothing failed, so the run finishes."""
     story = Told(steps=1, filter_groups=True, max_replacements=0)
     said = story.grade((1.0, 1.0), (1.0, 1.0))
     assert only(said, StepSkipped)

@@ -1,4 +1,5 @@
-"""run: groups that teach nothing are replaced (DAPO), each slot as often as the run allows."""
+"""The run consumer replaces groups that teach nothing (DAPO), each slot as often as the run
+allows."""
 
 from collections.abc import Sequence
 from typing import Any

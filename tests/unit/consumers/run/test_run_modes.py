@@ -1,4 +1,5 @@
-"""run: sampling runs ahead of learning, and what each group samples with never depends on timing."""
+"""Sampling runs ahead of learning, and the version that each group samples with never depends on
+timing."""
 
 import random
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ PACES = st.one_of(
 
 
 def said(pace: Pace) -> dict[str, Any]:
-    """The keys of a pace."""
+    """The TOML keys that ask for this pace."""
     if pace.depth == 0:
         return {"weight_sync_interval": pace.interval}
     return {
@@ -104,7 +105,7 @@ def test_fully_async_with_an_interval_samples_with_an_older_version_again() -> N
 def test_whatever_finishes_first_every_group_is_trained_once_within_the_bound(
     pace: Pace, steps: int, seed: int, replaces: bool
 ) -> None:
-    """Groups are graded, steps taken, checkpoints put and the run paused in any order."""
+    """Groups are graded, steps taken, checkpoints saved and the run paused in any order."""
     draw = random.Random(seed)
     more = {"algorithm": "dapo", "max_replacements": 1} if replaces else {}
     story = Story(requested(steps=steps, advanced={**said(pace), **more}))
@@ -131,7 +132,7 @@ def test_whatever_finishes_first_every_group_is_trained_once_within_the_bound(
 
 
 def _answers(events: Sequence[Event]) -> list[Any]:
-    """What the other consumers would say to these."""
+    """The replies of the other consumers to these requests."""
     found: list[Any] = []
     for event in events:
         match event:
@@ -147,7 +148,7 @@ def _answers(events: Sequence[Event]) -> list[Any]:
 
 
 def _flat_or_not(message: Any) -> Any:
-    """The grade of a group is a function of its place alone, like everything that is a fact."""
+    """The grade of a group is a function of its place alone, as every recorded fact is."""
     if not isinstance(message, GroupSpec):
         return message
     flat = random.Random(message.group).random() < 0.3

@@ -1,4 +1,4 @@
-"""run: when it is validated, and by whom."""
+"""When a run is validated, and which consumer validates it."""
 
 from consumers.run.consumer import CONSUMER
 from schemas.events import (

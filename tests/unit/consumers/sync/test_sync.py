@@ -1,4 +1,4 @@
-"""sync: a push is answered once, whatever comes of it."""
+"""The sync consumer answers a push once, however the sync ends."""
 
 import io
 import tarfile
@@ -128,7 +128,7 @@ def test_the_state_stays_small() -> None:
 
 
 def tree(*names: str, **texts: str) -> bytes:
-    """A snapshot; `texts`: the `pyproject.toml` of rollouts by name."""
+    """A snapshot of a repository. `texts` are the `pyproject.toml` files of rollouts, by name."""
     files = dict.fromkeys(names, "\n")
     files |= {f"rollouts/{name}/pyproject.toml": text for name, text in texts.items()}
     buffer = io.BytesIO()

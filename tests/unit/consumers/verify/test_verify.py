@@ -1,4 +1,4 @@
-"""A verification: asked once, answered once, whatever the order."""
+"""A verification is requested once and answered once, in whatever order messages arrive."""
 
 from consumers.verify.consumer import CONSUMER
 from schemas.effects import Failed, RunAudited, VerifyRun

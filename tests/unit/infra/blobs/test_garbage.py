@@ -1,4 +1,5 @@
-"""Orphans go after their grace; never what the log names, nor what a run that goes on may have put."""
+"""Orphaned blobs are removed after a grace period, but never a blob that the log names, nor one
+that an unfinished run may have written."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -73,7 +74,7 @@ async def test_what_an_event_names_stays_even_under_a_former_place(backend: Back
 
 
 async def test_a_run_that_goes_on_keeps_everything(backend: Backend) -> None:
-    """Whoever writes for it may be about to tell."""
+    """A worker of the run may be about to commit the event that names the blob."""
     await orphan(backend, "open")
     await orphan(backend, "at-work")
     await close(backend, "at-work")

@@ -26,7 +26,7 @@ def settings(home: Path, url: str, **more: str) -> Settings:
 
 @pytest.fixture
 def bare_url(postgres_url: str, database_url: str) -> Iterator[str]:
-    """A database without any schema, on a server that knows the role."""
+    """A database without any schema, on a server that has the role."""
     name = f"t{uuid4().hex[:12]}"
     asyncio.run(execute(postgres_url, f"create database {name}"))
     yield database_of(postgres_url, name)

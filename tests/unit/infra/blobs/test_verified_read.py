@@ -1,4 +1,5 @@
-"""What is read in place is private, verified as a whole, and lies where it was asked to."""
+"""A file that is read in place is private, verified as a whole, and at the address that was asked
+for."""
 
 import ctypes
 from pathlib import Path
@@ -18,7 +19,7 @@ CONTENT = bytes(range(251)) * (3 * PIECE_BYTES // 251)
 
 
 async def put(root: Path, data: bytes) -> tuple[ArtifactStore, ArtifactRef, Path]:
-    """A store that has just started, an artifact in it, and where its bytes lie."""
+    """A store that has just started, an artifact in it, and the place of the artifact's bytes."""
     blobs = LocalBlobs(root)
     ref = await ArtifactStore(MemoryLog(World()), blobs).put(data, run="r", blob=True)
     path = await blobs.file(ref.uri)

@@ -1,4 +1,5 @@
-"""What the embedded bus asks of the log: a step must not pay for questions that it need not ask."""
+"""The queries that the embedded bus sends to the log: a step must not pay for queries that are not
+needed."""
 
 import asyncio
 from collections import Counter
@@ -22,7 +23,7 @@ NAMES = tuple(ConsumerName(name) for name in ("one", "two", "three"))
 
 
 class Counted:
-    """A log that counts what it is asked."""
+    """A log that counts the calls of its methods."""
 
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
@@ -40,13 +41,13 @@ class Counted:
         return call
 
     async def has_events_after(self, after: object) -> bool:
-        """Nothing is ever hidden in memory."""
+        """In memory no event is ever hidden."""
         self.calls["has_events_after"] += 1
         return False
 
 
 class Bench:
-    """A log, a bus over it, and whoever waits for its batches."""
+    """A log, a bus over it, and a consumer that waits for the bus's batches."""
 
     def __init__(self) -> None:
         self.log = Counted(MemoryLog(World()))
@@ -58,7 +59,8 @@ class Bench:
         return self.wakeup
 
     async def append(self, *, consumed: bool) -> None:
-        """An event that all read; `consumed`: in the same commit, as a cascade does."""
+        """Append an event that every consumer reads; `consumed`: consume it in the same commit, as
+        a cascade does."""
         self.versions += 1
         event = RunWarned(run="r", step=self.versions, message="look")
         new = NewEvent(
@@ -94,7 +96,7 @@ class Bench:
             await asyncio.gather(task, return_exceptions=True)
 
     async def asked(self, what: str) -> None:
-        """Until the bus has asked this since the last append."""
+        """Wait until the bus has made this call since the last append."""
         async with asyncio.timeout(60):
             while not self.log.calls[what]:
                 await asyncio.sleep(0.005)

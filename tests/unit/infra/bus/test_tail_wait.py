@@ -1,4 +1,4 @@
-"""How long the end of the log is waited for: never much longer than something was hidden."""
+"""How long a reader waits for the end of the log: never much longer than an event was hidden."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from infra.postgres.notify import Wakeup
 
 
 class Hidden:
-    """A log with something above every cursor that no tail shows yet; naps take their time at once."""
+    """A log with an event above every cursor that no tail shows yet; sleeps take no real time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.naps = 100.0, list[float]()

@@ -1,4 +1,4 @@
-"""The gateway, spoken to by the unmodified `openai` package."""
+"""The gateway, called through the unmodified `openai` package."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from tests.kit.specs import group_spec, template
 
 
 class Scripted:
-    """A sampler that numbers its answers and keeps what it was asked."""
+    """A sampler that numbers its completions and keeps the requests that it received."""
 
     def __init__(self) -> None:
         self.asked: list[SampleRequest] = []

@@ -1,4 +1,4 @@
-"""The gateway and the API server, spoken to by clients that want to use them up. Real sockets."""
+"""The gateway and the API server under clients that try to exhaust them, over real sockets."""
 
 import asyncio
 import contextlib
@@ -78,7 +78,8 @@ def head(url: str, key: str, length: int) -> bytes:
 
 
 def grown_by(kind: str, num: int) -> int:
-    """MiB that a gateway grows by when so many clients send it large bodies with a wrong key."""
+    """The number of MiB that a gateway grows by when this many clients send it large bodies with a
+    wrong key."""
     with victim(kind) as gateway, contextlib.ExitStack() as stack:
         before = gateway.figures()["peak_kb"]
         for _ in range(num):
@@ -129,7 +130,7 @@ async def connected(url: str) -> AsyncIterator[Connection]:
 
 
 async def rest(reader: asyncio.StreamReader) -> bytes:
-    """What the server says until it closes; nothing if it cuts the connection off."""
+    """The bytes that the server sends until it closes; empty if it cuts the connection off."""
     try:
         return await asyncio.wait_for(reader.read(), PATIENCE * 30)
     except ConnectionError:
@@ -145,7 +146,7 @@ async def served(session: sessions.GatewaySession) -> None:
 
 
 async def drip(session: sessions.GatewaySession, data: bytes, first: int) -> bytes:
-    """Send `first` bytes, then a byte at a time; what the server says to it."""
+    """Send `first`, then one byte at a time; return the server's response."""
     async with connected(session.base_url) as (reader, writer):
         writer.write(data[:first])
         with contextlib.suppress(ConnectionError):
@@ -208,7 +209,7 @@ async def flooded(session: sessions.GatewaySession, num: int) -> AsyncIterator[l
 
 @pytest.fixture
 def most_open(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many connections a server had, each time that it accepted one."""
+    """The number of connections that a server had open, each time it accepted one."""
     found: list[int] = []
     enter = Connections.enter
 

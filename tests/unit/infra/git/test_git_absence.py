@@ -1,4 +1,5 @@
-"""A git that fails without a statement about the repository is an absence: the work waits.
+"""A git failure that says nothing about the repository counts as an outage: the work waits and is
+retried.
 
 Real git processes against a real server. The twin takes every failure for the user's fault, as the code
 once did, and the same 503 ends the work.
@@ -33,7 +34,7 @@ from tests.kit.platform import git, make_workspace
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitServer]:
-    """A server on this machine has no certificate: plain HTTP is let through here only."""
+    """A server on this machine has no certificate, so plain HTTP is allowed here only."""
     monkeypatch.setattr(mirrors, "SCHEMES", (*mirrors.SCHEMES, "http"))
     monkeypatch.setattr(process, "PROTOCOLS", (*process.PROTOCOLS, "http"))
     make_workspace(tmp_path / "served" / "source")
@@ -57,7 +58,7 @@ def commit(server: GitServer, **which: str) -> CommitSpec:
 async def performed(
     server: GitServer, repositories: GitRepositories, tmp_path: Path, **which: str
 ) -> Attempt:
-    """One attempt at the effect that fetches."""
+    """Make one attempt at the effect that fetches."""
     effect = FetchCommit(
         workspace="w", push=UUID(int=1), commit=commit(server, **which), entrypoints=()
     )
@@ -153,7 +154,7 @@ async def test_a_connection_that_is_refused_is_an_absence(
 
 
 def fetching() -> list[int]:
-    """The pids of our own git processes that fetch."""
+    """The process ids of our own git processes that fetch."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,4 +1,5 @@
-"""The work that a repository causes is bounded: transfer, listing, depth, names, time of the loop."""
+"""The work that a repository can cause is bounded: transfer, listing, depth, names, and time of the
+event loop."""
 
 import asyncio
 import os
@@ -95,7 +96,8 @@ async def test_twin_without_the_limit_the_listing_goes_on(
 
 
 def commit_deep(source: Path) -> str:
-    """One level more than the most; the level of the limit itself is fine."""
+    """A commit whose tree is one level deeper than allowed; the level of the limit itself is
+    accepted."""
     path = source / "/".join(["d"] * (DEEPEST - 1)) / "f"
     path.parent.mkdir(parents=True)
     path.write_text("x")
@@ -145,7 +147,7 @@ async def test_paths_beyond_what_disks_hold_are_refused_by_name(
 
 
 def grown(source: Path, *, commits: int) -> list[str]:
-    """The ids of some more commits, each with another file."""
+    """The ids of further commits, each with another file."""
     made = []
     for number in range(commits):
         (source / "grows").write_text(f"{commits}{os.urandom(8).hex()}\n" * 100)
@@ -156,7 +158,7 @@ def grown(source: Path, *, commits: int) -> list[str]:
 
 
 def kinds(repository: Path) -> list[str]:
-    """The kind of each object that a repository has."""
+    """The type of each object in a repository."""
     listed = git(repository, "cat-file", "--batch-all-objects", "--batch-check=%(objecttype)")
     return sorted(listed.split())
 

@@ -1,4 +1,4 @@
-"""Git against hostile repositories and arguments."""
+"""Git against hostile repositories and hostile arguments."""
 
 from pathlib import Path
 

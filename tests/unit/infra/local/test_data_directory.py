@@ -1,4 +1,4 @@
-"""Where the embedded database of a private home lives when root runs it."""
+"""Where the embedded database of a private home is stored when root runs it."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""The fork server: workers that are ours although we did not start them, and no need of it."""
+"""The fork server: its workers are supervised although it started them, and the platform also works
+without it."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""A home: private, with one owner at a time."""
+"""A home is private and has one owner at a time."""
 
 import json
 import os

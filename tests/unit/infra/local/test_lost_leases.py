@@ -1,4 +1,5 @@
-"""When a process that is alive is ended for having no lease: only when it is known for long enough."""
+"""A live process is ended for its missing lease only after the lease has been missing for long
+enough."""
 
 from collections.abc import Collection
 from uuid import uuid4
@@ -14,7 +15,7 @@ ME = "me"
 
 
 class Watched:
-    """A watch over one worker, under a clock of the test's own."""
+    """A watch over one worker, with a clock that the test controls."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,7 +29,7 @@ class Watched:
         still: Collection[str] = (),
         every_s: float = LOOK_S,
     ) -> bool:
-        """Look for so long; whether it was ever to be ended."""
+        """Watch for this long; return whether the worker was ever to be ended."""
         overdue, until = False, self.now + seconds
         while self.now < until:
             self.now += every_s

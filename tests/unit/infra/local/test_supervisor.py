@@ -1,4 +1,4 @@
-"""The supervisor over small real processes: restarts, order, and that nothing outlives it."""
+"""The supervisor over small real processes: restarts, order, and that no process outlives it."""
 
 import json
 import os
@@ -215,7 +215,8 @@ def test_shortening_follows_no_link(tmp_path: Path) -> None:
 
 
 def test_a_child_without_a_lease_is_ended_and_started_again(start: Callable[..., Started]) -> None:
-    """It is alive, and nobody would wait for it: it holds up what it held."""
+    """The process is alive but holds no lease, so the work that it held would never be
+    continued."""
     started = start()
     started.wait_ready()
     first = started.child("worker")

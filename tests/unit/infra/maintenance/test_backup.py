@@ -1,4 +1,5 @@
-"""A backup is database and blobs of one moment; a restore brings back that, elsewhere, or nothing."""
+"""A backup holds database and blobs of one moment; a restore brings back exactly that in another
+place, or nothing."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -46,7 +47,7 @@ async def backend(database_url: str, tmp_path: Path) -> AsyncIterator[Backend]:
 
 
 async def updated(backend: Backend, number: int, *, pinned: bool) -> tuple[Event, ArtifactRef]:
-    """A step whose version has its weights as a blob, and these."""
+    """A step whose version has its weights as a blob, together with those weights."""
     weights = await backend.artifacts.put(f"weights {number}".encode() * 99, run="r", blob=True)
     (event,) = (e for e in step("r", number) if e.type == "rl.policy.updated")
     state = version(number).model_copy(update={"weights": weights, "state": None})
@@ -59,12 +60,12 @@ async def written(backend: Backend, *events: Event) -> None:
 
 
 async def copied(url: str, home: Path, target: Path) -> tuple[str, ...]:
-    """Back up; returns the faults."""
+    """Back up and return the faults that were found."""
     return (await back_up(url, store(home), settings(url, home), target)).faults
 
 
 async def everything(backend: Backend) -> list[object]:
-    """The log's order, without the transactions."""
+    """The whole log in its order, without the transaction ids."""
     events, _ = await backend.log.tail(Cursor(), limit=100)
     return [(e.id, e.stream, e.version, e.event, e.time, e.correlation) for e in events]
 

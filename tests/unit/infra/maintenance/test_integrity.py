@@ -1,4 +1,5 @@
-"""The deep inspection finds each kind of damage, names it, and finds nothing where there is none."""
+"""The deep inspection finds and names each kind of damage, and finds nothing in an undamaged
+installation."""
 
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -26,7 +27,7 @@ SMALL = b"a small one"
 
 
 class Written:
-    """A short history, all of it sound: two versions, two checkpoints, a small artifact."""
+    """A short undamaged history: two versions, two checkpoints, a small artifact."""
 
     def __init__(self, backend: Backend, home: Path, settings: Settings) -> None:
         self.backend = backend
@@ -65,7 +66,7 @@ class Written:
     async def checkpoint(
         self, step: int, *, parent: str | None = "the last", says: int = 0
     ) -> None:
-        """A checkpoint; `says` is another step that its manifest claims to be of."""
+        """Write a checkpoint; `says` is another step that its manifest claims to belong to."""
         last = self.manifests[-1].sha256 if self.manifests else None
         spec = checkpoint_spec(step).model_copy(
             update={
@@ -86,7 +87,7 @@ class Written:
         await self.backend.log.append([saved], cause=uuid4())
 
     async def rewrite(self, sql: str) -> None:
-        """What nobody may do to the log."""
+        """Rewrite an event, which the database allows to nobody."""
         await execute(
             self.url,
             f"alter table events disable trigger events_are_facts; {sql};"
@@ -194,7 +195,7 @@ async def test_each_damage_is_named(
 
 
 async def test_rows_are_looked_into(written: Written) -> None:
-    """Small artifacts lie in the database itself."""
+    """Small artifacts are stored in the database itself, so their rows are inspected."""
     row = SmallArtifact(hashlib.sha256(SMALL).hexdigest(), SMALL)
     other = hashlib.sha256(b"other").hexdigest()
     for n, sha256 in enumerate((row.sha256, other)):

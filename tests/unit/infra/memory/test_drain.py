@@ -1,5 +1,5 @@
-"""`--drain` ends when nothing is left that it may do: beside runs that are paused, held or closed, and
-beside other consumers' work; it waits for what is tried again later."""
+"""`--drain` ends when no work is left that it may do. It ignores runs that are paused, held or
+closed, and the work of other consumers; it waits for effects that are retried later."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ HOSTED = "sync"
 
 
 class World:
-    """A log, its effects, and a runtime that is not at work yet."""
+    """A log, its effects, and a runtime that has not started yet."""
 
     def __init__(self, log: EventLog, effects: Effects, started: Runtime, script: Script) -> None:
         self.log = log
@@ -39,7 +39,8 @@ class World:
         self.script = script
 
     async def resting(self) -> None:
-        """A run of each kind whose effects nobody may claim now, and a run that has none left."""
+        """A run of each kind whose effects nobody may claim now, and a run that has no effects
+        left."""
         runs = [uuid4().hex for _ in range(3)]
         await self.log.commit(Commit(effects=tuple(effect(run) for run in runs)))
         both = Both(self.log, self.effects, _never)
@@ -54,7 +55,7 @@ async def _never(seconds: float, worker: WorkerId) -> None:
 
 @pytest.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.postgres)])
 def url(request: pytest.FixtureRequest) -> str | None:
-    """The database; None: in memory."""
+    """The URL of the database; None means in memory."""
     return None if request.param == "memory" else str(request.getfixturevalue("database_url"))
 
 

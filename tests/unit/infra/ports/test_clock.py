@@ -1,4 +1,4 @@
-"""The time of events is the log's: it goes on by a clock that only grows."""
+"""The time of events comes from the log, whose clock only moves forward."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -8,7 +8,7 @@ TRUE = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Shaken:
-    """A machine whose wall clock somebody sets."""
+    """A machine whose wall clock is set by somebody."""
 
     def __init__(self) -> None:
         self.wall, self.grown = TRUE, 100.0

@@ -1,5 +1,5 @@
-"""Databases that cannot hold what is said in them: refused at migrate and at start. Where one is used
-all the same, or has constraints of its own, what it refuses ends no process."""
+"""Databases that cannot hold every text are refused by migrate and at start. If one is used all the
+same, or has constraints of its own, a value that it rejects ends no process."""
 
 import asyncio
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from tests.kit.runtimes import runtime_on
 pytestmark = pytest.mark.postgres
 
 NARROW = "渠"
-"""What LATIN1 has no character for."""
+"""A character that LATIN1 does not have."""
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ async def test_who_starts_on_such_a_database_is_refused_too(
 
 
 async def neighbours_go_on(url: str, home: Path, message: str) -> MessageDeadLettered:
-    """The dead letter of the one message in a batch whose decision (`message`) is refused, once its
-    neighbours are decided on."""
+    """The dead letter of the one message in a batch whose decision (`message`) is rejected, once
+    the messages around it are decided on."""
     made = consumer(Script())
 
     def handle(state: int, warned: RunWarned, meta: Any) -> Decision:
@@ -105,7 +105,7 @@ async def _all_seen(log: PostgresLog) -> bool:
 async def test_a_character_that_the_database_lacks_ends_no_process(
     latin1_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A database from before it was refused."""
+    """The database was made before such databases were refused."""
     monkeypatch.setattr(migrating, "_refuse_encoding", lambda row: None)
     await migrate(latin1_url)
     letter = await neighbours_go_on(latin1_url, tmp_path, NARROW)

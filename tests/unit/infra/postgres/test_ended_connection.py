@@ -1,4 +1,5 @@
-"""A connection that the server has ended, but whose end has not arrived yet, is away: it is dropped."""
+"""A connection that the server has ended, but whose end has not arrived yet, counts as lost and is
+dropped."""
 
 import struct
 
@@ -11,7 +12,8 @@ pytestmark = pytest.mark.postgres
 
 FIELDS = b"SFATAL\0VFATAL\0C57P01\0Mterminating connection due to unexpected postmaster exit\0\0"
 ENDED = b"E" + struct.pack("!i", 4 + len(FIELDS)) + FIELDS
-"""What a server says last (protocol 3.0, ErrorResponse); nothing follows but the end of the stream."""
+"""The last message of a server (protocol 3.0, ErrorResponse); only the end of the stream
+follows."""
 
 
 async def test_the_next_call_is_away_and_the_one_after_it_gets_a_new_connection(

@@ -1,6 +1,6 @@
-"""The database goes back under who reads it: a copy was restored, or a replica took over that lacks the
-last transactions. Every cursor starts again from what the database says, and no cached state
-survives."""
+"""The database goes back in time under its readers: a copy was restored, or a replica took over
+that lacks the last transactions. Every cursor starts again from the database's answer, and no
+cached state survives."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -33,7 +33,7 @@ READS = {ME: [RunWarned.type]}
 
 
 class Ringing:
-    """Whoever waits for news is woken soon."""
+    """A notifier whose waiting readers are woken soon."""
 
     def subscribe(self) -> Wakeup:
         return Wakeup()
@@ -56,7 +56,7 @@ async def warn(world: World, step: int) -> Recorded:
 
 
 def back_to(world: World, num_events: int, *, noticed: bool = True) -> None:
-    """The world as it was after so many events, with places that are given out again."""
+    """The world as it was after this many events; later positions are assigned again."""
     world.events = world.events[:num_events]
     world.xid = world.events[-1].cursor.xid
     world.order = world.events[-1].cursor.position
@@ -80,7 +80,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def reading(world: World, bus: Bus) -> AsyncIterator[list[int]]:
-    """A consumer behind a bus, which subscribes again when that has to start again."""
+    """A consumer behind a bus, which subscribes again when the bus has to start again."""
     seen: list[int] = []
 
     async def loop() -> None:
@@ -128,7 +128,7 @@ async def test_a_bus_starts_again_where_the_database_says(make: Callable[[World]
 async def test_a_log_that_ends_below_a_cursor_is_noticed_by_itself(
     make: Callable[[World], Bus],
 ) -> None:
-    """Nothing else said that it went back: it was emptied and filled again in its place."""
+    """Nothing else announces that the log went back: it was emptied and filled again in place."""
     world = World()
     async with reading(world, make(world)) as seen:
         for step in range(1, 6):
@@ -168,7 +168,7 @@ async def test_twin_a_cache_that_is_kept_decides(
 
 
 async def _folds_after_going_back(tmp_path: Path) -> int:
-    """How many events are folded for a decision of a stream with one event before it."""
+    """The number of events that are folded for a decision of a stream with one event before it."""
     folds = 0
 
     def fold(event: object) -> None:

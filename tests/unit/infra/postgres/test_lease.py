@@ -1,4 +1,4 @@
-"""A process whose lease ran out ends, whatever its loops do."""
+"""A process whose lease expired ends, whatever its event loops do."""
 
 import asyncio
 import subprocess
@@ -29,7 +29,7 @@ async def main():
     )
     await keeper.start()
     print("at work", flush=True)
-    while True:  # its loop turns no more
+    while True:  # the event loop is blocked
         time.sleep(1)
 
 asyncio.run(main())
@@ -38,7 +38,7 @@ asyncio.run(main())
 
 @contextmanager
 def deaf(url: str, worker: str, how: str) -> Iterator["subprocess.Popen[str]"]:
-    """A process with a lease whose event loop does nothing any more."""
+    """A process with a lease whose event loop is blocked."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROCESS, url, worker, how],
         stdout=subprocess.PIPE,

@@ -1,4 +1,5 @@
-"""Who is woken by what: performers when there may be something to claim, readers of a log that grew."""
+"""Which waiters are woken by which change: performers when an effect may be claimable, readers when
+the log grew."""
 
 from collections.abc import AsyncIterator
 from uuid import uuid4
@@ -21,21 +22,21 @@ HERE = WorkerId("here")
 
 
 class Elsewhere:
-    """Another process that waits for both kinds of news."""
+    """Another process that waits for both kinds of notification."""
 
     def __init__(self, notifier: Notifier) -> None:
         self._log = notifier.subscribe(News.LOG)
         self._work = notifier.subscribe(News.WORK)
 
     async def hears(self, news: News) -> bool:
-        """Wait for these news; whether they came alone."""
+        """Wait for these notifications; return whether no others came."""
         kinds = {News.LOG: self._log, News.WORK: self._work}
         await kinds.pop(news).wait(60)
         [other] = kinds.values()
         return not _set(other)
 
     async def begin(self) -> None:
-        """It listens; what it was told by that is forgotten."""
+        """Start listening, and discard the notifications of the start itself."""
         for wakeup in (self._log, self._work):
             await wakeup.wait(60)
 

@@ -1,4 +1,4 @@
-"""The hot queries use their indexes, also inside of functions: the server itself says how it ran each
+"""The hot queries use their indexes, also inside functions. The server itself reports each plan
 (auto_explain), in a database that is large enough for the difference to show."""
 
 import asyncio
@@ -67,7 +67,7 @@ def large_url(server_url: str) -> Iterator[str]:
 
 
 class Plans:
-    """The plans of what ran since the last look."""
+    """The plans of the statements that ran since the last look."""
 
     def __init__(self) -> None:
         self._said: list[str] = []
@@ -77,7 +77,7 @@ class Plans:
             self._said.append(message.message.split("plan:", 1)[1])
 
     def take(self) -> list[dict[str, Any]]:
-        """Every node of every plan: what it does (`Node Type`), and with what."""
+        """Every node of every plan: its kind (`Node Type`) and its details."""
         nodes: list[dict[str, Any]] = []
         for text in self._said:
             self._walk(json.loads(text)["Plan"], nodes)
@@ -91,7 +91,8 @@ class Plans:
 
 
 class OneConnection:
-    """What `infra.postgres.pool.Pool` needs of a pool; a real one wants its connections back unheard."""
+    """The part of a pool that `infra.postgres.pool.Pool` needs; a real pool would insist on getting
+    its connections back."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection

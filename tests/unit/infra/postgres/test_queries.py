@@ -1,4 +1,5 @@
-"""Named queries: what a file may say, and that the files and the code have the same names."""
+"""Named queries: the syntax of their files, and that the files and the code name the same
+queries."""
 
 import ast
 from pathlib import Path

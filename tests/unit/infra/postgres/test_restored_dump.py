@@ -1,4 +1,5 @@
-"""A dump restored into a fresh cluster goes on: nothing is hidden, nothing consumed comes again."""
+"""A dump restored into a fresh cluster continues: no event is hidden, and no consumed event is
+delivered again."""
 
 import asyncio
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ async def raw_event(connection: asyncpg.Connection, version: int) -> UUID:
 
 
 async def crossed(url: str) -> tuple[UUID, UUID]:
-    """Two events of which the later in position has the earlier transaction."""
+    """Two events, of which the one with the later position has the earlier transaction."""
     early, late = await asyncpg.connect(url), await asyncpg.connect(url)
     transaction = early.transaction()
     await transaction.start()
@@ -95,7 +96,7 @@ async def consume_up_to(url: str, last: UUID) -> None:
 
 
 async def delivered(log: PostgresLog, notifier: Notifier, name: ConsumerName) -> list[UUID]:
-    """What a consumer still gets."""
+    """The events that a consumer is still given."""
     found: list[UUID] = []
     bus = EmbeddedBus(log, notifier)
     reading = bus.subscribe({name: [RunWarned.type]})
@@ -110,7 +111,8 @@ async def delivered(log: PostgresLog, notifier: Notifier, name: ConsumerName) ->
 
 
 async def filled(old: PostgresServer) -> tuple[str, UUID]:
-    """A database with a short history on the old cluster; and the event that READER did not get."""
+    """A database with a short history on the old cluster, and the event that READER has not
+    received."""
     name = f"t{uuid4().hex[:12]}"
     await execute(old.url, f"create database {name}")
     url = old.url_of(name)

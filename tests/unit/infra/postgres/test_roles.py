@@ -1,5 +1,6 @@
-"""What processes may not do to the database, on the embedded default and on a server; each protection
-alone is enough, and without both the same statement goes through."""
+"""Processes of the product may not change the database beyond their role, on the embedded default
+and on a server. Each protection is enough by itself, and without both the same statement
+succeeds."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -131,7 +132,7 @@ async def test_an_owner_who_is_no_superuser_can_migrate(postgres_url: str) -> No
 
 
 async def test_a_login_of_ones_own_needs_only_the_role(database_url: str) -> None:
-    """The owner migrates; processes may come as another user, who owns nothing."""
+    """The owner migrates; processes may log in as another user, which owns nothing."""
     user = f"u{uuid4().hex[:12]}"
     await execute(database_url, f"create role {user} login password 'x' in role {ROLE}")
     own = _as(database_url, user)

@@ -1,4 +1,5 @@
-"""`schema.sql` is what the migrations end in: both make the same database, as pg_dump describes it."""
+"""`schema.sql` is the result of the migrations: both make the same database, as pg_dump describes
+it."""
 
 import asyncio
 import re
@@ -16,7 +17,7 @@ from tests.kit.postgres import bare_database, execute
 SCHEMA = DIRECTORY.parent / "schema.sql"
 
 HEADING = re.compile(r"^--\n-- Name: (.+); Type: (.+); Schema: .*\n--\n", re.M)
-"""What pg_dump writes before each object."""
+"""The comment that pg_dump writes before each object."""
 
 NOISE = re.compile(r"('[^']*')|--[^\n]*|^\\\w+ \w+$", re.M)
 """A literal, which is kept, or a comment or a command of psql."""
@@ -33,7 +34,7 @@ def migrated(postgres_url: str) -> Objects:
 
 @contextmanager
 def database_of_the_page(postgres_url: str) -> Iterator[str]:
-    """A database that is made by schema.sql."""
+    """A database that is made from schema.sql."""
     with bare_database(postgres_url) as url:
         asyncio.run(execute(url, SCHEMA.read_text()))
         yield url

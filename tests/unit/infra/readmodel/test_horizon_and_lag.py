@@ -1,4 +1,5 @@
-"""What holds the log back, and how far consumers are behind: true, and cheap enough to ask often."""
+"""Which transactions hold the log back, and how far consumers are behind: the figures are true, and
+cheap enough to be read often."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -34,7 +35,7 @@ from generate_series(1, {events}) n
 
 @asynccontextmanager
 async def open_transaction(url: str, sql: str, *, isolation: str) -> AsyncIterator[Any]:
-    """A transaction that has done this, and idles."""
+    """A transaction that has run this statement and idles."""
     connection = await asyncpg.connect(url)
     try:
         transaction = connection.transaction(isolation=isolation)
@@ -107,7 +108,7 @@ async def test_lag_is_exact_when_small_and_by_positions_when_large(database: Dat
 
 @pytest.fixture
 def preparing() -> Iterator[str]:
-    """A database of a server that lets transactions be prepared."""
+    """A database on a server that allows prepared transactions."""
     need_programs()
     with (
         postgres_server(settings={"max_prepared_transactions": "2"}) as server,
@@ -119,8 +120,8 @@ def preparing() -> Iterator[str]:
 async def test_a_prepared_transaction_holds_the_log_back_until_somebody_ends_it(
     preparing: str,
 ) -> None:
-    """It belongs to no session: whoever prepared it is gone, no time limit ends it, and its event is
-    older than what was appended meanwhile."""
+    """A prepared transaction belongs to no session: the session that prepared it is gone, no time
+    limit ends it, and its event is older than the events appended in the meantime."""
     await execute(preparing, f"begin;{FILL.format(events=1)};prepare transaction 'left'")
     async with open_database(preparing) as database, Notifier(database) as notifier:
         log, platform = PostgresLog(database, notifier), PlatformState(database)

@@ -1,4 +1,4 @@
-"""What a run waits for is said, whatever it is: from facts alone, and with facts from a database."""
+"""The reason why a run waits is always shown: from events alone, and with facts from a database."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -231,7 +231,7 @@ async def test_broker_consumers_and_disks_are_read(database: Database, tmp_path:
 
 @asynccontextmanager
 async def writing(url: str, version: int) -> AsyncIterator[int]:
-    """An open transaction that has appended an event; the pid of its session."""
+    """An open transaction that has appended an event; gives the pid of its session."""
     connection = await asyncpg.connect(url, server_settings={"application_name": "forgotten"})
     try:
         await connection.execute("begin")
@@ -244,7 +244,7 @@ async def writing(url: str, version: int) -> AsyncIterator[int]:
 
 @pytest.fixture
 def preparing() -> Iterator[str]:
-    """A database of a server that lets transactions be prepared."""
+    """A database on a server that allows prepared transactions."""
     need_programs()
     with (
         postgres_server(settings={"max_prepared_transactions": "2"}) as server,
@@ -255,7 +255,7 @@ def preparing() -> Iterator[str]:
 
 @pytest.mark.postgres
 async def test_who_holds_the_horizon_is_named(preparing: str) -> None:
-    """By a process that may not see the sessions of others."""
+    """The reader is a process that may not see the sessions of other users."""
     await execute(preparing, WORKERS.format())
     prepared = f"begin;{appended(1)};prepare transaction 'left'"
     await execute(preparing, prepared)

@@ -1,5 +1,5 @@
-"""The database goes away and comes back under a runtime: nothing is lost, nothing done twice, and no
-claim is forgotten, whether an answer was lost before or after the write."""
+"""The database goes away and comes back under a runtime: nothing is lost, nothing is done twice,
+and no claim is forgotten, whether a response was lost before or after the write."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.kit.hosting import Bench, Script, consumer
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here says that the world changed: look often."""
+    """Nothing here notifies the runtime of a change, so it polls often."""
     monkeypatch.setattr(performer, "SLOW_POLL_S", 0.05)
     monkeypatch.setattr(errors, "PAUSE_S", 0.05)
     monkeypatch.setattr(attempt, "STORE_PAUSE_S", 0.0)

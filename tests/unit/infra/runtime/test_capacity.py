@@ -1,4 +1,4 @@
-"""A process holds no more effects than it has room for, however they come to it."""
+"""A process holds no more effects than it has room for, however it obtains them."""
 
 import asyncio
 from dataclasses import replace
@@ -17,7 +17,8 @@ ASKED, CAPACITY = 40, 3
 
 
 class Counting:
-    """A consumer that asks for many effects at once, and how many of them were in hand at most."""
+    """A consumer that requests many effects at once, and the largest number of them that were in
+    progress together."""
 
     def __init__(self) -> None:
         self.performed: set[str] = set()

@@ -73,7 +73,7 @@ WRONG = [
 
 
 def declared(**parts: str) -> str:
-    """A consumer on one line, with these parts instead of the right ones."""
+    """A consumer on one line, with these parts in place of the right ones."""
     arguments = ", ".join(f"{name}={value}" for name, value in {**RIGHT, **parts}.items())
     kind = "Consumer[int, GroupGraded, GradeMessage, GradeGroup]"
     return f"{kind}(name=ConsumerName('x'), category='grade', {arguments})"

@@ -1,4 +1,5 @@
-"""A message that nobody can take: put aside whole, its neighbours unharmed, driven again on request."""
+"""A message that no consumer can process is put aside whole; its neighbours are processed, and it
+is retried on request."""
 
 import json
 from collections.abc import Callable
@@ -20,12 +21,12 @@ from tests.kit.hosting import Bench, Script, consumer
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here says that a run was released: look often."""
+    """Nothing here notifies the runtime that a run was released, so it polls often."""
     monkeypatch.setattr(performer, "SLOW_POLL_S", 0.05)
 
 
 def refuse(run: str) -> Callable[[object], None]:
-    """Raises for everything of this run."""
+    """Raise for every message of this run."""
 
     def check(event: object) -> None:
         if getattr(event, "run", getattr(getattr(event, "effect", None), "run_id", "")) == run:
@@ -84,8 +85,8 @@ async def test_a_raising_decider_holds_its_run_alone(tmp_path: Path) -> None:
 async def test_whose_stream_moves_while_it_is_put_aside_is_decided_on_after_all(
     tmp_path: Path,
 ) -> None:
-    """It fails on what its stream was, each time; before the letter is written another process appends
-    what it lacks."""
+    """Each attempt fails because of the stream's state; before the dead letter is written, another
+    process appends the missing event."""
     script, raised = Script(), []
     bench = Bench(tmp_path, [consumer(script)])
 
@@ -156,7 +157,8 @@ async def test_a_decision_too_large_to_write_is_put_aside(tmp_path: Path) -> Non
 async def test_who_raises_in_the_cascade_is_left_to_the_bus_and_the_cause_is_kept(
     tmp_path: Path,
 ) -> None:
-    """Two consumers in one process: the second cannot decide on what the first one emits."""
+    """Two consumers share a process; the second one cannot decide on the events that the first one
+    emits."""
     first, second = Script(), Script(on_event=refuse("bad"))
     reader = replace(
         consumer(second, name="second"),
@@ -265,7 +267,8 @@ async def test_a_run_with_two_letters_is_held_until_both_are_driven_again(tmp_pa
 
 @pytest.mark.parametrize("character", ["x", '"', "\x01", "ü", "\N{GRINNING FACE}"])
 async def test_bytes_of_any_size_and_kind_are_kept(tmp_path: Path, character: str) -> None:
-    """A letter is always small enough to be written; what it does not show is an artifact."""
+    """A dead letter is always small enough to be written; the part that it does not show is an
+    artifact."""
     bench = Bench(tmp_path, [consumer(Script())])
     (bad,) = await bench.warn("bad", 1)
     data = json.dumps({"run": "bad", "step": "none", "more": character * 60_000})

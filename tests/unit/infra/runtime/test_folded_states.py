@@ -1,5 +1,5 @@
-"""Folded states: snapshots are saved as a stream grows, so that a start after a crash is quick however
-long the history; a long history is read in pages."""
+"""Snapshots of folded states are saved as a stream grows, so that a start after a crash is quick
+however long the history is; a long history is read in pages."""
 
 from dataclasses import replace
 from functools import partial
@@ -26,12 +26,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def counting(script: Script) -> AnyConsumer:
-    """Its state is how many events its stream holds; it can be kept."""
+    """A consumer whose state is the number of events in its stream, and can be saved."""
     return replace(consumer(script), snapshots=int)
 
 
 async def folded_anew(bench: Bench) -> tuple[int, int]:
-    """(the state, how many events were folded for it) by a process that has just started."""
+    """(the state, the number of events folded for it) in a process that has just started."""
     seen: list[object] = []
     anew = counting(Script(on_fold=seen.append))
     loaded = await StateCache(cast("Any", bench.log)).load({STREAM: anew})
@@ -43,7 +43,7 @@ def _has_seen(bench: Bench, count: int) -> bool:
 
 
 async def lived(bench: Bench, count: int) -> None:
-    """One process decides so many times, one after the other, and keeps the stream in memory."""
+    """One process makes this many decisions one after the other, and keeps the stream in memory."""
     async with bench.running():
         for n in range(1, count + 1):
             await bench.warn("r", n)

@@ -1,4 +1,5 @@
-"""What the database refuses to hold is put aside like what no decider can decide on: alone."""
+"""A message is put aside by itself when the database rejects its decision, as when its decider
+raises."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,12 +20,12 @@ POISON = "poison"
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here says that a run was released: look often."""
+    """Nothing here notifies the runtime that a run was released, so it polls often."""
     monkeypatch.setattr(performer, "SLOW_POLL_S", 0.05)
 
 
 class Picky(MemoryLog):
-    """Cannot hold a certain text, and does not say where it met it."""
+    """A log that cannot hold a certain text, and does not say in which event it found it."""
 
     commits = 0
 
@@ -43,7 +44,7 @@ def picky(tmp_path: Path, consumers: Sequence[Any]) -> tuple[Bench, Picky]:
 
 
 def poisoned(script: Script, *, name: str = "bench") -> Any:
-    """The bench's consumer; what it decides about the run `bad` cannot be held."""
+    """The bench's consumer; its decision about the run `bad` cannot be stored."""
     made = consumer(script, name=name)
 
     def handle(state: int, message: Any, meta: Any) -> Decision:
@@ -86,7 +87,7 @@ async def test_an_outcome_is_put_aside_and_its_run_held(tmp_path: Path) -> None:
 async def test_what_the_cascade_decides_is_left_to_the_bus_and_the_cause_is_kept(
     tmp_path: Path,
 ) -> None:
-    """Two consumers in one process: what the second one decides cannot be held."""
+    """Two consumers share a process; the decision of the second one cannot be stored."""
 
     def follow(state: int, message: CheckpointFailed, meta: Any) -> Decision:
         text = POISON if message.run == "bad" else "seen"
@@ -114,7 +115,7 @@ def _failed(bench: Bench) -> list[str]:
 
 
 class Ascii(MemoryLog):
-    """Holds nothing but ASCII, as a database of another encoding."""
+    """A log that holds nothing but ASCII, like a database of another encoding."""
 
     async def commit(self, commit: Commit) -> Sequence[Recorded]:
         if not all(new.event.model_dump_json().isascii() for new in commit.events):

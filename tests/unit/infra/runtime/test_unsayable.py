@@ -1,5 +1,5 @@
-"""Errors whose text no database takes lose no effect: their attempts are counted, and the last one is an
-outcome. On Postgres, for the in-memory twin takes any text."""
+"""Errors whose text no database accepts lose no effect: attempts are counted, and the last error
+becomes the outcome. Postgres only, because the in-memory twin accepts any text."""
 
 import asyncio
 import logging
@@ -29,14 +29,14 @@ TEXTS = ("a NUL \0 in it", "half a pair \ud83d of surrogates", "\x1b[31mred\x07"
 
 
 class Unsayable(Exception):
-    """It cannot even be shown."""
+    """An error that cannot be converted to text."""
 
     def __str__(self) -> str:
         raise RuntimeError("no")
 
 
 def failing(error: Callable[[], Exception]) -> AnyConsumer:
-    """A consumer whose effect always raises; what comes of it is recorded in its stream."""
+    """A consumer whose effect always raises; the outcome is recorded in its stream."""
     script = Script(asks=True)
     plain_one = consumer(script)
 
@@ -57,7 +57,7 @@ def failing(error: Callable[[], Exception]) -> AnyConsumer:
 
 
 async def outcome(log: PostgresLog, run: str) -> CheckpointFailed:
-    """What was recorded about the effect of this run."""
+    """The recorded outcome of this run's effect."""
     async with asyncio.timeout(60):
         while True:
             found = await log.load({checkpoint_stream(run): 0})
@@ -118,7 +118,7 @@ async def test_a_performer_that_fails_beside_the_attempt_gives_back_and_goes_on(
 async def test_what_cannot_even_be_given_back_is_found_again(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twin of cleaning the text: Postgres refuses it, and still the effect is not lost."""
+    """Twin of cleaning the text: Postgres rejects it, and still the effect is not lost."""
     monkeypatch.setattr("infra.postgres.effects.plain", lambda text: text)
     monkeypatch.setattr("infra.runtime.attempt.describe_error", str)
     times = 0

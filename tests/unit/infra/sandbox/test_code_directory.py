@@ -1,4 +1,4 @@
-"""Unpacked user code is nobody else's to read, and does not outlive its process."""
+"""Unpacked user code is readable by no other user, and is removed with its process."""
 
 import os
 import signal

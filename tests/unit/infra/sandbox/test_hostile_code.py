@@ -1,4 +1,5 @@
-"""User code that attacks the process it runs in, its pipe, or its neighbours: its own sample fails."""
+"""User code attacks the process that it runs in, its pipe, or its neighbours; only its own sample
+fails."""
 
 import asyncio
 import json
@@ -42,7 +43,7 @@ def framed(data):
 
 
 def seize(pid):
-    # By a process of a session of its own, which never waits for what it traces.
+    # The tracer runs in a session of its own and never waits for its target.
     reading, writing = os.pipe()
     if os.fork() == 0:
         os.setsid()
@@ -135,8 +136,8 @@ async def run(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
 
 
 async def failure(user: ProcessSandbox, rollout: RolloutRef, what: str) -> UserCodeError:
-    """How a sample fails in the end, run again as its effect would be; within a time that only a hang
-    exceeds."""
+    """The final failure of a sample, which is retried as its effect would be, within a time that
+    only a hang exceeds."""
     async with asyncio.timeout(120):
         for _ in range(sandbox.TRIES + 1):
             try:
@@ -149,7 +150,7 @@ async def failure(user: ProcessSandbox, rollout: RolloutRef, what: str) -> UserC
 
 
 def patch_sdk(user: ProcessSandbox, file: str, old: str) -> None:
-    """Take a line out of what runs beside user code."""
+    """Remove a line from the SDK code that runs in the process of user code."""
     path = user._sdk / "headrace" / file
     source = path.read_text()
     assert old in source
@@ -199,7 +200,8 @@ async def test_twin_the_launcher_is_who_sets_them(
 async def test_nothing_of_the_users_comes_before_the_limits(
     user: ProcessSandbox, rollout: RolloutRef
 ) -> None:
-    """What takes the host's place says what holds at its first byte; the launcher saw no variable."""
+    """A program in the host's place reports its limits at its first byte; the launcher saw no
+    variable."""
     (user._sdk / "headrace" / "host.py").write_text(
         "import os, struct, sys\n"
         "status = dict(line.split(':', 1) for line in open('/proc/self/status'))\n"
@@ -219,7 +221,7 @@ async def test_nothing_of_the_users_comes_before_the_limits(
 async def test_variables_of_the_loader_are_refused(
     user: ProcessSandbox, rollout: RolloutRef, name: str
 ) -> None:
-    """They are refused at submit too; this is for what was recorded before."""
+    """They are refused at submit too; this check is for values that were recorded before."""
     error = await failure(user, rollout.model_copy(update={"env": {name: "x"}}), "fine")
     assert error.category == FailureCategory.VALIDATION
     assert name in error.message

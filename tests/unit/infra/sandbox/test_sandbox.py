@@ -1,4 +1,5 @@
-"""Confined processes: what user code does concerns its own sample, and nothing of ours is in reach."""
+"""Confined processes: user code affects only its own sample, and can reach nothing of the
+platform."""
 
 import asyncio
 import os
@@ -158,7 +159,8 @@ async def run(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
 
 
 async def failure(user: ProcessSandbox, rollout: RolloutRef, what: str) -> UserCodeError:
-    """How a sample fails, run again (as its effect would be) when the fault may be another's."""
+    """The failure of a sample, which is retried (as its effect would be) when the fault may not be
+    its own."""
     for _ in range(sandbox.TRIES + 1):
         try:
             await run(user, rollout, what)
@@ -189,7 +191,7 @@ async def test_a_sample_fails_alone_and_says_how(
 
 
 async def until_known(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
-    """What a sample answers, or how it fails; run again, as its effect would be."""
+    """The answer of a sample, or its failure; the sample is retried as its effect would be."""
     for _ in range(sandbox.TRIES + 1):
         try:
             return await run(user, rollout, what)
@@ -234,7 +236,8 @@ async def test_a_process_that_is_killed_is_not_the_samples_fault(
 async def test_an_attempt_whose_process_was_killed_is_never_gone_on_with(
     user: ProcessSandbox, rollout: RolloutRef
 ) -> None:
-    """Each call runs the sample once: what a killed attempt has asked the policy stays its own."""
+    """Each call runs the sample once: the requests of a killed attempt to the policy stay its
+    own."""
     with tempfile.TemporaryDirectory() as deaths:
         Path(deaths).chmod(0o755)
         file = Path(deaths, "running")

@@ -1,4 +1,4 @@
-"""Settings: defaults, and one line for what may not be."""
+"""Settings: their defaults, and a one-line error for each value that is not allowed."""
 
 import logging
 import os

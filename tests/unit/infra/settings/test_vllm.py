@@ -1,4 +1,5 @@
-"""vLLM beside the learner: its settings; the supervisor starts, restarts and stops it in order."""
+"""vLLM on the learner's machine: its settings, and that the supervisor starts, restarts and stops
+it in order."""
 
 import json
 import os

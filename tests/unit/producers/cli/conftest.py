@@ -1,4 +1,4 @@
-"""A small HTTP server for tests: it answers from a table and records the requests."""
+"""A small HTTP server for tests, which answers from a table and records the requests."""
 
 import json
 import threading
@@ -30,7 +30,8 @@ class ReceivedRequest:
 
 @dataclass
 class FakeServer:
-    """`answers[(method, path)]` is a list. Each request takes the first answer; the last one stays."""
+    """`answers[(method, path)]` is a list. Each request takes the first answer; the last one
+    stays."""
 
     url: str = ""
     answers: dict[tuple[str, str], list[Answer | None]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the commands ask of a server, and what they do with its answers."""
+"""The requests that the commands send to a server, and how they handle its responses."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""A config file is looked at before it is parsed."""
+"""A config file is checked before it is parsed."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The help pages: every command and option is explained, in a line that a list of commands can hold."""
+"""The help pages explain every command and option, in a line that fits into a list of commands."""
 
 from collections.abc import Iterator
 
@@ -47,7 +47,7 @@ def test_no_line_in_a_list_of_commands_is_cut_off(context: click.Context) -> Non
 
 @pytest.mark.parametrize("name", list(TRAIN))
 def test_a_list_of_commands_says_what_the_command_itself_says(name: str) -> None:
-    """The list is written without an import of the command, so its line is written twice."""
+    """The list is made without importing the command, so its line is written in two places."""
     context = click.Context(train, info_name="train")
     found = train.get_command(context, name)
     assert found is not None

@@ -1,4 +1,5 @@
-"""What `headrace up --detach` waits for, and how `headrace status` shows a process that starts."""
+"""The conditions that `headrace up --detach` waits for, and how `headrace status` shows a process
+that is starting."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Parquet becomes JSON Lines where the file lies; the server never reads it."""
+"""Parquet files are converted to JSON Lines by the CLI; the server never reads Parquet."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Following a run: the stream, its resumption, the fold, and leaving while it goes on."""
+"""Following a run: the stream, its resumption, the fold, and leaving while the run continues."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""A hub id is looked up at submit: a misspelt name or a hub that is away is told at once, in full."""
+"""A hub id is checked at submit: a misspelt name, or a hub that does not answer, is reported in
+full before the run starts."""
 
 import asyncio
 import json
@@ -29,7 +30,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 async def refused(name: str) -> str:
-    """What is said of a model, within the time that a submit may take."""
+    """The error for this model id, which must come within the time that a submit may take."""
     async with asyncio.timeout(5):
         with pytest.raises(InvalidConfig) as caught:
             await hub_config(name)

@@ -1,4 +1,4 @@
-"""What is known of a model before it is loaded."""
+"""The facts about a model that are known before it is loaded."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The application, over a database of each test's own."""
+"""The application, over a database that each test has to itself."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who may speak to the API, and what strangers hear."""
+"""Which callers may use the API, and which errors other callers get."""
 
 from typing import Any
 

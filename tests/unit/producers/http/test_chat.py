@@ -1,4 +1,4 @@
-"""A chat with a checkpoint goes through a device worker's internal door."""
+"""A chat with a checkpoint goes through the internal endpoint of a device worker."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Dead letters over the API: listed, shown whole, driven again, and what a run says meanwhile."""
+"""Dead letters over the API: listed, shown whole, retried, and shown in the state of their run."""
 
 import asyncio
 import base64
@@ -28,7 +28,8 @@ async def poisoned(app: Application, run: str = "r1", *, pauses: bool = True) ->
 
 
 async def last_of(log: EventLog, kind: str) -> Recorded:
-    """The log's last event, once it is one of this kind: the tail waits for whoever still writes."""
+    """The log's last event, once it is of this kind; the tail waits for writers that have not
+    committed."""
     async with asyncio.timeout(90):
         while True:
             found, _ = await log.tail(Cursor(), limit=500)
@@ -107,7 +108,7 @@ async def test_two_redrives_at_the_same_time_are_one(app: Application) -> None:
     letter = await poisoned(app)
     asked = (app.services.dead_letters.redrive(str(letter.id)) for _ in range(5))
     told = await asyncio.gather(*asked, return_exceptions=True)
-    # One that looks after another has finished is refused; all that were let through name one event.
+    # A request that looks after another has finished is refused; all accepted ones name one event.
     through = {a.id for a in told if not isinstance(a, BaseException)}
     assert len(through) == 1
     assert all(isinstance(a, Conflict) for a in told if isinstance(a, BaseException))

@@ -1,5 +1,5 @@
-"""What an operator watches: where a step's time goes, tokens per second, staleness, what waits, dead
-letters. Every figure is one that the test knows beforehand."""
+"""The metrics that an operator watches: the parts of a step's time, tokens per second, staleness,
+waiting work, dead letters. The test knows every figure beforehand."""
 
 from uuid import uuid4
 
@@ -17,8 +17,8 @@ TIMES = {"generate": 0.5, "grade": 0.25, "wait": 0.1, "learn": 0.125, "publish":
 
 
 async def trained(app: Application, *, tokens: dict[int, float]) -> None:
-    """A run `first` that is under way, with these tokens at its steps, which took two seconds each; and
-    one that has finished."""
+    """A run `first` that is in progress, with these tokens at its steps, which took two seconds
+    each; and a run that has finished."""
     await app.append(whole_run("r0", "over", steps=1))
     await app.append(beginning("r1", "first", steps=9))
     for number, count in tokens.items():

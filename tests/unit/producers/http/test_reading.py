@@ -1,4 +1,4 @@
-"""A run that took place, read through the API: info, samples, logs, trace, checkpoints, events."""
+"""A finished run, read through the API: info, samples, logs, trace, checkpoints, events."""
 
 import asyncio
 import json
@@ -22,7 +22,8 @@ STEPS = 3
 
 @pytest.fixture
 async def told(app: Application) -> Application:
-    """With a run `first` (id r1) of three steps that has finished, its artifacts in place."""
+    """An application with a finished run `first` (id r1) of three steps, whose artifacts are
+    stored."""
     artifacts = app.services.artifacts
     rows = [
         DatasetRow(prompt=(Message(role="user", content=f"Say {n}"),), label=str(n))
@@ -45,7 +46,7 @@ async def told(app: Application) -> Application:
 
 
 async def stored(app: Application, group: str) -> None:
-    """The group's artifact: its reference says it is a row."""
+    """Store the group's artifact, whose reference says that it is a row."""
     data = batch_of(group)
     await app.database.durable.execute(
         "insert into artifacts (sha256, data) values ($1, $2)", reference(data).sha256, data
@@ -230,7 +231,8 @@ async def test_a_stream_goes_on_where_it_broke_and_ends_with_the_run(app: Applic
 
 
 async def test_a_stream_starts_again_when_the_database_went_back(app: Application) -> None:
-    """A reader that is there, and one that comes back with an id from what did not happen."""
+    """The cases: a reader that is connected, and one that comes back with the id of an event that
+    was lost."""
     await app.append(list(beginning("r1", "first", steps=1)))
     following = asyncio.ensure_future(stream(app, "r1"))
     await app.append(list(step("r1", 1)))

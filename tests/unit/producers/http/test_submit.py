@@ -1,4 +1,5 @@
-"""Submitting runs: what is refused, what is appended, and what asking twice means."""
+"""Submitting runs: which requests are refused, which events are appended, and the effect of
+submitting twice."""
 
 import json
 from datetime import UTC, date
@@ -40,7 +41,7 @@ def config(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 async def ready(app: Application) -> Application:
-    """With a dataset and a workspace."""
+    """An application that has a dataset and a workspace."""
     assert (await app.upload("numbers", rows(8))).status_code == 200
     made = await app.post("/workspaces", {"url": "/repo", "name": "w"})
     assert made.status_code == 201, made.text
@@ -109,7 +110,7 @@ async def test_asking_again_is_the_same_run_and_other_things_are_refused(
 
 
 async def runs_of_a_request_whose_answer_was_lost(ready: Application) -> int:
-    """A client whose connection broke asks again, as every client of ours does."""
+    """A client whose connection broke sends its request again, as every client of ours does."""
     for _ in range(2):
         made = await ready.post("/runs", {"config": config()}, Idempotency_Key="k")
         assert made.status_code == 201, made.text

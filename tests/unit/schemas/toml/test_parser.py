@@ -1,4 +1,4 @@
-"""Mistakes in a TOML become sentences with a key; what is not built is refused by name."""
+"""Mistakes in a TOML become sentences with a key; unsupported features are refused by name."""
 
 import datetime
 import difflib
@@ -191,7 +191,7 @@ def test_an_evaluation_is_read_with_its_own_sections() -> None:
 
 
 def test_thousands_of_unknown_keys_are_answered_by_the_first_hundred() -> None:
-    """Each unknown key is compared with all that are known: the number of comparisons is bounded."""
+    """Each unknown key is compared with all known keys, so the number of comparisons is bounded."""
     found = refused(training={f"learning_rote_{number}" * 20: 1 for number in range(20_000)})
     assert len(found) <= MOST_ISSUES
     assert all(len(key) < 100 for key in found)

@@ -1,5 +1,5 @@
-"""A key that the run would not read is refused by name, in every section; other trainers' names of
-keys are told what they are called here."""
+"""A key that the run would not read is refused by name, in every section. For a key of another
+trainer, the error gives the name that the key has here."""
 
 from typing import Any
 

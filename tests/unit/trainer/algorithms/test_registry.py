@@ -1,5 +1,5 @@
-"""All objectives in float64: packing and micro-batches change nothing, gradients are slopes, and
-what is not known is not learned from."""
+"""All objectives in float64: packing and micro-batches change nothing, gradients agree with finite
+differences, and missing values are not learned from."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ SLOW_POINTS = 5
 
 
 class Unshared(Policy):
-    """The same forward pass, each row for itself."""
+    """The same forward pass, with each row run by itself."""
 
     @property
     def shares_prompts(self) -> bool:
@@ -46,7 +46,8 @@ def leaves(policy: Policy) -> dict[str, torch.Tensor]:
 
 
 def moved(policy: Policy) -> Policy:
-    """The policy a little further on, as after an update: the ratio to pi_prox is not 1."""
+    """The policy after a small change, as after an update, so that the ratio to pi_prox is not
+    1."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for tensor in leaves(policy).values():
@@ -76,7 +77,8 @@ def gradients(
 def trained(
     policy: Policy, variant: str, groups: tuple[GradedGroup, ...] = MIXED, **changes: Any
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Gradients and metrics of the second update, with what was known before the first."""
+    """Gradients and metrics of the second update, with the logprobs that were measured before the
+    first."""
     objective, hyperparameters = chosen(variant)
     batch = prepare(policy, groups, objective, replace(hyperparameters, **changes))
     return gradients(moved(policy), batch)
@@ -117,7 +119,8 @@ def test_the_gradient_is_the_slope(variant: str) -> None:
 
 
 def test_the_gradient_of_cispo_is_that_of_weighted_log_probabilities() -> None:
-    """Where every weight is at its bound the loss is - bound A log pi, and its slope can be taken."""
+    """Where every weight is at its bound the loss is - bound A log pi, whose gradient can be
+    checked."""
     policy = policy64()
     objective, hyperparameters = chosen("cispo")
     batch = prepare(policy, MIXED, objective, replace(hyperparameters, clip_high=-0.999))
@@ -136,7 +139,7 @@ def test_the_gradient_of_cispo_is_that_of_weighted_log_probabilities() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_missing_reward_changes_nobody_else_s_gradient(variant: str) -> None:
-    """None, NaN and infinity are the same: no reward."""
+    """A reward of None, NaN or infinity counts as missing."""
     found = []
     for missing in (None, float("nan"), float("-inf")):
         groups = (group(0, (1.0, missing, 0.0)), group(1, (0.0, 0.5)))
@@ -196,7 +199,8 @@ def test_the_kl_of_reinforce_plus_plus_is_in_the_reward_and_with_a_baseline_in_t
 
 
 def test_reinforce_plus_plus_with_a_baseline_by_hand() -> None:
-    """Rewards 1 and 0 to one prompt, 0.5 and 0.5 to the other, an action each; all written out."""
+    """Rewards 1 and 0 for one prompt, 0.5 and 0.5 for the other, one action each; all written
+    out."""
     now, ref = [-1.0, -1.2, -0.9, -1.1], [-1.1, -1.0, -1.0, -0.8]
     white = [0.5, -0.5, 0.0, 0.0]
     deviation = math.sqrt(sum(x * x for x in white) / 3 + 1e-8)

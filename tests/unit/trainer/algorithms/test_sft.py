@@ -1,4 +1,5 @@
-"""The supervised loss: packed as unpacked, no row sees another, and as Transformers computes it."""
+"""The supervised loss: packed equals unpacked, no row sees another, and Transformers computes the
+same."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -77,7 +78,7 @@ def test_packed_is_unpacked(made: Callable[[], Policy], near: float, turns: Loss
 
 
 def test_the_loss_is_that_of_transformers() -> None:
-    """One row after the other; Transformers' norms round to fp32 within."""
+    """Transformers runs one row after another, and its norms round to fp32 internally."""
     policy = policy64()
     loss, gradients, _ = taken(policy, tokens=4096)
     plain, others, _ = taken(without_decoder(policy), tokens=1)
@@ -87,7 +88,8 @@ def test_the_loss_is_that_of_transformers() -> None:
 
 
 def test_no_conversation_sees_another() -> None:
-    """Other words in one of two packed conversations leave the logprobs of the other as they are."""
+    """Changing the words in one of two packed conversations leaves the logprobs of the other
+    unchanged."""
     policy = policy64()
     chat = chat_of(policy)
     found = []
@@ -123,7 +125,8 @@ def test_what_is_learned_is_counted_and_what_is_cut_too() -> None:
 async def test_the_held_out_loss_is_that_of_the_version_and_changes_nothing(
     engine: Engine,
 ) -> None:
-    """A step's loss is that of the version before it, so it can be compared with what was measured."""
+    """A step's loss is that of the version before the step, so it can be compared with the held-out
+    loss."""
     asked = job(algorithm="sft", micro_batch_tokens=32)
     zero = (await engine.learner.initialize(asked)).state
     measured = await engine.learner.evaluate(asked, 0, TALK)

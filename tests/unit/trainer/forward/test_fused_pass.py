@@ -1,4 +1,5 @@
-"""The learner's fused pass against the plain one, in float64: values and gradients of every adapter."""
+"""The learner's fused pass against the plain one, in float64: values, and gradients of every
+adapter."""
 
 from collections.abc import Callable
 from dataclasses import replace

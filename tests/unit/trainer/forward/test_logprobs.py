@@ -1,4 +1,4 @@
-"""Log-probabilities made a chunk at a time, against torch's own over all logits."""
+"""Log-probabilities computed a chunk at a time, against torch's own over all logits."""
 
 from typing import Any
 
@@ -56,7 +56,8 @@ def test_no_actions_have_no_logprobs() -> None:
 
 
 def test_no_tensor_holds_the_logits_of_all_actions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither while they are made nor for the backward pass. Twin: in one chunk, one does."""
+    """Neither during their computation nor for the backward pass. Twin: with a single chunk, one
+    tensor does."""
     hidden, head, target = drawn()
 
     def largest(chunk: int) -> int:

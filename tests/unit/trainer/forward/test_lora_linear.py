@@ -1,4 +1,4 @@
-"""The written-out gradient of adapted projections, against autograd's own."""
+"""The hand-written gradient of projections with adapters, against autograd's own."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def drawn(*shape: int, seed: int, grad: bool = False) -> torch.Tensor:
 
 
 def modules() -> list[AdaptedLinear]:
-    """Three, of several widths and ranks, one with a bias."""
+    """Three modules of several widths and ranks, one with a bias."""
     return [
         AdaptedLinear(
             drawn(wide, INPUTS, seed=wide),

@@ -1,4 +1,4 @@
-"""Ways to run a pass: recomputed, compiled, without padding. None of them changes what is computed."""
+"""Ways to run a pass: recomputed, compiled, without padding. None of them changes the result."""
 
 from dataclasses import replace
 from typing import Any
@@ -49,15 +49,15 @@ def tiny(**advanced: Any) -> Policy:
 
 
 def test_recomputed_gradients_have_the_same_bits() -> None:
-    """Both through torch: what C keeps it does not compute again."""
+    """Both run through torch, because the C functions keep what torch would compute again."""
     kept, again = trained(tiny(deterministic=True)), trained(tiny(recompute=True))
     assert kept.keys() == again.keys()
     assert all(torch.equal(kept[name], again[name]) for name in kept)
 
 
 def peak_bytes(policy: Policy, micro: MicroBatch) -> int:
-    """The most memory that tensors took at a time in a forward and backward pass, beside what was
-    there before."""
+    """The peak memory of tensors in a forward and backward pass, less the memory that was in use
+    before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         policy.logprobs(micro, temperature=1.0)[0].sum().backward()
     results = recorded.profiler.kineto_results
@@ -70,7 +70,8 @@ def peak_bytes(policy: Policy, micro: MicroBatch) -> int:
 
 
 def test_recomputing_takes_less_memory() -> None:
-    """Eight layers keep eight layers' activations, or their eight inputs and one layer's."""
+    """Eight layers keep either the activations of eight layers, or eight inputs and the activations
+    of one layer."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -98,7 +99,7 @@ def test_recomputing_takes_less_memory() -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo's own
 def test_compiled_steps_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced as a GPU would have it, run by the eager backend: the code generator is the GPU's."""
+    """Traced as for a GPU but run by the eager backend, because the code generator needs a GPU."""
     expected = trained(tiny())
     monkeypatch.setattr(Forward, "steps", lambda self, device: compiled_steps("aot_eager"))
     assert difference(trained(tiny(compile=True)), expected) <= 1e-6
@@ -109,7 +110,7 @@ def test_a_cpu_leaves_the_steps_alone() -> None:
 
 
 def test_rows_without_padding_say_the_same() -> None:
-    """In float64, gradients included; trees share their prompts in both."""
+    """In float64, gradients included; trees share their prompts in both ways."""
     policy = policy64()
     found = []
     for pads in (True, False):
@@ -125,7 +126,7 @@ def test_rows_without_padding_say_the_same() -> None:
 
 
 def test_a_gpu_gets_rows_without_padding_unless_transformers_reads_them() -> None:
-    """Blocks of 16,384 tokens would be a mask of 268 MB."""
+    """A mask for blocks of 16,384 tokens would take 268 MB."""
     elsewhere = torch.device("meta")
     for share, padded in ((True, False), (False, True)):
         (micro,) = pack(EXAMPLES, micro_batch_tokens=1 << 20, share=share, device=elsewhere)

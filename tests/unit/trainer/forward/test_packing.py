@@ -1,4 +1,4 @@
-"""Packing: order, masks, positions, which token predicts which."""
+"""Packing: order, masks, positions, and which token predicts which."""
 
 import torch
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The written-out gradient of the norm, against autograd's own."""
+"""The hand-written gradient of the norm, against autograd's own."""
 
 import pytest
 import torch

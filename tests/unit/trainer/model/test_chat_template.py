@@ -1,4 +1,5 @@
-"""Templates and ids: exact continuation, fresh rendering where the template rewrites."""
+"""Templates and ids: turns are continued exactly, or rendered again where the template rewrites
+history."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""A model's files may not lead to other code, or to another base model."""
+"""A model's files may not refer to other code, or to another base model."""
 
 import json
 from pathlib import Path

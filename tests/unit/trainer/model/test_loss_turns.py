@@ -1,4 +1,5 @@
-"""Which tokens of a conversation are learned: spans exact to the token, under all kinds of templates."""
+"""Which tokens of a conversation are learned: spans that are exact to the token, under all kinds of
+templates."""
 
 from typing import Any
 
@@ -66,7 +67,7 @@ def rows(
 
 
 def spans(row: TrainingRow) -> list[list[int]]:
-    """The runs of learned ids."""
+    """The spans of consecutive learned ids."""
     found: list[list[int]] = []
     for at, (token, bit) in enumerate(zip(row.ids, row.learned, strict=True)):
         if bit and (at == 0 or not row.learned[at - 1]):

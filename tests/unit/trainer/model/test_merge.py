@@ -1,4 +1,4 @@
-"""A merged model against PEFT's own merge, and against what the checkpoint answers."""
+"""A merged model against PEFT's own merge, and against the completions of the checkpoint."""
 
 import json
 from pathlib import Path

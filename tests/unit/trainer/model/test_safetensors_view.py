@@ -1,4 +1,5 @@
-"""Tensors where they lie in a file: the same as the library's, aligned, and nothing but tensors."""
+"""Tensors mapped in place from a file equal those of the library, are aligned, and no other kind of
+file is accepted."""
 
 import json
 from typing import Any, cast
@@ -28,7 +29,7 @@ TENSORS = {
 
 
 def placed(data: bytes) -> memoryview:
-    """As `infra.blobs.verified_read` does it: in aligned memory, behind the lead."""
+    """Place the file as `infra.blobs.verified_read` does: in aligned memory, after the lead."""
     room = torch.empty(len(data) + 2 * ALIGNED_BYTES, dtype=torch.uint8).numpy()
     first = -room.ctypes.data % ALIGNED_BYTES + alignment_padding(data[:8])
     content = memoryview(cast("Any", room))[first : first + len(data)]

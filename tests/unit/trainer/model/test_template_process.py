@@ -1,4 +1,5 @@
-"""A chat template comes with a model, so it is hostile: its time, memory and output are bounded."""
+"""A chat template comes with a model, so it is treated as hostile: its time, memory and output are
+bounded."""
 
 import os
 import signal
@@ -46,7 +47,7 @@ def chat() -> Chat:
 
 @pytest.fixture(autouse=True)
 def _short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit of time is the one that a test waits for."""
+    """Shorten the time limit to one that a test can wait for."""
     monkeypatch.setattr(template_process, "DEADLINE_S", 2.0)
 
 
@@ -63,7 +64,7 @@ def test_a_hostile_template_is_refused_and_the_next_is_rendered(chat: Chat, name
 def test_twin_in_this_process_the_same_template_goes_on(
     chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a thread, which ends with its loop: a shorter one than for ever."""
+    """The template runs in a thread, with a shorter loop than FOR_EVER, so that the thread ends."""
     shorter = FOR_EVER.replace("99999", "2500")
     monkeypatch.setattr(chat_template, "CHAT_TEMPLATE", shorter)
     monkeypatch.setattr(
@@ -98,7 +99,7 @@ def test_a_template_writes_there_what_it_writes_here(
 
 
 def test_a_process_that_somebody_kills_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two texts, and in the middle of one."""
+    """The process is killed between two texts, and in the middle of one."""
     monkeypatch.setattr(template_process, "DEADLINE_S", 60.0)
     process = TemplateProcess()
     slow = "{% for a in range(3000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}done"

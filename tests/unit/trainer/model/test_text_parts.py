@@ -1,4 +1,4 @@
-"""Ids of texts that follow one another, with tokenizers that put a space before what they are given."""
+"""Ids of consecutive texts, with tokenizers that put a space before each text."""
 
 import pytest
 from hypothesis import given, settings
@@ -38,7 +38,7 @@ def whole(chat: Chat, talk: tuple[tuple[str, str], ...]) -> list[int]:
 
 
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was done before: each text by itself."""
+    """The former method: each text is encoded by itself."""
     monkeypatch.setattr(
         Chat, "encode_parts", lambda chat, texts: [chat.encode(text) for text in texts]
     )

@@ -1,4 +1,5 @@
-"""What compiles the C functions: which compiler, what is kept of it, and what is said without one."""
+"""Compiling the C functions: which compiler is used, what is cached, and the message when there is
+no compiler."""
 
 import ctypes
 import logging
@@ -33,7 +34,7 @@ def cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ctypes.CDLL]:
-    """Compiles as `CC` says."""
+    """Compile with the compiler that `CC` names."""
 
     def build(cc: str, *defines: str, name: str = "adapt") -> ctypes.CDLL:
         for program in NEEDED:
@@ -101,7 +102,7 @@ sys.exit(load_library("adapt") is None)"""
 def test_a_library_that_is_not_whole_is_compiled_again(
     kept: float, built: Callable[..., ctypes.CDLL]
 ) -> None:
-    """In a process of its own: half a library that is loaded would end this one."""
+    """Runs in a process of its own, because loading half a library would end this one."""
     file = file_of(built("cc"))
     whole = file.read_bytes()
     file.unlink()
@@ -131,7 +132,7 @@ def test_what_cannot_be_loaded_is_compiled_again_once(
 def test_twin_a_library_that_is_not_whole_ends_the_process(
     built: Callable[..., ctypes.CDLL],
 ) -> None:
-    """What looking at the digest protects from."""
+    """The failure that the check of the digest prevents."""
     file = file_of(built("cc"))
     half = file.with_name("half.so")
     half.write_bytes(file.read_bytes()[: file.stat().st_size // 2])

@@ -1,4 +1,4 @@
-"""Reading and drawing in C against the same through torch, and that rows do not meet in it."""
+"""Prefill and decoding in C against the same through torch; rows do not affect one another."""
 
 import asyncio
 import math
@@ -149,7 +149,7 @@ def test_a_prompt_has_its_bits_wherever_a_pass_ends(
 
 
 def _kept(cache: KeyValueCache) -> torch.Tensor:
-    """Keys and values of the places that were written, (2, layers, K, length, D)."""
+    """Keys and values of the positions that were written, (2, layers, K, length, D)."""
     keys, values = cache.data
     keys = keys.unflatten(2, (-1, WIDE)).flatten(3).unflatten(3, (-1, WIDE))
     keys = keys.transpose(-1, -2).flatten(2, 3)
@@ -158,7 +158,7 @@ def _kept(cache: KeyValueCache) -> torch.Tensor:
 
 @pytest.mark.parametrize("num", [1, 2])
 def test_draws_are_those_of_choose(num: int) -> None:
-    """Greedy rows too; logprobs to the last bits of a double."""
+    """Greedy rows are included; logprobs agree to the last bits of a double."""
     model = fused(QWEN3)
     own = native_in(model)
     ((prompt, _),) = own.read([PROMPTS[-1]])
@@ -186,7 +186,7 @@ def test_draws_are_those_of_choose(num: int) -> None:
 
 
 def test_a_row_ends_by_itself_and_changes_nothing_for_the_others() -> None:
-    """At a stop id, at its last token, at what is not finite."""
+    """At a stop id, at its last token, or at a value that is not finite."""
     own = native_in(fused(QWEN3))
     prompts = [cache for cache, _ in own.read([PROMPTS[-1]] * 2)]
     prompts[1].data.fill_(float("nan"))
@@ -213,7 +213,7 @@ def test_a_row_ends_by_itself_and_changes_nothing_for_the_others() -> None:
 
 
 def test_a_helper_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twin: a step that shares its rows out beforehand would hang here."""
+    """Twin: a step that assigns its rows in advance would hang here."""
     model = fused(QWEN3)
     expected = followed(model, range(ROWS))
     asleep, over = ThreadPoolExecutor(1), threading.Event()
@@ -230,7 +230,7 @@ def test_a_helper_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyP
 def test_a_machine_with_many_cores_runs_no_more_threads_than_find_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And the bits are those of one."""
+    """The bits equal those of one thread."""
     model = fused(QWEN3)
     expected = followed(model, range(ROWS), steps=2)
     seen: list[int] = []
@@ -265,8 +265,8 @@ def test_rows_of_fixed_shapes_come_from_torch() -> None:
 async def test_it_samples_what_torch_samples(
     engine: Engine, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts and answers of all lengths, rows that outgrow their batch, greedy and cut ones among
-    them."""
+    """Prompts and answers of all lengths, rows that outgrow their batch, and greedy and truncated
+    rows among them."""
     asked = [
         request("x" * (5 * i), sample=i, max_new_tokens=1 + 13 * i % 150, temperature=i % 3 / 2)
         for i in range(20)

@@ -1,4 +1,5 @@
-"""The learner's pass in C against the plain one, in float64: values and gradients of every adapter."""
+"""The learner's pass in C against the plain one, in float64: values, and gradients of every
+adapter."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,8 +33,8 @@ def compiler() -> None:
 
 
 def micro() -> MicroBatch:
-    """Groups that share contexts shorter and longer than a tile, rows that share nothing, lengths
-    around those of vectors, blocks and tiles."""
+    """Groups that share contexts shorter and longer than a tile, rows that share nothing, and
+    lengths around those of vectors, blocks and tiles."""
 
     def tokens(start: int, size: int) -> tuple[int, ...]:
         return tuple((7 * start + 5 * n) % 103 for n in range(size))
@@ -109,7 +110,7 @@ def test_a_group_in_parts_has_the_gradients_of_the_whole() -> None:
 
 
 def single(base: Base) -> Trainable:
-    """In float32, with heads that are whole vectors there too."""
+    """In float32, with heads whose width is a whole number of vectors there too."""
     view = views(base)["all-linear"]
     pairs = {m: (a.detach().float(), b.detach().float()) for m, (a, b) in view.pairs.items()}
     return replace(view, base=dict(base.tensors), pairs=pairs, dtype=torch.float32)

@@ -1,4 +1,5 @@
-"""A base packed once and what adapters add to it, against versions packed from their weights."""
+"""A base that is packed once, with each adapter's share added, against versions packed from their
+own weights."""
 
 import gc
 from collections.abc import Callable
@@ -106,7 +107,7 @@ def test_an_adapter_of_a_high_rank_is_multiplied_by_torch(monkeypatch: pytest.Mo
 
 
 def test_the_room_of_a_version_that_is_gone_is_used_again() -> None:
-    """And none that is still held."""
+    """The memory of a version that is still held is not reused."""
     if load_library("adapt") is None:
         missing("no C compiler (apt-get install gcc libc6-dev): versions are packed anew")
     base = base_of(QWEN3)

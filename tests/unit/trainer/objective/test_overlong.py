@@ -1,4 +1,4 @@
-"""DAPO's soft overlong penalty, by hand."""
+"""DAPO's soft overlong penalty, computed by hand."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def test_rewards_are_shaped_by_sample_and_none_stays_none() -> None:
 
 
 def test_it_is_part_of_the_reward_that_is_compared() -> None:
-    """Two right answers, one at the limit: without the penalty there is nothing to learn."""
+    """Two right answers, one at the length limit: without the penalty there is nothing to learn."""
     samples = tuple(
         SampleRecord.model_construct(index=i, sequences=(row(0, *(1,) * length),))
         for i, length in enumerate((2, 8))

@@ -1,5 +1,5 @@
-"""The batch of a GPU, run on a CPU: buffers, padding, bursts and draws are the same, only the replay of
-a recorded graph is a call."""
+"""The decode batch of a GPU, run on a CPU. Buffers, padding, bursts and draws are the same; only
+the replay of a recorded graph is replaced by a call."""
 
 import asyncio
 from dataclasses import replace
@@ -22,7 +22,7 @@ HALF = TINY.model_copy(update={"dtype": "bfloat16"})
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """As on a GPU; gives the number of rows of each recorded step."""
+    """Run as on a GPU; gives the number of rows of each recorded step."""
     recorded: list[int] = []
     plain = CudaGraphBatch._record
 
@@ -41,7 +41,7 @@ async def together(engine: Engine, asked: list[SampleRequest]) -> list[Turn]:
 
 
 def many(**params: Any) -> list[SampleRequest]:
-    """Prompts and answers of all lengths; some outgrow their batch on the way."""
+    """Prompts and answers of all lengths, some of which outgrow their batch on the way."""
     return [
         request("x" * (5 * i), sample=i, max_new_tokens=1 + 9 * i % 60, **params) for i in range(20)
     ]
@@ -83,7 +83,7 @@ async def test_greedy_rows_and_rows_with_top_p_share_lanes_with_others(
 async def test_versions_follow_one_another_in_the_same_buffers(
     engine: Engine, shelf: Shelf, graphs: list[int]
 ) -> None:
-    """Recording anew for each version of a run would cost more than sampling."""
+    """Recording a graph again for each version of a run would cost more than sampling."""
     first = await engine.learner.initialize(job(seed=1))
     policies = [shelf.policy(first.state)]
     for seed in (2, 3):
@@ -152,7 +152,8 @@ def test_draws_are_those_of_choose(vocabulary: int) -> None:
 
 
 def test_a_draw_never_leaves_the_mass() -> None:
-    """Numbers next to 1 and masses that round away: what is drawn has a probability."""
+    """Numbers next to 1 and masses that round to nothing: the token that is drawn always has a
+    probability."""
     logits = torch.full((3, 700), -60.0)
     logits[0, 3] = 0.0
     logits[1, 699] = 0.0

@@ -1,4 +1,5 @@
-"""Batches of the sampler: their shapes, their threads, and the check before they are trusted."""
+"""Decode batches of the sampler: their shapes, their threads, and the check before they are
+trusted."""
 
 from dataclasses import replace
 from typing import Any
@@ -38,7 +39,7 @@ def test_a_lane_of_free_shape_looks_no_further_than_its_longest_row(fixed: bool,
 def test_narrow_models_decode_with_one_thread(
     monkeypatch: pytest.MonkeyPatch, narrow: int, expected: int
 ) -> None:
-    """And give the others back for the learner."""
+    """And give the other threads back to the learner."""
     seen: list[int] = []
 
     def heard(*_: object) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""The sampler's own copy of a version against the learner's pass over the same tensors, in float64."""
+"""The sampler's own copy of a version against the learner's pass over the same tensors, in
+float64."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +32,7 @@ def base_of(config: Callable[[], PreTrainedConfig]) -> Base:
 
 
 def views(base: Base) -> dict[str, Trainable]:
-    """Nothing trained, an adapter on all or some layers, full weights; in float64."""
+    """An untrained policy, an adapter on all or some layers, and full weights; in float64."""
     generator = torch.Generator().manual_seed(1)
 
     def noise(tensor: torch.Tensor) -> torch.Tensor:

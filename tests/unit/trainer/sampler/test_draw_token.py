@@ -1,4 +1,4 @@
-"""Random numbers by key and position, and what is drawn with them."""
+"""Random numbers by key and position, and the tokens that are drawn with them."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Sampling: exact ids and logprobs; in deterministic mode, bits that are the sample's alone."""
+"""Sampling: exact ids and logprobs; in deterministic mode the bits depend on the sample alone."""
 
 import asyncio
 import random
@@ -64,7 +64,8 @@ async def test_bits_do_not_depend_on_company_order_or_timing(engine: Engine) -> 
 async def test_those_who_come_one_by_one_begin_together(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A workflow's samples arrive one after the other. Twin: without the wait the first begins alone."""
+    """A workflow's samples arrive one after another. Twin: without the wait the first one begins
+    alone."""
     begun: list[int] = []
     begin = Batcher._begin
 
@@ -349,7 +350,7 @@ async def test_a_conversation_continues_the_exact_ids(engine: Engine) -> None:
 async def test_the_learner_s_next_version_is_made_ready_before_it_is_asked_for(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, deterministic: bool
 ) -> None:
-    """Twin: what is not like the versions that are sampled is left alone."""
+    """Twin: a version of another kind than the sampled ones is left alone."""
     first = await engine.learner.initialize(job(seed=1))
     await engine.sampler.sample(request(policy=_held(first.state.weights_sha256)))
     made: list[tuple[str, bool]] = []
@@ -402,7 +403,7 @@ def _with(asked: SampleRequest, sha256: str) -> SampleRequest:
 
 
 async def _sampled_elsewhere(engine: Engine, state: LearnerState, asked: SampleRequest) -> Turn:
-    """By an engine that was not told beforehand."""
+    """Sample on an engine that was not prepared for the version."""
     other = Engine(fetch=lambda _: state.weights, threads=1)
     turn = await other.sampler.sample(_with(asked, state.weights_sha256))
     await other.aclose()

@@ -1,4 +1,5 @@
-"""Stop strings, found as by decoding everything after each token, at the cost of the tokens alone."""
+"""Stop strings are found as if everything were decoded after each token, at the cost of the tokens
+alone."""
 
 import random
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ STOPS = (
 
 
 class Decoder:
-    """Decodes, and counts the tokens that it decoded."""
+    """Decodes, and counts the tokens that it has decoded."""
 
     def __init__(self, kind: Kind) -> None:
         self.tokenizer = tokenizer_of(kind)
@@ -41,14 +42,14 @@ class Decoder:
 
 
 def everything(decode: Decoder, stops: Sequence[str], ids: Sequence[int]) -> str | None:
-    """What it is compared with: the whole answer decoded."""
+    """The reference for comparison: the whole answer decoded."""
     text = decode(ids)
     found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
     return text[: min(found)] if found else None
 
 
 def streamed(kind: Kind, stops: Sequence[str], ids: Sequence[int]) -> None:
-    """Compare after each token, up to the first stop."""
+    """Check after each token, up to the first stop."""
     decode = Decoder(kind)
     watched = StopStrings(stops, decode)
     for n in range(1, len(ids) + 1):
@@ -84,7 +85,7 @@ def test_any_tokens_stop_where_decoding_everything_stops(
 def test_spoken_text_stops_where_decoding_everything_stops(
     kind: Kind, texts: list[str], stop: str, wrong: tuple[int, int] | None
 ) -> None:
-    """`wrong`: one byte or piece put in somewhere, as a model may sample it."""
+    """`wrong` is one byte or piece inserted somewhere, as a model may sample it."""
     ids = list(tokenizer_of(kind).encode("".join(texts), add_special_tokens=False))
     if wrong is not None:
         ids.insert(wrong[0], wrong[1])

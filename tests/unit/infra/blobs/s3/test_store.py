@@ -1,4 +1,4 @@
-"""The arithmetic of S3: names of places, sizes of parts, pauses between tries."""
+"""The arithmetic of S3: names of keys, sizes of parts, pauses between retries."""
 
 from hashlib import sha256
 from itertools import islice, pairwise

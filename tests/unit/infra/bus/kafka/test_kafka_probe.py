@@ -1,5 +1,5 @@
-"""What stands at HEADRACE_KAFKA is asked before anything relies on it: what is no Kafka ends the process
-with a message that says so, and a Kafka that is away is waited for."""
+"""The server at HEADRACE_KAFKA is probed before anything relies on it. A server that is not Kafka
+ends the process with a message that says so; a Kafka that does not answer is waited for."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ async def broker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 @asynccontextmanager
 async def serving(answer: Answer) -> AsyncIterator[str]:
-    """The address of something that answers like this, and closes the connection."""
+    """The address of a server that sends this response and closes the connection."""
     calls = set[asyncio.Task[None] | None]()
 
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""`headrace train compare`: what two runs are made into, for a program and for people."""
+"""`headrace train compare`: the comparison of two runs, for a program and for people."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What doctor finds, and what it tells to do."""
+"""The faults that `headrace doctor` finds, and the remedy that it names for each."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ def free_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is asked beyond this machine."""
+    """No request leaves this machine."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
 

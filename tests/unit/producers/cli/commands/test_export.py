@@ -1,4 +1,4 @@
-"""`headrace train export`: what the API gives, read back through each tracker's own library."""
+"""`headrace train export`: the API's data, read back through each tracker's own library."""
 
 import importlib
 import json
@@ -95,7 +95,7 @@ def test_wandb_offline_holds_every_point_also_of_an_earlier_step(
 
 
 def wandb_rows(file: Path) -> list[dict[str, float]]:
-    """The history of an offline run, by W&B's own message types."""
+    """The history of an offline run, read with W&B's own message types."""
     records = importlib.import_module("wandb.proto.wandb_internal_pb2")
     rows = []
     for data in leveldb_log(file.read_bytes()[7:], behind=7):
@@ -111,8 +111,9 @@ def wandb_rows(file: Path) -> list[dict[str, float]]:
 
 
 def leveldb_log(data: bytes, *, behind: int) -> Iterator[bytes]:
-    """The records of a LevelDB log, the container of W&B's offline files: blocks of 32 KiB (the first is
-    `behind` bytes shorter), pieces of checksum, length and place (whole, first, middle, last)."""
+    """The records of a LevelDB log, the container of W&B's offline files. A log consists of blocks
+    of 32 KiB (the first is `behind` bytes shorter), which hold pieces of checksum, length and place
+    (whole, first, middle, last)."""
     at, left, parts = 0, (1 << 15) - behind, b""
     while at + 7 <= len(data):
         if left < 7:

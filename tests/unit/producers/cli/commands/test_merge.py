@@ -1,4 +1,5 @@
-"""`headrace checkpoint merge`: what is fetched, merged and refused."""
+"""`headrace checkpoint merge`: the files that it fetches, the model that it writes, and the inputs
+that it refuses."""
 
 import hashlib
 import json
@@ -107,12 +108,13 @@ def test_without_torch_it_says_what_to_install(
     assert "headrace[train]" in ran.error["message"]
 
 
-# peft reads a property that this transformers calls deprecated: theirs to settle.
+# peft reads a property that this transformers deprecates; only they can change that.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 async def test_a_downloaded_adapter_of_a_checkpoint_names_a_base_that_loads(
     server: FakeServer, headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run from RUN@STEP of a scratch model: its base has no public name and is stored with it."""
+    """A run that starts from RUN@STEP of a scratch model: its base has no public name and is stored
+    with it."""
     from peft import AutoPeftModelForCausalLM
 
     shelf = Shelf()

@@ -1,4 +1,5 @@
-"""What `train delete|rename|archive|restore`, `dataset delete` and `gc` ask, and when a person."""
+"""The requests of `train delete|rename|archive|restore`, `dataset delete` and `gc`, and when they
+ask a person to confirm."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The demo's verdict, its own platform, and what it says about going on."""
+"""The demo's verdict, its own platform, and its message about the next steps."""
 
 from pathlib import Path
 
@@ -111,7 +111,7 @@ def test_what_a_demo_made_is_there_afterwards_or_not(
     arguments: list[str],
     kept: bool,
 ) -> None:
-    """With a platform that starts nothing: the story ends at its first word."""
+    """The platform starts nothing, and the story ends at its first line."""
     made: list[Path] = []
 
     def start(self: DemoPlatform) -> None:

@@ -248,7 +248,7 @@ def test_each_error_is_said_once(
 
 
 def draw(columns: int, name: str) -> str:
-    """A table with this name on a dumb terminal of so many columns."""
+    """A table with this name, drawn on a dumb terminal of this many columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     program = (

@@ -1,4 +1,4 @@
-"""Numbers with units, and how much is left."""
+"""Numbers with units, and how much time is left."""
 
 from datetime import UTC, datetime, timedelta
 

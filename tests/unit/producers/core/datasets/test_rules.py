@@ -1,4 +1,4 @@
-"""What a dataset file may hold, and how what it may not is named."""
+"""The rules for a dataset file, and how an error names the row that breaks one."""
 
 import json
 from pathlib import Path
@@ -215,7 +215,7 @@ def test_a_row_may_not_be_huge(tmp_path: Path, kind: str) -> None:
 
 
 def gsm8k(count: int = 4) -> str:
-    """Rows as a public dataset has them."""
+    """Rows in the shape of a public dataset."""
     return lines(*({"question": f"{n} + 1?", "answer": f"#### {n + 1}"} for n in range(count)))
 
 

@@ -1,4 +1,4 @@
-"""Lengths that the model has no positions for."""
+"""Lengths that exceed the positions of the model."""
 
 from typing import Any
 

@@ -143,7 +143,8 @@ def makers_of_issues() -> Iterator[tuple[str, str]]:
 
 
 BEFORE_THE_DOOR = {"schemas/toml/parser.py", "producers/core/validation/references.py"}
-"""What makes the two arguments of `validate`: the parser makes the config, the finder what it names."""
+"""The files that make the two arguments of `validate`: the parser makes the config, the finder
+the objects that it names."""
 
 
 def test_every_check_is_reached_through_the_door() -> None:
@@ -166,7 +167,8 @@ def test_every_check_is_reached_through_the_door() -> None:
 
 
 def test_only_the_door_and_its_rooms_know_keys_of_the_toml() -> None:
-    """An issue with a `section.key` that is built anywhere else is a check beside the door."""
+    """An issue with a `section.key` that is built anywhere else is a check that bypasses the
+    door."""
     strays = []
     for root in ROOTS:
         for path in (ROOT / root).rglob("*.py"):

@@ -1,4 +1,4 @@
-"""Datasets over HTTP: announced, sent, checked in a confined process, registered once."""
+"""Datasets over HTTP: announced, uploaded, checked in a confined process, and registered once."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,4 +1,5 @@
-"""Archive, restore, delete, rename: what stays, what goes, what is refused, and what a rebuild finds."""
+"""Archive, restore, delete and rename: what stays, what is removed, what is refused, and the result
+of a rebuild."""
 
 import asyncio
 import gzip
@@ -93,7 +94,7 @@ async def deleted(app: Application, path: str) -> Any:
 
 
 async def sound(app: Application) -> Inspection:
-    """Streams, events and rows agree, as `headrace doctor --deep` would find."""
+    """Check that streams, events and rows agree, as `headrace doctor --deep` would."""
     found, told = Inspection(), _Recorded()
     async with administering(app.database.url) as admin, admin.transaction():
         await _streams(admin, found)
@@ -229,7 +230,7 @@ async def test_an_artifact_named_again_before_it_is_collected_stays(ended: Appli
 async def test_an_artifact_named_while_names_are_read_stays(
     ended: Application, monkeypatch: pytest.MonkeyPatch, looks_again: bool
 ) -> None:
-    """And its twin: without the second look it goes."""
+    """The twin: without the second look the artifact is removed."""
     sample = batch_of("r1-train-1-0-0")
     await archived(ended)
     delete = garbage._delete_rows
@@ -320,14 +321,14 @@ async def test_only_what_has_ended_can_be_archived_or_deleted(app: Application) 
 
 
 async def no_look_before(_: Archives, __: str) -> None:
-    """In place of the look whether a consumer is behind."""
+    """Skip the check whether a consumer is behind."""
 
 
 @pytest.mark.parametrize("looks_before", [True, False])
 async def test_nothing_is_removed_that_a_consumer_has_not_read(
     ended: Application, monkeypatch: pytest.MonkeyPatch, looks_before: bool
 ) -> None:
-    """The look before spares the work; what counts is the one in the transaction."""
+    """The earlier check only saves work; the check inside the transaction decides."""
     monkeypatch.setattr("infra.maintenance.archive.PATIENCE_S", 0.3)
     if not looks_before:
         monkeypatch.setattr(Archives, "_until_read", no_look_before)
@@ -388,7 +389,7 @@ async def test_a_deleted_run_is_gone_and_its_name_is_free(ended: Application) ->
 
 
 async def started_from(app: Application, base: str) -> None:
-    """A run from a checkpoint of `base`, and its name."""
+    """A run that starts from a checkpoint of `base`, and its name."""
     event = next(e for e in beginning("r7", "child", steps=1) if isinstance(e, RunRequested))
     model = ModelRef(kind="checkpoint", name=f"{base}@3", files={"adapter_config.json": ref("{}")})
     await app.services.readmodel.names.take("run", "child", "r7")
@@ -546,7 +547,7 @@ async def test_the_same_history_makes_the_same_archive(ended: Application) -> No
 
 
 async def test_a_count_that_does_not_fit_removes_nothing(ended: Application) -> None:
-    """A run that got another event since it was packed."""
+    """The run got another event after it was packed."""
     archives: Archives = ended.services.archives
     packed = await archives.pack("r1")
     notice = RunArchived(
@@ -567,7 +568,8 @@ async def test_a_count_that_does_not_fit_removes_nothing(ended: Application) -> 
 async def test_after_a_move_to_another_cluster_a_run_is_restored_in_order(
     ended: Application,
 ) -> None:
-    """Transaction ids were forgotten: those of the archive must not stand above every cursor."""
+    """The transaction ids were forgotten, because those of the archive must not lie above every
+    cursor."""
     before = await views(ended)
     await archived(ended)
     await ended.services.log.advance([ConsumerName("run")], await ended.services.log.visible_head())
