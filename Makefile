@@ -12,7 +12,7 @@ VLLM ?= .vllm
 
 venv: $(READY)
 
-# pip checks the hash of everything that it downloads. The build of the project uses only those.
+# pip checks the hash of everything that it downloads. The project is built only with these packages.
 LOCKED := -m pip install --quiet --require-hashes
 
 $(READY): pyproject.toml locks/venv.txt
@@ -23,8 +23,8 @@ $(READY): pyproject.toml locks/venv.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Exact versions and hashes of what the ranges in pyproject.toml allow. A version in constraints.txt stays
-# until its entry is deleted there. Needs uv.
+# Writes exact versions and hashes of packages within the ranges of pyproject.toml. A version in
+# constraints.txt stays until its entry is deleted there. Needs uv.
 LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command 'make lock' -o
 
@@ -50,7 +50,7 @@ $(VLLM)/.ready: requirements-vllm.txt
 	$(VLLM)/bin/python -m pip install --quiet --no-deps -r requirements-vllm.txt
 	@touch $@
 
-# STACK=1: on the stack that `make stack` started, instead of a platform of its own.
+# With STACK=1 it uses the stack that `make stack` started, instead of starting a platform of its own.
 demo: $(READY)
 	$(if $(STACK),. $(STACK_DIR)/env && )$(BIN)/headrace demo $(if $(STACK),--here) $(ARGS)
 
@@ -65,15 +65,17 @@ stack: $(READY)
 stack-down: $(READY)
 	$(BIN)/python -m tests.stack down $(STACK_DIR)
 
-# For a run of hours: make chaos ARGS='--kills 1000'. The same command resumes where it stopped.
+# For a run of several hours: make chaos ARGS='--kills 1000'. The same command resumes where it stopped.
 chaos: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos $(ARGS)
 
-# The full length of what CI does briefly: Kafka cut off, Postgres crashing, sixteen writers and the tail.
+# The tests that CI runs briefly, at full length: Kafka cut off, Postgres crashing, and a reader of the
+# log's tail beside sixteen writers.
 storms: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.storms $(ARGS)
 
-# Two processes, because tests wait more than they compute; one thread each, or they would compete.
+# Two processes, because tests wait more than they compute. One thread each, so that they do not compete for
+# the cores.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
@@ -100,7 +102,8 @@ format: $(READY)
 bench: $(READY)
 	@for script in $(filter-out bench/b11_%,$(wildcard bench/b*.py)); do $(THREADS) $(BIN)/python $$script $(ARGS) || exit 1; done
 
-# B11: TRL's curve next to ours. The same command resumes where it stopped: make learning ARGS='--plot curves.png'
+# B11: TRL's learning curve next to ours. The same command resumes where it stopped.
+# Example: make learning ARGS='--plot curves.png'
 learning: $(READY)
 	$(THREADS) $(BIN)/python -m bench.b11_learning $(ARGS)
 
