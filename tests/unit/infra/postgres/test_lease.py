@@ -29,7 +29,7 @@ async def main():
     )
     await keeper.start()
     print("at work", flush=True)
-    while True:  # the event loop is blocked
+    while True:  # its loop turns no more
         time.sleep(1)
 
 asyncio.run(main())

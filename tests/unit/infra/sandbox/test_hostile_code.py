@@ -43,7 +43,7 @@ def framed(data):
 
 
 def seize(pid):
-    # The tracer runs in a session of its own and never waits for its target.
+    # By a process of a session of its own, which never waits for what it traces.
     reading, writing = os.pipe()
     if os.fork() == 0:
         os.setsid()
