@@ -1,4 +1,4 @@
-"""The contract of every Blobs."""
+"""The contract that every Blobs adapter keeps."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta

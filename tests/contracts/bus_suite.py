@@ -64,7 +64,8 @@ class BusSuite:
         assert mine == [2]
 
     async def test_what_lies_below_the_watermark_is_not_delivered(self, bound: BoundBus) -> None:
-        """Its inbox row may be deleted: another process moved the watermark while we listened."""
+        """Its inbox row may have been deleted, because another process moved the watermark while we
+        listened."""
         name, run = ConsumerName(uuid4().hex), uuid4().hex
         bus = bound.make()
         async with listening(bus, {name: WARNED}) as heard:
@@ -80,13 +81,13 @@ class BusSuite:
 async def listening(
     bus: Bus, consumers: Mapping[ConsumerName, Sequence[str]], *, within_s: float = 90
 ) -> AsyncIterator[AsyncGenerator[Delivered, None]]:
-    """A subscription that is closed in order. Its use has a deadline."""
+    """A subscription that is closed in order. The block that uses it has a deadline."""
     async with asyncio.timeout(within_s), aclosing(bus.subscribe(consumers)) as heard:
         yield heard
 
 
 async def consume(log: EventLog, bus: Bus, batch: Delivered) -> None:
-    """What the runtime does with a batch on which nothing is decided."""
+    """Process a batch as the runtime does when no message in it needs a decision."""
     for name, recorded in batch:
         await log.commit(Commit(consumed=((name, EventId(recorded.id)),)))
     await bus.acknowledge(batch)

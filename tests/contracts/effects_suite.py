@@ -33,7 +33,7 @@ class LeaseExpiry(Protocol):
 
 @dataclass
 class Bound:
-    """The adapters under test. `expire_lease` ends a worker's lease as time does."""
+    """The adapters under test. `expire_lease` ends a worker's lease as the passing of time does."""
 
     log: EventLog
     effects: Effects
@@ -65,7 +65,7 @@ async def gate(bound: Bound, event: Event, version: int) -> None:
 
 
 async def append(bound: Bound, event: Event) -> None:
-    """At whatever version its stream has."""
+    """Append at the stream's current version, whatever it is."""
     versions = await bound.log.versions([event.stream])
     await gate(bound, event, versions[event.stream] + 1)
 

@@ -1,5 +1,5 @@
-"""The contract of every `infra.postgres.names.Names`: a name has one holder, and taking it again changes
-nothing."""
+"""The contract of every `infra.postgres.names.Names`: a name has one holder, and taking it again
+changes nothing."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Working tables hold what is live, whatever went through them; `bench/b7_growth.py` shows it for a
-million events."""
+"""Working tables hold only live rows, however much has gone through them; `bench/b7_growth.py`
+shows it for a million events."""
 
 from collections.abc import Sequence
 

@@ -1,5 +1,6 @@
-"""The cost of a claim follows from what it takes, however many effects wait in other lanes, for later,
-with other workers, or for paused runs. The server counts the rows that it read for a claim."""
+"""The cost of a claim depends on the effects that it takes, however many other effects wait in
+other lanes, for a later time, with other workers, or for paused runs. The server counts the rows
+that it read for a claim."""
 
 import asyncio
 from collections.abc import Sequence
@@ -69,8 +70,8 @@ LEASE = (
 
 @pytest.fixture
 async def crowded(database: Database) -> Database:
-    """Twenty-five thousand effects, a fifth of them for us. Nothing was analyzed since the table was
-    empty, as in the first minute of a large run."""
+    """Twenty-five thousand effects, a fifth of them for our worker. Nothing was analyzed since the
+    table was empty, as in the first minute of a large run."""
     for name in (ME, HEIR):
         await execute(database.url, LEASE.format(who=f"'{name}'"))
     busy = LEASE.format(who="'busy' || n") + " from generate_series(0, 49) n"
@@ -82,7 +83,7 @@ async def crowded(database: Database) -> Database:
 async def read_for(
     database: Database, limit: int, *, worker: WorkerId = ME
 ) -> tuple[int, Sequence[Claimed]]:
-    """A claim of so many, and what was read for it."""
+    """Claim this many effects, and return them with the number of rows that were read."""
     async with database.durable.acquire() as connection, connection.transaction():
         effects = PostgresEffects(database)
         effects._pool = connection
@@ -133,7 +134,7 @@ PAUSED = "insert into run_gates select 'p' || n, 'paused' from generate_series(0
 
 @pytest.fixture
 async def resting(crowded: Database) -> Database:
-    """Ten more runs had asked before all the others, and were paused then."""
+    """Ten more runs, which made their requests before all the others and were then paused."""
     await execute(crowded.url, rows(*WAITS[:3], "now() - interval '1 hour'", run="'p' || n % 10"))
     await execute(crowded.url, PAUSED)
     await execute(crowded.url, "vacuum effects")
@@ -188,7 +189,7 @@ async def test_a_run_that_goes_on_has_its_effects_back(resting: Database) -> Non
 async def test_an_effect_asked_for_while_its_run_is_resumed_is_claimed(
     database: Database, first: str
 ) -> None:
-    """Whoever comes second waits for the first, and sees what it wrote."""
+    """The second transaction waits for the first, and sees its writes."""
     await execute(database.url, "insert into run_gates values ('r', 'paused')")
     await execute(database.url, LEASE.format(who="'me'"))
     async with (
@@ -222,8 +223,9 @@ async def test_an_effect_asked_for_while_its_run_is_resumed_is_claimed(
 async def test_resuming_while_an_outcome_of_the_run_is_committed_ends_neither(
     database: Database,
 ) -> None:
-    """An outcome that asks for more is held up between what it finishes and what it asks for; meanwhile
-    its run is resumed. Locking in different orders each waits for the other, and Postgres ends one."""
+    """The commit of an outcome that requests more effects is held up between the effect that it
+    finishes and those that it requests; meanwhile its run is resumed. If they locked in different
+    orders, each would wait for the other, and Postgres would end one of them."""
     await execute(database.url, LEASE.format(who="'me'"))
     held, more = replace(asked("r"), claimed=True), replace(asked("r"), effect=effect("r", 2))
     async with (
@@ -259,7 +261,7 @@ async def test_resuming_while_an_outcome_of_the_run_is_committed_ends_neither(
 
 
 def moved(event: Event, version: int) -> Commit:
-    """What moves a run's gate."""
+    """A commit whose event changes a run's gate."""
     return Commit(expected={event.stream: version - 1}, events=(new(event, version),))
 
 
@@ -284,7 +286,7 @@ def asked(run: str) -> NewEffect:
 
 
 async def until_it_waits(database: Database, pid: Any) -> None:
-    """Until a session waits for another's lock."""
+    """Wait until a session waits for another's lock."""
     waits = "select cardinality(pg_blocking_pids($1)) > 0"
     async with asyncio.timeout(60):
         while not await database.lazy.fetchval(waits, pid):
@@ -299,7 +301,7 @@ async def test_twin_without_the_indexes_a_claim_reads_everything(crowded: Databa
 
 
 async def test_claims_at_once_share_what_waits_and_miss_nothing(crowded: Database) -> None:
-    """Whoever meets rows in other hands goes on behind them."""
+    """A claim that meets rows locked by another claim continues with the rows after them."""
     taken: set[UUID] = set()
     async with crowded.durable.acquire() as first, first.transaction():
         effects = PostgresEffects(crowded)

@@ -1,5 +1,5 @@
-"""The vLLM sampler over servers that speak like vLLM: what real ones are asked too, and what only a fake
-can be made to do."""
+"""The vLLM sampler over servers that speak like vLLM: the tests that real servers run too, and the
+faults that only a fake can be made to show."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -52,7 +52,7 @@ async def world(fakes: tuple[FakeVllm, FakeVllm], tmp_path: Path) -> AsyncIterat
 async def test_a_server_is_given_the_ids_of_a_dated_prompt(
     world: World, fakes: tuple[FakeVllm, FakeVllm]
 ) -> None:
-    """What day it is for the server does not matter: it renders nothing."""
+    """The date on the server does not matter, because the server renders nothing."""
     loaded = await world.sampler._cache.load_model(world.model)
     tokenizer = loaded.base.tokenizer
     tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}"
@@ -65,14 +65,14 @@ async def test_a_server_is_given_the_ids_of_a_dated_prompt(
 
 
 async def eventually(reached: Callable[[], bool]) -> None:
-    """Let everything that is under way go on until this holds."""
+    """Let all pending work continue until this condition holds."""
     async with asyncio.timeout(60):
         while not reached():
             await asyncio.sleep(0.005)
 
 
 def spread(fakes: tuple[FakeVllm, FakeVllm]) -> list[int]:
-    """Slots of groups, four for each server: which one a group goes to depends on the ports."""
+    """Slots of groups, four for each server; the server of a group depends on the ports."""
     groups: dict[str, list[int]] = {fake.url: [] for fake in fakes}
     for slot in range(64):
         weight = partial(fleet._rendezvous_weight, affinity=affinity_of(request(slot=slot).key))
@@ -108,7 +108,7 @@ async def test_a_version_that_one_server_refuses_is_on_none(
 async def test_samples_of_a_server_that_dies_are_sampled_again_elsewhere(
     world: World, fakes: tuple[FakeVllm, FakeVllm]
 ) -> None:
-    """The same ids, because the seed is the sample's."""
+    """The ids are the same, because the seed belongs to the sample."""
     policy = await world.policy(1)
     requests = [request(slot=2, sample=i, policy=policy, max_new_tokens=16) for i in range(4)]
     calm = [await world.sampler.sample(r) for r in requests]
@@ -151,7 +151,8 @@ async def test_a_server_that_a_request_lost_while_a_version_was_loaded_gets_it_a
     monkeypatch: pytest.MonkeyPatch,
     after: str,
 ) -> None:
-    """Another request saw it break off, wherever the loading stood; the server was back at once."""
+    """Another request noticed that the server was lost, at whatever point the loading was; the
+    server was back at once."""
     monkeypatch.setattr(fleet, "BACK_S", 0.01)
     requests = [request(slot=slot, policy=await world.policy(1)) for slot in spread(fakes)]
     calm = [await world.sampler.sample(r) for r in requests]
@@ -180,7 +181,7 @@ async def test_a_server_that_a_request_lost_while_a_version_was_loaded_gets_it_a
 
 
 async def test_a_server_that_stays_away_is_asked_less_and_less() -> None:
-    """However many requests break off with it."""
+    """The number of requests that fail with it makes no difference."""
     replica = fleet.Replica(VllmServer("http://nowhere"), card=ServerCard("base", 128, {}))
     waits, now = [], 100.0
     for _ in range(8):
@@ -230,7 +231,7 @@ async def test_to_prepare_is_to_wait_for_a_server_that_has_the_version(
 async def test_a_server_that_ignores_its_adapter_is_fenced_and_the_other_goes_on(
     world: World, fakes: tuple[FakeVllm, FakeVllm]
 ) -> None:
-    """Twin: at version 0, which is the base, nothing can be told apart, and nothing is fenced."""
+    """Twin: at version 0, which is the base, nothing can be told apart, and no server is fenced."""
     fakes[0].deaf = True
     requests = [request(slot=slot, policy=PolicyRef(version=0)) for slot in spread(fakes)]
     for asked in requests:

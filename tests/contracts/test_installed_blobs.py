@@ -1,4 +1,5 @@
-"""The blobs of an installation keep the contract; they are found after a move, and kept under a copy."""
+"""The blobs of an installation keep the contract; they are found again after a move, and stay in
+place when they are copied."""
 
 import shutil
 from collections.abc import AsyncIterator

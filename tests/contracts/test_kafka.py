@@ -1,6 +1,6 @@
-"""Kafka with its relay keeps the contract of a bus; and what only a broker can do to it changes nothing:
-members that come and go, records that come ten times, a broker that is killed, or comes back empty.
-"""
+"""Kafka with its relay keeps the contract of a bus, and faults that only a broker can cause change
+nothing: members that come and go, records that arrive ten times, a broker that is killed or comes
+back empty."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -47,7 +47,8 @@ class TestKafka(BusSuite):
 
 
 class Member:
-    """A process of a consumer group: consumes in the background, remembers what was its own doing."""
+    """A process of a consumer group, which consumes in the background and remembers the messages
+    that it processed itself."""
 
     def __init__(
         self, here: BrokerFixture, bus: Bus, heard: AsyncGenerator[Delivered, None]
@@ -69,7 +70,7 @@ class Member:
 
 
 async def until(what: Callable[[], bool], *, within_s: float = 120) -> None:
-    """Wait for a condition."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(within_s):
         while not what():
             await asyncio.sleep(0.02)
@@ -182,8 +183,9 @@ async def test_a_broker_that_comes_back_empty_is_given_everything_again(
 async def brought_of_what_the_relay_passed_over(
     here: BrokerFixture, bus: Bus, *, until: Callable[[set[object]], bool]
 ) -> set[object]:
-    """The relay's position stands behind an event that it never published (its row was lost, or a bug
-    moved it). Returns what of that event ("lost") and one that is published ("sent") a bus brings."""
+    """The relay's position is past an event that it never published (its row was lost, or a bug
+    moved the position). Returns which of two events a bus delivers: the lost one ("lost") and a
+    published one ("sent")."""
     (lost,) = await here.warn()
     async with (
         open_publisher(here.kafka) as publisher,
@@ -210,7 +212,7 @@ async def test_what_kafka_never_gets_the_reconciler_brings(here: BrokerFixture) 
 
 
 async def test_twin_without_the_reconciler_nobody_brings_it(here: BrokerFixture) -> None:
-    """The event behind it has come, and the topic holds no other: nothing is under way any more."""
+    """The later event has arrived and the topic holds no other, so nothing more can arrive."""
     brought = await brought_of_what_the_relay_passed_over(
         here, here.bus(), until=lambda brought: "sent" in brought
     )

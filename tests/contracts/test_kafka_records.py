@@ -1,6 +1,5 @@
-"""Records that are not ours, or not what they say: skipped and counted, or a dead letter with their
-bytes and headers; none blocks its neighbours, and what the log holds is delivered as the log holds it.
-"""
+"""Foreign or damaged records are skipped and counted, or become a dead letter with their bytes and
+headers. None blocks its neighbours, and every event is delivered as the log holds it."""
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -29,7 +28,7 @@ GOOD = b'{"run":"r","step":1,"message":"m"}'
 
 @pytest.fixture
 async def here(database_url: str, kafka: KafkaSettings) -> AsyncIterator[BrokerFixture]:
-    """One partition, so that every record has the next one behind it."""
+    """A topic of one partition, so that every record is followed directly by the next."""
     async with (
         open_broker_fixture(database_url, replace(kafka, partitions=1)) as found,
         found.relaying(),
@@ -40,7 +39,7 @@ async def here(database_url: str, kafka: KafkaSettings) -> AsyncIterator[BrokerF
 async def delivered_around(
     here: BrokerFixture, value: bytes | None, headers: Mapping[str, str | bytes]
 ) -> None:
-    """A record stands between two events of ours: both are delivered, and nothing else."""
+    """A record lies between two events of ours: both are delivered, and nothing else."""
     known = {record.id for record in (await here.log.tail(Cursor(), limit=1000))[0]}
     async with listening(bus := here.bus(), reader()) as heard:
         (before,) = await here.warn()
@@ -61,7 +60,7 @@ async def dead_letters(here: BrokerFixture) -> list[MessageDeadLettered]:
 
 
 def headers(**changes: str | bytes | None) -> dict[str, str | bytes]:
-    """The headers of a warning that the log does not hold, with changes (None: left out)."""
+    """The headers of a warning that the log does not hold, with changes (None removes a header)."""
     attributes: dict[str, str | bytes | None] = {
         "ce_specversion": "1.0",
         "ce_id": str(uuid4()),
@@ -138,7 +137,7 @@ async def test_a_foreign_type_is_skipped_and_counted(here: BrokerFixture) -> Non
 
 
 async def test_an_event_that_the_log_does_not_hold_decides_nothing(here: BrokerFixture) -> None:
-    """Forged, of another installation, or of a past that was restored away."""
+    """A record that is forged, from another installation, or from a past that a restore removed."""
     await delivered_around(here, GOOD, headers())
     assert here.skips.counts == {NOT_IN_THE_LOG: 1}
     assert not await dead_letters(here)
@@ -153,7 +152,7 @@ async def test_another_id_in_the_place_of_an_event_decides_nothing(here: BrokerF
 
 @pytest.mark.parametrize("body", [b"", b'{"run":', b"\xff\xff", GOOD])
 async def test_a_damaged_copy_of_an_event_loses_nothing(here: BrokerFixture, body: bytes) -> None:
-    """The log's own event is delivered, whatever arrives under its name, and first."""
+    """The log's own event is delivered, whatever arrives earlier under its id."""
     async with listening(bus := here.bus(), reader()) as heard:
         (event,) = await here.warn()
         await consume(here.log, bus, await anext(heard))

@@ -1,4 +1,4 @@
-"""A directory keeps the contract of blobs, and stays whole when the disk is full."""
+"""A directory keeps the contract of blobs, and stays undamaged when the disk is full."""
 
 from pathlib import Path
 

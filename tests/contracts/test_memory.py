@@ -1,4 +1,4 @@
-"""The adapters in memory keep every contract."""
+"""The in-memory adapters keep every contract."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Reading the log stays a matter of an index, however long it is: what every message asks of Postgres
-never walks through all events. (The inbox is kept small instead.)"""
+"""Reading the log uses an index, however long the log is: no query that runs for every message
+reads all events. (The inbox is kept small instead.)"""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -34,7 +34,7 @@ analyze events; analyze inbox; analyze streams;
 
 
 class Asked:
-    """A pool that remembers what it was asked for."""
+    """A pool that remembers its queries."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool

@@ -23,7 +23,7 @@ QUERIES = (DIRECTORY / "event_log.sql").read_text()
 
 @pytest.fixture(scope="module", params=["embedded", "server"])
 def postgres_url(request: pytest.FixtureRequest) -> str:
-    """Every test here runs on both."""
+    """Every test here runs on both servers."""
     name = "server_url" if request.param == "server" else "embedded_url"
     url: str = request.getfixturevalue(name)
     return url

@@ -1,4 +1,5 @@
-"""A decision holds for the versions it was made on until it is written: who waits for whom there."""
+"""A decision holds for the stream versions that it was made on until it is written: which
+transaction waits for which."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,14 +36,15 @@ class Bench:
 
     @asynccontextmanager
     async def open(self, commit: Commit) -> AsyncIterator[None]:
-        """The first writer has written this and not committed it, until the block ends."""
+        """The first writer has made this write and does not commit it until the block ends."""
         session: Any = self.first._pool
         async with session.transaction():
             await self.first.commit(commit)
             yield
 
     async def waits(self, commit: Commit) -> "asyncio.Task[Any]":
-        """The second writer writes this, and waits for somebody."""
+        """Start this write in the second session, and return once it waits for another
+        transaction."""
         task = asyncio.ensure_future(self.second.commit(commit))
         session: Any = self.second._pool
         await until_it_waits(self.database, session.get_server_pid())
@@ -62,7 +64,7 @@ async def bench(database: Database) -> AsyncIterator[Bench]:
 
 
 def read(stream: StreamName, version: int) -> Commit:
-    """A decision of nothing, made on a stream."""
+    """An empty decision that was made on a stream."""
     return Commit(expected={stream: version})
 
 

@@ -1,4 +1,4 @@
-"""A real S3 store keeps the contract of blobs; and says clearly when it cannot."""
+"""A real S3 store keeps the contract of blobs, and reports clearly when it cannot."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A store that is busy, slow, or answers into cut connections: nothing is torn, nobody wins twice."""
+"""A store that is busy, slow, or cuts connections: no blob is torn, and no two writers win."""
 
 import asyncio
 import hashlib
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.s3
 KEY = "runs/r/ckpt/1/MANIFEST.json"
 PASSING = tuple(fault for fault in Fault if fault is not Fault.UNKNOWN)
 DONE = (Fault.LOST, Fault.LATE_BUSY, Fault.LATE_CONFLICT, Fault.TORN, Fault.SLOW_ANSWER)
-"""What looks like a failure of something that was done."""
+"""The faults that look like a failure of a request that succeeded."""
 
 
 LATE = (Fault.SLOW, Fault.SLOW_ANSWER)
@@ -40,7 +40,7 @@ def proxy(bucket: Bucket) -> Iterator[FaultyProxy]:
 
 @pytest.fixture
 def blobs(bucket: Bucket, proxy: FaultyProxy) -> S3Blobs:
-    """The store behind the proxy; it takes silence for a failure sooner than the proxy's delay ends."""
+    """The store behind the proxy, with a time-out shorter than the proxy's delay."""
     return S3Blobs(bucket.store(endpoint=proxy.endpoint, read_s=0.5))
 
 
@@ -78,7 +78,7 @@ async def test_a_create_only_put_wins_once_whatever_becomes_of_its_answer(
 
 
 class Forgetful(S3Blobs):
-    """Does not know its own objects again."""
+    """A store that does not recognise its own objects."""
 
     async def _made_by(self, put: str, key: str) -> bool:
         return False
@@ -130,7 +130,7 @@ def on_s3(ports: Ports, blobs: S3Blobs) -> Ports:
 
 
 async def saved(ports: Ports, step: int) -> ManifestPut:
-    """What the checkpoint consumer does for a step: shards, then the manifest."""
+    """Save a step as the checkpoint consumer does: first the shards, then the manifest."""
     put = ports.artifacts.put
     weights = await put(b"weights of %d" % step * 500, run="r1")
     state = await put(b"state of %d" % step, run="r1")
@@ -141,7 +141,7 @@ async def saved(ports: Ports, step: int) -> ManifestPut:
 
 
 async def readable(ports: Ports, outcome: ManifestPut) -> None:
-    """The manifest is the step's, and every byte that it names is there."""
+    """Check that the manifest is the step's, and that every byte that it names is stored."""
     data = check_content(outcome.manifest, await ports.blobs.get(outcome.manifest.uri))
     assert data == manifest_json(outcome.effect.spec)
     manifest = Manifest.model_validate_json(data)

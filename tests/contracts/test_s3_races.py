@@ -1,4 +1,4 @@
-"""Many writers of one manifest: one wins, and no reader ever sees another content or a part of one."""
+"""Many writers of one manifest: one wins, and no reader ever sees other or partial content."""
 
 import asyncio
 import hashlib
@@ -31,7 +31,7 @@ class Overwriting(S3Blobs):
 
 @dataclass
 class Race:
-    """What came of the writers of one key."""
+    """The results of the writers of one key."""
 
     winners: list[int] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
@@ -39,12 +39,12 @@ class Race:
 
 
 def content(writer: int) -> bytes:
-    """What a writer writes: as long as any other's, and all of one kind."""
+    """The content of a writer: as long as any other's, and made of a single repeated byte."""
     return bytes([writer]) * SIZE
 
 
 async def race(writers: Sequence[S3Blobs], key: str) -> Race:
-    """All writers at once, with readers beside them that read until they have read the end."""
+    """Run all writers at once, together with readers that read until they have read the end."""
     found, over = Race(), asyncio.Event()
     reader = writers[0]
     uri = f"{reader._place.uri(key)}"

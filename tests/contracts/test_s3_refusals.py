@@ -1,4 +1,5 @@
-"""A store that cannot be used is refused at start, in one line that says what to do next."""
+"""A store that cannot be used is refused at start, with a one-line error that says what to do
+next."""
 
 import json
 import subprocess
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.s3
 
 
 async def refusal(bucket: Bucket, **changes: Any) -> str:
-    """Why the bucket, spoken to in another way, is refused."""
+    """The reason why the bucket is refused when it is used with these changes."""
     server = replace(bucket.server, **changes)
     blobs = replace(bucket, server=server, opened=bucket.opened).blobs("p")
     with pytest.raises(InvalidConfig, match="HEADRACE_BLOBS is s3://") as raised:
@@ -130,7 +131,7 @@ async def test_a_store_that_does_not_know_create_only_writes(bucket: Bucket) -> 
 
 
 class NotAStore(BaseHTTPRequestHandler):
-    """Says the same to everything."""
+    """A server that sends the same response to every request."""
 
     status = 200
 
@@ -222,7 +223,7 @@ async def test_a_bucket_in_which_something_is_not_granted(
 
 
 async def test_rights_that_are_lost_in_mid_run_are_waited_for(bucket: Bucket) -> None:
-    """The store's no is an error that the runtime tries again, for somebody may be rotating keys."""
+    """The runtime retries after the store's refusal, because somebody may be rotating keys."""
     server = replace(bucket.server, secret_key="rotated")
     late = replace(bucket, server=server, opened=bucket.opened).blobs()
     with pytest.raises(TransientError, match="set AWS_SECRET_ACCESS_KEY"):

@@ -1,6 +1,7 @@
-"""A tail of the log sees every committed event once and each stream in its order, under writers whose
-transactions overlap, wait and roll back; a tail by position alone loses events under the same writers.
-So does a tail by the horizon of our own writers, and a transaction of another database cannot stop it.
+"""A tail of the log sees every committed event once and each stream in its order, under writers
+whose transactions overlap, wait and roll back; a tail by position alone loses events under the same
+writers. A tail by the horizon of our own writers also sees them all, and a transaction of another
+database cannot stop it.
 
 HEADRACE_TAIL_S says for how long they write.
 """
@@ -42,7 +43,7 @@ PAYLOAD = '{"run": "r", "step": 1, "message": "x"}'
 
 @pytest.fixture(scope="module", params=["embedded", "server"])
 def postgres_url(request: pytest.FixtureRequest) -> str:
-    """On both: they are different versions."""
+    """On both servers, because they are different versions."""
     name = "server_url" if request.param == "server" else "embedded_url"
     url: str = request.getfixturevalue(name)
     return url
@@ -56,7 +57,8 @@ async def log(database: Database) -> AsyncIterator[PostgresLog]:
 
 @dataclass
 class Writer:
-    """Transactions of one to three events, jittered between insert and end; a fifth is rolled back."""
+    """Transactions of one to three events, with random pauses between insert and end; a fifth of
+    them is rolled back."""
 
     number: int
     kept: list[int] = field(default_factory=list)
@@ -87,7 +89,8 @@ class Writer:
 
 
 class AlwaysOwn(Horizon):
-    """As if an event had just been hidden for too long."""
+    """A horizon that always counts our own writers only, as if an event had just been hidden for
+    too long."""
 
     @property
     def below(self) -> str:
@@ -109,7 +112,7 @@ async def another_database(url: str) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def writing(url: str) -> AsyncIterator[None]:
-    """A transaction that writes to `t` of this database is open while inside."""
+    """A transaction that writes to `t` of this database stays open inside the block."""
     connection = await asyncpg.connect(url)
     try:
         await connection.execute("begin; insert into t values (1)")
@@ -121,7 +124,7 @@ async def writing(url: str) -> AsyncIterator[None]:
 
 @dataclass
 class Tail:
-    """Who follows by horizon, as every reader of Headrace does."""
+    """A reader that follows the log by horizon, as every reader of Headrace does."""
 
     seen: Counter[int] = field(default_factory=Counter)
     versions: dict[str, int] = field(default_factory=dict)
@@ -143,7 +146,7 @@ class Tail:
 
 
 async def follow_naively(database: Database, stop: asyncio.Event) -> set[int]:
-    """The twin: by position alone, without the horizon."""
+    """The twin: it follows by position alone, without the horizon."""
     seen: set[int] = set()
     position = 0
     while True:
@@ -173,7 +176,8 @@ async def foreign_writers(url: str, until: float) -> None:
 async def test_the_tail_by_our_own_writers_misses_nothing_beside_another_database(
     log: PostgresLog, database: Database
 ) -> None:
-    """All of it is seen while a transaction of the other database, older than every event, is open."""
+    """All events are seen while a transaction of the other database, older than every event, is
+    open."""
     log._horizon = AlwaysOwn()
     stop, tail = asyncio.Event(), Tail()
     async with another_database(database.url) as other, writing(other):
@@ -221,7 +225,7 @@ HELD_UP_QUERIES = Queries(
 async def test_a_writer_that_ends_while_sessions_are_looked_at_is_not_passed(
     log: PostgresLog, database: Database, horizon: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its event is older than one that is committed already."""
+    """Its event is older than one that is already committed."""
     await execute(database.url, HELD_UP.format(horizon))
     monkeypatch.setattr(event_log, "SQL", HELD_UP_QUERIES)
     log._horizon = AlwaysOwn()

@@ -1,4 +1,5 @@
-"""What `trainer.sampler.vllm` keeps over a vLLM server; bound to the fake and to real vLLM."""
+"""The contract that `trainer.sampler.vllm` keeps over a vLLM server; bound to the fake and to real
+vLLM."""
 
 import asyncio
 import hashlib
@@ -30,7 +31,7 @@ CLOSE = 1e-5
 
 @dataclass
 class World:
-    """An engine that samples on these servers, and the adapters it may be asked for."""
+    """An engine that samples on these servers, and the adapters that it may be asked for."""
 
     engine: Engine
     shelf: Shelf
@@ -49,7 +50,7 @@ class World:
         return request(text, **{"model": self.model, **given})
 
     async def policy(self, version: int, *, rank: int = 4) -> PolicyRef:
-        """An adapter that moves the policy far."""
+        """An adapter that moves the policy far from the base."""
         loaded = await self.sampler._cache.load_model(self.model)
         modules = target_modules(loaded.base, "all-linear")
         tensors = fresh_adapter(loaded.base, modules, rank=rank, seed=version)
@@ -61,7 +62,7 @@ class World:
         return PolicyRef(version=version, weights=ref)
 
     async def learner(self, asked: SampleRequest, turn: Turn) -> list[float]:
-        """What the learner says of the tokens of a turn."""
+        """The learner's logprobs of the tokens of a turn."""
         loaded = await self.sampler._cache.load_model(asked.model)
         weights = asked.policy.weights
         policy = Policy(loaded, self.trained[weights.sha256] if weights else {}, asked.lora_alpha)
@@ -78,7 +79,7 @@ class World:
         return {model["id"] for model in models if model["parent"]}
 
     async def told(self, url: str, path: str, **body: Any) -> None:
-        """Something that somebody else tells a server."""
+        """Send a server a request from another client."""
         async with httpx.AsyncClient() as http:
             (await http.post(f"{url}{path}", json=body)).raise_for_status()
 
@@ -87,7 +88,7 @@ class World:
 async def sampling_on(
     urls: tuple[str, ...], folder: Path, *, model: ModelRef = TINY, patience_s: float = 10.0
 ) -> AsyncIterator[World]:
-    """A world over these servers, which it leaves without its adapters."""
+    """A world over these servers, which removes its adapters from them at the end."""
     shelf = Shelf()
     servers = VllmServers(urls, folder, patience_s=patience_s)
     engine = Engine(fetch=shelf.fetch, threads=1, vllm=servers)
@@ -228,7 +229,7 @@ class VllmSuite:
     async def test_a_server_that_has_something_else_is_fenced(
         self, world: World, monkeypatch: pytest.MonkeyPatch, damage: str
     ) -> None:
-        """Twin: with the adapter as it was exported the same server samples."""
+        """Twin: with the adapter as it was exported, the same server samples."""
         policy = await world.policy(1)
         write = fleet._write_atomically
 
