@@ -1,4 +1,4 @@
-"""The HTTP application over a real database, in this process, with a projector at its side."""
+"""The HTTP application over a real database, in this process, together with a projector."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ TOKEN = "a-token-for-tests"
 
 
 class KnownRepositories:
-    """Repositories by url; only `check` is used by the API."""
+    """Repositories that are known by their URLs. The API uses only `check`."""
 
     def __init__(self, *urls: str) -> None:
         self._urls = urls
@@ -51,7 +51,7 @@ class KnownRepositories:
 
 @dataclass
 class Application:
-    """A client that speaks to the application, and what stands behind it."""
+    """An HTTP client of the application, and the application's parts."""
 
     api: httpx.AsyncClient
     services: Services
@@ -59,7 +59,7 @@ class Application:
     database: Database
 
     async def append(self, events: Iterable[Event]) -> None:
-        """Append as the owners of the streams would, and wait until the tables know."""
+        """Append events as the owners of their streams would, and wait until the read model has them."""
         recorded = await self.services.log.append(list(events), cause=uuid4())
         assert await self.services.readmodel.caught_up(recorded[-1].cursor)
 
@@ -75,7 +75,8 @@ class Application:
     async def upload(
         self, name: str, content: str | bytes, file: str = "r.jsonl"
     ) -> httpx.Response:
-        """Announce and send a dataset; the answer to the content, or to what was refused before."""
+        """Register and upload a dataset. Returns the response to the upload, or to the registration if
+        that was refused."""
         made = await self.post("/datasets", {"name": name, "file_name": file})
         if made.status_code != 201:
             return made
@@ -84,7 +85,7 @@ class Application:
 
 
 def rows(count: int) -> str:
-    """A good JSON Lines dataset."""
+    """A valid dataset in JSON Lines with `count` rows."""
     return "".join(
         json.dumps({"user_prompt": f"Say {n}", "ground_truth": str(n)}) + "\n" for n in range(count)
     )

@@ -33,7 +33,7 @@ WARNED = ("rl.run.warned",)
 
 @dataclass
 class BrokerFixture:
-    """What a test of the bus works with. `kafka.prefix` sets its topics and groups apart."""
+    """The parts that a test of the bus uses. Its topics and groups have the prefix `kafka.prefix`."""
 
     database: Database
     notifier: Notifier
@@ -46,15 +46,15 @@ class BrokerFixture:
 
     @property
     def topic(self) -> str:
-        """Where `rl.run.warned` goes."""
+        """The topic of `rl.run.warned`."""
         return f"{self.kafka.prefix}rl.run.v1"
 
     def bus(self) -> KafkaBus:
-        """Kafka, with nothing behind it."""
+        """The Kafka bus, without the reconciler."""
         return KafkaBus(self.kafka, self.log, self.skips)
 
     def reconciled(self, *, wait_s: float = 3.0) -> Reconciled:
-        """Kafka, with the reconciler behind it."""
+        """The Kafka bus, with the reconciler."""
         wakeup = self.notifier.subscribe()
         return Reconciled(self.bus(), Reconciler(self.log, wakeup, wait_s=wait_s))
 
@@ -69,7 +69,7 @@ class BrokerFixture:
 
     @asynccontextmanager
     async def relaying(self, *, consumers: Sequence[str] = ()) -> AsyncIterator[None]:
-        """A relay that runs while inside."""
+        """Run a relay inside the block."""
         task = asyncio.ensure_future(self.relay(consumers=consumers).run())
         try:
             yield
@@ -79,7 +79,7 @@ class BrokerFixture:
                 await task
 
     async def warn(self, count: int = 1) -> list[Recorded]:
-        """Append so many warnings, each of a run of its own."""
+        """Append `count` warnings, each of a run of its own."""
         return [
             (await self.log.commit(commit_of(warning(uuid4().hex, 1), 1)))[0] for _ in range(count)
         ]
@@ -98,7 +98,7 @@ class BrokerFixture:
         key: bytes = b"k",
         topic: str | None = None,
     ) -> None:
-        """Put a record onto a topic behind the relay's back."""
+        """Write a record to a topic, without the relay."""
         producer = AIOKafkaProducer(**client_options(self.kafka), max_request_size=32 << 20)
         await producer.start()
         try:
@@ -108,7 +108,7 @@ class BrokerFixture:
             await producer.stop()
 
     async def records(self, topic: str | None = None) -> list[ConsumerRecord]:
-        """Everything a topic holds now, per partition in its order."""
+        """All records of a topic, ordered by partition and offset."""
         reader = AIOKafkaConsumer(**client_options(self.kafka), auto_offset_reset="earliest")
         await reader.start()
         try:
@@ -143,8 +143,8 @@ async def open_broker_fixture(
 
 
 async def consume(log: PostgresLog, bus: Bus, batch: Delivered) -> list[Recorded]:
-    """What the runtime does with a batch about which nothing is to be decided; what others consumed
-    meanwhile is left out of the answer."""
+    """Consume a batch as the runtime does when its consumers decide nothing. Returns the events that
+    nobody else consumed in the meantime."""
     mine = []
     for name, recorded in batch:
         try:
@@ -157,5 +157,5 @@ async def consume(log: PostgresLog, bus: Bus, batch: Delivered) -> list[Recorded
 
 
 def reader() -> dict[ConsumerName, Sequence[str]]:
-    """A consumer that nobody else is, and reads warnings."""
+    """A subscription of a new consumer that reads warnings."""
     return {ConsumerName(f"c{uuid4().hex[:8]}"): WARNED}

@@ -1,4 +1,4 @@
-"""Commits of events without a cause, for whatever needs something in a log."""
+"""Commits of events without a cause, for tests that need events in a log."""
 
 from typing import Any
 from uuid import uuid4

@@ -1,7 +1,7 @@
 """given(CONSUMER, *events).when(message).then(events=[...], effects=[...]): deciders without mocks.
 
-The events are folded into the streams that the message routes to; what the decision says is checked
-as the runtime would check it (streams, names, size).
+The events are folded into the streams that the message routes to. The decision is checked as the runtime
+would check it (streams, names, size).
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Given:
     def when(
         self, message: Incoming, *, stream: StreamName | None = None, event_id: UUID | None = None
     ) -> "When":
-        """Decide on `message`. An outcome needs the stream that asked for its effect."""
+        """Decide on `message`. An outcome needs `stream`, the stream that requested its effect."""
         cause = event_id or uuid5(HEADRACE, repr(message))
         if isinstance(message, Outcome):
             assert stream is not None, "an outcome comes back to a stream: name it"
@@ -52,7 +52,7 @@ class Given:
 
 @dataclass
 class When:
-    """What was decided, per stream."""
+    """The decisions, by stream."""
 
     given: Given
     decisions: dict[StreamName, Decision]
@@ -78,7 +78,7 @@ class When:
         return self
 
     def then_types(self, *types: type[Event] | type[Effect]) -> "When":
-        """Only the kinds, in order: events first."""
+        """Check only the types, in order: first the events, then the effects."""
         assert [type(x) for x in [*self.events, *self.effects]] == list(types)
         return self
 
@@ -86,7 +86,7 @@ class When:
         return self.then()
 
     def after(self) -> Given:
-        """The world once this decision is in the log."""
+        """The streams after this decision was committed to the log."""
         return Given(self.given.consumer, (*self.given.events, *self.events))
 
 

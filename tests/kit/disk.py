@@ -1,4 +1,5 @@
-"""A small disk that a test may fill. Mounting it needs a privilege; without it, a skip names it."""
+"""A small disk that a test may fill. Mounting it needs a privilege. Without it the test is skipped with
+a message that names the privilege."""
 
 import os
 import subprocess
@@ -13,7 +14,7 @@ PIECE_BYTES = 64 << 10
 
 @contextmanager
 def small_disk(place: Path, *, size_mb: int) -> Iterator[Path]:
-    """A file system of so many MiB, mounted at `place` until the block ends."""
+    """Mount a file system of `size_mb` MiB at `place` until the block ends."""
     place.mkdir(parents=True, exist_ok=True)
     if os.geteuid() != 0:
         pytest.skip("mounting a small tmpfs needs root (CAP_SYS_ADMIN)")
@@ -32,7 +33,7 @@ def small_disk(place: Path, *, size_mb: int) -> Iterator[Path]:
 
 @contextmanager
 def full(disk: Path) -> Iterator[None]:
-    """No space is left until the block ends."""
+    """Fill the disk until the block ends."""
     filler = disk / "filler"
     with filler.open("ab", buffering=0) as file:
         try:

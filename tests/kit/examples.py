@@ -1,7 +1,7 @@
 """One example payload of every event, made from its JSON Schema: the source of tests/golden.
 
-`python -m tests.kit.examples` writes the payloads that tests/golden lacks; those that are there are
-releases and never change.
+`python -m tests.kit.examples` writes the payloads that are missing in tests/golden. Existing payloads
+were released, so they never change.
 """
 
 import json
@@ -31,10 +31,10 @@ BY_NAME = {
     "started_at": "2026-01-02T03:04:05Z",
     "completed_at": "2026-01-02T03:04:06Z",
 }
-"""Values whose form the schema does not fully say."""
+"""Values for fields whose format the schema does not fully describe."""
 
 SKIPPED = {("Experiment", "branch")}
-"""Fields that may not stand beside another one."""
+"""Fields that are left out, because they may not be set together with another field."""
 
 
 def golden_name(event: type[Event]) -> str:

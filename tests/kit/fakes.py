@@ -1,7 +1,7 @@
-"""Stand-ins for what performers reach through ports: scripted engines and user code.
+"""Fakes for the ports that performers use: scripted engines and user code.
 
-Artifacts, datasets and blobs are the real adapters on a temporary directory; the log is the twin in
-memory, which passes the same contract suite as the real one.
+Artifacts, datasets and blobs are the real adapters on a temporary directory. The log is the adapter in
+memory, which passes the same contract suite as the one on Postgres.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from schemas.specs import (
 
 
 def turn(text: str, *, prompt: tuple[int, ...] = (1, 2), cut: bool = False) -> Turn:
-    """An exchange whose completion is `text`, one id per character."""
+    """A turn whose completion is `text`, with one token id per character."""
     ids = tuple(ord(character) for character in text)
     return Turn(
         prompt_ids=prompt,
@@ -47,7 +47,7 @@ def turn(text: str, *, prompt: tuple[int, ...] = (1, 2), cut: bool = False) -> T
 
 
 class FakeSampler:
-    """Answers each request as told; remembers what it was asked, and how many at once."""
+    """Answers each request with `answer(request)`, and records the requests."""
 
     def __init__(self, answer: Callable[[SampleRequest], Turn]) -> None:
         self._answer = answer
@@ -64,7 +64,7 @@ class FakeSampler:
 
 @dataclass
 class FakeSession:
-    """One sample's door; a scripted workflow speaks through `turns` and `conversation`."""
+    """The gateway session of one sample. A scripted workflow fills `turns` and `conversation`."""
 
     base_url: str
     api_key: str
@@ -75,7 +75,7 @@ class FakeSession:
     interrupted: bool = False
 
     def ask(self, prompt: Sequence[Message], text: str) -> Message:
-        """What a workflow's request to the gateway does."""
+        """Record a request and its reply, as a workflow's request to the gateway would."""
         reply = Message(role="assistant", content=text)
         self.turns.append(turn(text))
         self.conversation = [*prompt, reply]
@@ -104,7 +104,7 @@ Grader = Callable[[str | None, Sequence[SampleRecord]], tuple[Grade, ...]]
 
 
 class FakeUserCode:
-    """Runs scripted workflows and graders; keeps all that a workflow was given."""
+    """Runs scripted workflows and graders, and records the arguments of workflows."""
 
     def __init__(
         self,
@@ -175,8 +175,8 @@ class FakeRepositories:
 
 
 class FakeLearner:
-    """A learner whose versions are hashes: of the version before, and of the batch. `drift` makes it
-    a machine that computes other bits."""
+    """A learner whose versions are hashes of the previous version and the batch. With `drift` it acts
+    like a machine that computes other bits."""
 
     def __init__(self, *, drift: str = "") -> None:
         self._drift = drift
@@ -245,7 +245,7 @@ def _version(step: int, content: bytes) -> LearnerState:
 
 @dataclass
 class Bench:
-    """Ports over a temporary directory, for performing one effect after the other."""
+    """Ports over a temporary directory, for tests that perform effects one after another."""
 
     ports: Ports
     world: World
@@ -253,13 +253,13 @@ class Bench:
     clock: ManualClock
 
     async def record(self, event: Event) -> UUID:
-        """Append an event; returns its id."""
+        """Append an event and return its id."""
         cause = uuid5(HEADRACE, str(len(self.world.events)))
         [recorded] = await self.ports.log.append([event], cause=cause)
         return recorded.id
 
     async def dataset(self, *rows: DatasetRow) -> DatasetRef:
-        """A stored dataset with these rows."""
+        """Store a dataset with these rows and return its reference."""
         content = b"".join(row.to_line() for row in rows)
         artifact = await self.ports.artifacts.put(content, run="d1", blob=True)
         return DatasetRef(dataset="d1", name="sums", content=artifact, num_rows=len(rows))
@@ -295,7 +295,7 @@ def bench(
 
 
 def damage(uri: str) -> None:
-    """Flip one bit of a blob in a directory, behind everybody's back."""
+    """Flip one bit of a blob's file, without using the blob store."""
     path = Path(uri.removeprefix("file://"))
     content = path.read_bytes()
     path.write_bytes(bytes([content[0] ^ 1]) + content[1:])

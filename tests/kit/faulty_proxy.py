@@ -1,8 +1,8 @@
-"""A proxy before an HTTP server that does what networks and busy servers do, when it is told to.
+"""A proxy in front of an HTTP server that causes the faults of networks and busy servers on request.
 
-It runs in a thread of its own, so that a test and the processes it starts can use it alike. Each request
-is shown to `plan`, which names what goes wrong with it, or None. Bytes that are passed on are passed on
-unchanged but for hop-by-hop headers, so signatures stay good.
+It runs in a thread of its own, so that both a test and the processes that it starts can use it. `plan`
+receives each request and returns the fault to cause, or None. Forwarded bytes are unchanged except for
+hop-by-hop headers, so signatures stay valid.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ HEAD_LIMIT = 1 << 16
 
 
 class Fault(StrEnum):
-    """What can go wrong with a request."""
+    """The faults that a request can meet."""
 
     BUSY = "503 instead of doing it"
     CONFLICT = "409 instead of doing it"
@@ -35,7 +35,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request on its way."""
+    """A request that the proxy has received."""
 
     method: str
     target: str
@@ -56,11 +56,11 @@ INSTEAD = {
 
 
 def calm(request: Request) -> None:
-    """Nothing goes wrong."""
+    """A plan without faults."""
 
 
 def first(*faults: Fault, method: str | None = None) -> Plan:
-    """These faults, one for each of the first requests (of that method), then none."""
+    """A plan with these faults, one for each of the first requests (of that method), and then none."""
     left = list(faults)
 
     def plan(request: Request) -> Fault | None:
@@ -70,7 +70,7 @@ def first(*faults: Fault, method: str | None = None) -> Plan:
 
 
 def chance(seed: int, *, rate: float, faults: tuple[Fault, ...]) -> Plan:
-    """Any of these faults, on this part of the requests."""
+    """A plan with a random one of these faults on this share of the requests."""
     draw = random.Random(seed)
 
     def plan(request: Request) -> Fault | None:
@@ -81,7 +81,8 @@ def chance(seed: int, *, rate: float, faults: tuple[Fault, ...]) -> Plan:
 
 @dataclass
 class FaultyProxy:
-    """The running proxy. `plan` may be changed at any time; `seen` counts what was done."""
+    """The running proxy. `plan` may be changed at any time. `seen` counts the requests by their
+    fault."""
 
     upstream: str
     plan: Plan
@@ -89,11 +90,11 @@ class FaultyProxy:
     endpoint: str = ""
     seen: Counter[Fault | None] = field(default_factory=Counter)
     _serving: set[asyncio.Task[None] | None] = field(default_factory=set)
-    """A loop holds its tasks weakly: one whose client has hung up while the server is still busy hangs
-    on nothing else, and would be collected as garbage."""
+    """The tasks of open connections. The event loop references its tasks only weakly, so a task whose
+    client has disconnected while the server is still busy would be garbage-collected otherwise."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection: one request, one answer (or not)."""
+        """Serve one connection, with one request and at most one response."""
         task: asyncio.Task[None] | None = asyncio.current_task()
         self._serving.add(task)
         try:
@@ -101,7 +102,7 @@ class FaultyProxy:
             if request is not None:
                 await self._answer(request, writer)
         except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
-            pass  # a client that went away: its loss
+            pass  # the client has disconnected
         finally:
             self._serving.discard(task)
             writer.close()
@@ -173,7 +174,7 @@ def _refusal(fault: Fault, request: Request) -> bytes:
 def faulty_proxy(
     upstream: str, plan: Plan = calm, *, delay_s: float = 1.0
 ) -> Iterator[FaultyProxy]:
-    """A proxy before `upstream` while inside, on a free port."""
+    """Run a proxy in front of `upstream` inside the block, on a free port."""
     proxy = FaultyProxy(upstream, plan, delay_s)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="faulty_proxy", daemon=True)
@@ -191,7 +192,8 @@ def faulty_proxy(
 
 
 async def _end(server: asyncio.Server) -> None:
-    """Nothing is left to the garbage collector: one accepted just now is served a turn later."""
+    """Close the server and cancel its tasks, including those of connections that were just accepted, so
+    that nothing is left to the garbage collector."""
     server.close()
     await asyncio.sleep(0)
     while tasks := asyncio.all_tasks() - {asyncio.current_task()}:

@@ -1,8 +1,8 @@
-"""What each consumer's fold makes of a recorded history: a fingerprint per consumer and fold version.
+"""Fingerprints of the states that each consumer folds from a recorded history, by fold version.
 
-A snapshot holds a folded state under its consumer's `fold_version`, so a fold that changes while that
-number does not would go on from a state of the old one. `python -m tests.kit.folds` records what is not
-recorded yet, and never changes what is.
+A snapshot holds a folded state under its consumer's `fold_version`. If a fold changed without a change
+of that number, it would continue from a state of the old fold. `python -m tests.kit.folds` records
+missing fingerprints, and never changes existing ones.
 """
 
 import hashlib
@@ -45,7 +45,8 @@ def _hash(states: Sequence[str]) -> str:
 
 
 def _states(consumer: AnyConsumer, events: Sequence[Event]) -> list[str]:
-    """The state after each event, as JSON. Without defaults: a field that nothing sets changes none."""
+    """The state after each event, as JSON. Defaults are left out, so that a new field that is never set
+    does not change it."""
     kind = TypeAdapter(consumer.snapshots or type(consumer.initial))
     state, told = consumer.initial, []
     for event in events:
@@ -60,7 +61,7 @@ def _states(consumer: AnyConsumer, events: Sequence[Event]) -> list[str]:
 
 
 def streams() -> Mapping[str, list[Event]]:
-    """The history's streams."""
+    """The events of the history, by stream."""
     found: dict[str, list[Event]] = {}
     for line in HISTORY.read_text().splitlines():
         kind, version, data = json.loads(line)
@@ -80,13 +81,13 @@ def golden_events() -> dict[str, Event]:
 
 
 def read_fingerprints() -> dict[str, dict[str, dict[str, str]]]:
-    """Consumer -> fold version -> what was folded -> hash."""
+    """Consumer -> fold version -> name of the folded events -> hash."""
     found: dict[str, dict[str, dict[str, str]]] = json.loads(FINGERPRINTS.read_text())
     return found
 
 
 def record() -> None:
-    """Note what has no fingerprint yet."""
+    """Record the fingerprints that are missing."""
     HISTORY.parent.mkdir(exist_ok=True)
     if not HISTORY.exists():
         _write_history(HISTORY)

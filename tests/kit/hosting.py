@@ -40,7 +40,7 @@ class Fetched(Outcome):
 
 @dataclass
 class Script:
-    """What the bench's consumer does; each may raise."""
+    """Functions that the bench's consumer calls. Each may raise an error."""
 
     on_event: Callable[[RunWarned], None] = lambda event: None
     on_outcome: Callable[[Fetched], None] = lambda outcome: None
@@ -52,7 +52,8 @@ class Script:
 
 
 def consumer(script: Script, *, name: str = "bench") -> AnyConsumer:
-    """Counts RunWarned of a run in its checkpoint stream; with `asks` it asks for an effect first."""
+    """A consumer that counts a run's RunWarned events in its checkpoint stream. With `asks` it requests
+    an effect first."""
 
     def handle(state: int, message: RunWarned | Fetched, meta: Meta) -> Decision:
         if isinstance(message, Fetched):
@@ -103,8 +104,8 @@ def effect(run: str, step: int) -> FetchCommit:
 
 
 class Flaky:
-    """A port whose calls raise DatabaseUnavailable when the test says so: `before` doing anything, or
-    `after`."""
+    """A port whose calls raise DatabaseUnavailable. `before` and `after` say how many of the next calls
+    of a method fail before or after the method has done its work."""
 
     def __init__(self, inner: object) -> None:
         self._inner = inner
@@ -131,7 +132,7 @@ class Flaky:
 
 @dataclass
 class Bench:
-    """A world, and who works in it."""
+    """A `World`, and the consumers that work in it."""
 
     home: Path
     consumers: Sequence[AnyConsumer]
@@ -143,7 +144,7 @@ class Bench:
         self.effects = Flaky(MemoryEffects(self.world))
 
     async def warn(self, run: str, *steps: int) -> list[Recorded]:
-        """Append RunWarned events, as someone else's decisions."""
+        """Append RunWarned events, as if another consumer had decided them."""
         return [
             recorded
             for step in steps
@@ -153,7 +154,7 @@ class Bench:
         ]
 
     def spoil(self, recorded: Recorded, data: str) -> None:
-        """Put other bytes in the place of an event's."""
+        """Replace the data of a recorded event."""
         at = self.world.events.index(recorded)
         payload = cast("Encoded", recorded.payload)
         self.world.events[at] = replace(recorded, payload=replace(payload, data=data))
@@ -189,7 +190,7 @@ class Bench:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Runtime]:
-        """The runtime at work."""
+        """Run a runtime inside the block."""
         runtime = self.runtime()
         task = asyncio.ensure_future(runtime.run())
         try:
@@ -212,7 +213,7 @@ class Bench:
         return [event for event in self.told() if isinstance(event, MessageDeadLettered)]
 
     def told(self) -> list[Event]:
-        """All events that decode."""
+        """All events that can be decoded."""
         return [r.event for r in self.world.events if _decodes(r)]
 
     def gates(self, *runs: str) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""The ledger of a run: what the log says was done, checked for losses and doubles."""
+"""The ledger of a run: checks in the log that nothing was lost and nothing was done twice."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -33,7 +33,7 @@ def runtime_on(
     home: Path,
     effects: Effects | None = None,
 ) -> tuple[PostgresLog, Runtime]:
-    """A log and a runtime over it that hosts one consumer. `effects` in the place of the adapter."""
+    """A log, and a runtime over it that hosts one consumer. `effects` replaces the Postgres adapter."""
     log = PostgresLog(database, notifier)
     artifacts = ArtifactStore(log, MemoryBlobs())
     ports = Ports(
@@ -60,7 +60,7 @@ def runtime_on(
 async def working(
     hosted: AnyConsumer, database: Database, home: Path, effects: Effects | None = None
 ) -> AsyncIterator[tuple[PostgresLog, Runtime]]:
-    """A runtime at work under a long lease."""
+    """Run a runtime under a long lease inside the block."""
     async with Notifier(database) as notifier:
         await PostgresEffects(database).register(WORKER, host="h", pid=1, lease_s=600)
         log, started = runtime_on(hosted, database, notifier, home, effects)

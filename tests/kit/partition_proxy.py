@@ -1,10 +1,10 @@
-"""A network that can be cut: a proxy on loopback that forwards, or swallows everything in silence.
+"""A network that can be cut: a proxy on loopback that forwards everything, or silently drops it.
 
-While it is cut nothing arrives and nobody is told, as when a switch loses power: connections stay open
-and stall, new ones are taken and never answered. When it is healed, the stalled ones go on, or (with
-`forget`) they are dead for good without anyone being told, as behind a firewall that lost its state, or
-(with `late`) what was sent over them arrives when the test says so (`deliver`), long after their client
-has given them up.
+While it is cut, nothing arrives and neither side gets an error, as when a switch loses power.
+Connections stay open and stall, and new ones are accepted and never answered. After it is healed,
+stalled connections continue. With `forget` they are dead permanently, again without an error, as behind
+a firewall that lost its state. With `late`, the data that was sent over them arrives when the test calls
+`deliver`, long after their client has given them up.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class _Line:
-    """One connection. `dead`: whatever is sent over it disappears; `late`: it waits to be delivered.
-    `stalled` is what its client sent meanwhile."""
+    """One connection. With `dead`, all data that is sent over it is dropped. With `late`, the data waits
+    for `deliver`. `stalled` is the data that its client sent during the cut."""
 
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
     dead: bool = False
@@ -27,7 +27,7 @@ class _Line:
 
 
 class PartitionProxy:
-    """The proxy. `port` forwards to the target's."""
+    """The proxy. It forwards connections to its `port` to the target."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -50,13 +50,14 @@ class PartitionProxy:
         self._loop.close()
 
     def cut(self, *, forget: bool = False, late: bool = False) -> None:
-        """From now on nothing arrives. `forget`: what is open now never works again. `late`: it
-        stalls, and what its clients still send is kept for `deliver`."""
+        """Cut the network, so that nothing arrives. With `forget`, the open connections never work
+        again. With `late`, they stall, and the data that their clients still send is kept for
+        `deliver`."""
         asyncio.run_coroutine_threadsafe(self._cut(forget, late), self._loop).result(10)
 
     def deliver(self) -> int:
-        """The server gets what was sent over the lines that were cut `late`, though their clients are
-        gone, and has answered; returns over how many of them something came."""
+        """Deliver to the server the data that was sent over connections that were cut `late`, although
+        their clients are gone, and wait for the answers. Returns how many connections had data."""
         return asyncio.run_coroutine_threadsafe(self._deliver(), self._loop).result(30)
 
     def heal(self) -> None:
@@ -155,7 +156,7 @@ class PartitionProxy:
 
 @contextmanager
 def partition_proxy(host: str, port: int) -> Iterator[PartitionProxy]:
-    """A proxy before a server on this machine."""
+    """A proxy in front of a server on this machine."""
     proxy = PartitionProxy(host, port)
     proxy.start()
     try:

@@ -1,4 +1,4 @@
-"""Prometheus's text format, read strictly."""
+"""A strict parser of Prometheus's text format."""
 
 import re
 
@@ -7,8 +7,8 @@ LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"(?:,|$)')
 
 
 def samples(text: str) -> dict[str, dict[tuple[str, ...], float]]:
-    """Metric -> the values of its labels, in order -> value. Every metric must be explained before it
-    is told, and nothing may be left unread."""
+    """Metric -> the values of its labels, in order -> value. Raises AssertionError when a metric has no
+    HELP and TYPE before its first sample, or when a line cannot be parsed completely."""
     explained: set[str] = set()
     typed: set[str] = set()
     found: dict[str, dict[tuple[str, ...], float]] = {}

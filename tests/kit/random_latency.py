@@ -1,5 +1,5 @@
-"""A sampler and a learner that take their time, now more and now less: what finishes first is drawn
-anew, so that a run whose bits depended on it would show."""
+"""A sampler and a learner with random delays, so that calls finish in a random order. A run whose bits
+depended on that order would be detected."""
 
 import asyncio
 import random

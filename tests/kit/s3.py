@@ -86,7 +86,7 @@ class Bucket:
         return S3Blobs(self.store(prefix))
 
     def contents(self) -> dict[str, bytes]:
-        """Every object."""
+        """Key -> content of every object."""
         found = self.client.list_objects_v2(Bucket=self.name).get("Contents", ())
         return {entry["Key"]: self.read(entry["Key"]) for entry in found}
 
@@ -98,14 +98,14 @@ class Bucket:
 
 @pytest.fixture(scope="session")
 def s3_client(s3: S3Server) -> Any:
-    """boto3 as anybody would use it."""
+    """A plain boto3 client."""
     keys = Keys(s3.access_key, s3.secret_key)
     return S3Store(S3Place("none"), endpoint=s3.endpoint, keys=keys).client
 
 
 @contextmanager
 def fresh_bucket(server: S3Server, client: Any) -> Iterator[Bucket]:
-    """A new bucket, gone after."""
+    """A new bucket, which is deleted after the block."""
     made = Bucket(server, client, f"t-{uuid4().hex[:16]}")
     client.create_bucket(Bucket=made.name)
     yield made

@@ -29,7 +29,7 @@ class RealStack:
         return cls(components.postgres.url, components.kafka.bootstrap, components.s3)
 
     def fresh_settings(self) -> dict[str, str]:
-        """The settings of a platform on these components that meets nobody else there."""
+        """The settings of a new platform on these components that shares no names with any other."""
         name = f"t{uuid4().hex[:12]}"
         asyncio.run(execute(self.database, f"create database {name}"))
         return {

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class _Selector(selectors.DefaultSelector):
-    """Waits for nothing: it tells how long it should have."""
+    """Never waits. `waited_s` is the sum of the seconds that it should have waited."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,6 +32,6 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` in made time. Raises AssertionError when everybody waits without end."""
+    """`asyncio.run` in simulated time. Raises AssertionError when all tasks wait and no timer is due."""
     with asyncio.Runner(loop_factory=_Loop) as runner:
         return runner.run(main)

@@ -28,7 +28,8 @@ from trainer.model.base import Base
 
 BASE = "base"
 SAMPLING = threading.Lock()
-"""They sample beside the loop that answers, one at a time: fakes share one Transformers module."""
+"""Sampling runs in threads beside the event loop. The lock admits one at a time, because all fakes share
+one Transformers module."""
 
 
 @dataclass
@@ -67,7 +68,7 @@ class FakeVllm:
         )
 
     async def start(self) -> None:
-        """Answer, at the address it had before if it had one."""
+        """Start to serve, at the same address as before if it was started before."""
         port = int(self.url.rpartition(":")[2]) if self.url else 0
         listening = socket.create_server(("127.0.0.1", port))
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -78,7 +79,7 @@ class FakeVllm:
             await asyncio.sleep(0.005)
 
     async def die(self) -> None:
-        """As by kill -9: connections break, what was loaded is lost."""
+        """End as by kill -9: connections break, and loaded adapters are lost."""
         assert self.server is not None
         assert self.task is not None
         for server in self.server.servers:
