@@ -1,5 +1,5 @@
-"""The blobs of an installation keep the contract; they are found again after a move, and stay in
-place when they are copied."""
+"""The blobs of an installation keep the contract. They are found again after a move, and none is
+deleted while somebody copies them."""
 
 import shutil
 from collections.abc import AsyncIterator
