@@ -1,5 +1,5 @@
-"""The generated pages are fresh: docs/events.md and docs/asyncapi.json say the catalogue, docs/config.md
-the keys of a TOML; and events keep to the AsyncAPI document."""
+"""The generated pages are fresh: docs/events.md and docs/asyncapi.json follow the catalogue of
+events, docs/config.md follows the keys of a TOML, and events conform to the AsyncAPI document."""
 
 import json
 from datetime import UTC, datetime

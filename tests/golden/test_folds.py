@@ -1,5 +1,5 @@
-"""A fold that changes must raise its consumer's `fold_version`, for snapshots of the old fold lie under
-the old number."""
+"""A fold that changes must raise its consumer's `fold_version`, because snapshots of the old fold
+are stored under the old number."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,8 @@ from tests.kit.folds import fingerprints, read_fingerprints, streams
 
 
 def unchanged(consumer: AnyConsumer) -> None:
-    """Raises AssertionError when the fold is not the one that was recorded under its version."""
+    """Raises AssertionError when the fold differs from the one that was recorded under its
+    version."""
     known = read_fingerprints().get(consumer.name, {}).get(str(consumer.fold_version), {})
     found = fingerprints(consumer)
     changed = sorted(name for name in known if name in found and found[name] != known[name])

@@ -1,4 +1,4 @@
-"""Every payload ever released still decodes, and says what it said."""
+"""Every payload that was ever released can still be decoded, and its fields keep their values."""
 
 import json
 from pathlib import Path
