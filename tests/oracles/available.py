@@ -1,4 +1,4 @@
-"""Where the oracles come from: independent implementations, pinned, for tests alone.
+"""Where the oracles come from: independent implementations, pinned, and used by tests alone.
 
 TRL and Liger are the extra `[oracles]`. verl pins other versions of what we use and ships a package
 called `tests`, so it lies in a directory of its own, `<prefix>/oracles`, made by
@@ -63,7 +63,7 @@ def _verl(name: str) -> types.ModuleType:
 
 
 class _Anything:
-    """Stands where a class of a cluster library is named."""
+    """Takes the place of a class of a cluster library."""
 
 
 class _StandIn(types.ModuleType):

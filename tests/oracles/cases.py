@@ -59,8 +59,8 @@ class Case:
 
     @property
     def row_factor(self) -> float:
-        """All rows divided by the rows that have actions. A reference that counts rows without actions
-        in its means must be multiplied by it."""
+        """All rows divided by the rows that have actions. The answer of a reference that counts
+        rows without actions in its means must be multiplied by it."""
         return self.num_rows / self.num_live
 
     @property
@@ -74,7 +74,7 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """A loss and its gradient by `now`; zero where there is no action."""
+    """A loss and its gradient with respect to `now`, which is zero where there is no action."""
 
     loss: float
     gradient: torch.Tensor
@@ -82,7 +82,7 @@ class Answer:
 
 
 def answer(case: Case, loss_of: Callable[[torch.Tensor], torch.Tensor]) -> Answer:
-    """The loss of a function of `now`, and its gradient there."""
+    """The loss of a function of `now`, and its gradient at that point."""
     leaf = case.now.clone().requires_grad_()
     loss = loss_of(leaf)
     loss.backward()
@@ -91,7 +91,7 @@ def answer(case: Case, loss_of: Callable[[torch.Tensor], torch.Tensor]) -> Answe
 
 
 def times(answer: Answer, factor: float) -> Answer:
-    """The answer of a reference that divides by something else."""
+    """The answer of a reference that divides by another number, multiplied by this factor."""
     return Answer(answer.loss * factor, answer.gradient * factor)
 
 
@@ -105,7 +105,8 @@ def same(ours: Answer, theirs: Answer, *, atol: float = 1e-9, rtol: float = 1e-1
 
 
 class TablePolicy:
-    """A policy whose log-probabilities are looked up: the token of row b, position t is b T + t."""
+    """A policy whose log-probabilities are looked up in a table: the token of row b, position t is
+    b T + t."""
 
     shares_prompts = True
     device = torch.device("cpu")
@@ -135,7 +136,8 @@ class TablePolicy:
 
 
 def our_answer(case: Case, objective: Objective, hyperparameters: Hyperparameters) -> Answer:
-    """Our loss, through the whole of `trainer/grpo.py`. pi_prox is measured, pi_theta trains."""
+    """Our loss, computed through the whole of `trainer/grpo.py`. pi_prox is measured and pi_theta
+    is trained."""
     policy: Any = TablePolicy(case)
     hyperparameters = replace(hyperparameters, micro_batch_tokens=case.micro_batch_tokens)
     batch = grpo.prepare_batch(
@@ -149,7 +151,7 @@ def our_answer(case: Case, objective: Objective, hyperparameters: Hyperparameter
 
 
 def graded_groups(case: Case) -> tuple[GradedGroup, ...]:
-    """The case as groups of the trainer."""
+    """The case as graded groups of the trainer."""
     width, groups = case.mask.shape[1], list[GradedGroup]()
     for first in range(0, case.num_rows, case.size):
         samples = []

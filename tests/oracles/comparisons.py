@@ -1,4 +1,5 @@
-"""What is compared: each objective's loss of a case, by our trainer and by every oracle that has it.
+"""The comparisons: each objective's loss of a case, by our trainer and by every oracle that has the
+objective.
 
 Our loss goes through the whole step: groups, packing, micro-batches, weights. Where a reference divides
 by something else, the factor is written out next to it.
@@ -29,7 +30,7 @@ LOW, HIGH = 0.5, 2.0
 
 
 def advantage_of(case: Case, objective: Objective) -> torch.Tensor:
-    """Our advantages (B), for references that take them: they have tests of their own."""
+    """Our advantages (B), for references that take advantages, which have tests of their own."""
     rewards = [finite_or_none(reward) for reward in case.rewards]
     before = BatchBeforeUpdate(case.group, rewards, torch.arange(case.num_rows))
     return objective.estimate(before, objective.defaults).advantage_E
@@ -53,8 +54,8 @@ def epsilons(hyperparameters: Hyperparameters) -> dict[str, float]:
 
 
 def away_from(value: torch.Tensor, *edges: float) -> None:
-    """Sums over a row have another order in each implementation: where something is cut off they
-    may fall on different sides, and the gradient jumps there."""
+    """Each implementation adds up a row in another order. Where values are cut off, the sums may
+    fall on different sides of the edge, and there the gradient jumps."""
     assume(all(bool(((value - edge).abs() > 1e-9).all()) for edge in edges))
 
 
@@ -68,7 +69,8 @@ def row_mean(case: Case, value: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Reference:
-    """How a reference is asked for an aggregation, and what its answer is multiplied by."""
+    """How a reference is called for an aggregation, and the factor that its answer is multiplied
+    by."""
 
     loss_type: str
     factor: Callable[[Case], float]
@@ -82,7 +84,7 @@ AGGREGATIONS: dict[LossAggregation, Reference] = {
 
 
 def surrogate(name: str, **changes: Any) -> Callable[[Case], Compared]:
-    """A clipped surrogate, by all three."""
+    """A clipped surrogate, by all three oracles."""
     objective, hyperparameters = hyperparameters_for(name, **changes)
     asked, is_gspo = AGGREGATIONS[hyperparameters.aggregation], name == "gspo"
     options: dict[str, Any] = {
@@ -125,7 +127,8 @@ def surrogate(name: str, **changes: Any) -> Callable[[Case], Compared]:
 
 
 def cispo(case: Case) -> Compared:
-    """TRL and Liger take the bound itself; verl bounds from below too, where no ratio can be."""
+    """TRL and Liger take the bound itself; verl bounds from below too, at a value that no ratio
+    reaches."""
     objective, hyperparameters = hyperparameters_for("cispo")
     advantage = advantage_of(case, objective)
     bound: dict[str, Any] = {"loss_type": "cispo", "epsilon_high": 1 + hyperparameters.clip_high}
@@ -141,7 +144,7 @@ def cispo(case: Case) -> Compared:
 
 
 def importance_sampling(case: Case) -> Compared:
-    """TRL and Liger with a clip that nothing reaches."""
+    """TRL and Liger with a clip that no ratio reaches."""
     objective, hyperparameters = hyperparameters_for("importance_sampling")
     advantage = advantage_of(case, dr_grpo.OBJECTIVE)
     options: dict[str, Any] = {
@@ -157,7 +160,7 @@ def importance_sampling(case: Case) -> Compared:
 
 
 def sequence_mask(threshold: float) -> Callable[[Case], Compared]:
-    """verl has no such mask: its surrogate is weighed by one that is written out."""
+    """verl has no such mask, so its surrogate is weighted by a mask that is written out here."""
 
     def compare(case: Case) -> Compared:
         distance = row_mean(case, case.behaviour - case.now)
@@ -189,7 +192,8 @@ def kl_in_the_loss(case: Case) -> Compared:
 
 def kl_in_the_reward(case: Case) -> Compared:
     """The penalty of a sample is that of all its actions, under the policy before the update. verl
-    makes the rewards and the advantages, both their losses."""
+    computes the rewards and the advantages, and TRL
+    and verl compute their own losses."""
     case = replace(case, mask=torch.ones_like(case.mask))
     objective, hyperparameters = hyperparameters_for("rloo", aggregation="token_mean")
     hyperparameters = replace(hyperparameters, kl_coef=0.2, kl_in="reward", kl_estimator="k1")
@@ -207,8 +211,8 @@ def kl_in_the_reward(case: Case) -> Compared:
 
 
 def decoupled(correction: Correction, level: CorrectionLevel) -> Callable[[Case], Compared]:
-    """The decoupled losses: the ratio against pi_prox, weighted by pi_prox / mu. TRL and verl compute
-    their own weights, where they have the form. Liger is given verl's."""
+    """The decoupled losses: the ratio against pi_prox, weighted by pi_prox / mu. TRL and verl
+    compute their own weights where they have the form; Liger is given verl's."""
     objective, hyperparameters = hyperparameters_for("rloo", aggregation="token_mean", updates=2)
     hyperparameters = replace(
         hyperparameters,
@@ -246,7 +250,7 @@ def decoupled(correction: Correction, level: CorrectionLevel) -> Callable[[Case]
 def _their_weights(
     case: Case, hyperparameters: Hyperparameters, value: torch.Tensor
 ) -> torch.Tensor:
-    """verl's weights; where it has none (decoupled, geometric) they are written out, but for the
+    """verl's weights. Where it has none (decoupled, geometric) they are written out, except for the
     mask of geometric means, which verl has."""
     kind, level = hyperparameters.correction, hyperparameters.correction_level
     if kind == "decoupled":
@@ -283,7 +287,7 @@ def with_all_rewards(case: Case) -> Case:
 
 
 def reinforce_plus_plus(case: Case) -> Compared:
-    """REINFORCE++ whole, with the KL in the reward."""
+    """The whole of REINFORCE++, with the KL in the reward."""
     case = with_all_rewards(case)
     objective, hyperparameters = hyperparameters_for(
         "reinforce_plus_plus", kl_coef=0.1, gamma=0.9, updates=2
@@ -298,8 +302,8 @@ def reinforce_plus_plus(case: Case) -> Compared:
 
 
 def reinforce_plus_plus_with_a_baseline(case: Case) -> Compared:
-    """REINFORCE++ with a group baseline as a run has it by default: the KL in the loss, k2, which verl
-    makes too; its mean over the actions is written out."""
+    """REINFORCE++ with a group baseline, with a run's defaults: the KL is in the loss, k2, which
+    verl computes too; its mean over the actions is written out."""
     case = with_all_rewards(case)
     assume(case.size > 1)
     config = job(algorithm="reinforce_plus_plus", group_baseline=True, kl_coef=0.1).config
@@ -318,7 +322,8 @@ def reinforce_plus_plus_with_a_baseline(case: Case) -> Compared:
 
 
 def ppo_with_a_critic(case: Case) -> Compared:
-    """PPO whole, an update in: pi_theta and V have left what was surveyed."""
+    """The whole of PPO after one update: pi_theta and V have moved away from their measured
+    values."""
     case = with_all_rewards(case)
     assert case.value is not None
     away_from(case.value.abs() / 2, 0.2)

@@ -1,4 +1,5 @@
-"""How far our losses and gradients are from each oracle's: the table of `docs/algorithms.md`.
+"""How far our losses and gradients are from those of each oracle: the table of
+`docs/algorithms.md`.
 
 python -m tests.oracles.measure [EXAMPLES]
 """

@@ -16,7 +16,7 @@ from trainer.objective.objective import BatchBeforeUpdate, by_group, finite_or_n
 
 
 def advantages(case: Case, of: Any) -> torch.Tensor:
-    """Our advantages (B), by the way that every objective takes."""
+    """Our advantages (B), computed through the same code as for every objective."""
     before = BatchBeforeUpdate(
         group_S=case.group,
         reward_S=[finite_or_none(reward) for reward in case.rewards],
@@ -26,7 +26,7 @@ def advantages(case: Case, of: Any) -> torch.Tensor:
 
 
 def alone(case: Case) -> torch.Tensor:
-    """Rows whose group has no other row with a reward: references disagree on them."""
+    """Rows whose group has no other row with a reward, on which the references disagree."""
     known = Counter(g for g, is_known in zip(case.group, case.has_reward, strict=True) if is_known)
     return torch.tensor([known[group] < 2 for group in case.group])
 

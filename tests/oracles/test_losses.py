@@ -1,4 +1,5 @@
-"""Losses and their gradients against TRL, Liger and verl, in float64; and where they disagree."""
+"""Losses and their gradients against TRL, Liger and verl, in float64, and the cases where these
+disagree."""
 
 from dataclasses import replace
 from typing import Any
@@ -35,7 +36,7 @@ def test_value_and_gradient(name: str, case: Case) -> None:
 
 @given(st.just(PLAIN))
 def test_everything_is_compared_with_two_oracles_that_have_it(case: Case) -> None:
-    """REINFORCE++ and PPO are in verl alone; their second witness is `test_returns.py`."""
+    """REINFORCE++ and PPO are in verl alone; `test_returns.py` is the second check for them."""
     for name, compare in COMPARISONS.items():
         alone = name.startswith(("reinforce_plus_plus", "ppo"))
         assert len(compare(case)[1]) >= (1 if alone else 2), name
@@ -43,7 +44,8 @@ def test_everything_is_compared_with_two_oracles_that_have_it(case: Case) -> Non
 
 @given(st.just(PLAIN))
 def test_against_the_sampler_the_weight_would_count_twice(case: Case) -> None:
-    """Twin: the ratio to mu, weighed on top, is not the decoupled loss."""
+    """Twin: with the ratio to mu, multiplied by the weight again, the loss is not the decoupled
+    one."""
     mine, theirs = decoupled("decoupled", "token")(case)
     weights = (case.now - case.behaviour).exp()
     twice = theirs_verl.policy_loss(
@@ -65,7 +67,8 @@ def test_grpo_from_the_reward_on_is_trl_s_but_for_its_eps(case: Case) -> None:
 @settings(max_examples=50)
 @given(case=cases())
 def test_importance_sampling_has_the_gradient_of_weighted_log_probabilities(case: Case) -> None:
-    """verl's form: a constant weight times log pi. The value is another, the gradient is not."""
+    """verl's form is a constant weight times log pi. Its value differs; its gradient is the
+    same."""
     objective, chosen = hyperparameters_for("importance_sampling")
     ratio = (case.now - case.behaviour).exp()
     advantage = advantage_of(case, objective)

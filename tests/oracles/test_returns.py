@@ -23,7 +23,7 @@ factors = st.sampled_from([1.0, 0.95, 0.5])
 
 
 def before(case: Case, penalty: torch.Tensor | None = None) -> BatchBeforeUpdate:
-    """The case as an estimate sees it: its actions alone, flat."""
+    """The case as an advantage estimator sees it: its actions alone, flattened."""
     live = case.mask > 0
     rows = torch.arange(case.num_rows)[:, None].expand_as(case.mask)
     return BatchBeforeUpdate(

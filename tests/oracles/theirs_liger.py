@@ -44,7 +44,7 @@ def fused_loss(
     behaviour_B_T: torch.Tensor,
     **settings: Any,
 ) -> torch.Tensor:
-    """Liger's fused loss from hidden states, in fp32 within."""
+    """Liger's fused loss from hidden states, which computes in fp32."""
     module = MODULE.LigerFusedLinearGRPOLoss(
         compiled=False, beta=0.0, use_ref_model=False, **settings
     )

@@ -38,7 +38,7 @@ class _Accelerator:
 
 
 class _Trainer:
-    """What the two methods read of a trainer."""
+    """The attributes of a trainer that the two methods read."""
 
     environment_factories = environments = tools = images = pad_to_multiple_of = None
     mask_truncated_completions = aux_loss_enabled = log_multimodal = use_liger_kernel = False
@@ -120,7 +120,7 @@ def _double() -> Iterator[None]:
 
 
 def score_batch(case: Case, **settings: Any) -> tuple[_Trainer, dict[str, torch.Tensor]]:
-    """What TRL knows of a batch before it trains: advantages, corrections."""
+    """TRL's values for a batch before it trains: advantages and corrections."""
     trainer = _Trainer(case, settings)
     with _double():
         inputs = TRAINER._generate_and_score_completions(
@@ -136,8 +136,8 @@ def loss(
     against: torch.Tensor | None = None,
     **settings: Any,
 ) -> Answer:
-    """TRL's loss of the case; `settings` are attributes of the trainer. The advantages are TRL's own
-    unless given, and the ratio is taken against `against`, by default the sampler."""
+    """TRL's loss of the case; `settings` are attributes of the trainer. The advantages are TRL's
+    own unless given, and the ratio is taken against `against`, by default the sampler."""
     trainer, inputs = score_batch(case, **settings)
     inputs["old_per_token_logps"] = case.behaviour if against is None else against
     if advantage_B is not None:

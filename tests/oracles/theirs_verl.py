@@ -1,4 +1,4 @@
-"""verl: its estimators of advantages, policy losses, value loss and corrections, in float64."""
+"""verl: its advantage estimators, policy losses, value loss and corrections, in float64."""
 
 import contextlib
 import types
@@ -27,8 +27,8 @@ AGGREGATION = {
 
 
 def group_advantages(case: Case, estimator: str, **settings: Any) -> torch.Tensor:
-    """Advantages (B) of an estimator that looks at groups; rows without a reward are left out and
-    get 0, since verl knows no missing rewards."""
+    """Advantages (B) of an estimator that compares the rows of a group. Rows without a reward are
+    left out and get 0, because verl has no missing rewards."""
     known = [row for row, is_known in enumerate(case.has_reward) if is_known]
     found = torch.zeros(case.num_rows, dtype=torch.float64)
     if known:
@@ -119,7 +119,7 @@ def correction_weights(case: Case, *, level: str, threshold: str | float) -> tor
 
 @contextlib.contextmanager
 def exact_means() -> Iterator[None]:
-    """verl divides masked means by n + 1e-8; for the length of a comparison, by n."""
+    """verl divides masked means by n + 1e-8; within this block it divides by n."""
     functional = oracle("verl.utils.torch_functional")
 
     def mean(values: torch.Tensor, mask: Any, axis: Any = None) -> torch.Tensor:
@@ -132,7 +132,7 @@ def exact_means() -> Iterator[None]:
 
 
 def token_rewards(case: Case, penalty: torch.Tensor | None = None) -> torch.Tensor:
-    """(B, T): the reward at the last action of a row, less the penalty of each action."""
+    """(B, T): the reward at the last action of a row, minus the penalty of each action."""
     rewards = torch.zeros_like(case.mask)
     for row, (reward, known) in enumerate(zip(case.rewards, case.has_reward, strict=True)):
         actions = case.mask[row].nonzero()
@@ -186,7 +186,8 @@ def value_loss(
 
 
 def rejection_mask(case: Case, *, low: float, high: float) -> torch.Tensor:
-    """(B, T): the mask without sequences whose geometric mean of pi_prox / mu is outside."""
+    """(B, T): the mask, without the sequences whose geometric mean of pi_prox / mu is outside the
+    bounds."""
     mask, _ = CORRECTIONS.compute_rollout_rejection_mask(
         case.proximal - case.behaviour, case.mask, "seq_mean_k1", f"{1 / high}_{1 / low}"
     )
