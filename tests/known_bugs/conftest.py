@@ -1,4 +1,4 @@
-"""What the tests that kill known bugs ask for."""
+"""Fixtures of the tests that kill known bugs."""
 
 from tests.unit.trainer.conftest import engine, shelf
 from tests.unit.trainer.model.test_chat_template import chat

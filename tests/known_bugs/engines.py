@@ -1,4 +1,4 @@
-"""The sampler, the optimizer, and what passes between them."""
+"""Known bugs of the sampler, of the optimizer, and of the data that passes between them."""
 
 from tests.known_bugs.known_bug import KnownBug
 

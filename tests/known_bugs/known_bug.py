@@ -1,4 +1,5 @@
-"""A known bug: a bug that a public trainer really had, put into our code for the length of a test.
+"""A known bug: a bug that a public trainer really had, inserted into our code for the duration of a
+test.
 
 A mutation replaces a piece of one function's source and swaps the function's code object, so that
 every caller gets the mutant, however it imported the function. The piece must occur in the source

@@ -1,4 +1,4 @@
-"""From advantages to a loss."""
+"""Known bugs between advantages and the loss."""
 
 from tests.known_bugs.known_bug import KnownBug
 

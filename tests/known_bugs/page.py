@@ -1,4 +1,4 @@
-"""docs/known_bugs.md, made from the known bugs: `python -m tests.known_bugs.page`."""
+"""docs/known_bugs.md, generated from the known bugs: `python -m tests.known_bugs.page`."""
 
 from pathlib import Path
 

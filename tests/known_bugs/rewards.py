@@ -1,4 +1,4 @@
-"""From rewards to advantages."""
+"""Known bugs between rewards and advantages."""
 
 from math import nan
 

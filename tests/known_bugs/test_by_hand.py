@@ -1,4 +1,4 @@
-"""Numbers by hand, for known bugs that no other test catches."""
+"""Figures computed by hand, for known bugs that no other test catches."""
 
 import math
 from types import SimpleNamespace

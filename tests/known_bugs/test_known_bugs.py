@@ -1,4 +1,5 @@
-"""Every known bug is killed by its test: the test fails with the bug put in, and passes without it."""
+"""Every known bug is killed by its test: the test fails with the bug inserted, and passes without
+it."""
 
 import inspect
 

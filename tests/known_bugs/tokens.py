@@ -1,4 +1,4 @@
-"""Which tokens are context, which are actions, and what sees what."""
+"""Known bugs about tokens: which are context, which are actions, and which see which."""
 
 from tests.known_bugs.known_bug import KnownBug
 
