@@ -1,4 +1,4 @@
-"""The cascade and hop-by-hop delivery, in any order and with duplicates, end in the same streams."""
+"""The cascade and hop-by-hop delivery end in the same streams, in any order and with duplicates."""
 
 import asyncio
 import random
@@ -37,7 +37,7 @@ MODE = st.sampled_from(sorted(MODES))
 
 
 def events(mode: str) -> tuple[RunRequested, RepositoryPushed]:
-    """A run in this mode, as an edge asks for it."""
+    """The events that request a run in this mode, as a producer appends them."""
     requested = RunRequested(
         run="r1",
         run_name="first",
@@ -56,7 +56,7 @@ def events(mode: str) -> tuple[RunRequested, RepositoryPushed]:
 
 @cache
 def reference(mode: str) -> list[str]:
-    """What a run comes to where one process does everything in order."""
+    """The final streams of a run when one process does everything in order."""
 
     async def cascaded() -> list[str]:
         simulation = await Simulation.begin(events(mode), apart=False)

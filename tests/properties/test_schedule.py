@@ -1,4 +1,5 @@
-"""The schedule: rows once an epoch, lag within its bound, never more steps open than allowed."""
+"""The schedule: each row once an epoch, the lag within its bound, and never more open steps than
+allowed."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""Two to four runtimes that host the same consumers end in the streams of one, whichever is quick and
-whatever each still remembers of streams that the others have moved."""
+"""Two to four runtimes that host the same consumers end in the same streams as one, whichever is
+faster, and whatever each still remembers of streams that the others have moved."""
 
 from dataclasses import replace
 from functools import cache
