@@ -1,4 +1,5 @@
-"""The vLLM sampler over real vLLM on the CPU: what the fake is asked, so that the fake does not lie."""
+"""The vLLM sampler over real vLLM on the CPU. The fake server runs the same tests, so that its
+behaviour is that of the real one."""
 
 import asyncio
 from collections.abc import Iterator
@@ -71,8 +72,9 @@ def test_a_run_samples_on_real_vllm_and_is_rebuilt_from_its_log(
 async def test_a_real_server_that_dies_in_mid_generation_loses_nothing(
     server: RealVllm, tmp_path: Path
 ) -> None:
-    """The last test of this module: it kills the server. What that had begun moves to another one, the
-    fake, which comes up only then. The first to end is the only short one: others are on their way."""
+    """The last test of this module, because it kills the server. The requests that the server had
+    begun move to another one, the fake, which starts only then. The first to end is the only short
+    one: others are in progress."""
     fake = FakeVllm(Fallback(build_base(SMALL, {}, device=torch.device("cpu"))))
     async with (
         fake_vllms(fake) as other,

@@ -1,4 +1,5 @@
-"""A run through the vLLM that `headrace up` started: what HEADRACE_SAMPLER=vllm gives to a user."""
+"""A run through the vLLM server that `headrace up` started, as HEADRACE_SAMPLER=vllm gives it to a
+user."""
 
 import re
 from pathlib import Path
