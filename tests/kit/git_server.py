@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 
 class GitServer:
-    """Serves the repositories below `root`. `status`: what it answers instead, if not 200.
-    `held`: transfers of commits (protocol version 2) wait for it; `transferring`: one does."""
+    """Serves the repositories below `root`. A `status` other than 200 is answered instead. Transfers of
+    commits (protocol version 2) wait for `held`; `transferring` is set while one waits."""
 
     def __init__(self, root: Path, port: int = 0) -> None:
         self.root = root
@@ -99,7 +99,7 @@ class GitServer:
 
 @contextmanager
 def git_server(root: Path, *, port: int = 0) -> Iterator[GitServer]:
-    """A server that ends with its context."""
+    """A server that is stopped at the end of the block."""
     server = GitServer(root, port)
     server.start()
     try:

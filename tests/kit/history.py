@@ -1,4 +1,4 @@
-"""A run that has ended with everything that it named in its place, for tests of what becomes of it."""
+"""An ended run with all of its artifacts, for tests that archive, remove or restore it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +28,7 @@ from tests.kit.story import batch_of, checkpoint, whole_run
 
 STEPS = 3
 TEXTS = ("rows", "tree", "{}", *(f"{kind}{step}" for kind in "ws" for step in range(STEPS + 1)))
-"""What the references of `tests/kit/specs.py` stand for."""
+"""The contents of the references of `tests/kit/specs.py`."""
 
 
 async def ended_run(app: Application, run: str = "r1", name: str = "first") -> None:
@@ -65,7 +65,7 @@ async def ended_run(app: Application, run: str = "r1", name: str = "first") -> N
 
 
 def validation(run: str) -> Iterator[Event]:
-    """A validation that the run asked for, of one group."""
+    """A validation of one group that the run requested."""
     evaluation = f"{run}v"
     template = group_template().model_copy(update={"run": run})
     asked: dict[str, Any] = {
@@ -95,7 +95,7 @@ def _grade_event(evaluation: str, template: GroupTemplate) -> GroupGraded:
 
 
 async def keep(app: Application, data: bytes) -> ArtifactRef:
-    """A small artifact, as a row."""
+    """Store a small artifact as a row."""
     found = reference(data)
     await app.database.durable.execute(
         "insert into artifacts (sha256, data) values ($1, $2) on conflict do nothing",

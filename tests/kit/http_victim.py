@@ -23,7 +23,7 @@ FILES = 128
 
 
 class Quick:
-    """A sampler that always says the same."""
+    """A sampler that always returns the same turn."""
 
     async def sample(self, request: SampleRequest) -> Turn:
         return Turn(
@@ -39,7 +39,7 @@ class Quick:
 
 
 class Lines(logging.Handler):
-    """Counts what is logged."""
+    """Counts log records."""
 
     num = 0
 
@@ -48,7 +48,7 @@ class Lines(logging.Handler):
 
 
 class Naive(HttpGateway):
-    """Reads each body before it looks at the key."""
+    """Reads each body before it checks the key."""
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, more = bytearray(), True

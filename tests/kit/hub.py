@@ -1,4 +1,4 @@
-"""A hub of one's own: a real HTTP server that answers for config.json as the Hugging Face hub does."""
+"""A local hub: a real HTTP server that answers requests for config.json as the Hugging Face hub does."""
 
 import json
 import threading

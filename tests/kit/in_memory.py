@@ -85,7 +85,7 @@ class InMemory:
         return weights.sha256
 
     def events_of(self, kind: type[E]) -> list[E]:
-        """All events of a kind, in the order of the log."""
+        """All events of a type, in the order of the log."""
         return [r.event for r in self.world.events if isinstance(r.event, kind)]
 
 

@@ -18,7 +18,7 @@ GIVEN = "HEADRACE_TEST_KAFKA"
 
 @pytest.fixture(scope="session")
 def kafka_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
-    """A broker that this session started and may do anything to."""
+    """A broker that this session started. Tests may stop or wipe it."""
     need_kafka()
     with kafka_server(tmp_path_factory.mktemp("kafka"), with_security=True) as server:
         yield server
@@ -35,7 +35,7 @@ def need_kafka() -> None:
 
 @pytest.fixture(scope="session")
 def kafka_address(request: pytest.FixtureRequest) -> str:
-    """Bootstrap servers."""
+    """The addresses of the bootstrap servers."""
     if given := os.environ.get(GIVEN):
         return given
     node: KafkaServer = request.getfixturevalue("kafka_node")

@@ -1,4 +1,4 @@
-"""A collector: takes spans over OTLP/HTTP and keeps them, as a graph that can be walked."""
+"""A collector that receives spans over OTLP/HTTP and keeps them as a graph."""
 
 import threading
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ Key = tuple[bytes, bytes]
 
 @dataclass(frozen=True)
 class Seen:
-    """A span: who made it, under what, linked to what."""
+    """A span: the service that made it, and in `causes` its parent and the spans that it links to."""
 
     service: str
     name: str
@@ -25,7 +25,7 @@ class Seen:
 
 @dataclass
 class Collector:
-    """`endpoint` is what OTEL_EXPORTER_OTLP_ENDPOINT takes."""
+    """A running collector. `endpoint` is a value for OTEL_EXPORTER_OTLP_ENDPOINT."""
 
     endpoint: str = ""
     spans: dict[Key, Seen] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Collector:
                     self.spans[key] = Seen(service, span.name, key, (*parents, *links))
 
     def following(self, start: Seen) -> list[Seen]:
-        """All spans that can be walked to from `start`, along parents and links backwards."""
+        """`start` and all spans that it caused, directly or indirectly, by parents and links."""
         found = {start.key: start}
         while True:
             more = {

@@ -51,8 +51,8 @@ GRADER_ONLY = MAIN.replace("class Say(AgentWorkflow)", "class Say")
 
 
 PATIENCE = 3.0
-"""Times that a machine may be slower than the one on which a limit was chosen. Limits are there to end
-a test that hangs: how fast something is, a benchmark says."""
+"""How many times slower a machine may be than the one on which a limit was chosen. Limits only end tests
+that hang; benchmarks measure speed."""
 
 HOMES: set[Path] = set()
 """The homes that tests started a platform on."""
@@ -154,7 +154,7 @@ class Platform:
         )
 
     def get(self, path: str, **parameters: str | int) -> Any:
-        """GET, through restarts of the control process."""
+        """GET, and retry while the control process restarts."""
         return eventually(lambda: self._get(path, parameters), within_s=60, what=f"GET {path}")
 
     def _get(self, path: str, parameters: Mapping[str, str | int]) -> Any:
@@ -168,7 +168,7 @@ class Platform:
         return answer.json()
 
     def post(self, path: str, body: object, *, key: str | None = None) -> httpx.Response:
-        """POST with an idempotency key, again and again while the control process is away."""
+        """POST with an idempotency key, and retry while the control process is away."""
         headers = {"Idempotency-Key": key or uuid4().hex}
         return eventually(lambda: self._post(path, body, headers), within_s=60, what=f"POST {path}")
 
@@ -195,7 +195,7 @@ class Platform:
         return None if answer.status_code == 503 else answer
 
     def submit(self, config: Mapping[str, object], **more: Any) -> str:
-        """Submit a run, return its id."""
+        """Submit a run and return its id."""
         answer = self.post("/runs", {"config": config, **more})
         assert answer.status_code == 201, answer.text
         return str(answer.json()["run"]["id"])
@@ -204,8 +204,8 @@ class Platform:
         return self.get(f"/runs/{run}")
 
     def wait(self, run: str, *statuses: str, within_s: float = 120, every_s: float = 0.05) -> Any:
-        """Until the run has one of these statuses (default: any final one); returns its info. To be
-        asked costs the platform CPU time: what is measured is asked now and then (`every_s`). Raises
+        """Wait until the run has one of these statuses (default: any final one), and return its info.
+        Each request costs the platform CPU time, so measurements ask rarely (`every_s`). Raises
         AssertionError with the run's error as soon as it has ended in another status."""
         wanted = statuses or FINAL
 

@@ -1,7 +1,7 @@
 """Postgres for a test session: the embedded default, a real server, and a fresh database per test.
 
-The server is the one that HEADRACE_TEST_POSTGRES names, else one started from Debian's package; where
-neither can be had the tests that need it are skipped, and in CI they fail.
+The server is the one that HEADRACE_TEST_POSTGRES names, else one started from Debian's package. If
+neither is available, the tests that need it are skipped, and in CI they fail.
 """
 
 import asyncio
@@ -24,7 +24,8 @@ from tests.stack.postgres import PostgresServer, install, postgres_server
 
 
 def missing(what: str) -> None:
-    """Skip, naming what is missing; in CI that is a failure. Never returns."""
+    """Skip the test with a message that names the missing program. In CI the test fails instead. Never
+    returns."""
     if os.environ.get("CI"):
         pytest.fail(f"CI must have it: {what}")
     pytest.skip(what)

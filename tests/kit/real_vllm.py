@@ -1,7 +1,7 @@
 """Real vLLM on the CPU: a server of the tiny model, started from an environment of its own.
 
-`HEADRACE_TEST_VLLM` names that environment's Python; without it `.vllm` (`make vllm`) is looked for.
-With neither the tests are skipped, but never in CI.
+`HEADRACE_TEST_VLLM` names that environment's Python. Without it, `.vllm` (`make vllm`) is used if it
+exists. With neither, the tests are skipped, but in CI they fail.
 """
 
 import os
@@ -46,7 +46,8 @@ class RealVllm:
     process: "subprocess.Popen[bytes]"
 
     def kill(self) -> None:
-        """As the machine would: its engine is another process, and goes with it."""
+        """Kill the server and its engine, which is another process, as a failure of the machine
+        would."""
         os.killpg(self.process.pid, 9)
         self.process.wait()
 

@@ -1,7 +1,8 @@
 """A runtime on a real database for consumers that need no engine, sandbox or gateway.
 
-What a worker process composes (`consumers/process/worker.py`) belongs to an installation and holds what
-its lanes may need; here are only log, effects and bus of the database, and blobs under a directory."""
+A worker process (`consumers/process/worker.py`) belongs to an installation and has everything that its
+lanes may need. The runtimes here have only the log, the effects and the bus of the database, and blobs
+in a directory."""
 
 from pathlib import Path
 
@@ -29,7 +30,8 @@ def runtime_on(
     log: PostgresLog | None = None,
     settings: Settings | None = None,
 ) -> Runtime:
-    """`log`: one that watches what is committed; `settings`: else those of `home` alone."""
+    """A runtime over `database`. `log` replaces the log, for example to observe commits. `settings`
+    default to those of `home`."""
     log = log or PostgresLog(database, notifier)
     blobs = LocalBlobs(home / "blobs")
     artifacts = ArtifactStore(log, blobs)

@@ -1,7 +1,7 @@
 """An S3 store for the tests: the one that HEADRACE_TEST_S3 names, else one built and started here.
 
-HEADRACE_TEST_S3 is `http://ACCESS:SECRET@host:port`; each test makes a bucket of its own there. Without
-an address and without the means to build a store the tests are skipped, but never in CI.
+HEADRACE_TEST_S3 is `http://ACCESS:SECRET@host:port`, and each test creates a bucket of its own there. If
+there is no address and a store cannot be built, the tests are skipped, but in CI they fail.
 """
 
 import os

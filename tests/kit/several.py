@@ -40,7 +40,8 @@ TURNS = 6
 
 
 class SlowLog(MemoryLog):
-    """Answers only after some turns of the event loop, in which the others continue."""
+    """A log that answers only after some turns of the event loop, in which the other runtimes
+    continue."""
 
     def __init__(self, world: World, draw: random.Random) -> None:
         super().__init__(world)

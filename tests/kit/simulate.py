@@ -88,7 +88,7 @@ def stream_texts(world: World) -> list[str]:
 
 @dataclass
 class Process:
-    """One process: what it hosts, and what it remembers of streams."""
+    """One process: the consumers that it hosts, and the states of streams that it has cached."""
 
     world: World
     consumers: tuple[AnyConsumer, ...]
@@ -134,8 +134,8 @@ class Simulation:
 
     @classmethod
     async def begin(cls, events: Sequence[Event], *, apart: bool) -> "Simulation":
-        """A world to which an edge has appended `events`. The consumers are `apart`, or in one
-        process."""
+        """A world to which an edge has appended `events`. With `apart` each consumer is a process of its
+        own."""
         simulation = cls()
         consumers = tuple(load(name) for name in REGISTRY)
         hosted = [(consumer,) for consumer in consumers] if apart else [consumers]

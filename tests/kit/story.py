@@ -1,4 +1,5 @@
-"""A whole run as events, for tests of who reads them: requested, trained for some steps, finished."""
+"""A whole run as events, for tests of the readers of events: requested, trained for some steps,
+finished."""
 
 from collections.abc import Iterator
 
@@ -40,7 +41,7 @@ WORKSPACE = "f" * 16
 
 
 def batch_of(group: str, num_samples: int = 2) -> bytes:
-    """The artifact of a group: its first sample answers, its second fails."""
+    """The artifact of a group whose first sample succeeds and whose second fails."""
     answered = SampleRecord(
         index=0,
         messages=(
@@ -59,7 +60,7 @@ def batch_of(group: str, num_samples: int = 2) -> bytes:
 
 
 def beginning(run: str, name: str, *, steps: int) -> Iterator[Event]:
-    """Everything before the first step."""
+    """The events before the first step."""
     yield RunRequested(
         run=run,
         run_name=name,
@@ -95,7 +96,7 @@ def _template(run: str) -> GroupTemplate:
 
 
 def step(run: str, number: int, *, groups: int = 2) -> Iterator[Event]:
-    """One step: its groups, its batch, its version, what the run noted."""
+    """The events of one step: its groups, its batch, its version, and the run's own events."""
     template = _template(run)
     slots = tuple(Slot(slot=slot, row=(number + slot) % 8) for slot in range(groups))
     yield GroupsRequested(

@@ -1,4 +1,4 @@
-"""Small tokenizers in the manner of published ones, trained here, and templates to them."""
+"""Small tokenizers like published ones, trained here, and chat templates for them."""
 
 import json
 from functools import cache
@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 Kind = Literal["legacy", "always", "first", "unigram", "bytes"]
 PREFIXED: tuple[Kind, ...] = ("legacy", "always", "first", "unigram")
-"""Llama 2 and Mistral 7B v0.1; the same without legacy; a prefix at the very beginning only; a unigram
-model. Each puts a space before a text."""
+"""The kinds that put a space before a text, in this order: Llama 2 and Mistral 7B v0.1, the same without
+legacy, one with a prefix only at the very beginning, and a unigram model."""
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 CORPUS = [
@@ -50,7 +50,7 @@ TEMPLATES = {
 
 @cache
 def tokenizer_of(kind: Kind) -> PreTrainedTokenizerFast:
-    """A tokenizer that knows what it was not trained on, byte by byte."""
+    """A tokenizer that encodes text that it was not trained on as bytes."""
     special = [AddedToken(text, special=True, normalized=False) for text in SPECIAL]
     made = _bytes() if kind == "bytes" else _pieces(kind)
     made.add_special_tokens(special)
@@ -60,7 +60,8 @@ def tokenizer_of(kind: Kind) -> PreTrainedTokenizerFast:
 
 
 def _pieces(kind: Kind) -> Tokenizer:
-    """Trained word by word, as theirs are: no piece reaches over a space."""
+    """A tokenizer that is trained word by word, as the published ones are, so no piece contains a space
+    inside."""
     unigram = kind == "unigram"
     made = Tokenizer(models.Unigram() if unigram else models.BPE())
     made.pre_tokenizer = pre_tokenizers.Metaspace(split=True)

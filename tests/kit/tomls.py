@@ -1,4 +1,4 @@
-"""TOMLs as data, checked as far as the text alone allows."""
+"""Checks TOML texts as far as the text alone allows."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,12 +11,12 @@ Parse = Callable[[Mapping[str, object]], RunConfig | EvalConfig]
 
 
 def run_issues(data: Mapping[str, object]) -> tuple[Issue, ...]:
-    """What is wrong with a training TOML, without its dataset and its model."""
+    """The issues of a training TOML, checked without its dataset and its model."""
     return _issues(parse_run, data)
 
 
 def eval_issues(data: Mapping[str, object]) -> tuple[Issue, ...]:
-    """What is wrong with an evaluation TOML, without its dataset and its model."""
+    """The issues of an evaluation TOML, checked without its dataset and its model."""
     return _issues(parse_eval, data)
 
 

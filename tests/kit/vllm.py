@@ -147,7 +147,7 @@ class FakeVllm:
         return JSONResponse({"object": "text_completion", "choices": [choice]})
 
     def sample(self, body: dict[str, Any]) -> tuple[list[int], list[float], str, str]:
-        """A completion: ids, logprobs, why it ended and its text."""
+        """A completion: its ids, logprobs, finish reason and text."""
         with SAMPLING, torch.no_grad():
             ids, logprobs, finish = self.draw(body)
             return ids, logprobs, finish, self.text(ids)

@@ -1,4 +1,4 @@
-"""A short GRPO run that samples through vLLM servers, whichever they are."""
+"""A short GRPO run that samples through vLLM servers, real or fake."""
 
 import asyncio
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Digits(Grader):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run came to: its events, its groups' samples, and what verifying it found."""
+    """The result of a run: its events, its groups' samples, and the result of its verification."""
 
     events: list[Event]
     samples: list[SampleBatch]
