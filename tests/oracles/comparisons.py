@@ -192,8 +192,7 @@ def kl_in_the_loss(case: Case) -> Compared:
 
 def kl_in_the_reward(case: Case) -> Compared:
     """The penalty of a sample is that of all its actions, under the policy before the update. verl
-    computes the rewards and the advantages, and TRL
-    and verl compute their own losses."""
+    computes the rewards and the advantages, and TRL and verl compute their own losses."""
     case = replace(case, mask=torch.ones_like(case.mask))
     objective, hyperparameters = hyperparameters_for("rloo", aggregation="token_mean")
     hyperparameters = replace(hyperparameters, kl_coef=0.2, kl_in="reward", kl_estimator="k1")
