@@ -39,7 +39,7 @@ class KnownRepositories:
 
     async def check(self, url: str) -> str:
         if url not in self._urls:
-            raise InvalidConfig(f"{url} is no git repository")
+            raise InvalidConfig(f"{url} is not a git repository")
         return "main"
 
     async def fetch(self, workspace: str, commit: object) -> str:
