@@ -3,6 +3,7 @@ because turning them into rows failed, and those that it has not reached yet."""
 
 from typing import TypedDict
 
+from infra.ports.event_log import Cursor
 from infra.postgres.pool import Database
 from infra.postgres.queries import queries
 from infra.readmodel.platform import COUNTED
@@ -24,9 +25,10 @@ class SkippedEventJson(TypedDict):
 
 
 class ReadModelJson(TypedDict):
-    """`behind`: events that are not projected yet. `skipped`: events without rows; the oldest of them
-    are in `skipped_events`."""
+    """`cursor`: where in the log the projection is. `behind`: events that are not projected yet.
+    `skipped`: events without rows; the oldest of them are in `skipped_events`."""
 
+    cursor: str
     behind: int
     skipped: int
     skipped_events: list[SkippedEventJson]
@@ -47,7 +49,9 @@ class SkippedEvents:
     async def summary(self) -> ReadModelJson:
         """How complete the read model is."""
         rows = await self._pool.fetch(SQL["skipped_events"], self._projection, SHOWN)
+        cursor = await self._pool.fetchrow(SQL["cursor"], self._projection)
         return ReadModelJson(
+            cursor=str(Cursor(cursor["xid"], cursor["position"]) if cursor else Cursor()),
             behind=await self._pool.fetchval(SQL["behind"], COUNTED, self._projection),
             skipped=sum((await self.by_type()).values()),
             skipped_events=[

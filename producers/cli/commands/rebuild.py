@@ -23,8 +23,9 @@ def rebuild(*, as_json: bool) -> None:
     incomplete until the rebuild ends. Interrupting this command does not interrupt the rebuild.
     """
     with Client() as client:
-        before = client.post("/rebuild")["skipped"]
-        found = _wait_until_complete(client)
+        begun = client.post("/rebuild")
+        before = begun["skipped"]
+        found = _wait_until(begun["until"], client)
     if as_json:
         print_json({"skipped_before": before, **found})
     elif not found["skipped"]:
@@ -37,22 +38,25 @@ def rebuild(*, as_json: bool) -> None:
         )
 
 
-def _wait_until_complete(client: Client) -> dict[str, object]:
-    """Wait until every event is projected, and return the state of the read model. Raises Failure when
-    the projector makes no progress."""
-    least: int | None = None
+def _wait_until(until: str, client: Client) -> dict[str, object]:
+    """Wait until everything up to the cursor `until` is projected, and return the state of the read
+    model. Runs append more events meanwhile, so it may never have projected all of them. Raises Failure
+    when the projector makes no progress."""
+    from infra.ports.event_log import Cursor
+
+    last = ""
     deadline = time.monotonic() + STALLED_S
     while True:
         found: dict[str, object] = client.get("/status")["read_model"]
-        behind = int(str(found["behind"]))
-        if behind == 0:
+        cursor = str(found["cursor"])
+        if Cursor.parse(cursor) >= Cursor.parse(until):
             return found
-        if least is None or behind < least:
-            least, deadline = behind, time.monotonic() + STALLED_S
+        if cursor != last:
+            last, deadline = cursor, time.monotonic() + STALLED_S
         if time.monotonic() > deadline:
             raise Failure(
                 "STALLED",
-                f"the read model still lacks {behind} events, and none was projected for "
+                f"the read model still lacks {found['behind']} events, and none was projected for "
                 f"{STALLED_S:.0f} s; read the log of the control process, and restart it",
             )
         time.sleep(POLL_S)

@@ -52,13 +52,16 @@ async def status(request: Request) -> Response:
 
 async def rebuild(request: Request) -> Response:
     """Empty the read model. Its projector then fills it again from the log, and `read_model` of
-    `/status` shows the progress. `skipped` in the response is the number of events that had been
-    skipped."""
+    `/status` shows the progress. In the response, `skipped` is the number of events that had been
+    skipped, and `until` is the cursor at which the rebuild is complete: later events are new."""
     await body_of(request, ())
-    readmodel = services(request).readmodel
+    core = services(request)
+    readmodel = core.readmodel
     skipped = sum((await readmodel.skipped_events.by_type()).values())
     await readmodel.reset()
-    return ApiResponse({"rebuilding": True, "skipped": skipped}, status_code=202)
+    until = str(await core.log.visible_head())
+    document = {"rebuilding": True, "skipped": skipped, "until": until}
+    return ApiResponse(document, status_code=202)
 
 
 def _bus_kind(request: Request) -> str:

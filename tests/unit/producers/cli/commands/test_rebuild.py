@@ -9,9 +9,16 @@ from tests.unit.producers.cli.conftest import FakeServer, Ran, Run
 SKIPPED = {"event": "run-r1/7", "type": "StepSettled", "run": "r1", "error": "ValueError: poison"}
 
 
-def state(behind: int, skipped: int) -> dict[str, Any]:
-    events = [SKIPPED] * min(skipped, 5)
-    return {"read_model": {"behind": behind, "skipped": skipped, "skipped_events": events}}
+UNTIL = "2a-64"
+
+
+def state(behind: int, skipped: int, *, cursor: str = UNTIL) -> dict[str, Any]:
+    found = {"cursor": cursor, "behind": behind, "skipped": skipped}
+    return {"read_model": {**found, "skipped_events": [SKIPPED] * min(skipped, 5)}}
+
+
+def begun(skipped: int) -> dict[str, Any]:
+    return {"rebuilding": True, "skipped": skipped, "until": UNTIL}
 
 
 def doctor_check(ran: Ran) -> dict[str, Any]:
@@ -19,10 +26,11 @@ def doctor_check(ran: Ran) -> dict[str, Any]:
     return found
 
 
-def test_it_waits_until_every_event_is_projected(headrace: Run, server: FakeServer) -> None:
-    server.answer("POST", "/rebuild", {"rebuilding": True, "skipped": 3}, status=202)
-    for behind in (40, 10, 0):
-        server.answer("GET", "/status", state(behind, 0))
+def test_it_waits_until_what_was_there_is_projected(headrace: Run, server: FakeServer) -> None:
+    """Not until nothing is behind: runs go on, and append events all the time."""
+    server.answer("POST", "/rebuild", begun(3), status=202)
+    for cursor in ("0-0", "29-ffff", "2a-65"):
+        server.answer("GET", "/status", state(10, 0, cursor=cursor))
     ran = headrace("rebuild")
     assert ran.code == 0, ran.err
     assert "it skipped 3 events before" in ran.out
@@ -30,7 +38,7 @@ def test_it_waits_until_every_event_is_projected(headrace: Run, server: FakeServ
 
 
 def test_an_event_that_is_skipped_again_is_a_failure(headrace: Run, server: FakeServer) -> None:
-    server.answer("POST", "/rebuild", {"rebuilding": True, "skipped": 1}, status=202)
+    server.answer("POST", "/rebuild", begun(1), status=202)
     server.answer("GET", "/status", state(0, 1))
     ran = headrace("rebuild", "--json")
     assert ran.code == 1
@@ -42,8 +50,8 @@ def test_a_projector_that_does_not_get_on_is_named(
     headrace: Run, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("producers.cli.commands.rebuild.STALLED_S", 0.0)
-    server.answer("POST", "/rebuild", {"rebuilding": True, "skipped": 1}, status=202)
-    server.answer("GET", "/status", state(7, 0))
+    server.answer("POST", "/rebuild", begun(1), status=202)
+    server.answer("GET", "/status", state(7, 0, cursor="0-0"))
     assert "lacks 7 events" in headrace("rebuild", "--json").error["message"]
 
 
