@@ -47,6 +47,18 @@ UNAVAILABLE_ERRORS: tuple[type[Exception], ...] = (DatabaseUnavailable, *CLIENT_
 """The errors that a pool or a connection may raise."""
 
 
+DATA_ERRORS = ("22", "23", "54")
+"""Classes of SQLSTATE that say that the data is at fault: it cannot be held, breaks a constraint, or is
+beyond a limit. Asked again, the answer is the same."""
+
+
+def is_data_error(error: Exception) -> bool:
+    """Whether the database, or its driver before it asks, refuses the data of a statement for good."""
+    if isinstance(error, asyncpg.PostgresError):
+        return str(error.sqlstate)[:2] in DATA_ERRORS
+    return isinstance(error, ValueError)
+
+
 @contextmanager
 def translating_errors() -> Iterator[None]:
     """Turn asyncpg's errors inside the block into DatabaseUnavailable. Raises CancelledError instead

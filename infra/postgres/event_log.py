@@ -23,6 +23,7 @@ from infra.ports.event_log import (
     Snapshot,
 )
 from infra.postgres.codec import arguments_of, edge_ids, known_in, recorded_in, written_as
+from infra.postgres.errors import is_data_error
 from infra.postgres.horizon import Horizon
 from infra.postgres.notify import News, Notifier
 from infra.postgres.pool import Database
@@ -35,10 +36,6 @@ SQL = queries("event_log")
 MISSES = {"HR001": "stale", "HR002": "fenced", "HR004": "duplicate"}
 """The error conditions of `commit_decision`, each as the kind of a CommitMiss."""
 
-REFUSED = ("22", "23", "54")
-"""Classes of SQLSTATE that say that the data is at fault: it cannot be held, breaks a constraint, or is
-beyond a limit. Asked again, the answer is the same."""
-
 
 def _miss_in(error: asyncpg.PostgresError) -> CommitMiss | CommitRefused | None:
     """Return the exception for an error of `commit_decision`; None when the decision did not cause
@@ -50,7 +47,7 @@ def _miss_in(error: asyncpg.PostgresError) -> CommitMiss | CommitRefused | None:
         return CommitMiss("stale", "a lock")
     if state == "23505" and error.table_name == "inbox":
         return CommitMiss("duplicate", str(error.detail))
-    if state[:2] in REFUSED:
+    if is_data_error(error):
         return CommitRefused(f"the database cannot hold it: {message} (SQLSTATE {state})")
     return None
 

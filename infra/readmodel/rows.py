@@ -1,5 +1,5 @@
 """The changes of the read model: one frozen value per kind of row, made by
-`consumers/project/consumer.py`.
+`consumers/project/event_rows.py`.
 
 Fields are columns. A put is a whole row and is idempotent. A change names only the columns that changed;
 None leaves a column as it was. JSON is passed as text. Several values about one key in a batch are

@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from infra.ports.event_log import Cursor
+from infra.postgres.errors import is_data_error
 from infra.postgres.names import PostgresNames
 from infra.postgres.notify import News
 from infra.postgres.pool import Database
@@ -44,6 +45,7 @@ from infra.readmodel.rows import (
 from infra.readmodel.runs import Runs
 from infra.readmodel.skipped_events import SkippedEvents
 from infra.readmodel.wait_facts import Waits
+from schemas.errors import Refused
 from schemas.ids import ConsumerName, WorkerId
 
 SQL = queries("read_model")
@@ -122,6 +124,10 @@ COLUMN_TYPES = {
 W = TypeVar("W")
 
 
+class RowsRefused(Refused):
+    """Nothing was written, and a retry does not help, because the database cannot hold a row."""
+
+
 class ReadModel:
     """Applies writes. The attributes (`runs`, `registry`, `letters`, ...) hold the queries."""
 
@@ -148,21 +154,17 @@ class ReadModel:
 
     async def apply(self, writes: Sequence[Write], *, before: Cursor, after: Cursor) -> bool:
         """Write a batch and move the cursor from `before` to `after`. Returns False, with nothing
-        written, when the cursor is not at `before`, because another process projects too."""
-        async with self._lazy.acquire() as connection, connection.transaction():
-            if not await _move(connection, before, after):
-                return False
-            for kind, table in PUTS:
-                if rows := [write for write in writes if type(write) is kind]:
-                    await connection.execute(_insert(kind, table), *_columns(kind, rows))
-            for kind, table, key in CHANGES:
-                if rows := _merge_by_key([write for write in writes if type(write) is kind], key):
-                    await connection.execute(_update(kind, table, key), *_columns(kind, rows))
-            for kind, key, statements in DROPS:
-                for write in writes:
-                    if type(write) is kind:
-                        for statement in statements:
-                            await connection.execute(SQL[statement], getattr(write, key))
+        written, when the cursor is not at `before`, because another process projects too. Raises
+        RowsRefused, with nothing written, when the database cannot hold a row."""
+        try:
+            async with self._lazy.acquire() as connection, connection.transaction():
+                if not await _move(connection, before, after):
+                    return False
+                await _write(connection, writes)
+        except Exception as error:
+            if not is_data_error(error):
+                raise
+            raise RowsRefused(f"the database cannot hold it: {error}") from error
         self._at = after
         self._moved.set()
         return True
@@ -200,6 +202,20 @@ class ReadModel:
 async def announce_door(database: Database, worker: WorkerId, url: str, key: str) -> None:
     """Record for the API where this worker's engine answers, and the key that it requires."""
     await Doors(database).announce(worker, url, key)
+
+
+async def _write(connection: Any, writes: Sequence[Write]) -> None:
+    for kind, table in PUTS:
+        if rows := [write for write in writes if type(write) is kind]:
+            await connection.execute(_insert(kind, table), *_columns(kind, rows))
+    for kind, table, key in CHANGES:
+        if rows := _merge_by_key([write for write in writes if type(write) is kind], key):
+            await connection.execute(_update(kind, table, key), *_columns(kind, rows))
+    for kind, key, statements in DROPS:
+        for write in writes:
+            if type(write) is kind:
+                for statement in statements:
+                    await connection.execute(SQL[statement], getattr(write, key))
 
 
 async def _move(connection: Any, before: Cursor, after: Cursor) -> bool:

@@ -200,6 +200,35 @@ async def test_a_rebuild_after_the_mend_clears_what_was_skipped(
 
 
 @pytest.mark.postgres
+@pytest.mark.parametrize("value", [2**40, -(2**31) - 1])
+async def test_a_row_that_the_database_refuses_is_one_skipped_event(
+    database: Database, monkeypatch: pytest.MonkeyPatch, value: int
+) -> None:
+    """The rows of the events around it are written, and the projector goes on."""
+
+    def oversized(recorded: Recorded) -> tuple[Write, ...]:
+        if recorded.type == StepSettled.type:
+            return (ChangeRun("r1", AT, current_step=value),)
+        return project(recorded)
+
+    async with Notifier(database) as notifier:
+        log, tables = PostgresLog(database, notifier), ReadModel(database)
+        for event in whole_run("r1", "a-run", steps=2):
+            await log.append([event], cause=uuid4())
+        with monkeypatch.context() as poison:
+            poison.setattr("consumers.project.consumer.project", oversized)
+            await caught_up(Projector(log, tables))
+        assert await tables.skipped_events.by_type() == {StepSettled.type: 2}
+        summary = await tables.skipped_events.summary()
+        assert summary["behind"] == 0
+        assert summary["skipped_events"][0]["error"].startswith("RowsRefused: ")
+        skipping = await everything(database)
+        await Projector(log, tables).rebuild()
+        assert await tables.skipped_events.by_type() == {}
+        assert skipping["graded_groups"] == (await everything(database))["graded_groups"] != []
+
+
+@pytest.mark.postgres
 async def test_twin_without_the_record_a_skipped_event_leaves_no_trace(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
