@@ -40,6 +40,8 @@ NAMED = (
     "reconcile.found",
     "reconcile.before_advance",
     "reconcile.after_advance",
+    "webhook.before_commit",
+    "webhook.after_commit",
     "archive.packed",
     "archive.removed",
     "archive.blobs_back",

@@ -5,6 +5,7 @@ from what it does (`key`), so that requesting it twice is the same as requesting
 exists only between `perform` and `handle`. Whatever must last becomes an event.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
@@ -19,20 +20,26 @@ from schemas.specs import (
     BatchGroup,
     CheckpointSpec,
     CommitSpec,
+    CommitStatus,
     DiscoveredRollout,
     Entrypoint,
     Finding,
     GroupSpec,
+    Push,
+    PushOrigin,
     SampleEntry,
     StateRef,
     TrainSpec,
+    TriggerMatch,
 )
 
 
 class Lane(StrEnum):
-    """A kind of work. A worker serves the lanes for which it has what is needed."""
+    """A kind of work. A worker serves the lanes for which it has what is needed. Only the control
+    process serves `submit`."""
 
     CONTROL = "control"
+    SUBMIT = "submit"
     USER = "user"
     GENERATE = "generate"
     TRAIN = "train"
@@ -79,6 +86,74 @@ class FetchCommit(Effect):
     @property
     def run_id(self) -> str:
         return self.requester.partition("-")[2] if self.requester else self.workspace
+
+
+class ListRefs(Effect):
+    """Ask a workspace's repository for its branches and tags."""
+
+    type: ClassVar[str] = "ListRefs"
+    lane: ClassVar[Lane] = Lane.CONTROL
+    workspace: str
+    url: str
+    round: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.workspace}/{self.round}"
+
+    @property
+    def run_id(self) -> str:
+        return self.workspace
+
+
+class ExaminePush(Effect):
+    """Read the `headrace.toml` of a pushed commit, and find the triggers that the push matches."""
+
+    type: ClassVar[str] = "ExaminePush"
+    lane: ClassVar[Lane] = Lane.CONTROL
+    push: Push
+
+    @property
+    def key(self) -> str:
+        return self.push.id
+
+    @property
+    def run_id(self) -> str:
+        return self.push.workspace
+
+
+class SubmitRun(Effect):
+    """Submit the run of a push and a trigger, as `train submit` does."""
+
+    type: ClassVar[str] = "SubmitRun"
+    lane: ClassVar[Lane] = Lane.SUBMIT
+    origin: PushOrigin
+
+    @property
+    def key(self) -> str:
+        return self.origin.key
+
+    @property
+    def run_id(self) -> str:
+        return self.origin.push.workspace
+
+
+class PostStatus(Effect):
+    """Show a status on a commit, through the API of its forge. `number` counts those of `subject`."""
+
+    type: ClassVar[str] = "PostStatus"
+    lane: ClassVar[Lane] = Lane.CONTROL
+    subject: str
+    number: int
+    status: CommitStatus
+
+    @property
+    def key(self) -> str:
+        return f"{self.subject}/{self.number}"
+
+    @property
+    def run_id(self) -> str:
+        return self.status.workspace
 
 
 class InitializePolicy(Effect):
@@ -219,6 +294,10 @@ class VerifyRun(Effect):
 
 ALL_EFFECTS: tuple[type[Effect], ...] = (
     FetchCommit,
+    ListRefs,
+    ExaminePush,
+    SubmitRun,
+    PostStatus,
     InitializePolicy,
     GenerateGroup,
     GenerateSample,
@@ -250,6 +329,40 @@ class CommitFetched(Outcome):
     commit: str
     snapshot: ArtifactRef
     rollouts: tuple[DiscoveredRollout, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RefListing(Outcome):
+    """The branches and tags of a repository, as full ref name -> commit. An annotated tag has the id of
+    the commit that it names. `digest` identifies the listing."""
+
+    effect: ListRefs
+    refs: Mapping[str, str]
+    digest: str
+    default_branch: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PushRead(Outcome):
+    """The triggers that a push matches, or why there are none (see PushExamined)."""
+
+    effect: ExaminePush
+    day: str
+    matches: tuple[TriggerMatch, ...] = ()
+    reason: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSubmitted(Outcome):
+    effect: SubmitRun
+    run_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatusPosted(Outcome):
+    effect: PostStatus
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

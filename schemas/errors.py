@@ -9,6 +9,7 @@ HeadraceError
 +-- TransientError         something outside of Headrace did not answer; the call may succeed later
 |   +-- StoreAway          the blob store cannot be used now; work waits for it
 |   +-- RepositoryAway     a git repository cannot be reached now; work waits for it
+|       +-- ForgeAway      the API of a forge does not answer now; work waits for it
 +-- CorruptData            bytes do not have the hash under which they were recorded
 +-- ReplayDiverged         a replayed step gave other bits than the log holds
 """
@@ -99,6 +100,11 @@ class RepositoryAway(TransientError):
     def __init__(self, message: str, *, pause_s: float = 2.0) -> None:
         super().__init__(message)
         self.pause_s = pause_s
+
+
+class ForgeAway(RepositoryAway):
+    """The API of a forge (GitHub, Gitea, GitLab) cannot be reached, or asks to wait. The work is retried
+    after `pause_s` seconds, for as long as this lasts."""
 
 
 class CorruptData(HeadraceError):

@@ -20,11 +20,14 @@ from schemas.ids import (
     checkpoint_stream,
     dataset_stream,
     dead_letter_stream,
+    delivery_stream,
     eval_stream,
     grade_stream,
     group_stream,
     policy_stream,
     run_stream,
+    status_stream,
+    trigger_stream,
     verify_stream,
     workspace_stream,
 )
@@ -33,6 +36,7 @@ from schemas.specs import (
     BatchGroup,
     CheckpointSpec,
     CommitSpec,
+    CommitStatus,
     DatasetRef,
     DiscoveredRollout,
     Entrypoint,
@@ -40,10 +44,14 @@ from schemas.specs import (
     GroupSpec,
     GroupTemplate,
     Plan,
+    Push,
+    PushOrigin,
+    RefMove,
     SampleEntry,
     Slot,
     StateRef,
     TrainSpec,
+    TriggerMatch,
 )
 
 MAX_EVENT_BYTES = 64 * 1024
@@ -51,6 +59,9 @@ MAX_EVENT_BYTES = 64 * 1024
 
 Gate = Literal["open", "paused", "closed"]
 Hold = Literal["hold", "release"]
+Provider = Literal["github", "gitea", "gitlab", "none"]
+"""The kind of forge that holds a repository. `none`: a repository without a forge, which posts signed
+webhooks in GitHub's form, or is only polled."""
 
 WORKSPACE_TOPIC = "rl.workspace.v1"
 RUN_TOPIC = "rl.run.v1"
@@ -141,6 +152,238 @@ class WorkspaceRejected(_WorkspaceEvent):
     requester: StreamName | None = None
 
 
+class WorkspaceConnected(_WorkspaceEvent):
+    """A person connected the repository to its forge: pushes are followed from here on. The secrets
+    are in the table `connections` and never in an event. `hook` is the id of the webhook that was made
+    through the forge's API. `can_post` says whether commit statuses can be posted."""
+
+    type: ClassVar[str] = "rl.workspace.connected"
+    provider: Provider
+    hook: str | None = None
+    can_post: bool = False
+
+
+class WorkspaceDisconnected(_WorkspaceEvent):
+    """A person disconnected the repository from its forge: pushes are not followed any more."""
+
+    type: ClassVar[str] = "rl.workspace.disconnected"
+
+
+class _DeliveryEvent(_WorkspaceEvent):
+    @property
+    def stream(self) -> StreamName:
+        return delivery_stream(self.workspace)
+
+
+class PushReceived(_DeliveryEvent):
+    """The forge delivered a signed webhook about a push. The event is only a hint: sync asks the
+    repository itself where its refs are. `delivery` is the forge's id of the delivery. `before` is
+    None for a new ref, and `after` for a deleted one."""
+
+    type: ClassVar[str] = "rl.workspace.push-received"
+    provider: Provider
+    delivery: str
+    ref: str
+    before: str | None
+    after: str | None
+    forced: bool = False
+    pusher: str | None = None
+
+
+class HookPinged(_DeliveryEvent):
+    """The forge tried its webhook for the first time, and the signature was right."""
+
+    type: ClassVar[str] = "rl.workspace.hook-pinged"
+    provider: Provider
+    delivery: str
+
+
+class RefsCheckRequested(_DeliveryEvent):
+    """The repository's refs should be listed: a poll found them changed, a person asked for it, or the
+    workspace was connected. With `baseline` its refs are only remembered, and start no run."""
+
+    type: ClassVar[str] = "rl.workspace.refs-check-requested"
+    reason: Literal["poll", "manual", "connected"]
+    baseline: bool = False
+
+
+class RefsRequested(_WorkspaceEvent):
+    """Sync asks the repository for its refs. While one listing is under way, at most one more is
+    requested, whatever arrives. So many hints cost few listings, and the last hint is never missed."""
+
+    type: ClassVar[str] = "rl.workspace.refs-requested"
+    round: int
+    baseline: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.round}"
+
+
+class RefsMoved(_WorkspaceEvent):
+    """Refs of the repository moved since the last listing. `baseline` means that they are only
+    remembered. `part` counts the events of one listing, because one event holds at most 100 moves."""
+
+    type: ClassVar[str] = "rl.workspace.refs-moved"
+    workspace_name: str
+    url: str
+    round: int
+    part: int = 0
+    moves: tuple[RefMove, ...]
+    baseline: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.round}/{self.part}"
+
+    def pushes(self) -> tuple[Push, ...]:
+        """The moves that triggers decide on: refs that exist, and not those of a baseline."""
+        if self.baseline:
+            return ()
+        return tuple(
+            Push(
+                workspace=self.workspace,
+                workspace_name=self.workspace_name,
+                url=self.url,
+                number=move.number,
+                ref=move.ref,
+                before=move.before,
+                after=move.after,
+            )
+            for move in self.moves
+            if move.after is not None
+        )
+
+
+class RefsListed(_WorkspaceEvent):
+    """The repository was asked for its refs, and what moved is recorded. `digest` identifies the whole
+    listing. `error` says why the refs could not be listed."""
+
+    type: ClassVar[str] = "rl.workspace.refs-listed"
+    round: int
+    digest: str | None = None
+    num_refs: int = 0
+    default_branch: str | None = None
+    error: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.round}"
+
+
+class _TriggerEvent(_WorkspaceEvent):
+    @property
+    def stream(self) -> StreamName:
+        return trigger_stream(self.workspace)
+
+
+class PushExamined(_TriggerEvent):
+    """The `headrace.toml` of a pushed commit was read. `matches` are the triggers that the push
+    matched. Without matches, `reason` says why no run follows, or `error` what is wrong with the commit
+    or its `headrace.toml`. `day` is the day of the examination, for `max_runs_per_day`."""
+
+    type: ClassVar[str] = "rl.trigger.push-examined"
+    push: Push
+    matches: tuple[TriggerMatch, ...] = ()
+    reason: str | None = None
+    error: str | None = None
+    day: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.push.number}"
+
+
+class _TriggeredEvent(_TriggerEvent):
+    """An event about one run of one trigger. `run` is the id that the run has, or would have."""
+
+    run: str
+    origin: PushOrigin
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.run}"
+
+
+class TriggerQueued(_TriggeredEvent):
+    """The run waits until the run `behind` of the same trigger has ended."""
+
+    type: ClassVar[str] = "rl.trigger.queued"
+    behind: str
+
+
+class TriggerSkipped(_TriggeredEvent):
+    """The push matched the trigger, and no run follows, for example because one is running already."""
+
+    type: ClassVar[str] = "rl.trigger.skipped"
+    reason: str
+
+
+class TriggerFired(_TriggeredEvent):
+    """The run is to be submitted now. The runs in `supersedes` are to be stopped."""
+
+    type: ClassVar[str] = "rl.trigger.fired"
+    supersedes: tuple[str, ...] = ()
+
+
+class TriggerSubmitted(_TriggeredEvent):
+    """The run was submitted."""
+
+    type: ClassVar[str] = "rl.trigger.submitted"
+    run_name: str
+
+
+class TriggerRefused(_TriggeredEvent):
+    """The run was refused, for example because its config is not valid. `message` says what to do."""
+
+    type: ClassVar[str] = "rl.trigger.refused"
+    message: str
+
+
+class TriggerSettled(_TriggeredEvent):
+    """The run of a trigger has ended, so that the next one in its queue may be submitted."""
+
+    type: ClassVar[str] = "rl.trigger.settled"
+
+
+class _StatusEvent(Event):
+    """An event about the commit status of a run, or of a push that made no run (`subject`). `number`
+    counts the statuses of one subject, from 1."""
+
+    topic: ClassVar[str] = WORKSPACE_TOPIC
+    workspace: str
+    subject: str
+    number: int
+
+    @property
+    def stream(self) -> StreamName:
+        return status_stream(self.subject)
+
+    @property
+    def run_id(self) -> str:
+        return self.workspace
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}/{self.number}"
+
+
+class CommitStatusDecided(_StatusEvent):
+    """The commit is to show this status. A status that was not posted yet is replaced by it."""
+
+    type: ClassVar[str] = "rl.status.decided"
+    status: CommitStatus
+
+
+class CommitStatusPosted(_StatusEvent):
+    """The forge shows the status. `skipped` means that it was not posted, because the workspace is not
+    connected, or has no token that may post; `error` is why the forge refused it."""
+
+    type: ClassVar[str] = "rl.status.posted"
+    skipped: bool = False
+    error: str | None = None
+
+
 class DatasetRegistered(Event):
     """A dataset was uploaded, validated and stored. `columns` are the names after mapping. `mapping`
     holds the renamed columns: the file's name of each and the name under which it is read.
@@ -208,7 +451,8 @@ class _StepEvent(_RunEvent):
 class RunRequested(_RunEvent):
     """A validated request for a run. `workspace` is None when the run needs no user code. `date` is
     the day of the request. Chat templates that ask for the current date get it, unless the config
-    names another day. `warnings` lists what is allowed and probably not intended."""
+    names another day. `warnings` lists what is allowed and probably not intended. `origin` is the
+    push that started the run, or None."""
 
     type: ClassVar[str] = "rl.run.requested"
     run_name: str
@@ -220,6 +464,12 @@ class RunRequested(_RunEvent):
     from_state: StateRef | None = None
     date: str | None = None
     warnings: tuple[str, ...] = ()
+    origin: PushOrigin | None = None
+
+    @property
+    def needs_approval(self) -> bool:
+        """Whether the run waits for RunApproved."""
+        return self.origin is not None and self.origin.require_approval
 
     @property
     def today(self) -> str | None:
@@ -227,7 +477,19 @@ class RunRequested(_RunEvent):
         return self.config.advanced.date or self.date
 
 
-class RunRejected(_RunEvent):
+class RunApproved(_RunEvent):
+    """A person approved a run that waited for it."""
+
+    type: ClassVar[str] = "rl.run.approved"
+
+
+class _RunEndEvent(_RunEvent):
+    """A run ended. `origin` is the push that started it, or None."""
+
+    origin: PushOrigin | None = None
+
+
+class RunRejected(_RunEndEvent):
     """The run cannot start, because its commit or entry point lacks something that its config needs."""
 
     type: ClassVar[str] = "rl.run.rejected"
@@ -687,7 +949,7 @@ class RunStopRequested(_RunEvent):
     type: ClassVar[str] = "rl.run.stop-requested"
 
 
-class RunStopped(_RunEvent):
+class RunStopped(_RunEndEvent):
     """A user stopped the run. Its final checkpoint is saved."""
 
     type: ClassVar[str] = "rl.run.stopped"
@@ -695,7 +957,7 @@ class RunStopped(_RunEvent):
     step: int
 
 
-class RunFailed(_RunEvent):
+class RunFailed(_RunEndEvent):
     """The run cannot continue. `kind` is `error` when its code, data or learning failed, and `crash`
     when its processes died."""
 
@@ -705,13 +967,15 @@ class RunFailed(_RunEvent):
     message: str
 
 
-class RunFinished(_RunEvent):
-    """All steps are taken, all checkpoints are saved and all validations are settled."""
+class RunFinished(_RunEndEvent):
+    """All steps are taken, all checkpoints are saved and all validations are settled. `held_out` is the
+    mean reward of the first and of the last validation, if there were two."""
 
     type: ClassVar[str] = "rl.run.finished"
     gate: ClassVar[Gate | None] = "closed"
     step: int
     reward: float | None = None
+    held_out: tuple[float, float] | None = None
 
 
 class RunRenamed(_RunEvent):
@@ -836,9 +1100,27 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     RepositoryPushed,
     WorkspaceSynced,
     WorkspaceRejected,
+    WorkspaceConnected,
+    WorkspaceDisconnected,
+    PushReceived,
+    HookPinged,
+    RefsCheckRequested,
+    RefsRequested,
+    RefsMoved,
+    RefsListed,
+    PushExamined,
+    TriggerQueued,
+    TriggerSkipped,
+    TriggerFired,
+    TriggerSubmitted,
+    TriggerRefused,
+    TriggerSettled,
+    CommitStatusDecided,
+    CommitStatusPosted,
     DatasetRegistered,
     DatasetDeleted,
     RunRequested,
+    RunApproved,
     RunRejected,
     RunStarted,
     PolicyInitialized,

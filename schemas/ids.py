@@ -87,6 +87,20 @@ def workspace_stream(workspace: str) -> StreamName:
     return StreamName(f"workspace-{workspace}")
 
 
+def delivery_stream(workspace: str) -> StreamName:
+    """What arrived about a workspace's repository: deliveries of its forge, and requests to look."""
+    return StreamName(f"delivery-{workspace}")
+
+
+def trigger_stream(workspace: str) -> StreamName:
+    return StreamName(f"trigger-{workspace}")
+
+
+def status_stream(subject: str) -> StreamName:
+    """The commit statuses of a run, or of a push that made none (`<workspace>.<number>`)."""
+    return StreamName(f"status-{subject}")
+
+
 def dataset_stream(dataset: str) -> StreamName:
     return StreamName(f"dataset-{dataset}")
 

@@ -7,7 +7,7 @@ from uuid import UUID
 from pydantic import Field
 
 from schemas.config import RunConfig
-from schemas.ids import GroupKey, Purpose
+from schemas.ids import HEADRACE, GroupKey, Purpose, RunId, derive_id, short_id
 from schemas.sampling import (
     ArtifactRef,
     Day,
@@ -29,11 +29,97 @@ class Entrypoint(Value):
 
 class CommitSpec(Value):
     """Which commit of a repository (a path or a URL): the head of a branch, or a pinned sha. Without
-    branch and sha it is the default branch's head at the time when the effect runs."""
+    branch and sha it is the default branch's head at the time when the effect runs. `ref` is the full
+    name of the ref at which the repository itself listed `sha`, for the commit of a push. Such a commit
+    needs no proof that a branch reaches it."""
 
     url: str
     branch: str | None = None
     sha: str | None = None
+    ref: str | None = None
+
+
+class RefMove(Value):
+    """A ref of a repository moved. `before` is None for a new ref, and `after` for a deleted one.
+    `number` counts the moves of the workspace, from 1."""
+
+    ref: str
+    before: str | None
+    after: str | None
+    number: int = Field(ge=1)
+
+
+class Push(Value):
+    """A ref moved to a commit: what a trigger decides on. `number` is that of its RefMove."""
+
+    workspace: str
+    workspace_name: str
+    url: str
+    number: int = Field(ge=1)
+    ref: str
+    before: str | None
+    after: str
+
+    @property
+    def id(self) -> str:
+        """A unique name of the push: `<workspace>.<number>`."""
+        return f"{self.workspace}.{self.number}"
+
+
+Concurrency = Literal["queue", "cancel_previous", "skip"]
+
+
+class TriggerMatch(Value):
+    """A trigger that a push matched: the number of its table in `headrace.toml` (from 1), and what a
+    run of it needs. `run_name` is the filled template, or None. `overrides` is the JSON of `set`."""
+
+    trigger: int = Field(ge=1)
+    config: str
+    run_name: str | None = None
+    overrides: str = "{}"
+    concurrency: Concurrency = "queue"
+    max_runs_per_day: int | None = None
+    require_approval: bool = False
+
+
+class PushOrigin(Value):
+    """Why a run exists: the push and the trigger that it matched. `context` names the commit status of
+    the run. `require_approval` means that the run waits until a person approves it."""
+
+    push: Push
+    match: TriggerMatch
+    context: str
+
+    @property
+    def require_approval(self) -> bool:
+        return self.match.require_approval
+
+    @property
+    def key(self) -> str:
+        """The idempotency key of the run. A push and a trigger make one run, whatever is repeated."""
+        push = self.push
+        place = f"{push.workspace}/{push.ref}/{push.before}/{push.after}/{push.number}"
+        return str(derive_id(HEADRACE, f"push/{place}/{self.match.trigger}"))
+
+    @property
+    def run(self) -> RunId:
+        """The id of the run, which is known before the run is submitted."""
+        return RunId(short_id("run", self.key))
+
+
+StatusState = Literal["pending", "success", "failure", "error"]
+
+
+class CommitStatus(Value):
+    """A status on a commit, as forges show it. A later status with the same `context` replaces it.
+    `text` is one line of at most 140 characters. `link` is a path on this server, or None."""
+
+    workspace: str
+    sha: str
+    context: str
+    state: StatusState
+    text: str
+    link: str | None = None
 
 
 class DiscoveredRollout(Value):

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from infra.ports.clock import Clock
 from infra.ports.event_log import EventStore
-from infra.ports.services import Artifacts, Blobs, Datasets, Gateway, Repositories, UserCode
+from infra.ports.services import (
+    Artifacts,
+    Blobs,
+    Datasets,
+    Forges,
+    Gateway,
+    Repositories,
+    Submissions,
+    UserCode,
+)
 from schemas.learner import Learner
 from schemas.sampling import Sampler
 
@@ -35,6 +44,8 @@ class Ports:
     learner: Learner | None = None
     user: UserCode | None = None
     gateway: Gateway | None = None
+    forges: Forges | None = None
+    submissions: Submissions | None = None
 
     @overload
     def require(self, port: Literal["repositories"]) -> Repositories: ...
@@ -46,6 +57,10 @@ class Ports:
     def require(self, port: Literal["user"]) -> UserCode: ...
     @overload
     def require(self, port: Literal["gateway"]) -> Gateway: ...
+    @overload
+    def require(self, port: Literal["forges"]) -> Forges: ...
+    @overload
+    def require(self, port: Literal["submissions"]) -> Submissions: ...
     def require(self, port: str) -> object:
         """Return a port that the effect's lane needs. Raises RuntimeError in a process that does not
         have it, because such a process must not claim the effect."""

@@ -1,5 +1,5 @@
-"""The ports to what lies outside of the database: blobs, datasets, git, user code, and the gateway to
-the policy.
+"""The ports to what lies outside of the database: blobs, datasets, git, forges, user code, and the
+gateway to the policy.
 
 Those to the database and the broker are `event_log`, `effects` and `bus` in this folder; `ports.py`
 holds `Ports`, what a `perform` gets of all of them.
@@ -15,10 +15,13 @@ from schemas.datasets import DatasetRow
 from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord, Turn
 from schemas.specs import (
     CommitSpec,
+    CommitStatus,
     DatasetRef,
     DiscoveredRollout,
     Entrypoint,
     GroupSpec,
+    Push,
+    PushOrigin,
     RolloutRef,
 )
 
@@ -107,6 +110,17 @@ class Datasets(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class RefList:
+    """The branches and tags of a repository: full ref name -> commit. An annotated tag has the id of the
+    commit that it names. `digest` is equal for equal listings. `default_branch` is a short name, or
+    None in an empty repository."""
+
+    refs: Mapping[str, str]
+    digest: str
+    default_branch: str | None
+
+
 class Repositories(Protocol):
     """Git, without ever running a checkout or a hook of a hostile repository."""
 
@@ -121,6 +135,26 @@ class Repositories(Protocol):
 
     async def check(self, url: str) -> str:
         """Return the name of the default branch. Raises Refused when `url` is not a repository."""
+        ...
+
+    async def list_refs(self, workspace: str, url: str) -> RefList:
+        """Return all branches and tags as the repository has them now. Raises Refused when it is not a
+        repository, or has more refs than are followed, and RepositoryAway when it does not answer."""
+        ...
+
+    async def read_file(self, workspace: str, sha: str, path: str, *, most: int) -> bytes | None:
+        """Return a regular file of a commit that `fetch` returned, or None when there is none. Raises
+        Refused when the path holds something else, or more than `most` bytes."""
+        ...
+
+    async def message(self, workspace: str, sha: str) -> str:
+        """Return the message of a commit that `fetch` returned, cut to 64 KiB."""
+        ...
+
+    async def changed_paths(self, push: Push) -> tuple[str, ...] | None:
+        """Return the paths in which the trees of a push's two commits differ, by git's own comparison.
+        Each commit is fetched alone. None means all paths: the ref is new, the repository does not give
+        out the commit before, or too many paths differ."""
         ...
 
 
@@ -171,6 +205,26 @@ class UserCode(Protocol):
 
     async def aclose(self) -> None:
         """End all its processes."""
+        ...
+
+
+class Submissions(Protocol):
+    """The door by which runs are submitted."""
+
+    async def submit(self, origin: PushOrigin, config: bytes) -> str:
+        """Submit the run of a push and a trigger, with the TOML `config` of the pushed commit. Returns
+        the run's name. Submitting again returns the same name. Raises Refused when the run is refused,
+        with all issues."""
+        ...
+
+
+class Forges(Protocol):
+    """The APIs of the forges that hold the connected repositories."""
+
+    async def post(self, status: CommitStatus) -> bool:
+        """Show a status on a commit, unless the commit shows this status already. Returns False when
+        the workspace is not connected, or has no token that may post. Raises Refused when the forge
+        refuses the status for good, and ForgeAway when it does not answer."""
         ...
 
 
