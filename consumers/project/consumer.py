@@ -15,6 +15,7 @@ from consumers.error_excerpt import excerpt
 from consumers.project.dead_letters import letters
 from consumers.project.event_rows import rows
 from consumers.project.log_lines import narrate
+from consumers.project.push_rows import push_rows
 from infra.ports.event_log import Cursor, EventLog, Recorded
 from infra.postgres.errors import UNAVAILABLE_ERRORS
 from infra.postgres.notify import Wakeup
@@ -190,4 +191,9 @@ def _skipped_event(recorded: Recorded, error: Exception) -> PutSkippedEvent:
 def project(recorded: Recorded) -> tuple[Write, ...]:
     """Return the writes of one event, log lines and dead letters included. Raises what its projection
     raises."""
-    return (*rows(recorded.event, recorded.time), *letters(recorded), *narrate(recorded))
+    return (
+        *rows(recorded.event, recorded.time),
+        *push_rows(recorded),
+        *letters(recorded),
+        *narrate(recorded),
+    )

@@ -26,7 +26,8 @@ class DatasetJson(TypedDict):
 
 
 class WorkspaceJson(TypedDict):
-    """`rollouts` is JSON text."""
+    """`rollouts` is JSON text. `provider` is the connected forge. `refs_error` says why its refs could
+    not be listed, and `push_error` what is wrong with the last push."""
 
     id: str
     name: str
@@ -37,6 +38,11 @@ class WorkspaceJson(TypedDict):
     error: str | None
     created_at: datetime
     updated_at: datetime | None
+    provider: str | None
+    default_branch: str | None
+    refs_at: datetime | None
+    refs_error: str | None
+    push_error: str | None
 
 
 class EvaluationJson(TypedDict):

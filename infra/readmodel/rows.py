@@ -146,14 +146,82 @@ class PutWorkspace:
 
 @dataclass(frozen=True, slots=True)
 class ChangeWorkspace:
-    """An `error` of "" clears it."""
+    """An error of "" clears it, and a `provider` of "" means that no forge is connected."""
 
     workspace: str
     updated_at: datetime
-    status: str
+    status: str | None = None
     commit_sha: str | None = None
     rollouts: str | None = None
     error: str | None = None
+    provider: str | None = None
+    refs_digest: str | None = None
+    refs_error: str | None = None
+    refs_at: datetime | None = None
+    default_branch: str | None = None
+    push_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PutDelivery:
+    """What arrived about a repository. `kind` is push, ping, or the reason of a check of its refs."""
+
+    workspace: str
+    event: str
+    kind: str
+    at: datetime
+    provider: str | None = None
+    delivery: str | None = None
+    ref: str | None = None
+    before: str | None = None
+    after: str | None = None
+    forced: bool = False
+    pusher: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PutPush:
+    """A move of a ref. With `baseline` it was only remembered."""
+
+    push: str
+    workspace: str
+    number: int
+    ref: str
+    before: str | None
+    after: str | None
+    baseline: bool
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePush:
+    push: str
+    examined: bool = True
+    reason: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PutTriggeredRun:
+    """A trigger that a push matched, and what became of it: queued, skipped, fired, submitted,
+    refused."""
+
+    run: str
+    push: str
+    workspace: str
+    trigger: int
+    config: str
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeTriggeredRun:
+    """A `detail` of "" clears it."""
+
+    run: str
+    outcome: str
+    run_name: str | None = None
+    detail: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +296,11 @@ Write = (
     | PutDataset
     | PutWorkspace
     | ChangeWorkspace
+    | PutDelivery
+    | PutPush
+    | ChangePush
+    | PutTriggeredRun
+    | ChangeTriggeredRun
     | PutEvaluation
     | ChangeEvaluation
     | PutLetter

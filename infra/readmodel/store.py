@@ -19,25 +19,31 @@ from infra.postgres.notify import News
 from infra.postgres.pool import Database
 from infra.postgres.queries import queries
 from infra.readmodel.dead_letters import DeadLetterRows
+from infra.readmodel.deliveries import Deliveries
 from infra.readmodel.platform import Doors, PlatformState
 from infra.readmodel.registry import Evaluations, Registry, Uploads
 from infra.readmodel.rows import (
     ChangeEvaluation,
     ChangeLetter,
+    ChangePush,
     ChangeRun,
+    ChangeTriggeredRun,
     ChangeWorkspace,
     DropDataset,
     DropHistory,
     DropRun,
     PutCheckpoint,
     PutDataset,
+    PutDelivery,
     PutEvaluation,
     PutGroup,
     PutLetter,
     PutLog,
     PutMetric,
+    PutPush,
     PutRun,
     PutSkippedEvent,
+    PutTriggeredRun,
     PutWorkspace,
     Unarchive,
     Write,
@@ -57,6 +63,9 @@ PUTS: tuple[tuple[type[Write], str], ...] = (
     (PutRun, "runs"),
     (PutDataset, "datasets"),
     (PutWorkspace, "workspaces"),
+    (PutDelivery, "deliveries"),
+    (PutPush, "pushes"),
+    (PutTriggeredRun, "triggered_runs"),
     (PutEvaluation, "evaluations"),
     (PutMetric, "metric_points"),
     (PutCheckpoint, "checkpoints"),
@@ -68,6 +77,8 @@ PUTS: tuple[tuple[type[Write], str], ...] = (
 CHANGES: tuple[tuple[type[Write], str, str], ...] = (
     (ChangeRun, "runs", "run"),
     (ChangeWorkspace, "workspaces", "workspace"),
+    (ChangePush, "pushes", "push"),
+    (ChangeTriggeredRun, "triggered_runs", "run"),
     (ChangeEvaluation, "evaluations", "evaluation"),
     (ChangeLetter, "dead_letters", "letter"),
 )
@@ -118,6 +129,12 @@ COLUMN_TYPES = {
     "restored_at": "timestamptz",
     "version": "integer",
     "pauses": "boolean",
+    "number": "bigint",
+    "trigger": "integer",
+    "baseline": "boolean",
+    "examined": "boolean",
+    "forced": "boolean",
+    "refs_at": "timestamptz",
 }
 """Columns that are not text."""
 
@@ -139,6 +156,7 @@ class ReadModel:
         self.names = PostgresNames(database)
         self.runs = Runs(database)
         self.registry = Registry(database)
+        self.deliveries = Deliveries(database)
         self.evaluations = Evaluations(database)
         self.uploads = Uploads(database)
         self.doors = Doors(database)

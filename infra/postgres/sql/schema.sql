@@ -669,9 +669,63 @@ create table workspaces (
     rollouts   text not null default '[]',
     error      text,
     created_at timestamptz not null,
-    updated_at timestamptz
+    updated_at timestamptz,
+    provider   text,
+    refs_digest text,
+    refs_error text,
+    refs_at    timestamptz,
+    default_branch text,
+    push_error text
 );
 create index workspaces_name on workspaces (name);
+
+-- What a forge delivered, or what made sync look, newest last.
+create table deliveries (
+    workspace text not null,
+    event     text not null,
+    kind      text not null,
+    provider  text,
+    delivery  text,
+    ref       text,
+    before    text,
+    after     text,
+    forced    boolean not null default false,
+    pusher    text,
+    at        timestamptz not null,
+    primary key (workspace, event)
+);
+create index deliveries_by_time on deliveries (workspace, at desc);
+
+-- Every move of a ref of a workspace's repository. `push` is `<workspace>.<number>`. `reason` says why it
+-- led to no run, and `error` what is wrong with its commit.
+create table pushes (
+    push      text primary key,
+    workspace text not null,
+    number    bigint not null,
+    ref       text not null,
+    before    text,
+    after     text,
+    baseline  boolean not null default false,
+    examined  boolean not null default false,
+    reason    text,
+    error     text,
+    at        timestamptz not null
+);
+create index pushes_by_number on pushes (workspace, number desc);
+create index pushes_by_commit on pushes (workspace, ref, after);
+
+-- What became of each trigger that a push matched: one row for each run that was, or would have been.
+create table triggered_runs (
+    run       text primary key,
+    push      text not null,
+    workspace text not null,
+    trigger   integer not null,
+    config    text not null,
+    run_name  text,
+    outcome   text not null,
+    detail    text
+);
+create index triggered_runs_by_push on triggered_runs (push);
 
 create table evaluations (
     evaluation   text primary key,
@@ -985,6 +1039,25 @@ alter function remove_dataset(text, text[], uuid, text, integer, text, uuid)
     security definer set search_path = public, pg_temp;
 
 
+-- == Connections to forges ==================================================================================
+
+-- One row for each connected workspace. `secret` and `previous_secret` are those of the webhook, and
+-- `credential` is a token, a key or a GitHub App. All three are sealed (infra/postgres/sealed.py). The
+-- previous secret is valid until `previous_until`.
+create table connections (
+    workspace       text primary key,
+    provider        text not null,
+    url             text not null,
+    hook            text,
+    secret          bytea,
+    previous_secret bytea,
+    previous_until  timestamptz,
+    credential      bytea,
+    created_at      timestamptz not null default clock_timestamp(),
+    updated_at      timestamptz not null default clock_timestamp()
+);
+
+
 -- == The rights of processes ==============================================================================
 
 -- A process may do everything that it needs, and never drop a table or rewrite what is recorded.
@@ -1019,7 +1092,8 @@ begin
             when t in ('migrations', 'cluster') then 'select'
             -- What follows from the log alone is emptied as a whole before it is projected again.
             when t in ('runs', 'metric_points', 'checkpoints', 'graded_groups', 'log_lines',
-                       'datasets', 'workspaces', 'evaluations', 'dead_letters')
+                       'datasets', 'workspaces', 'evaluations', 'dead_letters',
+                       'deliveries', 'pushes', 'triggered_runs')
                 then 'select, insert, update, delete, truncate'
             else 'select, insert, update, delete'
         end;

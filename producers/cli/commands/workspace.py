@@ -14,6 +14,8 @@ workspace = group("workspace", "Git repositories with rollouts: register, list, 
 
 SYNC_S = 20.0
 WAITING = ("pending", "syncing")
+ALWAYS_SHOWN = ("id", "url", "status", "commit_sha", "error")
+SHOWN = (*ALWAYS_SHOWN, "provider", "default_branch", "refs_at", "refs_error", "push_error")
 
 
 @command(workspace, "add", example="headrace workspace add . --name sums")
@@ -77,7 +79,7 @@ def info(name: str, *, as_json: bool) -> None:
 def _show(found: Document) -> None:
     print_fields(
         f"Workspace {found.get('name')}",
-        [(key, found.get(key)) for key in ("id", "url", "status", "commit_sha", "error")],
+        [(key, found.get(key)) for key in SHOWN if found.get(key) or key in ALWAYS_SHOWN],
     )
     rows = [
         (
@@ -98,6 +100,46 @@ def _entrypoint(rollout: Document) -> str:
     if isinstance(place, dict):
         return f"rollouts/{place.get('rollout')}/{place.get('path')}"
     return str(place or rollout.get("name"))
+
+
+@command(workspace, "sync", example="headrace workspace sync sums")
+@click.argument("name", metavar="WORKSPACE")
+def sync(name: str, *, as_json: bool) -> None:
+    """Ask the repository for new commits now.
+
+    Pushes that are found start runs, as if a webhook had told of them.
+    """
+    with Client() as client:
+        answer = client.post(f"/workspaces/{path_segment(name)}/sync", {})
+    if as_json:
+        print_json(answer)
+    else:
+        say(
+            f"asked {answer['workspace']['url']} for its refs; see: headrace workspace deliveries {name}"
+        )
+
+
+@command(workspace, "deliveries", example="headrace workspace deliveries sums")
+@click.argument("name", metavar="WORKSPACE")
+@LIMIT
+@OFFSET
+def deliveries(name: str, *, limit: int, offset: int, as_json: bool) -> None:
+    """List what arrived about a repository, and what it led to.
+
+    An event `found` is a push that no webhook told of.
+    """
+    with Client() as client:
+        answer = client.get(
+            f"/workspaces/{path_segment(name)}/deliveries", {"limit": limit, "offset": offset}
+        )
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (d.get("at"), d.get("event"), d.get("ref"), str(d.get("after") or "")[:12], d.get("result"))
+        for d in answer["deliveries"]
+    ]
+    print_table("Deliveries", ("time", "event", "ref", "commit", "result"), rows)
 
 
 @command(workspace, "init", example="headrace workspace init sums")

@@ -1,4 +1,4 @@
-"""Workspaces: register a repository, and show what sync found in it."""
+"""Workspaces: register a repository, show what sync found in it and what arrived about it."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from infra.readmodel.registry import WorkspaceJson
-from producers.http.requests import body_of
+from producers.core.deliveries import Delivery, page_of_deliveries, request_refs_check
+from producers.http.requests import body_of, cause_of
 from producers.http.responses import ApiResponse, page_of, page_response
 from producers.http.routes.runs import services
 from schemas.errors import TransientError
@@ -39,6 +40,35 @@ async def show(request: Request) -> Response:
     return ApiResponse({"workspace": await _find_json(request, request.path_params["ref"])})
 
 
+async def sync(request: Request) -> Response:
+    """Ask for the refs of a repository to be listed now. Answers before they are."""
+    await body_of(request, ())
+    core = services(request)
+    workspace = await core.workspaces.find(request.path_params["ref"])
+    await request_refs_check(core.log, workspace.id, cause=cause_of(request, "sync"))
+    return ApiResponse({"workspace": await _find_json(request, workspace.id)}, status_code=202)
+
+
+async def deliveries(request: Request) -> Response:
+    page = page_of(request)
+    core = services(request)
+    workspace = await core.workspaces.find(request.path_params["ref"])
+    found, total = await page_of_deliveries(core.readmodel.deliveries, workspace.id, page)
+    return page_response("deliveries", [_delivery_json(each) for each in found], total, page)
+
+
+def _delivery_json(delivery: Delivery) -> Mapping[str, object]:
+    row = delivery.row
+    shown = ("at", "provider", "delivery", "ref", "before", "after", "forced", "pusher")
+    return {
+        **{key: value for key, value in row.items() if key in shown},
+        "event": row["kind"],
+        "push": row["number"],
+        "result": delivery.result,
+        "runs": delivery.runs,
+    }
+
+
 async def _find_json(request: Request, ref: str) -> Mapping[str, object]:
     found = await services(request).readmodel.registry.workspace(ref)
     if found is None:
@@ -51,4 +81,6 @@ ROUTES = [
     Route("/workspaces", add, methods=["POST"]),
     Route("/workspaces", index),
     Route("/workspaces/{ref}", show),
+    Route("/workspaces/{ref}/sync", sync, methods=["POST"]),
+    Route("/workspaces/{ref}/deliveries", deliveries),
 ]

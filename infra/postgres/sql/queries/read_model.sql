@@ -148,7 +148,9 @@ update dataset_uploads set status = $2, error = $3 where id = $1
 
 -- part: select_workspaces
 select workspace as id, name, url, status, commit_sha, rollouts,
-  nullif(error, '') as error, created_at, updated_at from workspaces
+  nullif(error, '') as error, created_at, updated_at, nullif(provider, '') as provider,
+  default_branch, refs_at, nullif(refs_error, '') as refs_error,
+  nullif(push_error, '') as push_error from workspaces
 
 -- name: page_of_workspaces
 {select_workspaces} order by created_at desc, workspace limit $1 offset $2
@@ -158,6 +160,37 @@ select count(*) from workspaces
 
 -- name: workspace
 {select_workspaces} where workspace = $1 or name = $1 order by (workspace = $1) desc limit 1
+
+-- name: refs_digests
+select workspace, refs_digest as digest, nullif(refs_error, '') as error from workspaces
+where workspace = any($1)
+
+-- What arrived about a repository, and the moves of refs that no webhook told. A delivery is joined with
+-- the newest move of its ref to its commit.
+
+-- name: page_of_deliveries
+with moves as (
+  select * from pushes where workspace = $1 and not baseline),
+entries as (
+  select d.at, d.kind, d.provider, d.delivery, d.ref, d.before, d.after, d.forced, d.pusher,
+    d.event, p.push from deliveries d
+  left join lateral (select push from moves m where m.ref = d.ref and m.after is not distinct from d.after
+    and d.kind = 'push' order by m.number desc limit 1) p on true
+  where d.workspace = $1 and d.kind in ('push', 'ping')
+  union all
+  select m.at, 'found', null, null, m.ref, m.before, m.after, false, null, m.push, m.push from moves m
+  where not exists (select from deliveries d where d.workspace = $1 and d.kind = 'push'
+    and d.ref = m.ref and d.after is not distinct from m.after))
+select e.at, e.kind, e.provider, e.delivery, e.ref, e.before, e.after, e.forced, e.pusher,
+  m.number, coalesce(m.examined, false) as examined, m.reason, m.error,
+  coalesce(e.at > w.refs_at or w.refs_at is null, true) as unlisted,
+  nullif(w.refs_error, '') as refs_error, count(*) over () as total,
+  coalesce((select json_agg(json_build_object('trigger', t.trigger, 'config', t.config, 'run', t.run,
+      'run_name', coalesce(r.name, t.run_name), 'outcome', t.outcome, 'detail', nullif(t.detail, ''),
+      'status', r.status) order by t.trigger)
+    from triggered_runs t left join runs r on r.run = t.run where t.push = e.push), '[]')::text as runs
+from entries e left join moves m on m.push = e.push left join workspaces w on w.workspace = $1
+order by e.at desc, e.event limit $2 offset $3
 
 -- Evaluations that users asked for have no run; those of a run belong to the run.
 

@@ -1,0 +1,140 @@
+"""Turns events about pushes into rows: deliveries, moves of refs, and the runs that triggers made."""
+
+from infra.ports.event_log import Recorded
+from infra.readmodel.rows import (
+    ChangePush,
+    ChangeTriggeredRun,
+    ChangeWorkspace,
+    PutDelivery,
+    PutPush,
+    PutTriggeredRun,
+    Write,
+)
+from schemas.events import (
+    HookPinged,
+    PushExamined,
+    PushReceived,
+    RefsCheckRequested,
+    RefsListed,
+    RefsMoved,
+    TriggerFired,
+    TriggerQueued,
+    TriggerRefused,
+    TriggerSkipped,
+    TriggerSubmitted,
+    WorkspaceConnected,
+    WorkspaceDisconnected,
+)
+
+
+def push_rows(recorded: Recorded) -> tuple[Write, ...]:
+    """Return the rows of an event about pushes; nothing for other events."""
+    at = recorded.time
+    match recorded.event:
+        case WorkspaceConnected() as event:
+            return (ChangeWorkspace(event.workspace, at, provider=event.provider),)
+        case WorkspaceDisconnected() as event:
+            return (ChangeWorkspace(event.workspace, at, provider="", refs_error=""),)
+        case PushReceived() | HookPinged() | RefsCheckRequested():
+            return (_delivery(recorded),)
+        case RefsMoved() as event:
+            return _moves(event, recorded)
+        case RefsListed() as event:
+            return (_listing(event, recorded),)
+        case PushExamined() as event:
+            return _examination(event, recorded)
+        case (
+            TriggerQueued()
+            | TriggerSkipped()
+            | TriggerFired()
+            | TriggerSubmitted()
+            | TriggerRefused()
+        ):
+            return _triggered_run(recorded)
+        case _:
+            return ()
+
+
+def _delivery(recorded: Recorded) -> PutDelivery:
+    event, at, identity = recorded.event, recorded.time, str(recorded.id)
+    match event:
+        case PushReceived():
+            return PutDelivery(
+                workspace=event.workspace,
+                event=identity,
+                kind="push",
+                at=at,
+                provider=event.provider,
+                delivery=event.delivery,
+                ref=event.ref,
+                before=event.before,
+                after=event.after,
+                forced=event.forced,
+                pusher=event.pusher,
+            )
+        case HookPinged():
+            return PutDelivery(
+                event.workspace, identity, "ping", at, event.provider, event.delivery
+            )
+        case RefsCheckRequested():
+            return PutDelivery(event.workspace, identity, event.reason, at)
+        case _:
+            raise AssertionError(f"{event.type} is not a delivery")
+
+
+def _moves(event: RefsMoved, recorded: Recorded) -> tuple[Write, ...]:
+    return tuple(
+        PutPush(
+            push=f"{event.workspace}.{move.number}",
+            workspace=event.workspace,
+            number=move.number,
+            ref=move.ref,
+            before=move.before,
+            after=move.after,
+            baseline=event.baseline,
+            at=recorded.time,
+        )
+        for move in event.moves
+    )
+
+
+def _listing(event: RefsListed, recorded: Recorded) -> ChangeWorkspace:
+    return ChangeWorkspace(
+        event.workspace,
+        recorded.time,
+        refs_digest=event.digest,
+        refs_error=event.error or "",
+        refs_at=recorded.time,
+        default_branch=event.default_branch,
+    )
+
+
+def _examination(event: PushExamined, recorded: Recorded) -> tuple[Write, ...]:
+    """A push whose `headrace.toml` is right clears what was wrong with the one before."""
+    change = ChangePush(event.push.id, reason=event.reason, error=event.error)
+    problem = event.error and f"{event.push.ref} at {event.push.after[:12]}: {event.error}"
+    return (change, ChangeWorkspace(event.workspace, recorded.time, push_error=problem or ""))
+
+
+def _triggered_run(recorded: Recorded) -> tuple[Write, ...]:
+    event = recorded.event
+    match event:
+        case TriggerQueued():
+            outcome, detail, name = "queued", f"behind run {event.behind}", None
+        case TriggerSkipped():
+            outcome, detail, name = "skipped", event.reason, None
+        case TriggerFired():
+            outcome, detail, name = "fired", "", None
+        case TriggerSubmitted():
+            outcome, detail, name = "submitted", "", event.run_name
+        case TriggerRefused():
+            outcome, detail, name = "refused", event.message, None
+        case _:
+            raise AssertionError(f"{event.type} is not about the run of a trigger")
+    push, match = event.origin.push, event.origin.match
+    put = PutTriggeredRun(event.run, push.id, push.workspace, match.trigger, match.config, outcome)
+    writes: list[Write] = [put, ChangeTriggeredRun(event.run, outcome, name, detail)]
+    if isinstance(event, TriggerRefused):
+        problem = f"{match.config} for {push.ref} at {push.after[:12]}: {event.message}"
+        writes.append(ChangeWorkspace(push.workspace, recorded.time, push_error=problem))
+    return tuple(writes)

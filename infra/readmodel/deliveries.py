@@ -1,0 +1,64 @@
+"""The queries about what arrived about a repository, and what it led to."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypedDict, cast
+
+from infra.postgres.pool import Database
+from infra.postgres.queries import queries
+from infra.readmodel.runs import PageRange
+
+SQL = queries("read_model")
+
+
+class DeliveryRow(TypedDict):
+    """A delivery of a forge (`kind` push or ping), or a move of a ref that no delivery told (`found`).
+    `number` is that of the move that it led to. `unlisted` means that the repository was not asked
+    since then. `runs` is the JSON text of the runs that followed."""
+
+    at: datetime
+    kind: str
+    provider: str | None
+    delivery: str | None
+    ref: str | None
+    before: str | None
+    after: str | None
+    forced: bool
+    pusher: str | None
+    number: int | None
+    examined: bool
+    reason: str | None
+    error: str | None
+    unlisted: bool
+    refs_error: str | None
+    runs: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRefs:
+    """The digest of a repository's refs as sync listed them last, or why they could not be listed."""
+
+    digest: str | None
+    error: str | None
+
+
+class Deliveries:
+    """Queries over deliveries, and over the refs that sync knows."""
+
+    def __init__(self, database: Database) -> None:
+        self._pool = database.durable
+
+    async def page(self, workspace: str, page: PageRange) -> tuple[list[DeliveryRow], int]:
+        """A page of what arrived for a workspace (its id), the newest first, and how much there is in
+        all."""
+        rows = await self._pool.fetch(SQL["page_of_deliveries"], workspace, page.limit, page.offset)
+        total = int(rows[0]["total"]) if rows else 0
+        names = DeliveryRow.__annotations__
+        found = [{name: row[name] for name in names} for row in rows]
+        return [cast(DeliveryRow, each) for each in found], total
+
+    async def known_refs(self, workspaces: Sequence[str]) -> Mapping[str, KnownRefs]:
+        """The last listing of each of these workspaces (their ids)."""
+        rows = await self._pool.fetch(SQL["refs_digests"], list(workspaces))
+        return {row["workspace"]: KnownRefs(row["digest"], row["error"]) for row in rows}
