@@ -11,6 +11,7 @@ from infra.readmodel.rows import (
     Write,
 )
 from schemas.events import (
+    CommitStatusDecided,
     HookPinged,
     PushExamined,
     PushReceived,
@@ -51,6 +52,12 @@ def push_rows(recorded: Recorded) -> tuple[Write, ...]:
             | TriggerRefused()
         ):
             return _triggered_run(recorded)
+        case CommitStatusDecided() as event:
+            status = event.status
+            change = ChangeTriggeredRun(
+                event.subject, commit_state=status.state, commit_text=status.text
+            )
+            return (change,)
         case _:
             return ()
 

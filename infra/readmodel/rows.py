@@ -216,12 +216,14 @@ class PutTriggeredRun:
 
 @dataclass(frozen=True, slots=True)
 class ChangeTriggeredRun:
-    """A `detail` of "" clears it."""
+    """A `detail` of "" clears it. `commit_state` and `commit_text` are the status of the commit."""
 
     run: str
-    outcome: str
+    outcome: str | None = None
     run_name: str | None = None
     detail: str | None = None
+    commit_state: str | None = None
+    commit_text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

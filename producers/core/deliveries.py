@@ -60,7 +60,7 @@ def describe(row: DeliveryRow, runs: tuple[dict[str, Any], ...]) -> str:
 def _describe_run(run: dict[str, Any]) -> str:
     name = run["run_name"] or run["config"]
     if run["outcome"] == "submitted":
-        return f"run {name} ({run['status'] or 'pending'})"
+        return f"run {name}: {run['commit_text'] or run['status'] or 'pending'}"
     detail = f": {run['detail']}" if run["detail"] else ""
     return f"{name} {run['outcome']}{detail}"
 

@@ -715,6 +715,7 @@ create index pushes_by_number on pushes (workspace, number desc);
 create index pushes_by_commit on pushes (workspace, ref, after);
 
 -- What became of each trigger that a push matched: one row for each run that was, or would have been.
+-- `commit_state` and `commit_text` are the status that its commit shows.
 create table triggered_runs (
     run       text primary key,
     push      text not null,
@@ -723,7 +724,9 @@ create table triggered_runs (
     config    text not null,
     run_name  text,
     outcome   text not null,
-    detail    text
+    detail    text,
+    commit_state text,
+    commit_text  text
 );
 create index triggered_runs_by_push on triggered_runs (push);
 

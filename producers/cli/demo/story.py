@@ -1,8 +1,8 @@
 """The steps of the demo: data, demonstrations, a first measurement, reinforcement learning, and a second
 measurement.
 
-The demo uses the platform as a user would: with a git repository, uploaded datasets, the TOMLs of the
-example, and runs and evaluations over HTTP.
+The demo uses the platform as a user would: with a connected git repository, uploaded datasets, the TOMLs
+of the example, and runs and evaluations over HTTP. A `git push` starts the reinforcement learning.
 """
 
 import sys
@@ -14,15 +14,16 @@ from producers.cli.commands import evaluation, submit
 from producers.cli.commands.dataset import upload_file
 from producers.cli.config_files import read_config
 from producers.cli.demo.chaos import Killer, killing
+from producers.cli.demo.push import GitServer, trigger_table
 from producers.cli.display.output import Document, console, say
 from producers.cli.display.run_view import RunView
 from producers.cli.errors import Failure
-from producers.cli.repository import ensure_workspace, repository_around
 from producers.cli.scaffold import commit, scaffold
 
 SFT, GRPO = "arithmetic-sft", "arithmetic-grpo"
 KILLED = "arithmetic-grpo-killed"
 DATASETS = {"sft": SFT, "rl": "arithmetic-rl", "heldout": "arithmetic-heldout"}
+GRPO_TOML = "configs/training/grpo.toml"
 STEPS_PER_EPOCH = 100
 
 RANDOM_GRADER = '''"""A control experiment: random rewards, so that nothing can be learned."""
@@ -57,6 +58,7 @@ class Story:
         self._root = workspace
         self._quiet = quiet
         self._workspace = ""
+        self._git_server = GitServer(client, workspace, name=self._own_name("arithmetic"))
 
     def tell(self, *, seed: int, steps: int, random_reward: bool, chaos: bool = False) -> Document:
         """Run the whole demo and return its measurements. `chaos` repeats the reinforcement learning
@@ -64,10 +66,11 @@ class Story:
         self._prepare(seed, random_reward=random_reward)
         sft = self._train(self._sft(seed), self._own_name(SFT))
         before = self._measure(f"{self._own_name(SFT)}@last", "before", seed)
-        config = self._grpo(seed, steps, random_reward=random_reward)
-        grpo = self._train(config, self._own_name(GRPO))
+        overrides = self._grpo_overrides(seed, steps, random_reward=random_reward)
+        grpo, pushed = self._train_by_push(overrides, self._own_name(GRPO))
         after = self._measure(f"{self._own_name(GRPO)}@last", "after", seed)
         info = self._client.get(f"/runs/{path_segment(self._own_name(GRPO))}")
+        config = self._grpo(overrides)
         with_kills = {"chaos": self._train_under_chaos(config, seed, info)} if chaos else {}
         return {
             "held_out": {"before": before, "after": after},
@@ -76,6 +79,7 @@ class Story:
             "seed": seed,
             "run": info["run"]["id"],
             "checkpoints": info["checkpoints"],
+            "push": pushed,
             **with_kills,
         }
 
@@ -102,9 +106,8 @@ class Story:
         if random_reward:
             (self._root / "rollouts" / "arithmetic" / "random_reward.py").write_text(RANDOM_GRADER)
             commit(self._root, "Reward at random")
-        self._workspace = ensure_workspace(
-            self._client, repository_around(self._root / "configs" / "training" / "grpo.toml")
-        )
+        self._git_server.connect()
+        self._workspace = self._git_server.workspace
         for file, name in DATASETS.items():
             path = self._root / "data" / f"{file}.jsonl"
             upload_file(self._client, path, self._own_name(name), quiet=True)
@@ -118,16 +121,47 @@ class Story:
         config["experiment"]["dataset"] = self._own_name(SFT)
         return config
 
-    def _grpo(self, seed: int, steps: int, *, random_reward: bool) -> Document:
-        config = read_config(self._root / "configs" / "training" / "grpo.toml")
-        config["advanced"] |= {"seed": seed, "max_steps": steps}
-        config["advanced"]["validation_dataset"] = self._own_name(DATASETS["heldout"])
-        config["experiment"]["dataset"] = self._own_name(DATASETS["rl"])
-        config["experiment"]["model_path"] = f"{self._own_name(SFT)}@last"
-        config["training"]["total_epochs"] = -(-steps // STEPS_PER_EPOCH)
-        if random_reward:
-            config["experiment"]["entrypoint"] = "random_reward.py"
+    def _grpo_overrides(self, seed: int, steps: int, *, random_reward: bool) -> Document:
+        """The values that this demo sets in the example's TOML, by their keys."""
+        overrides: Document = {
+            "advanced.seed": seed,
+            "advanced.max_steps": steps,
+            "advanced.validation_dataset": self._own_name(DATASETS["heldout"]),
+            "experiment.dataset": self._own_name(DATASETS["rl"]),
+            "experiment.model_path": f"{self._own_name(SFT)}@last",
+            "training.total_epochs": -(-steps // STEPS_PER_EPOCH),
+        }
+        return overrides | ({"experiment.entrypoint": "random_reward.py"} if random_reward else {})
+
+    def _grpo(self, overrides: Document) -> Document:
+        config = read_config(self._root / GRPO_TOML)
+        for key, value in overrides.items():
+            section, _, name = key.partition(".")
+            config[section][name] = value
         return config
+
+    def _train_by_push(self, overrides: Document, name: str) -> tuple[RunView, Document]:
+        """Push a commit whose `headrace.toml` starts the run, and follow it to the status of the
+        commit."""
+        table = trigger_table(config=GRPO_TOML, name=name, overrides=overrides)
+        (self._root / "headrace.toml").write_text(table)
+        self._say(f"git push: {overrides['experiment.model_path']} -> {name}")
+        said = self._git_server.push("Train on every push to main")
+        if said:
+            self._say(said)
+        delivery = self._git_server.wait_for_run()
+        run = delivery["runs"][0]
+        self._say(
+            f"commit {delivery['after'][:12]} is synced; trigger {run['config']} matches; run {name}"
+        )
+        view = self._watch({"id": run["run"]}, name)
+        final = self._git_server.wait_for_status(self._say)
+        pushed = {
+            "commit": delivery["after"],
+            "event": delivery["event"],
+            "status": {"state": final["commit_state"], "text": final["commit_text"]},
+        }
+        return view, pushed
 
     def _train(self, config: Document, name: str) -> RunView:
         return self._watch(self._submit(config, name), name)

@@ -187,7 +187,7 @@ select e.at, e.kind, e.provider, e.delivery, e.ref, e.before, e.after, e.forced,
   nullif(w.refs_error, '') as refs_error, count(*) over () as total,
   coalesce((select json_agg(json_build_object('trigger', t.trigger, 'config', t.config, 'run', t.run,
       'run_name', coalesce(r.name, t.run_name), 'outcome', t.outcome, 'detail', nullif(t.detail, ''),
-      'status', r.status) order by t.trigger)
+      'status', r.status, 'commit_state', t.commit_state, 'commit_text', t.commit_text) order by t.trigger)
     from triggered_runs t left join runs r on r.run = t.run where t.push = e.push), '[]')::text as runs
 from entries e left join moves m on m.push = e.push left join workspaces w on w.workspace = $1
 order by e.at desc, e.event limit $2 offset $3
