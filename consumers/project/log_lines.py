@@ -24,6 +24,7 @@ from schemas.events import (
     MessageRedriven,
     PolicyFailed,
     PolicyInitialized,
+    RunApproved,
     RunArchived,
     RunFailed,
     RunFinished,
@@ -118,6 +119,9 @@ def run_requested(event: RunRequested) -> Iterator[Line]:
         f"Run {event.run_name} is requested: {algorithm} of {experiment.model_path} on "
         f"{event.dataset.name} ({event.dataset.num_rows} rows)",
     )
+    if event.origin is not None:
+        push = event.origin.push
+        yield "info", None, f"A push of {push.after[:12]} to {push.ref} started the run"
     for warning in event.warnings:
         yield "warning", None, warning
 
@@ -298,6 +302,11 @@ def message_dead_lettered(event: MessageDeadLettered) -> Iterator[Line]:
         f"{event.consumer} could not decide on {event.message_type}; it is a dead letter: "
         f"{event.cause}",
     )
+
+
+@lines.register
+def run_approved(event: RunApproved) -> Iterator[Line]:
+    yield "info", None, "Run is approved"
 
 
 @lines.register
