@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from infra.settings.kafka import KafkaSettings
 from infra.settings.s3 import S3Place
+from infra.settings.secret_key import KEY_BYTES, parse_key
 from infra.settings.vllm import BadValue, VllmLaunch
 from schemas.redact import redact_setting
 
@@ -45,11 +46,13 @@ class VllmSettings:
 class Settings:
     """How this process runs. Without `database_url` the supervisor runs an embedded Postgres. Without
     `kafka` the bus tails the event log, and without `vllm` the torch engine samples. Without
-    `retention_days` no run is archived automatically."""
+    `retention_days` no run is archived automatically, and without `secret_key` secrets are sealed with
+    the key file of the home."""
 
     home: Path
     url: str
     token: str | None = field(repr=False)
+    secret_key: bytes | None = field(repr=False)
     database_url: str | None = field(repr=False)
     database: DatabaseLimits
     kafka: KafkaSettings | None
@@ -70,6 +73,7 @@ class Settings:
             home=home,
             url=_url(environ),
             token=environ.get("HEADRACE_TOKEN") or None,
+            secret_key=_secret_key(environ),
             database_url=_database(environ),
             database=DatabaseLimits(
                 pool=_number(environ, "HEADRACE_DATABASE_POOL", 6, 1, 500),
@@ -128,6 +132,19 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 def _url(environ: Mapping[str, str]) -> str:
     return _http("HEADRACE_URL", environ.get("HEADRACE_URL") or "http://127.0.0.1:8420")
+
+
+def _secret_key(environ: Mapping[str, str]) -> bytes | None:
+    """Return the key that seals secrets, or None for the key file of the home. The message of an error
+    does not show the value."""
+    value = environ.get("HEADRACE_SECRET_KEY")
+    try:
+        return parse_key(value.strip()) if value else None
+    except ValueError as error:
+        raise BadSetting(
+            f"HEADRACE_SECRET_KEY holds no key; it may hold {KEY_BYTES} random bytes as hex or base64 "
+            "(make one with: openssl rand -hex 32)"
+        ) from error
 
 
 def _http(name: str, value: str) -> str:

@@ -78,6 +78,11 @@ def test_database_and_bus_clients_stay_in_infra(root: str) -> None:
 
 
 @pytest.mark.parametrize("root", ["schemas", "trainer", "consumers", "producers", "headrace"])
+def test_cryptography_and_forges_stay_in_infra(root: str) -> None:
+    assert not heavy(root, {"cryptography", "jwt"})
+
+
+@pytest.mark.parametrize("root", ["schemas", "trainer", "consumers", "producers", "headrace"])
 def test_the_telemetry_sdk_stays_in_infra(root: str) -> None:
     for path in (ROOT / root).rglob("*.py"):
         assert not [name for name in imported(path) if name.startswith("opentelemetry.sdk")], path

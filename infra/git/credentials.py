@@ -1,0 +1,31 @@
+"""What opens a private repository, and the API of its forge: a token, a deploy key or a GitHub App."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCredential:
+    """An access token. Git sends it as the password of `username`."""
+
+    username: str
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCredential:
+    """The private half of a deploy key, as OpenSSH writes it."""
+
+    private_key: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AppCredential:
+    """A GitHub App. Its private key (PEM) signs requests for installation tokens. Without
+    `installation` the one of the repository is looked up."""
+
+    app_id: str
+    private_key: str = field(repr=False)
+    installation: str | None = None
+
+
+Credential = TokenCredential | KeyCredential | AppCredential

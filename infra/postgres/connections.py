@@ -1,0 +1,166 @@
+"""Connections of workspaces to the forges of their repositories, with the secrets sealed.
+
+The secret of a webhook that was replaced stays valid for a day, because the forge may still sign with
+it. Whether it is valid is decided by the database's clock.
+"""
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from infra.git.credentials import AppCredential, Credential, KeyCredential, TokenCredential
+from infra.postgres.pool import Database, Row
+from infra.postgres.sealed import Sealer
+from schemas.events import Provider
+
+KEPT_HOURS = 24
+"""How long the secret before a rotation stays valid."""
+
+SECRET_BYTES = 32
+
+KINDS: dict[str, type[Credential]] = {
+    "token": TokenCredential,
+    "key": KeyCredential,
+    "app": AppCredential,
+}
+
+COLUMNS = (
+    "workspace, provider, url, hook, secret, credential,"
+    " case when previous_until > clock_timestamp() then previous_secret end as previous_secret"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A workspace's connection to its forge. `hook` is the id that the forge gave to the webhook.
+    `secrets` are those of the webhook that are valid now, the newest first."""
+
+    workspace: str
+    provider: Provider
+    url: str
+    hook: str | None = None
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    credential: Credential | None = None
+
+
+class Connections:
+    """The table `connections`. Methods that read raise InvalidConfig when a secret does not open with
+    this process's key."""
+
+    def __init__(self, database: Database, sealer: Sealer) -> None:
+        self._pool = database.durable
+        self._sealer = sealer
+
+    async def get(self, workspace: str) -> Connection | None:
+        """Return the connection of a workspace (its id), or None."""
+        row = await self._pool.fetchrow(
+            f"select {COLUMNS} from connections where workspace = $1",  # noqa: S608 (a constant)
+            workspace,
+        )
+        return None if row is None else self._open(row)
+
+    async def all(self) -> Sequence[Connection]:
+        """Return all connections, by workspace."""
+        rows = await self._pool.fetch(
+            f"select {COLUMNS} from connections order by workspace"  # noqa: S608 (a constant)
+        )
+        return [self._open(row) for row in rows]
+
+    async def put(
+        self,
+        workspace: str,
+        *,
+        provider: Provider,
+        url: str,
+        credential: Credential | None = None,
+        secret: str | None = None,
+    ) -> Connection:
+        """Connect a workspace, or change its connection. Without `secret` the secret stays, and a new
+        connection gets a random one. Without `credential` the credential stays. A connection that
+        changes its provider or URL loses the hook and the credential, because they belong to the other
+        repository."""
+        sealed = None if credential is None else self._seal_credential(workspace, credential)
+        await self._pool.execute(
+            "insert into connections as c (workspace, provider, url, secret, credential)"
+            " values ($1, $2, $3, $4, $5) on conflict (workspace) do update set"
+            " provider = excluded.provider, url = excluded.url,"
+            " secret = case when $6 then excluded.secret else c.secret end,"
+            " hook = case when c.provider = excluded.provider and c.url = excluded.url then c.hook end,"
+            " credential = coalesce(excluded.credential, case when c.provider = excluded.provider"
+            " and c.url = excluded.url then c.credential end),"
+            " updated_at = clock_timestamp()",
+            workspace,
+            provider,
+            url,
+            self._seal_secret(workspace, secret or _new_secret()),
+            sealed,
+            secret is not None,
+        )
+        return await self._reread(workspace)
+
+    async def set_hook(self, workspace: str, hook: str | None) -> None:
+        """Record the webhook that the forge has for this workspace."""
+        await self._pool.execute(
+            "update connections set hook = $2, updated_at = clock_timestamp() where workspace = $1",
+            workspace,
+            hook,
+        )
+
+    async def rotate(self, workspace: str, *, now: bool = False) -> Connection | None:
+        """Give the webhook a new secret. The one before stays valid for a day, or with `now` not at
+        all. Returns the connection, or None when there is none."""
+        changed = await self._pool.execute(
+            "update connections set secret = $2,"
+            " previous_secret = case when $3 then null else secret end,"
+            " previous_until = case when $3 then null"
+            " else clock_timestamp() + make_interval(hours => $4) end,"
+            " updated_at = clock_timestamp() where workspace = $1",
+            workspace,
+            self._seal_secret(workspace, _new_secret()),
+            now,
+            KEPT_HOURS,
+        )
+        return None if changed == "UPDATE 0" else await self.get(workspace)
+
+    async def drop(self, workspace: str) -> None:
+        """Forget the connection of a workspace, with its secrets."""
+        await self._pool.execute("delete from connections where workspace = $1", workspace)
+
+    async def _reread(self, workspace: str) -> Connection:
+        found = await self.get(workspace)
+        if found is None:
+            raise LookupError(f"the connection of {workspace} was removed while it was written")
+        return found
+
+    def _open(self, row: Row) -> Connection:
+        workspace = row["workspace"]
+        sealed = [one for one in (row["secret"], row["previous_secret"]) if one is not None]
+        return Connection(
+            workspace=workspace,
+            provider=row["provider"],
+            url=row["url"],
+            hook=row["hook"],
+            secrets=tuple(
+                self._sealer.open(one, workspace=workspace, field="secret") for one in sealed
+            ),
+            credential=self._open_credential(workspace, row["credential"]),
+        )
+
+    def _seal_secret(self, workspace: str, secret: str) -> bytes:
+        return self._sealer.seal(secret, workspace=workspace, field="secret")
+
+    def _seal_credential(self, workspace: str, credential: Credential) -> bytes:
+        kind = next(name for name, made in KINDS.items() if isinstance(credential, made))
+        text = json.dumps({"kind": kind, **asdict(credential)})
+        return self._sealer.seal(text, workspace=workspace, field="credential")
+
+    def _open_credential(self, workspace: str, sealed: bytes | None) -> Credential | None:
+        if sealed is None:
+            return None
+        held = json.loads(self._sealer.open(sealed, workspace=workspace, field="credential"))
+        return KINDS[held.pop("kind")](**held)
+
+
+def _new_secret() -> str:
+    return secrets.token_hex(SECRET_BYTES)
