@@ -1,4 +1,4 @@
-"""What opens a private repository, and the API of its forge: a token, a deploy key or a GitHub App."""
+"""Credentials for a private repository and the API of its forge: a token, a deploy key, a GitHub App."""
 
 from dataclasses import dataclass, field
 

@@ -57,7 +57,7 @@ class Phase(Enum):
     ANSWER = auto()
 
 
-class Connections:
+class OpenConnections:
     """The open connections of a server, by the phase that they are in."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -107,7 +107,7 @@ class Connections:
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol for one connection, with our limits."""
 
-    def __init__(self, config: Config, state: ServerState, connections: Connections) -> None:
+    def __init__(self, config: Config, state: ServerState, connections: OpenConnections) -> None:
         super().__init__(config=config, server_state=state, app_state={})
         self._registry = connections
         self._limits = connections.limits

@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from infra.http.limits import ConnectionLimits, Connections, LimitedProtocol
+from infra.http.limits import ConnectionLimits, LimitedProtocol, OpenConnections
 from infra.rate_limited_log import RateLimit
 from schemas.errors import InvalidConfig
 
@@ -93,7 +93,7 @@ class HttpServer:
         """Serve on the sockets that `listen` opened, until `stop` is called."""
         if not self._config.loaded:
             self._config.load()
-        connections = Connections(self._limits)
+        connections = OpenConnections(self._limits)
         accepting = [
             asyncio.ensure_future(self._accept(listener, connections)) for listener in self._sockets
         ]
@@ -110,7 +110,7 @@ class HttpServer:
         """End `serve`: accept no new connections, and give open requests a moment to finish."""
         self._server.should_exit = True
 
-    async def _accept(self, listener: socket.socket, connections: Connections) -> None:
+    async def _accept(self, listener: socket.socket, connections: OpenConnections) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await connections.wait_for_room()
@@ -126,7 +126,7 @@ class HttpServer:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._take(accepted, connections)
 
-    async def _take(self, accepted: socket.socket, connections: Connections) -> None:
+    async def _take(self, accepted: socket.socket, connections: OpenConnections) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: LimitedProtocol(self._config, self._server.server_state, connections),

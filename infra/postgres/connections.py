@@ -25,9 +25,10 @@ KINDS: dict[str, type[Credential]] = {
     "app": AppCredential,
 }
 
-COLUMNS = (
-    "workspace, provider, url, hook, secret, credential,"
+READ = (
+    "select workspace, provider, url, hook, secret, credential,"
     " case when previous_until > clock_timestamp() then previous_secret end as previous_secret"
+    " from connections where $1::text is null or workspace = $1 order by workspace"
 )
 
 
@@ -54,17 +55,12 @@ class Connections:
 
     async def get(self, workspace: str) -> Connection | None:
         """Return the connection of a workspace (its id), or None."""
-        row = await self._pool.fetchrow(
-            f"select {COLUMNS} from connections where workspace = $1",  # noqa: S608 (a constant)
-            workspace,
-        )
+        row = await self._pool.fetchrow(READ, workspace)
         return None if row is None else self._open(row)
 
     async def all(self) -> Sequence[Connection]:
         """Return all connections, by workspace."""
-        rows = await self._pool.fetch(
-            f"select {COLUMNS} from connections order by workspace"  # noqa: S608 (a constant)
-        )
+        rows = await self._pool.fetch(READ, None)
         return [self._open(row) for row in rows]
 
     async def put(

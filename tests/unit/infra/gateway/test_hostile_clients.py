@@ -17,7 +17,7 @@ import pytest
 
 from infra.gateway import bodies, sessions
 from infra.gateway.server import HttpGateway
-from infra.http.limits import ConnectionLimits, Connections
+from infra.http.limits import ConnectionLimits, OpenConnections
 from infra.http.server import HttpServer
 from infra.settings.settings import Settings
 from producers import serve
@@ -211,13 +211,13 @@ async def flooded(session: sessions.GatewaySession, num: int) -> AsyncIterator[l
 def most_open(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of connections that a server had open, each time it accepted one."""
     found: list[int] = []
-    enter = Connections.enter
+    enter = OpenConnections.enter
 
-    def noted(self: Connections, connection: Any) -> None:
+    def noted(self: OpenConnections, connection: Any) -> None:
         enter(self, connection)
         found.append(self.num)
 
-    monkeypatch.setattr(Connections, "enter", noted)
+    monkeypatch.setattr(OpenConnections, "enter", noted)
     return found
 
 
@@ -230,7 +230,7 @@ async def test_a_flood_of_connections_closes_the_oldest_that_wait(most_open: lis
 async def test_twin_without_room_being_made_they_pile_up(
     most_open: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Connections, "make_room", lambda self: False)
+    monkeypatch.setattr(OpenConnections, "make_room", lambda self: False)
     async with gateway(FOREVER) as session, flooded(session, 150):
         await served(session)
     assert max(most_open) > 100
