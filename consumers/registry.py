@@ -16,6 +16,7 @@ REGISTRY: dict[str, str] = {
     "checkpoint": "consumers.checkpoint",
     "evaluate": "consumers.evaluate",
     "verify": "consumers.verify.consumer",
+    "status": "consumers.status",
 }
 """Consumer name -> the module that defines it (`CONSUMER`). `project` is a tail, not an intake: it
 runs in the control process (`consumers/project/consumer.py`)."""

@@ -20,6 +20,7 @@ from schemas.effects import (
     GenerateSample,
     GradeGroup,
     InitializePolicy,
+    PostStatus,
     SaveCheckpoint,
     TrainStep,
     VerifyRun,
@@ -57,6 +58,7 @@ CONSUMERS: dict[str, tuple[type[Effect], ...]] = {
     "checkpoint": (SaveCheckpoint,),
     "evaluate": (),
     "verify": (VerifyRun,),
+    "status": (PostStatus,),
 }
 """Which effects each consumer performs. A test in tests/architecture compares it with the registry."""
 

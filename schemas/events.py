@@ -369,9 +369,11 @@ class _StatusEvent(Event):
 
 
 class CommitStatusDecided(_StatusEvent):
-    """The commit is to show this status. A status that was not posted yet is replaced by it."""
+    """The commit is to show this status. A status that was not posted yet is replaced by it. `stage`
+    orders the statuses of a run: 1 queued, 2 submitted, 3 ended."""
 
     type: ClassVar[str] = "rl.status.decided"
+    stage: int
     status: CommitStatus
 
 

@@ -101,7 +101,9 @@ async def test_a_push_shows_its_run_and_the_status_of_its_commit(app: Applicatio
     assert push["result"] == "run x-1: pending"
     assert (push["event"], push["ref"], push["pusher"], push["push"]) == ("push", MAIN, "ada", 1)
     status = CommitStatus(workspace=WS, sha=B, context="c", state="success", text="0.2 -> 0.9")
-    await append(app, CommitStatusDecided(workspace=WS, subject=run, number=1, status=status))
+    await append(
+        app, CommitStatusDecided(workspace=WS, subject=run, number=1, stage=3, status=status)
+    )
     [push, _] = await entries(app)
     assert push["result"] == "run x-1: 0.2 -> 0.9"
     assert push["runs"][0]["commit_state"] == "success"
