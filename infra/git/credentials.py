@@ -1,6 +1,8 @@
 """Credentials for a private repository and the API of its forge: a token, a deploy key, a GitHub App."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +31,8 @@ class AppCredential:
 
 
 Credential = TokenCredential | KeyCredential | AppCredential
+GitCredential = TokenCredential | KeyCredential
+"""The credentials that git itself understands. An App is turned into a token first."""
+
+CredentialSource: TypeAlias = Callable[[str], Awaitable[GitCredential | None]]
+"""Returns the credential of a workspace's repository by the workspace's id, or None."""

@@ -20,8 +20,8 @@ ABSENT = re.compile(
 """Messages that mean the repository cannot be reached now. They take precedence over all others."""
 
 LOGIN = (
-    "the server needs a login, or this login may not read it: use ssh with a key, or put the token "
-    "into ~/.netrc of the server's user"
+    "the server needs a login, or this login may not read it: give a token or a deploy key to "
+    "`headrace workspace connect`"
 )
 MISSING = "correct the address; a private repository is shown to those only who may read it"
 

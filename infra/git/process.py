@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.git.login import NO_LOGIN, GitLogin
+
 CPU_S = 240
 ADDRESS_BYTES = 4 << 30
 FILE_BYTES = 1 << 30
@@ -53,16 +55,24 @@ CONFIG = (
     "protocol.allow=never",
 )
 
+SSH = "ssh -oBatchMode=yes -oConnectTimeout=30 -oServerAliveInterval=15"
+
+LOW_PRIORITY = 10
+"""By how much the niceness of a background command is raised."""
+
 PROTOCOLS = ("https", "ssh", "file")
 """The protocols of a command that reaches a repository. A local command may use none."""
 
 
 @dataclass(frozen=True, slots=True)
 class GitSource:
-    """The repository that a command reaches. `url` is checked; git reads `config` as the user's file."""
+    """The repository that a command reaches. `url` is checked; git reads `config` as the user's file.
+    A command in the `background` runs at low priority."""
 
     url: str
     config: Path
+    login: GitLogin = NO_LOGIN
+    background: bool = False
 
 
 class GitFailed(Exception):
@@ -87,10 +97,12 @@ async def run_git(
     source: GitSource | None = None,
     send: bytes | None = None,
     sink: Callable[[bytes], None] | None = None,
+    objects: Path | None = None,
     deadline_s: float = LOCAL_S,
 ) -> bytes:
     """Run git and return its output. With `sink`, the output goes there instead, piece by piece and in a
-    thread; an error that `sink` raises ends git. Raises GitFailed, GitTimeout after `deadline_s`
+    thread; an error that `sink` raises ends git. `objects` is another repository whose objects git may
+    read. Raises GitFailed, GitTimeout after `deadline_s`
     seconds, and OSError if git cannot be started."""
     process = await asyncio.create_subprocess_exec(
         "/bin/sh",
@@ -101,13 +113,15 @@ async def run_git(
         *(item for setting in _config(source) for item in ("-c", setting)),
         *arguments,
         cwd=where,
-        env=_environment(source) | ({"GIT_DIR": str(where)} if where else {}),
+        env=_environment(source, where, objects),
         stdin=asyncio.subprocess.PIPE if send is not None else asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         limit=CHUNK,
         start_new_session=True,
     )
+    if source is not None and source.background:
+        _lower_priority(process.pid)
     kept = bytearray()
     try:
         async with asyncio.timeout(deadline_s):
@@ -117,8 +131,14 @@ async def run_git(
     finally:
         await _end(process)
     if process.returncode:
-        raise GitFailed(process.returncode, said)
+        raise GitFailed(process.returncode, said if source is None else source.login.redact(said))
     return bytes(kept)
+
+
+def _lower_priority(group: int) -> None:
+    """Lower the priority of git and its children. It may have ended by now."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PGRP, group, os.getpriority(os.PRIO_PROCESS, 0) + LOW_PRIORITY)
 
 
 async def _talk(
@@ -171,9 +191,12 @@ async def _errors(process: asyncio.subprocess.Process) -> str:
     """The last KEPT_ERRORS bytes of git's error text, because a hostile server can make it arbitrarily
     long."""
     assert process.stderr is not None  # noqa: S101 - it was started with one
-    kept = b""
+    kept, is_cut = b"", False
     while chunk := await process.stderr.read(CHUNK):
+        is_cut = is_cut or len(kept) + len(chunk) > KEPT_ERRORS
         kept = (kept + chunk)[-KEPT_ERRORS:]
+    if is_cut:  # half of a secret would not be recognized
+        kept = kept.partition(b"\n")[2]
     text = kept.decode(errors="replace")
     return "".join(c if c.isprintable() or c == "\n" else " " for c in text).strip()
 
@@ -194,8 +217,11 @@ def _config(source: GitSource | None) -> tuple[str, ...]:
     return (*CONFIG, *allowed)
 
 
-def _environment(source: GitSource | None) -> dict[str, str]:
-    passed = ("PATH", "HOME", "SSH_AUTH_SOCK")
+def _environment(
+    source: GitSource | None, where: Path | None, objects: Path | None
+) -> dict[str, str]:
+    login = source.login if source else NO_LOGIN
+    passed = ("PATH", "HOME", *(() if login.ssh else ("SSH_AUTH_SOCK",)))
     return {
         "PATH": "/usr/bin:/bin",
         "HOME": "/nonexistent",
@@ -206,5 +232,8 @@ def _environment(source: GitSource | None) -> dict[str, str]:
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_NO_LAZY_FETCH": "1",
         "GIT_ASKPASS": "/bin/false",
-        "GIT_SSH_COMMAND": "ssh -oBatchMode=yes -oConnectTimeout=30 -oServerAliveInterval=15",
+        "GIT_SSH_COMMAND": f"{SSH} {login.ssh}".strip(),
+        **login.variables,
+        **({"GIT_DIR": str(where)} if where else {}),
+        **({"GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects / "objects")} if objects else {}),
     }

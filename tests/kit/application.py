@@ -17,6 +17,7 @@ from infra.blobs.installed import install
 from infra.blobs.local import LocalBlobs
 from infra.maintenance.archive import Archives
 from infra.ports.clock import SystemClock
+from infra.ports.services import RefList
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
@@ -46,6 +47,18 @@ class KnownRepositories:
         raise NotImplementedError
 
     async def snapshot(self, workspace: str, sha: str) -> bytes:
+        raise NotImplementedError
+
+    async def list_refs(self, workspace: str, url: str) -> RefList:
+        raise NotImplementedError
+
+    async def read_file(self, workspace: str, sha: str, path: str, *, most: int) -> bytes | None:
+        raise NotImplementedError
+
+    async def message(self, workspace: str, sha: str) -> str:
+        raise NotImplementedError
+
+    async def changed_paths(self, push: object) -> tuple[str, ...] | None:
         raise NotImplementedError
 
 

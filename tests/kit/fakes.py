@@ -16,7 +16,7 @@ from infra.blobs.local import LocalBlobs
 from infra.memory.event_log import MemoryLog, World
 from infra.ports.clock import ManualClock
 from infra.ports.ports import Ports
-from infra.ports.services import Repositories, WorkflowResult
+from infra.ports.services import RefList, Repositories, WorkflowResult
 from infra.settings.settings import Settings
 from schemas.datasets import DatasetRow
 from schemas.errors import TransientError
@@ -30,6 +30,7 @@ from schemas.specs import (
     DiscoveredRollout,
     Entrypoint,
     GroupSpec,
+    Push,
     RolloutRef,
 )
 
@@ -159,10 +160,23 @@ class FakeUserCode:
 
 
 class FakeRepositories:
-    """One repository with one commit."""
+    """One repository with one commit. `files` are what `read_file` finds, and `changed` the paths that
+    every push changes."""
 
-    def __init__(self, tree: bytes) -> None:
+    def __init__(
+        self,
+        tree: bytes = b"",
+        *,
+        refs: Mapping[str, str] | None = None,
+        files: Mapping[str, bytes] | None = None,
+        message: str = "",
+        changed: tuple[str, ...] | None = None,
+    ) -> None:
         self._tree = tree
+        self.refs = dict(refs or {"refs/heads/main": "c" * 40})
+        self.files = dict(files or {})
+        self.text = message
+        self.changed = changed
 
     async def fetch(self, workspace: str, commit: CommitSpec) -> str:
         return "c" * 40
@@ -172,6 +186,19 @@ class FakeRepositories:
 
     async def check(self, url: str) -> str:
         return "main"
+
+    async def list_refs(self, workspace: str, url: str) -> RefList:
+        digest = hashlib.sha256(repr(sorted(self.refs.items())).encode()).hexdigest()
+        return RefList(refs=dict(self.refs), digest=digest, default_branch="main")
+
+    async def read_file(self, workspace: str, sha: str, path: str, *, most: int) -> bytes | None:
+        return self.files.get(path)
+
+    async def message(self, workspace: str, sha: str) -> str:
+        return self.text
+
+    async def changed_paths(self, push: Push) -> tuple[str, ...] | None:
+        return self.changed
 
 
 class FakeLearner:
