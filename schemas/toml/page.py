@@ -1,7 +1,7 @@
 """The keys of the TOMLs as a page: `python -m schemas.toml.page docs/config.md` writes it.
 
-It is derived from `schemas/config.py` alone. tests/golden/test_documents.py fails when it is out of
-date.
+It is derived from `schemas/config.py` and `schemas/toml/triggers.py`. tests/golden/test_documents.py
+fails when it is out of date.
 """
 
 import ast
@@ -10,16 +10,18 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from schemas import config
 from schemas.algorithms import READ_BY
 from schemas.config import EvalConfig, RunConfig, Section
+from schemas.toml import triggers
+from schemas.toml.triggers import Trigger
 
 BY_ALGORITHM = "by algorithm"
 NUMBERS = {int: "whole number", float: "number"}
@@ -29,7 +31,8 @@ HEAD = """\
 # Config
 
 This page lists every key of the TOML files that `headrace train submit` and `headrace eval submit`
-read. It is generated from `schemas/config.py` by `python -m schemas.toml.page docs/config.md`.
+read, and of `headrace.toml`. It is generated from `schemas/config.py` and
+`schemas/toml/triggers.py` by `python -m schemas.toml.page docs/config.md`.
 
 A TOML is checked strictly when it is submitted. An unknown section or key, a value out of bounds,
 and a key that the run would not read are errors. Each error says what to change, and all of them
@@ -40,6 +43,11 @@ are reported together. `producers/core/validation/validate.py` lists where each 
 """
 
 
+TRIGGERS = """\
+`headrace.toml` lies at the top of a repository. It holds `[[trigger]]` tables, at most 100, and has
+at most 64 KiB. [A push trains](push-to-train.md) describes what happens with them."""
+
+
 def config_markdown() -> str:
     """The content of docs/config.md: every key, section by section."""
     return "\n".join(_lines()) + "\n"
@@ -47,10 +55,11 @@ def config_markdown() -> str:
 
 @cache
 def meanings() -> dict[tuple[str, str], str]:
-    """(class, key) -> the text below the key in the source of `schemas/config.py`. The source is read
-    only when this page is written."""
+    """(class, key) -> the text below the key in the source. The source is read only when this page is
+    written."""
     found = {}
-    for cls in ast.parse(inspect.getsource(config)).body:
+    classes = (ast.parse(inspect.getsource(module)).body for module in (config, triggers))
+    for cls in chain.from_iterable(classes):
         if isinstance(cls, ast.ClassDef):
             for key, below in pairwise(cls.body):
                 match key, below:
@@ -71,6 +80,12 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "`[experiment]`, `[env]` and `[secrets]` are those of a run."
     yield from _sections(EvalConfig, known=set(RunConfig.model_fields) - {"advanced"})
+    yield ""
+    yield "## Triggers"
+    yield ""
+    yield TRIGGERS
+    yield ""
+    yield from _table(Trigger)
 
 
 def _sections(whole: type[Section], *, known: set[str] | None = None) -> Iterator[str]:
@@ -86,19 +101,25 @@ def _sections(whole: type[Section], *, known: set[str] | None = None) -> Iterato
             text = f"{description[whole.__name__, name]}."
             yield from textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
             continue
-        if kind.__doc__ and kind.__doc__ != Section.__doc__:
-            yield " ".join((inspect.getdoc(kind) or "").split())
-            yield ""
-        yield "| key | allowed values | default | meaning |"
-        yield "|---|---|---|---|"
-        for key, inner in kind.model_fields.items():
-            cells = (
-                f"`{key}`",
-                _values(inner),
-                _default(key, inner),
-                description[kind.__name__, key],
-            )
-            yield f"| {' | '.join(cells)} |"
+        yield from _table(kind)
+
+
+def _table(kind: type[Section]) -> Iterator[str]:
+    description = meanings()
+    if kind.__doc__ and kind.__doc__ != Section.__doc__:
+        text = " ".join((inspect.getdoc(kind) or "").split())
+        yield from textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
+        yield ""
+    yield "| key | allowed values | default | meaning |"
+    yield "|---|---|---|---|"
+    for key, inner in kind.model_fields.items():
+        cells = (
+            f"`{key}`",
+            _values(inner),
+            _default(key, inner),
+            description[kind.__name__, key],
+        )
+        yield f"| {' | '.join(cells)} |"
 
 
 def _values(field: FieldInfo) -> str:
@@ -113,8 +134,12 @@ def _values(field: FieldInfo) -> str:
         return "`true`, `false`"
     if kind in NUMBERS:
         return " ".join((NUMBERS[kind], *_bounds(field)))
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
     if get_origin(kind) is tuple:
         return "list"
+    if get_origin(kind) is dict:
+        return "table"
     return "text" if kind is not None else "text or list"
 
 
@@ -132,6 +157,8 @@ def _number(value: Any) -> str:
 def _default(key: str, field: FieldInfo) -> str:
     if field.is_required():
         return "required"
+    if field.default_factory is not None:
+        return "none"
     if field.default is None:
         return BY_ALGORITHM if key in READ_BY else ""
     if field.default == ():
