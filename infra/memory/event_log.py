@@ -18,6 +18,8 @@ from infra.ports.event_log import (
     CommitMiss,
     CommitRefused,
     Cursor,
+    EdgeAppend,
+    EdgeAppended,
     Encoded,
     NewEvent,
     Recorded,
@@ -25,8 +27,10 @@ from infra.ports.event_log import (
 )
 from infra.postgres.codec import edge_ids, encode
 from infra.postgres.effects import CRASH_LIMIT
+from infra.postgres.group_append import append_group
 from infra.postgres.history import check
 from schemas.effects import Lane
+from schemas.errors import Refused
 from schemas.events import Event
 from schemas.ids import ConsumerName, EffectId, EventId, StreamName, WorkerId
 
@@ -203,6 +207,16 @@ class MemoryLog:
                 )
             )
         return await self.commit(Commit(expected=expected, events=tuple(new)))
+
+    async def append_all(self, batch: Sequence[EdgeAppend]) -> Sequence[EdgeAppended | Refused]:
+        return await append_group(self, batch)
+
+    async def before_append(
+        self, streams: Sequence[StreamName], ids: Sequence[EventId]
+    ) -> tuple[Mapping[StreamName, int], Mapping[EventId, Recorded]]:
+        """As `AppendStore.before_append`."""
+        known = {r.id: r for r in self._world.events if r.id in ids}
+        return await self.versions(streams), known
 
     async def tail(
         self,

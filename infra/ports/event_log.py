@@ -138,6 +138,24 @@ class SmallArtifact:
     data: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class EdgeAppend:
+    """An event that an edge appends, at any version of its stream. Its id follows from `cause`, its
+    stream and its name."""
+
+    event: Event
+    cause: UUID
+    traceparent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeAppended:
+    """An event of an edge as the log holds it. `is_new` is False when it was in the log before."""
+
+    recorded: Recorded
+    is_new: bool
+
+
 class CommitMiss(Exception):
     """Nothing was written, because the log has changed since it was read. Read again and decide again.
 
@@ -199,6 +217,12 @@ class EventStore(Protocol):
         each event's stream and name. A second call with the same cause, even much later, appends nothing
         and returns the events that were appended before. Raises ValueError when two of these events have
         the same stream and name, because they would have the same id."""
+        ...
+
+    async def append_all(self, batch: Sequence[EdgeAppend]) -> Sequence[EdgeAppended | Refused]:
+        """Append the events of many causes, in one commit. Returns what became of each entry: the event
+        as recorded, or the error when the log refuses this entry, which holds up no other entry. An
+        entry whose event is in the log, or was earlier in the batch, appends nothing."""
         ...
 
     async def read(

@@ -18,16 +18,20 @@ from infra.ports.event_log import (
     CommitMiss,
     CommitRefused,
     Cursor,
+    EdgeAppend,
+    EdgeAppended,
     NewEvent,
     Recorded,
     Snapshot,
 )
 from infra.postgres.codec import arguments_of, edge_ids, known_in, recorded_in, written_as
 from infra.postgres.errors import is_data_error
+from infra.postgres.group_append import append_group
 from infra.postgres.horizon import Horizon
 from infra.postgres.notify import News, Notifier
 from infra.postgres.pool import Database
 from infra.postgres.queries import queries
+from schemas.errors import Refused
 from schemas.events import EVENT_TYPES, Event
 from schemas.ids import ConsumerName, EventId, StreamName
 
@@ -105,9 +109,10 @@ class PostgresLog:
     ) -> Sequence[Recorded]:
         ids = edge_ids(events, cause)
         while True:
-            expected, appended = await self._before({event.stream for event in events}, ids)
+            streams = sorted({event.stream for event in events})
+            expected, appended = await self.before_append(streams, ids)
             if appended:
-                return await self._find_appended(ids)
+                return list(appended.values())
             versions = dict(expected)
             new = []
             for event_id, event in zip(ids, events, strict=True):
@@ -127,6 +132,24 @@ class PostgresLog:
                 return await self.commit(Commit(expected=expected, events=tuple(new)))
             except CommitMiss:
                 await asyncio.sleep(random.uniform(0, 0.01))  # noqa: S311 - jitter
+
+    async def append_all(self, batch: Sequence[EdgeAppend]) -> Sequence[EdgeAppended | Refused]:
+        return await append_group(self, batch)
+
+    async def before_append(
+        self, streams: Sequence[StreamName], ids: Sequence[EventId]
+    ) -> tuple[Mapping[StreamName, int], Mapping[EventId, Recorded]]:
+        """As `AppendStore.before_append`. The versions are read in the first query, so the second one
+        may find events that are newer. Raises CommitRefused."""
+        try:
+            rows = await self._pool.fetch(SQL["before_append"], list(ids), streams)
+        except (asyncpg.DataError, ValueError) as error:  # a stream's name that is no text
+            raise CommitRefused(f"the database cannot hold it: {error}") from error
+        versions = {StreamName(row["stream"]): row["version"] for row in rows}
+        if not any(row["appended"] for row in rows):
+            return versions, {}
+        found = await self._pool.fetch(SQL["appended"], list(ids))
+        return versions, {recorded.id: recorded for recorded in map(recorded_in, found)}
 
     async def tail(
         self,
@@ -278,25 +301,3 @@ class PostgresLog:
     async def artifact(self, sha256: str) -> bytes | None:
         data: bytes | None = await self._pool.fetchval(SQL["artifact"], sha256)
         return data
-
-    async def _before(
-        self, streams: Iterable[StreamName], ids: Sequence[EventId]
-    ) -> tuple[Mapping[StreamName, int], bool]:
-        """Return the versions of these streams, and whether events with these ids were appended. Both
-        are read from one snapshot. So if the commit finds the streams at these versions, this call has
-        seen everything that was appended to them."""
-        rows = await self._pool.fetch(
-            SQL["before_append"],
-            list(ids),
-            sorted(streams),
-        )
-        versions = {StreamName(row["stream"]): row["version"] for row in rows}
-        return versions, any(row["appended"] for row in rows)
-
-    async def _find_appended(self, ids: Sequence[EventId]) -> list[Recorded]:
-        """Return the events that an edge appended before under these ids, in order."""
-        rows = await self._pool.fetch(
-            SQL["appended"],
-            list(ids),
-        )
-        return [recorded_in(row) for row in rows]

@@ -14,7 +14,7 @@ def test_the_table_of_performers_is_the_registry() -> None:
 def test_named_points_are_passed_somewhere() -> None:
     sources = "".join(
         path.read_text()
-        for folder in ("infra", "consumers")
+        for folder in ("infra", "consumers", "producers")
         for path in (ROOT / folder).rglob("*.py")
     )
     unused = [name for name in failpoints.NAMED if f'hit("{name}")' not in sources]

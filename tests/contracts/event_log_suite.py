@@ -1,6 +1,7 @@
 """The contract of every EventLog. Bind it with a fixture `log`; see test_memory.py, test_postgres.py."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID, uuid4
 
@@ -12,6 +13,8 @@ from infra.ports.event_log import (
     CommitMiss,
     CommitRefused,
     Cursor,
+    EdgeAppend,
+    EdgeAppended,
     EventLog,
     SmallArtifact,
     Snapshot,
@@ -427,3 +430,62 @@ class EventLogSuite:
         (recorded,) = await log.append([warning(uuid4().hex, 1)], cause=uuid4())
         assert await log.reaches(recorded.cursor)
         assert not await log.reaches(Cursor(2**40, 1))
+
+    async def test_many_causes_are_appended_in_one_commit(self, log: EventLog) -> None:
+        runs = [uuid4().hex for _ in range(3)]
+        batch = [EdgeAppend(warning(run, n), uuid4(), None) for n in (1, 2, 3) for run in runs]
+        results = await log.append_all(batch)
+        recorded = [result.recorded for result in appended_in(results)]
+        assert [r.event for r in recorded] == [entry.event for entry in batch]
+        assert [r.causation for r in recorded] == [entry.cause for entry in batch]
+        assert [r.version for r in recorded] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+        assert len({r.cursor.xid for r in recorded}) == 1
+        assert all(result.is_new for result in appended_in(results))
+        assert await log.append_all([]) == []
+
+    async def test_a_group_appends_once_per_cause(self, log: EventLog) -> None:
+        run, cause = uuid4().hex, uuid4()
+        [first] = await log.append([warning(run, 1)], cause=cause)
+        other = EdgeAppend(warning(run, 2), uuid4())
+        known = EdgeAppend(warning(run, 1), cause)
+        results = appended_in(await log.append_all([other, known, other]))
+        assert [result.is_new for result in results] == [True, False, False]
+        assert results[1].recorded == first
+        assert results[0].recorded == results[2].recorded
+        assert len((await log.load({first.stream: 0}))[first.stream]) == 2
+        again = appended_in(await log.append_all([known, other]))
+        assert [result.is_new for result in again] == [False, False]
+
+    async def test_groups_at_the_same_time_append_once_per_cause(self, log: EventLog) -> None:
+        run = uuid4().hex
+        entries = [EdgeAppend(warning(run, n), uuid4()) for n in range(1, 6)]
+        rounds = await asyncio.gather(
+            *(log.append_all([*entries[n % 5 :], *entries[: n % 5]]) for n in range(10))
+        )
+        stream = warning(run, 1).stream
+        loaded = (await log.load({stream: 0}))[stream]
+        assert sorted(r.causation for r in loaded if r.causation) == sorted(
+            e.cause for e in entries
+        )
+        assert [r.version for r in loaded] == [1, 2, 3, 4, 5]
+        assert sum(result.is_new for results in rounds for result in appended_in(results)) == 5
+
+    async def test_a_refused_entry_holds_up_no_other(self, log: EventLog) -> None:
+        run = uuid4().hex
+        large = RunWarned(run=run, step=9, message="x" * MAX_EVENT_BYTES)
+        nul = RunWarned(run="a\0b", step=9, message="x")
+        bad = [EdgeAppend(large, uuid4()), EdgeAppend(nul, uuid4())]
+        good = [EdgeAppend(warning(run, n), uuid4()) for n in range(1, 8)]
+        results = await log.append_all([*good[:3], bad[0], *good[3:5], bad[1], bad[1], *good[5:]])
+        assert [isinstance(result, Refused) for result in results] == [
+            *(False, False, False, True, False, False, True, True, False, False)
+        ]
+        stream = warning(run, 1).stream
+        assert len((await log.load({stream: 0}))[stream]) == 7
+
+
+def appended_in(results: Sequence[EdgeAppended | Refused]) -> list[EdgeAppended]:
+    """The results, none of which is a refusal."""
+    found = [result for result in results if isinstance(result, EdgeAppended)]
+    assert len(found) == len(results), results
+    return found
