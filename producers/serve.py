@@ -26,6 +26,7 @@ from infra.readmodel.store import ReadModel
 from infra.runtime.hosting import Hosting
 from infra.settings.settings import BadSetting, Settings
 from infra.task_cancellation import end
+from producers.core.polling import poll_alone
 from producers.core.retention import archive_periodically
 from producers.http.app import create_app
 from producers.http.services import Services
@@ -77,6 +78,8 @@ async def serve(settings: Settings) -> int:
             if settings.retention_days is not None:
                 days = settings.retention_days
                 jobs.append(archive_periodically(services.retention, backend.clock, days=days))
+            if settings.poll_s:
+                jobs.append(poll_alone(services.poller, backend.database.url))
             if settings.kafka is not None:
                 jobs.append(backend.relay(settings.kafka, tuple(REGISTRY)).run())
             tasks = [asyncio.ensure_future(job) for job in jobs]

@@ -45,6 +45,14 @@ class Connection:
     credential: Credential | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectedRepository:
+    """A connected workspace and the address of its repository, without any secret."""
+
+    workspace: str
+    url: str
+
+
 class Connections:
     """The table `connections`. Methods that read raise InvalidConfig when a secret does not open with
     this process's key."""
@@ -62,6 +70,12 @@ class Connections:
         """Return all connections, by workspace."""
         rows = await self._pool.fetch(READ, None)
         return [self._open(row) for row in rows]
+
+    async def repositories(self) -> Sequence[ConnectedRepository]:
+        """Return all connected repositories. No secret is opened, so a connection whose key is lost
+        does not hide the others."""
+        rows = await self._pool.fetch("select workspace, url from connections order by workspace")
+        return [ConnectedRepository(row["workspace"], row["url"]) for row in rows]
 
     async def put(
         self,

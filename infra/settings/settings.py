@@ -62,6 +62,7 @@ class Settings:
     sandbox: str
     workers: str
     retention_days: int | None
+    poll_s: int
     failpoint: str | None
     telemetry: bool
 
@@ -87,6 +88,7 @@ class Settings:
             sandbox=_one_of(environ, "HEADRACE_SANDBOX", ("process",), later=("bwrap", "gvisor")),
             workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "two", "each"), later=()),
             retention_days=_number(environ, "HEADRACE_RETENTION_DAYS", 0, 0, 36500) or None,
+            poll_s=_number(environ, "HEADRACE_POLL_S", 60, 0, 86400),
             failpoint=environ.get("HEADRACE_FAILPOINT") or None,
             telemetry=any(
                 environ.get(name)

@@ -19,6 +19,7 @@ from uuid import uuid4
 from infra.ports.clock import Clock
 from infra.ports.event_log import EventStore
 from infra.ports.services import RefList
+from infra.postgres.advisory_lock import exclusively
 from infra.rate_limited_log import RateLimit
 from infra.readmodel.deliveries import KnownRefs
 from schemas.errors import HeadraceError, Refused, RepositoryAway, TransientError
@@ -179,6 +180,18 @@ class Poller:
         if is_new:
             request = RefsCheckRequested(workspace=workspace, reason="poll")
             await self._log.append([request], cause=uuid4())
+
+
+async def poll_alone(poller: Poller, database_url: str) -> None:
+    """Poll until cancelled, while no other control process polls. The others wait until this one has
+    ended."""
+    while True:
+        try:
+            async with exclusively(database_url, LOCK, within_s=math.inf):
+                await poller.run()
+        except TransientError as error:
+            logger.warning("polling begins again in %.0f s: %s", LOOK_EVERY_S, error)
+            await asyncio.sleep(LOOK_EVERY_S)
 
 
 def host_of(url: str) -> str:

@@ -9,13 +9,16 @@ from infra.ports.clock import Clock
 from infra.ports.effects import Effects
 from infra.ports.event_log import EventLog
 from infra.ports.services import Artifacts, Repositories
+from infra.postgres.connections import Connections
 from infra.postgres.dependents import Holders
 from infra.postgres.pool import Database
+from infra.postgres.sealed import Sealer
 from infra.readmodel.store import ReadModel
 from infra.settings.settings import Settings
 from producers.core.control import Control
 from producers.core.dead_letters import DeadLetters
 from producers.core.lookup import Lookup
+from producers.core.polling import Ages, Poller, RefSources
 from producers.core.retention import Retention
 from producers.core.submit import Submitter
 from producers.core.verification import Verifications
@@ -50,6 +53,25 @@ class Services:
     def submitter(self) -> Submitter:
         return Submitter(
             self.log, self.readmodel.names, lookup=self.lookup, workspaces=self.workspaces
+        )
+
+    @cached_property
+    def connections(self) -> Connections:
+        return Connections(self.database, Sealer.of(self.settings))
+
+    @cached_property
+    def poll_ages(self) -> Ages:
+        return Ages(self.clock)
+
+    @cached_property
+    def poller(self) -> Poller:
+        sources = RefSources(
+            self.connections.repositories,
+            self.repositories.list_refs,
+            self.readmodel.deliveries.known_refs,
+        )
+        return Poller(
+            self.log, sources, self.clock, self.poll_ages, every_s=float(self.settings.poll_s)
         )
 
     @cached_property

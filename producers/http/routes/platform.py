@@ -81,6 +81,7 @@ async def metrics(request: Request) -> Response:
     bus = await platform.bus(_bus_kind(request))
     skipped = await services(request).readmodel.skipped_events.by_type()
     runs = {f'status="{name}"': float(n) for name, n in (await platform.run_counts()).items()}
+    ages = services(request).poll_ages.seconds()
     steps = {f'run="{run}",key="{key}"': value for run, key, value in await platform.step_metrics()}
     text = prometheus(
         {
@@ -110,6 +111,10 @@ async def metrics(request: Request) -> Response:
             "headrace_read_model_skipped_events": (
                 "events that the read model lacks because projecting them failed",
                 {f'type="{name}"': float(n) for name, n in skipped.items()} or {"": 0.0},
+            ),
+            "headrace_poll_age_seconds": (
+                "since when a connected repository was last asked for its refs with success",
+                {f'workspace="{name}"': age for name, age in ages.items()},
             ),
             "headrace_horizon_age_seconds": (
                 "how long the oldest transaction holds the log's horizon",

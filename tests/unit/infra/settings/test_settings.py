@@ -34,6 +34,7 @@ def test_defaults_follow_from_the_home(tmp_path: Path) -> None:
     [
         ("HEADRACE_URL", "localhost", "http://host:port"),
         ("HEADRACE_RETENTION_DAYS", "30d", "a whole number from 0 to 36500"),
+        ("HEADRACE_POLL_S", "often", "a whole number from 0 to 86400"),
         ("HEADRACE_URL", "http://h:notaport", "http://host:port"),
         ("HEADRACE_DATABASE_URL", "mysql://x", "postgresql://"),
         ("HEADRACE_BLOBS", "/somewhere", "file:///directory or s3://bucket/prefix"),
