@@ -20,6 +20,7 @@ from schemas.effects import (
     GenerateSample,
     GradeGroup,
     InitializePolicy,
+    ListRefs,
     PostStatus,
     SaveCheckpoint,
     TrainStep,
@@ -50,7 +51,7 @@ NAMED = (
 )
 
 CONSUMERS: dict[str, tuple[type[Effect], ...]] = {
-    "sync": (FetchCommit,),
+    "sync": (FetchCommit, ListRefs),
     "run": (),
     "rollout": (GenerateGroup, GenerateSample),
     "grade": (GradeGroup,),

@@ -1,64 +1,106 @@
-"""Fetches commits of a workspace's repository.
-Reads: RepositoryPushed.  Emits: WorkspaceSynced, WorkspaceRejected.  Stream: workspace.
-Does: fetches, stores a snapshot, discovers entry points (lane: control).  Waits for: nothing.
-Safe to repeat because: one FetchCommit per push, and a push that was answered decides nothing.
+"""Fetches commits of a workspace's repository, and follows its refs.
+Reads: RepositoryPushed, PushReceived, RefsCheckRequested.  Emits: WorkspaceSynced, WorkspaceRejected,
+RefsRequested, RefsMoved, RefsListed.  Stream: workspace.
+Does: fetches, stores a snapshot, discovers entry points, lists refs (lane: control).
+Waits for: nothing.
+Safe to repeat because: one FetchCommit per push, one ListRefs per round, and an answer counts once.
 
 A push is only a hint. The ref is resolved when the effect runs, so a late delivery never moves a head
-back. Repositories are not trusted. No commit is checked out, and only its entry points run, in a
-sandbox.
+back. `refs.py` holds how hints lead to listings, and listings to moves. Repositories are not trusted. No
+commit is checked out, and only its entry points run, in a sandbox.
 
 The push of a run examines only the run's own entry point, so that the run does not wait for other
 rollouts. If the run followed the default branch to a new commit, the workspace makes a push of its own,
-which finds all rollouts there.
+which finds all rollouts there. It does the same when a push moved the default branch.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 from uuid import UUID
 
 from consumers.error_excerpt import excerpt
 from consumers.sync import snapshot as snapshot_of
+from consumers.sync.refs import (
+    FollowedRefs,
+    RefsEvent,
+    fold_refs,
+    pushed_commit,
+    record_failure,
+    record_listing,
+    request_listing,
+)
 from infra.ports.ports import Ports
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
-from schemas.effects import CommitFetched, Failed, FetchCommit
-from schemas.events import RepositoryPushed, WorkspaceRejected, WorkspaceSynced
-from schemas.ids import ConsumerName, StreamName, derive_id
+from schemas.effects import CommitFetched, Failed, FetchCommit, ListRefs, RefListing
+from schemas.events import (
+    PushReceived,
+    RefsCheckRequested,
+    RefsListed,
+    RefsMoved,
+    RefsRequested,
+    RepositoryPushed,
+    WorkspaceConnected,
+    WorkspaceDisconnected,
+    WorkspaceRejected,
+    WorkspaceSynced,
+)
+from schemas.ids import HEADRACE, ConsumerName, StreamName, derive_id, workspace_stream
 from schemas.specs import CommitSpec, DiscoveredRollout
 
 ANSWERED_KEPT = 256
 """How many answered pushes are remembered; older ones lie below the watermark and are consumed."""
 
-WorkspaceEvent = RepositoryPushed | WorkspaceSynced | WorkspaceRejected
-WorkspaceMessage = RepositoryPushed | CommitFetched | Failed
+WorkspaceEvent = RepositoryPushed | WorkspaceSynced | WorkspaceRejected | RefsEvent
+WorkspaceMessage = (
+    RepositoryPushed | PushReceived | RefsCheckRequested | CommitFetched | RefListing | Failed
+)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceState:
     """The event ids of the pushes that were answered last. `looked` is the last push that did not come
-    from a run, and `commit` is the commit that this push found."""
+    from a run, and `commit` is the commit that this push found. `refs` are the branches and tags."""
 
     answered: tuple[UUID, ...] = ()
     looked: UUID | None = None
     commit: str | None = None
+    refs: FollowedRefs = field(default_factory=FollowedRefs)
 
 
 def evolve(state: WorkspaceState, event: WorkspaceEvent) -> WorkspaceState:
     """Return the state after one event of a workspace stream."""
     match event:
         case RepositoryPushed():
-            return state
+            refs = replace(state.refs, name=event.workspace_name, url=event.commit.url)
+            return replace(state, refs=refs)
         case WorkspaceSynced() | WorkspaceRejected():
             new = replace(state, answered=(*state.answered, event.push)[-ANSWERED_KEPT:])
             if isinstance(event, WorkspaceRejected) or event.requester is not None:
                 return new
             return replace(new, looked=event.push, commit=event.commit)
+        case (
+            RefsRequested()
+            | RefsMoved()
+            | RefsListed()
+            | WorkspaceConnected()
+            | WorkspaceDisconnected()
+        ):
+            return replace(state, refs=fold_refs(state.refs, event))
         case _:
             assert_never(event)
 
 
 def handle(state: WorkspaceState, message: WorkspaceMessage, meta: Meta) -> Decision:
-    """Request the commit of a push, and record the answer."""
+    """Request the commit of a push, or the refs after a hint, and record the answers."""
     match message:
+        case PushReceived():
+            return request_listing(state.refs, message.workspace, baseline=False)
+        case RefsCheckRequested():
+            return request_listing(state.refs, message.workspace, baseline=message.baseline)
+        case RefListing():
+            return _record_listing(state, message)
+        case Failed(effect=ListRefs() as listing):
+            return record_failure(state.refs, listing, excerpt(message.message))
         case RepositoryPushed() if meta.event_id not in state.answered:
             fetch = FetchCommit(
                 workspace=message.workspace,
@@ -90,6 +132,19 @@ def handle(state: WorkspaceState, message: WorkspaceMessage, meta: Meta) -> Deci
             return NOTHING
 
 
+def _record_listing(state: WorkspaceState, listing: RefListing) -> Decision:
+    """Record how the refs moved. If a push moved the default branch, the workspace fetches it."""
+    decision = record_listing(state.refs, listing)
+    move = pushed_commit(decision, listing.default_branch)
+    if move is None:
+        return decision
+    workspace = listing.effect.workspace
+    push = derive_id(HEADRACE, f"moved/{workspace}/{move.number}")
+    spec = CommitSpec(url=listing.effect.url)
+    look = FetchCommit(workspace=workspace, push=push, commit=spec, entrypoints=())
+    return replace(decision, effects=(*decision.effects, look))
+
+
 def _look(state: WorkspaceState, effect: FetchCommit, commit: str) -> tuple[FetchCommit, ...]:
     """Return the workspace's own fetch of a commit that a run was the first to see. Several runs that
     see the same commit cause only one fetch."""
@@ -109,11 +164,33 @@ def _requester(effect: FetchCommit) -> StreamName | None:
 
 
 def routes(message: WorkspaceMessage) -> tuple[StreamName, ...]:
-    """Return the stream of the workspace that was pushed to."""
-    return (message.stream,) if isinstance(message, RepositoryPushed) else ()
+    """Return the stream of the workspace whose repository the message is about."""
+    match message:
+        case RepositoryPushed() | PushReceived() | RefsCheckRequested():
+            return (workspace_stream(message.workspace),)
+        case _:
+            return ()
 
 
-async def perform(effect: FetchCommit, ports: Ports) -> CommitFetched:
+async def perform(effect: FetchCommit | ListRefs, ports: Ports) -> CommitFetched | RefListing:
+    """List the refs of a repository, or fetch one of its commits. Raises Refused when the repository or
+    the commit cannot be used."""
+    match effect:
+        case ListRefs():
+            found = await ports.require("repositories").list_refs(effect.workspace, effect.url)
+            return RefListing(
+                effect=effect,
+                refs=found.refs,
+                digest=found.digest,
+                default_branch=found.default_branch,
+            )
+        case FetchCommit():
+            return await perform_fetch(effect, ports)
+        case _:
+            assert_never(effect)
+
+
+async def perform_fetch(effect: FetchCommit, ports: Ports) -> CommitFetched:
     """Fetch the commit, store its snapshot and discover its entry points. Returns all three. Raises
     Refused when the commit or its tree cannot be used."""
     repositories = ports.require("repositories")
@@ -147,16 +224,19 @@ def _presentable(rollout: DiscoveredRollout, num_rollouts: int) -> DiscoveredRol
     return rollout.model_copy(update={"error": excerpt(rollout.error, num_samples=num_rollouts)})
 
 
-CONSUMER: Consumer[WorkspaceState, WorkspaceEvent, WorkspaceMessage, FetchCommit] = Consumer(
-    name=ConsumerName("sync"),
-    category="workspace",
-    reads=(RepositoryPushed,),
-    emits=(WorkspaceSynced, WorkspaceRejected),
-    effects=(FetchCommit,),
-    initial=WorkspaceState(),
-    evolve=evolve,
-    handle=handle,
-    routes=routes,
-    perform=perform,
-    fold_version=2,
+CONSUMER: Consumer[WorkspaceState, WorkspaceEvent, WorkspaceMessage, FetchCommit | ListRefs] = (
+    Consumer(
+        name=ConsumerName("sync"),
+        category="workspace",
+        reads=(RepositoryPushed, PushReceived, RefsCheckRequested),
+        emits=(WorkspaceSynced, WorkspaceRejected, RefsRequested, RefsMoved, RefsListed),
+        effects=(FetchCommit, ListRefs),
+        initial=WorkspaceState(),
+        evolve=evolve,
+        handle=handle,
+        routes=routes,
+        perform=perform,
+        fold_version=3,
+        snapshots=WorkspaceState,
+    )
 )

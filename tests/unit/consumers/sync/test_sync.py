@@ -13,7 +13,7 @@ from consumers.sync.consumer import (
     CONSUMER,
     WorkspaceState,
     evolve,
-    perform,
+    perform_fetch,
 )
 from consumers.sync.requirements import CAN_IMPORT, MOST_BYTES, unmet_requirements
 from consumers.sync.snapshot import MAX_ENTRYPOINTS, find_entrypoints_in
@@ -156,7 +156,7 @@ async def test_performing_stores_the_snapshot_and_looks_into_every_rollout(tmp_p
     content = tree("rollouts/b/main.py", "rollouts/a/main.py")
     user = FakeUserCode()
     ports = bench(tmp_path, repositories=FakeRepositories(content), user=user).ports
-    outcome = await perform(FETCH, ports)
+    outcome = await perform_fetch(FETCH, ports)
     assert outcome.commit == "c" * 40
     assert await ports.artifacts.get(outcome.snapshot) == content
     assert user.discovered == [(Entrypoint(rollout="a"), Entrypoint(rollout="b"))]
@@ -167,7 +167,7 @@ async def test_performing_looks_into_the_entry_points_that_were_named(tmp_path: 
     user = FakeUserCode()
     ports = bench(tmp_path, repositories=FakeRepositories(tree("README")), user=user).ports
     named = (Entrypoint(rollout="say", path="agent.py"),)
-    await perform(FETCH.model_copy(update={"entrypoints": named}), ports)
+    await perform_fetch(FETCH.model_copy(update={"entrypoints": named}), ports)
     assert user.discovered == [named]
 
 
@@ -181,7 +181,9 @@ async def test_a_rollout_with_dependencies_is_refused_by_name_and_its_neighbours
     plain = NEEDS.replace('"numpy>=2", ', "")
     user = FakeUserCode()
     repositories = FakeRepositories(tree(*mains, a=NEEDS, b=plain))
-    outcome = await perform(FETCH, bench(tmp_path, repositories=repositories, user=user).ports)
+    outcome = await perform_fetch(
+        FETCH, bench(tmp_path, repositories=repositories, user=user).ports
+    )
     assert user.discovered == [(Entrypoint(rollout="b"),)]
     [refused] = [found for found in outcome.rollouts if found.entrypoint.rollout == "a"]
     assert refused.error is not None
