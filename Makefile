@@ -8,7 +8,7 @@ THREADS := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE
 STACK_DIR := .stack
 VLLM ?= .vllm
 
-.PHONY: demo matrix learning oracles vllm test test-fast test-vllm lint format bench chaos storms stack stack-down venv lock clean
+.PHONY: demo matrix learning oracles vllm gitea test test-fast test-vllm lint format bench chaos storms stack stack-down venv lock clean
 
 venv: $(READY)
 
@@ -49,6 +49,10 @@ $(VLLM)/.ready: requirements-vllm.txt
 	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0
 	$(VLLM)/bin/python -m pip install --quiet --no-deps -r requirements-vllm.txt
 	@touch $@
+
+# The forge of the tests (Go; 7 minutes of CPU, once). It stays in the cache.
+gitea: $(READY)
+	$(BIN)/python -m tests.stack.gitea
 
 # With STACK=1 it uses the stack that `make stack` started, instead of starting a platform of its own.
 demo: $(READY)

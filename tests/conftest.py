@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.kit.gitea import gitea
 from tests.kit.kafka import kafka, kafka_address, kafka_node
 from tests.kit.platform import forget_homes
 from tests.kit.postgres import (
@@ -23,6 +24,7 @@ __all__ = [
     "database",
     "database_url",
     "embedded_url",
+    "gitea",
     "kafka",
     "kafka_address",
     "kafka_node",
