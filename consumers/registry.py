@@ -16,6 +16,7 @@ REGISTRY: dict[str, str] = {
     "checkpoint": "consumers.checkpoint",
     "evaluate": "consumers.evaluate",
     "verify": "consumers.verify.consumer",
+    "trigger": "consumers.trigger.consumer",
     "status": "consumers.status",
 }
 """Consumer name -> the module that defines it (`CONSUMER`). `project` is a tail, not an intake: it

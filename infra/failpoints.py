@@ -15,6 +15,7 @@ from pathlib import Path
 
 from schemas.effects import (
     Effect,
+    ExaminePush,
     FetchCommit,
     GenerateGroup,
     GenerateSample,
@@ -23,6 +24,7 @@ from schemas.effects import (
     ListRefs,
     PostStatus,
     SaveCheckpoint,
+    SubmitRun,
     TrainStep,
     VerifyRun,
 )
@@ -59,6 +61,7 @@ CONSUMERS: dict[str, tuple[type[Effect], ...]] = {
     "checkpoint": (SaveCheckpoint,),
     "evaluate": (),
     "verify": (VerifyRun,),
+    "trigger": (ExaminePush, SubmitRun),
     "status": (PostStatus,),
 }
 """Which effects each consumer performs. A test in tests/architecture compares it with the registry."""
