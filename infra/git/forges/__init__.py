@@ -1,0 +1,1 @@
+"""The APIs of forges: webhooks, commit statuses, and the tokens of GitHub Apps."""

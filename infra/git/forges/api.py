@@ -1,0 +1,151 @@
+"""The forges of all connected workspaces: `infra.ports.services.Forges`, and credentials for git."""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, Self
+
+import httpx
+
+from infra.git.credentials import AppCredential, Credential, KeyCredential, TokenCredential
+from infra.git.forges.address import RepositoryAddress
+from infra.git.forges.app_tokens import AppTokens
+from infra.git.forges.forge import Forge, ShownStatus
+from infra.git.forges.github import ForgeRequests, GetToken, GiteaForge, GitHubForge
+from infra.git.forges.gitlab import GitLabForge
+from infra.git.forges.transport import ForgeRefusal, Transport
+from schemas.errors import ForgeAway, InvalidConfig
+from schemas.events import Provider
+from schemas.specs import CommitStatus
+
+APP_USER = "x-access-token"
+"""The name under which git uses an installation token of a GitHub App."""
+
+USERS: dict[Provider, str] = {"github": APP_USER, "gitlab": "oauth2"}
+
+NEEDS: dict[Provider, str] = {
+    "github": "it needs the repository permissions `Commit statuses` and `Webhooks`, read and write",
+    "gitea": "it needs the scope `write:repository`, of a user who administers the repository",
+    "gitlab": "it needs the scope `api` and the role Maintainer in the project",
+}
+
+CONNECT_S = 10.0
+READ_S = 20.0
+
+
+class Connected(Protocol):
+    """A workspace's connection to its forge, as far as the APIs need it."""
+
+    @property
+    def provider(self) -> Provider: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def credential(self) -> Credential | None: ...
+
+
+class ForgeApis:
+    """`Forges` of the connections that `find` returns by workspace. Links of statuses lead to
+    `public_url`. Close it with `aclose`, or use it as a context manager."""
+
+    def __init__(
+        self,
+        find: Callable[[str], Awaitable[Connected | None]],
+        *,
+        public_url: str,
+        client: httpx.AsyncClient | None = None,
+    ) -> None:
+        self._find = find
+        self._public_url = public_url.rstrip("/")
+        self._client = client or httpx.AsyncClient(timeout=httpx.Timeout(READ_S, connect=CONNECT_S))
+        self._tokens = AppTokens()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections to the forges."""
+        await self._client.aclose()
+
+    async def post(self, status: CommitStatus) -> bool:
+        """Show a status on a commit, unless the commit shows it already. Returns False when the
+        workspace is not connected, or has no token. Raises Refused, ForgeAway."""
+        connection = await self._find(status.workspace)
+        if connection is None:
+            return False
+        forge = self.open(connection)
+        if forge is None:
+            return False
+        link = None if status.link is None else self._public_url + status.link
+        shown = ShownStatus(status.context, status.state, status.text, link)
+        try:
+            await forge.post_status(status.sha, shown)
+        except ForgeRefusal as refused:
+            if refused.answered == 401 and self._forget(connection):
+                raise ForgeAway(
+                    "the forge refuses the App's installation token before it expires; a new one is "
+                    "made"
+                ) from refused
+            raise
+        return True
+
+    def open(self, connection: Connected) -> Forge | None:
+        """Return the forge of a connection, or None when there is no API to use: the provider is
+        `none`, or the credential is none of its own. Raises InvalidConfig when the address names no
+        repository on a forge, or the credential does not fit the provider."""
+        provider, credential = connection.provider, connection.credential
+        if provider == "none" or not isinstance(credential, TokenCredential | AppCredential):
+            return None
+        address = RepositoryAddress.parse(connection.url)
+        base = address.api(provider)
+        transport = Transport(self._client, base, needs=NEEDS[provider])
+        requests = ForgeRequests(transport, base)
+        token = self._token(credential, requests, address)
+        match provider:
+            case "github":
+                return GitHubForge(requests, address, token)
+            case _ if isinstance(credential, AppCredential):
+                raise InvalidConfig(
+                    f"a GitHub App is no credential for {provider}; use --token-env"
+                )
+            case "gitlab":
+                return GitLabForge(transport, address, token)
+            case _:
+                return GiteaForge(requests, address, token)
+
+    async def git_credentials(self, workspace: str) -> TokenCredential | KeyCredential | None:
+        """Return the credential with which git opens the repository of a workspace (its id), or None.
+        Raises Refused, ForgeAway when a GitHub App gets no token."""
+        connection = await self._find(workspace)
+        return None if connection is None else await self.git_credential(connection)
+
+    async def git_credential(self, connection: Connected) -> TokenCredential | KeyCredential | None:
+        """The same for a connection that need not be stored."""
+        credential = connection.credential
+        if not isinstance(credential, AppCredential):
+            return credential
+        address = RepositoryAddress.parse(connection.url)
+        base = address.api("github")
+        requests = ForgeRequests(Transport(self._client, base, needs=NEEDS["github"]), base)
+        return TokenCredential(APP_USER, await self._tokens.get(requests, credential, address))
+
+    def _token(
+        self,
+        credential: TokenCredential | AppCredential,
+        requests: ForgeRequests,
+        address: RepositoryAddress,
+    ) -> GetToken:
+        async def get() -> str:
+            if isinstance(credential, TokenCredential):
+                return credential.token
+            return await self._tokens.get(requests, credential, address)
+
+        return get
+
+    def _forget(self, connection: Connected) -> bool:
+        """Drop the installation token of a connection. Returns whether another one may be accepted."""
+        credential = connection.credential
+        if not isinstance(credential, AppCredential):
+            return False
+        return self._tokens.forget(credential, RepositoryAddress.parse(connection.url))
