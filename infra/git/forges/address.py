@@ -107,9 +107,9 @@ def _parts(url: str) -> tuple[str, str, str, str]:
             "https://HOST/OWNER/NAME"
         ) from error
     if parts.scheme in ("http", "https") and host:
-        return parts.scheme, _bracketed(host), f":{number}" if number else "", parts.path
+        return parts.scheme, _in_brackets(host), f":{number}" if number else "", parts.path
     if parts.scheme in ("ssh", "git+ssh") and host:
-        return "https", _bracketed(host), "", parts.path
+        return "https", _in_brackets(host), "", parts.path
     scp = SCP_LIKE.fullmatch(url)
     if scp is None or is_local(url):
         raise InvalidConfig(
@@ -119,5 +119,5 @@ def _parts(url: str) -> tuple[str, str, str, str]:
     return "https", scp["host"].lower(), "", scp["path"]
 
 
-def _bracketed(host: str) -> str:
+def _in_brackets(host: str) -> str:
     return f"[{host}]" if ":" in host else host

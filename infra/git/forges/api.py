@@ -31,7 +31,7 @@ CONNECT_S = 10.0
 READ_S = 20.0
 
 
-class Connected(Protocol):
+class ForgeConnection(Protocol):
     """A workspace's connection to its forge, as far as the APIs need it."""
 
     @property
@@ -48,7 +48,7 @@ class ForgeApis:
 
     def __init__(
         self,
-        find: Callable[[str], Awaitable[Connected | None]],
+        find: Callable[[str], Awaitable[ForgeConnection | None]],
         *,
         public_url: str,
         client: httpx.AsyncClient | None = None,
@@ -90,7 +90,7 @@ class ForgeApis:
             raise
         return True
 
-    def open(self, connection: Connected) -> Forge | None:
+    def open(self, connection: ForgeConnection) -> Forge | None:
         """Return the forge of a connection, or None when there is no API to use: the provider is
         `none`, or the credential is none of its own. Raises InvalidConfig when the address names no
         repository on a forge, or the credential does not fit the provider."""
@@ -107,7 +107,7 @@ class ForgeApis:
                 return GitHubForge(requests, address, token)
             case _ if isinstance(credential, AppCredential):
                 raise InvalidConfig(
-                    f"a GitHub App is no credential for {provider}; use --token-env"
+                    f"{provider} takes no GitHub App as a credential; use --token-env"
                 )
             case "gitlab":
                 return GitLabForge(transport, address, token)
@@ -120,7 +120,9 @@ class ForgeApis:
         connection = await self._find(workspace)
         return None if connection is None else await self.git_credential(connection)
 
-    async def git_credential(self, connection: Connected) -> TokenCredential | KeyCredential | None:
+    async def git_credential(
+        self, connection: ForgeConnection
+    ) -> TokenCredential | KeyCredential | None:
         """The same for a connection that need not be stored."""
         credential = connection.credential
         if not isinstance(credential, AppCredential):
@@ -143,7 +145,7 @@ class ForgeApis:
 
         return get
 
-    def _forget(self, connection: Connected) -> bool:
+    def _forget(self, connection: ForgeConnection) -> bool:
         """Drop the installation token of a connection. Returns whether another one may be accepted."""
         credential = connection.credential
         if not isinstance(credential, AppCredential):

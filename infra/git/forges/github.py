@@ -80,7 +80,7 @@ class GitHubForge:
 
     async def post_status(self, sha: str, status: ShownStatus) -> bool:
         text = status.text[:MOST_TEXT]
-        shown = await self._shown(sha, status.context)
+        shown = await self._newest_status(sha, status.context)
         if shown == (status.state, text, status.link or ""):
             return False
         body = {"state": status.state, "context": status.context, "description": text}
@@ -89,7 +89,7 @@ class GitHubForge:
         await self._send("post", "/repos/{owner}/{name}/statuses/{sha}", body, sha=sha)
         return True
 
-    async def _shown(self, sha: str, context: str) -> tuple[str, str, str] | None:
+    async def _newest_status(self, sha: str, context: str) -> tuple[str, str, str] | None:
         """State, text and link of the newest status of a context; None when there is none."""
         found = await self._get(
             "/repos/{owner}/{name}/commits/{sha}/status?per_page=100&limit=50", sha=sha

@@ -55,7 +55,7 @@ class GitLabForge:
 
     async def post_status(self, sha: str, status: ShownStatus) -> bool:
         text, state = status.text[:MOST_TEXT], STATES[status.state]
-        shown = await self._shown(sha, status.context)
+        shown = await self._newest_status(sha, status.context)
         if shown == (state, text, status.link or ""):
             return False
         body = {"state": state, "name": status.context, "description": text}
@@ -70,7 +70,7 @@ class GitLabForge:
             raise
         return True
 
-    async def _shown(self, sha: str, context: str) -> tuple[str, str, str] | None:
+    async def _newest_status(self, sha: str, context: str) -> tuple[str, str, str] | None:
         query = urlencode({"name": context, "per_page": PER_PAGE})
         found = await self._call(
             "GET", f"/repository/commits/{quote(sha, safe='')}/statuses?{query}"

@@ -78,7 +78,7 @@ class Transport:
             answer = await self._once(method, url, headers, body)
             place = answer.headers.get("location")
             if answer.status not in (301, 302, 307, 308) or place is None:
-                return self._accepted(answer)
+                return self._accept(answer)
             if method != "GET" and answer.status in (301, 302):
                 break
             url = urljoin(url, place)
@@ -111,7 +111,7 @@ class Transport:
         except (httpx.InvalidURL, ValueError):
             raise Refused(BAD_REQUEST.format(host=self._host)) from None
 
-    def _accepted(self, answer: Answer) -> Answer:
+    def _accept(self, answer: Answer) -> Answer:
         """Return an answer with a status of success. Raises Refused, ForgeAway for all others."""
         status = answer.status
         if 200 <= status < 300:
@@ -197,10 +197,10 @@ def _asked_pause(answer: Answer, said: str) -> float | None:
                 seconds = parsedate_to_datetime(after).timestamp() - time.time()
             except (ValueError, OverflowError):
                 seconds = 60.0
-        return _capped(seconds)
+        return _cap(seconds)
     if answer.headers.get("x-ratelimit-remaining") == "0":
         reset = _number(answer.headers.get("x-ratelimit-reset", ""))
-        return _capped(60.0 if reset is None else reset - time.time())
+        return _cap(60.0 if reset is None else reset - time.time())
     return 60.0 if "rate limit" in said.lower() else None
 
 
@@ -209,5 +209,5 @@ def _number(text: str) -> float | None:
     return float(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
 
 
-def _capped(seconds: float) -> float:
+def _cap(seconds: float) -> float:
     return min(max(seconds, 1.0), LONGEST_PAUSE_S)
