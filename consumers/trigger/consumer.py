@@ -98,10 +98,8 @@ def _decide_on_match(state: TriggerState, origin: PushOrigin) -> Iterator[Trigge
     match, scope = origin.match, state.scope(origin)
     most = match.max_runs_per_day
     if most is not None and state.count(origin) >= most:
-        runs = "1 run" if most == 1 else f"{most} runs"
-        yield _skipped(
-            origin, f"{runs} of this trigger were started today, the most that it allows"
-        )
+        runs = "1 run of this trigger was" if most == 1 else f"{most} runs of this trigger were"
+        yield _skipped(origin, f"{runs} started today, the most that it allows")
     elif scope.active is None:
         yield _fired(origin)
     elif match.concurrency == "skip":
