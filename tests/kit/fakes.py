@@ -16,7 +16,7 @@ from infra.blobs.local import LocalBlobs
 from infra.memory.event_log import MemoryLog, World
 from infra.ports.clock import ManualClock
 from infra.ports.ports import Ports
-from infra.ports.services import RefList, Repositories, WorkflowResult
+from infra.ports.services import RefList, Repositories, Submissions, WorkflowResult
 from infra.settings.settings import Settings
 from schemas.datasets import DatasetRow
 from schemas.errors import TransientError
@@ -300,6 +300,7 @@ def bench(
     user: FakeUserCode | None = None,
     gateway: FakeGateway | None = None,
     repositories: Repositories | None = None,
+    submissions: Submissions | None = None,
 ) -> Bench:
     """Ports with these engines and this user code."""
     world, blobs, clock = World(), LocalBlobs(directory), ManualClock()
@@ -317,6 +318,7 @@ def bench(
         learner=learner,
         user=user,
         gateway=gateway,
+        submissions=submissions,
     )
     return Bench(ports, world, blobs, clock)
 
