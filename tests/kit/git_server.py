@@ -1,5 +1,6 @@
 """A git server over HTTP: git's own `http-backend` behind a small server that can also fail."""
 
+import base64
 import os
 import subprocess
 import threading
@@ -12,13 +13,19 @@ from urllib.parse import urlsplit
 
 class GitServer:
     """Serves the repositories below `root`. A `status` other than 200 is answered instead. Transfers of
-    commits (protocol version 2) wait for `held`; `transferring` is set while one waits."""
+    commits (protocol version 2) wait for `held`; `transferring` is set while one waits. With `login`
+    (user:token) others get 401, and with `moved_to` everybody is sent to that server. `heard` are the
+    logins that were sent, and `message` is the text of an answer that refuses one."""
 
     def __init__(self, root: Path, port: int = 0) -> None:
         self.root = root
         self.status = 200
         self.held: threading.Event | None = None
         self.transferring = threading.Event()
+        self.login: str | None = None
+        self.moved_to: str | None = None
+        self.heard: list[str] = []
+        self.message = ""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -47,6 +54,8 @@ class GitServer:
         if self.status != 200:
             request.send_error(self.status)
             return
+        if self._is_refused(request):
+            return
         held = self.held
         if held is not None and b"command=fetch" in body:
             self.transferring.set()
@@ -62,6 +71,23 @@ class GitServer:
             request.wfile.write(content)
         except (BrokenPipeError, ConnectionResetError):
             return
+
+    def _is_refused(self, request: BaseHTTPRequestHandler) -> bool:
+        """Send the client elsewhere, or ask it to log in, if that is due."""
+        sent = request.headers.get("Authorization")
+        self.heard += [sent] if sent else []
+        expected = base64.b64encode((self.login or "").encode()).decode()
+        if self.moved_to is None and (self.login is None or sent == f"Basic {expected}"):
+            return False
+        text = self.message.replace("{sent}", sent or "").encode()
+        request.send_response(401 if self.moved_to is None else 301)
+        request.send_header("WWW-Authenticate", 'Basic realm="git"')
+        request.send_header("Location", f"{self.moved_to}{request.path}")
+        request.send_header("Content-Type", "text/plain")
+        request.send_header("Content-Length", str(len(text)))
+        request.end_headers()
+        request.wfile.write(text)
+        return True
 
     def _backend(self, request: BaseHTTPRequestHandler, body: bytes) -> bytes:
         parts = urlsplit(request.path)
@@ -81,8 +107,8 @@ class GitServer:
             "HTTP_CONTENT_ENCODING": request.headers.get("Content-Encoding") or "",
             "REMOTE_ADDR": "127.0.0.1",
         }
-        done = subprocess.run(
-            ["git", "http-backend"], input=body, env=environment, capture_output=True, check=True
+        done = subprocess.run(  # an error is in its output too
+            ["git", "http-backend"], input=body, env=environment, capture_output=True, check=False
         )
         return done.stdout
 
