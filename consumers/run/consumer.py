@@ -1,10 +1,10 @@
 """Orchestrates a run: decides which groups, which batch and which checkpoint come next.
-Reads: RunRequested, WorkspaceSynced, WorkspaceRejected, PolicyInitialized, PolicyFailed, GroupGraded,
-PolicyUpdated, CheckpointSaved, CheckpointFailed, EvaluationCompleted, RunPauseRequested,
-RunResumeRequested, RunStopRequested.
+Reads: RunRequested, RunApproved, WorkspaceSynced, WorkspaceRejected, PolicyInitialized, PolicyFailed,
+GroupGraded, PolicyUpdated, CheckpointSaved, CheckpointFailed, EvaluationCompleted, RunPauseRequested,
+RunResumeRequested, RunStopRequested, TriggerFired.
 Emits: RunRejected, RunStarted, GroupsRequested, GroupsSettled, BatchAssembled, StepSkipped, StepSettled,
 RunWarned, CheckpointRequested, CheckpointSettled, EvaluationRequested, EvaluationSettled, RunPaused,
-RunResumed, RunStopped, RunFailed, RunFinished.  Stream: run.
+RunResumed, RunStopRequested, RunStopped, RunFailed, RunFinished.  Stream: run.
 Does: nothing itself; it only decides.  Waits for: the facts above, never for a time.
 Safe to repeat because: each fact is first re-recorded in the run's own stream, and what follows from the
 state alone (`consumers/run/rules.py`) is decided once."""
@@ -34,6 +34,7 @@ from schemas.events import (
     PolicyFailed,
     PolicyInitialized,
     PolicyUpdated,
+    RunApproved,
     RunFailed,
     RunFinished,
     RunPaused,
@@ -48,6 +49,7 @@ from schemas.events import (
     RunWarned,
     StepSettled,
     StepSkipped,
+    TriggerFired,
     WorkspaceRejected,
     WorkspaceSynced,
 )
@@ -55,6 +57,7 @@ from schemas.ids import ConsumerName, Purpose, StreamName, run_stream
 
 RunMessage = (
     RunRequested
+    | RunApproved
     | WorkspaceSynced
     | WorkspaceRejected
     | PolicyInitialized
@@ -67,12 +70,15 @@ RunMessage = (
     | RunPauseRequested
     | RunResumeRequested
     | RunStopRequested
+    | TriggerFired
 )
 
 
 def routes(message: RunMessage) -> tuple[StreamName, ...]:
     """Return the stream of the run that a message is about; none if it is about something else."""
     match message:
+        case TriggerFired():
+            return tuple(run_stream(run) for run in message.supersedes)
         case WorkspaceSynced() | WorkspaceRejected():
             requester = message.requester
             return (requester,) if requester and requester.startswith("run-") else ()
@@ -94,13 +100,22 @@ def handle(state: RunState, message: RunMessage, meta: Meta) -> Decision:
     recorded = record(state, message, meta)
     for event in recorded:
         state = evolve(state, event)
-    return Decision(events=(*recorded, *follow(state)))
+    events = (*recorded, *follow(state))
+    return Decision(events=tuple(_with_origin(event, state.request) for event in events))
+
+
+def _with_origin(event: RunEvent, request: RunRequested | None) -> RunEvent:
+    """Return the event, and with the end of a run the push that started it. Other consumers learn from
+    it which push has ended."""
+    if request is None or request.origin is None or not isinstance(event, RUN_ENDS):
+        return event
+    return event.model_copy(update={"origin": request.origin})
 
 
 def record(state: RunState, message: RunMessage, meta: Meta) -> tuple[RunEvent, ...]:
     """Return the message as facts of the run's own stream; none if the run has recorded it already."""
     match message:
-        case RunRequested() | WorkspaceSynced() | WorkspaceRejected():
+        case RunRequested() | RunApproved() | WorkspaceSynced() | WorkspaceRejected():
             return start(state, message)
         case PolicyInitialized():
             return _settle_start(state, message, meta)
@@ -119,6 +134,16 @@ def record(state: RunState, message: RunMessage, meta: Meta) -> tuple[RunEvent, 
             return _settle_evaluation(state, message)
         case RunPauseRequested() | RunResumeRequested() | RunStopRequested():
             return ()
+        case TriggerFired():
+            return (
+                ()
+                if state.stop_wanted or state.request is None
+                else _stop_superseded(state.request)
+            )
+
+
+def _stop_superseded(request: RunRequested) -> tuple[RunEvent, ...]:
+    return (RunStopRequested(run=request.run),)
 
 
 def _settle_start(state: RunState, message: PolicyInitialized, meta: Meta) -> tuple[RunEvent, ...]:
@@ -236,6 +261,8 @@ def _failure_text(message: PolicyFailed) -> str:
     return f"{what} failed: {message.message}"
 
 
+RUN_ENDS = (RunRejected, RunStopped, RunFailed, RunFinished)
+
 OWN_TIMES = ("time/learn_s", "time/publish_s")
 """The events by which the learner answers a step."""
 
@@ -254,6 +281,7 @@ RUN_EVENTS = (
     EvaluationSettled,
     RunPaused,
     RunResumed,
+    RunStopRequested,
     RunStopped,
     RunFailed,
     RunFinished,
@@ -269,6 +297,6 @@ CONSUMER: Consumer[RunState, RunEvent, RunMessage, Never] = Consumer(
     evolve=evolve,
     handle=handle,
     routes=routes,
-    fold_version=8,
+    fold_version=9,
     snapshots=RunState,
 )

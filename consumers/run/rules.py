@@ -148,7 +148,9 @@ def finish(state: RunState) -> tuple[RunEvent, ...]:
         text = never_trained_message(state.first_error)
         return (RunFailed(run=_run_id(state), kind="error", message=text),)
     reward = state.last.reward if state.last else None
-    return (RunFinished(run=_run_id(state), step=state.settled, reward=reward),)
+    return (
+        RunFinished(run=_run_id(state), step=state.settled, reward=reward, held_out=state.held_out),
+    )
 
 
 def assemble_batch(state: RunState) -> tuple[RunEvent, ...]:

@@ -1,12 +1,14 @@
 """How a run starts: from its request and, where user code is needed, from the synced workspace.
 
 RunRequested is appended in the same write as the RepositoryPushed that asks for the workspace, and
-before it. So the workspace's answer always finds the request in the stream.
+before it. So the workspace's answer always finds the request in the stream. A run that waits for
+approval has no RepositoryPushed yet: it is appended with RunApproved.
 """
 
 from consumers.run.state import RunEvent, RunState
 from schemas.config import RunConfig
 from schemas.events import (
+    RunApproved,
     RunRejected,
     RunRequested,
     RunStarted,
@@ -28,15 +30,15 @@ from schemas.specs import (
 
 
 def start(
-    state: RunState, message: RunRequested | WorkspaceSynced | WorkspaceRejected
+    state: RunState, message: RunRequested | RunApproved | WorkspaceSynced | WorkspaceRejected
 ) -> tuple[RunEvent, ...]:
-    """Return RunStarted or RunRejected; nothing while the workspace is awaited, or if the run has
-    started."""
+    """Return RunStarted or RunRejected; nothing while the approval or the workspace is awaited, or if
+    the run has started."""
     request = state.request
-    if request is None or state.started is not None:
+    if request is None or state.started is not None or state.waits_for_approval:
         return ()
     match message:
-        case RunRequested():
+        case RunRequested() | RunApproved():
             return () if request.workspace else (_run_started(request, None),)
         case WorkspaceRejected():
             return (RunRejected(run=request.run, message=message.message),)

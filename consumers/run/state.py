@@ -14,6 +14,7 @@ from schemas.events import (
     EvaluationSettled,
     GroupsRequested,
     GroupsSettled,
+    RunApproved,
     RunArchived,
     RunDeleted,
     RunFailed,
@@ -40,6 +41,7 @@ from trainer import schedule
 
 RunEvent = (
     RunRequested
+    | RunApproved
     | RunRejected
     | RunStarted
     | GroupsRequested
@@ -96,6 +98,14 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
+class ValidationReward:
+    """The mean reward of the validation of a step."""
+
+    step: int
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunState:
     """The state of one run.
 
@@ -109,6 +119,9 @@ class RunState:
     - `trained` says whether any step was trained.
     - `warned` is the last step that a warning named.
     - `alarms` are the alarms about the sampler that were recorded.
+    - `first_reward` and `last_reward` are the rewards of the validations of the first and of the last
+      step that has one.
+    - `approved` says whether a person approved a run that waits for it.
     """
 
     request: RunRequested | None = None
@@ -138,11 +151,26 @@ class RunState:
     manifest: str | None = None
     evaluated: int = -1
     evaluating: frozenset[int] = frozenset()
+    first_reward: ValidationReward | None = None
+    last_reward: ValidationReward | None = None
+    approved: bool = False
     pause_wanted: bool = False
     resume_wanted: bool = False
     paused: bool = False
     stop_wanted: bool = False
     ended: bool = False
+
+    @property
+    def waits_for_approval(self) -> bool:
+        return self.request is not None and self.request.needs_approval and not self.approved
+
+    @property
+    def held_out(self) -> tuple[float, float] | None:
+        """The rewards of the first and of the last validation, if there were two."""
+        first, last = self.first_reward, self.last_reward
+        if first is None or last is None or first.step == last.step:
+            return None
+        return first.reward, last.reward
 
     @property
     def total(self) -> int:
@@ -167,6 +195,8 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
     match event:
         case RunRequested():
             return replace(state, request=event)
+        case RunApproved():
+            return replace(state, approved=True)
         case RunStarted():
             return replace(state, started=event)
         case GroupsRequested():
@@ -208,7 +238,7 @@ def evolve(state: RunState, event: RunEvent) -> RunState:
                 evaluating=state.evaluating | {step},
             )
         case EvaluationSettled():
-            return replace(state, evaluating=state.evaluating - {event.step})
+            return _settle_evaluation(state, event)
         case RunPauseRequested():
             return replace(state, pause_wanted=True)
         case RunResumeRequested():
@@ -303,6 +333,20 @@ def _settle_step(state: RunState, event: StepSettled) -> RunState:
     if _on_cadence(new) and event.state.durable:
         return replace(new, checkpoints_due=(*new.checkpoints_due, due))
     return new
+
+
+def _settle_evaluation(state: RunState, event: EvaluationSettled) -> RunState:
+    """Validations may end in another order than their steps."""
+    new = replace(state, evaluating=state.evaluating - {event.step})
+    if event.reward is None:
+        return new
+    reward = ValidationReward(event.step, event.reward)
+    first, last = state.first_reward, state.last_reward
+    return replace(
+        new,
+        first_reward=reward if first is None or event.step < first.step else first,
+        last_reward=reward if last is None or event.step > last.step else last,
+    )
 
 
 def _count_health(state: RunState, event: StepSettled) -> RunState:
