@@ -36,6 +36,7 @@ from schemas.events import (
     GroupGraded,
     PolicyInitialized,
     RepositoryPushed,
+    RunApproved,
     RunArchived,
     RunDeleted,
     RunFailed,
@@ -129,7 +130,14 @@ def run_requested(event: RunRequested, at: datetime) -> tuple[Write, ...]:
         config=config.model_dump_json(),
         dataset_ref=event.dataset.model_dump_json(),
     )
+    if event.needs_approval:
+        return (put, ChangeRun(event.run, at, phase="approval"))
     return (put,)
+
+
+@rows.register
+def run_approved(event: RunApproved, at: datetime) -> tuple[Write, ...]:
+    return (ChangeRun(event.run, at, phase="init"),)
 
 
 @rows.register

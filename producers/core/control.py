@@ -78,6 +78,11 @@ class Control:
         [recorded] = await self._log.append([COMMANDS[verb](request.run)], cause=cause)
         return request.run, recorded.cursor
 
+    async def ending(self, run: str) -> str | None:
+        """How a run (its id) ended, or that it is stopping; None while neither is so."""
+        standing = await self._standing(run)
+        return standing.ended or ("stopping" if standing.stopping else None)
+
     async def stop_evaluation(self, ref: str, *, cause: UUID) -> tuple[str, Cursor]:
         """Ask an evaluation to stop. Raises NotFound, Conflict."""
         request = await self._lookup.evaluation(ref)

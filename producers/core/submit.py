@@ -4,6 +4,9 @@ Submit fixes what the run uses: the dataset's content and the checkpoint's files
 later, by the sync consumer on the workspace's stream. The client's idempotency key gives the run its id
 and its events their cause. The same request under the same key therefore makes one run, and another
 request under that key is refused.
+
+A push submits through the same door (`producers/core/run_submissions.py`). Its request names its origin,
+and its run uses the pushed commit.
 """
 
 import hashlib
@@ -39,10 +42,11 @@ from schemas.ids import (
     short_id,
 )
 from schemas.sampling import Day, PolicyRef, SamplingParams
-from schemas.specs import CommitSpec, DatasetRef, GroupTemplate
+from schemas.specs import CommitSpec, DatasetRef, GroupTemplate, PushOrigin
 from schemas.toml.parser import parse_eval, parse_run
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+LONGEST_NAME = 100
 NAMES_TRIED = 100
 KEY_USED = (
     "this Idempotency-Key was used for another request; send a new key with a new request, and the "
@@ -53,16 +57,19 @@ KEY_USED = (
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
     """A request to run or evaluate a TOML. `start`, if set, replaces the TOML's
-    `experiment.model_path`."""
+    `experiment.model_path`. `origin` is the push that submits, or None."""
 
     config: Mapping[str, object]
     workspace: str | None = None
     name: str | None = None
     start: str | None = None
+    origin: PushOrigin | None = None
 
     def digest(self, kind: str) -> str:
         """A hash of the request: two requests are the same when their digests are equal."""
         content = [kind, self.config, self.workspace, self.name, self.start]
+        if self.origin is not None:
+            content.append(self.origin.key)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -100,12 +107,13 @@ class Submitter:
         if request.start is not None:
             experiment = config.experiment.model_copy(update={"model_path": request.start})
             config = config.model_copy(update={"experiment": experiment})
+        config = _pin_commit(config, request.origin)
         references = await self._references.find(config, request.workspace)
         return Resolved(config, require_valid(config, references))
 
     async def submit_run(self, request: SubmitRequest, *, key: str) -> Recorded:
-        """Append RunRequested, and with it the push that fetches its commit. Returns the request as
-        recorded. Raises InvalidConfig, NotFound, Conflict."""
+        """Append RunRequested, and with it the push that fetches its commit, unless the run waits for
+        approval. Returns the request as recorded. Raises InvalidConfig, NotFound, Conflict."""
         run = RunId(short_id("run", key))
         digest = request.digest("run")
         if recorded := await self._find_recorded(digest, key=key, stream=run_stream(run)):
@@ -114,7 +122,7 @@ class Submitter:
         valid = resolved.valid
         requested = RunRequested(
             run=run,
-            run_name=await self._reserve_name("run", request.name, run),
+            run_name=await self._reserve_run_name(request, run),
             config=resolved.config,
             model=valid.model,
             dataset=valid.dataset.dataset,
@@ -122,10 +130,11 @@ class Submitter:
             workspace=valid.workspace.id if valid.workspace else None,
             date=await self._today(),
             warnings=valid.warnings,
+            origin=request.origin,
         )
         events: list[Event] = [requested]
-        if valid.workspace is not None:
-            events.append(_push(valid.workspace, resolved.config.experiment, requested.stream))
+        if valid.workspace is not None and not requested.needs_approval:
+            events.append(commit_request(requested, valid.workspace))
         reserved = ReservedName("run", requested.run_name, run)
         return await self._append(events, reserved, key=key, digest=digest)
 
@@ -189,6 +198,19 @@ class Submitter:
             )
         return found[0] if found else None
 
+    async def _reserve_run_name(self, request: SubmitRequest, run: RunId) -> str:
+        """Reserve a name for a run. Nobody can choose another name for the run of a push, so a name
+        that is in use gets a suffix from the run's id."""
+        try:
+            return await self._reserve_name("run", request.name, run)
+        except Conflict:
+            if request.origin is None or request.name is None:
+                raise
+        suffix = f"-{run[:6]}"
+        return await self._reserve_name(
+            "run", request.name[: LONGEST_NAME - len(suffix)] + suffix, run
+        )
+
     async def _reserve_name(self, kind: Kind, wanted: str | None, identity: str) -> str:
         """Reserve the wanted name, or without one a name derived from the id. Returns it. Raises
         InvalidConfig when the name is not allowed, and Conflict when it is in use."""
@@ -214,11 +236,30 @@ class Submitter:
         return (await self._log.clock_time()).astimezone(UTC).date().isoformat()
 
 
-def _push(workspace: Workspace, experiment: Experiment, stream: StreamName) -> RepositoryPushed:
+def commit_request(requested: RunRequested, workspace: Workspace) -> RepositoryPushed:
+    """The event that makes sync fetch the commit of a run."""
+    ref = requested.origin.push.ref if requested.origin else None
+    return _push(workspace, requested.config.experiment, requested.stream, ref=ref)
+
+
+def _pin_commit(config: RunConfig, origin: PushOrigin | None) -> RunConfig:
+    """Return a config that runs the pushed commit, whatever branch or commit the TOML names."""
+    if origin is None or config.experiment.rollout is None:
+        return config
+    pinned = {"commit_sha": origin.push.after, "branch": None}
+    experiment = config.experiment.model_copy(update=pinned)
+    return config.model_copy(update={"experiment": experiment})
+
+
+def _push(
+    workspace: Workspace, experiment: Experiment, stream: StreamName, *, ref: str | None = None
+) -> RepositoryPushed:
     return RepositoryPushed(
         workspace=workspace.id,
         workspace_name=workspace.name,
-        commit=CommitSpec(url=workspace.url, branch=experiment.branch, sha=experiment.commit_sha),
+        commit=CommitSpec(
+            url=workspace.url, branch=experiment.branch, sha=experiment.commit_sha, ref=ref
+        ),
         entrypoints=(entrypoint_of(experiment),),
         requester=stream,
     )

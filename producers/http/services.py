@@ -15,6 +15,7 @@ from infra.postgres.pool import Database
 from infra.postgres.sealed import Sealer
 from infra.readmodel.store import ReadModel
 from infra.settings.settings import Settings
+from producers.core.approval import Approvals
 from producers.core.control import Control
 from producers.core.dead_letters import DeadLetters
 from producers.core.lookup import Lookup
@@ -96,3 +97,7 @@ class Services:
     @cached_property
     def control(self) -> Control:
         return Control(self.log, self.lookup)
+
+    @cached_property
+    def approvals(self) -> Approvals:
+        return Approvals(self.log, self.lookup, workspaces=self.workspaces, control=self.control)

@@ -6,7 +6,6 @@ everything in it is bounded. All mistakes are reported at once, each with its ke
 
 import difflib
 import json
-import tomllib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import PurePosixPath
@@ -21,6 +20,7 @@ from schemas.toml.globs import glob_problem, is_selected
 from schemas.toml.name_templates import DEFAULT_TEMPLATE, LONGEST_TEMPLATE, check_template
 from schemas.toml.overrides import check_overrides
 from schemas.toml.parser import MOST_ISSUES, summarize
+from schemas.toml.untrusted import read_untrusted_toml
 from schemas.toml.violations import (
     ErrorDetails,
     describe_violation,
@@ -32,18 +32,12 @@ from schemas.toml.violations import (
 )
 
 TRIGGER_FILE = "headrace.toml"
-MOST_BYTES = 64 * 1024
 MOST_TRIGGERS = 100
 MOST_GLOBS = 50
 """The most patterns in one list."""
 MOST_PATH_GLOBS = 500
 """The most patterns in all lists of `paths` together. Each is compared with each changed file."""
 LONGEST_CONFIG = 200
-DEEPEST = 32
-"""The deepest nesting of tables and lists that is read."""
-MOST_DOTS = 500
-"""The most dots in a line. The time to parse a dotted key grows with the square of its parts."""
-
 BRANCH, TAG = "refs/heads/", "refs/tags/"
 
 
@@ -127,7 +121,7 @@ class TriggerTables(Section):
 
 def parse_triggers(content: bytes) -> tuple[Trigger, ...]:
     """The triggers of a `headrace.toml`, in order. Raises InvalidConfig with the issues of all keys."""
-    document = _read_toml(content)
+    document = read_untrusted_toml(content, TRIGGER_FILE)
     issues = list(_document_issues(document))
     try:
         tables = TriggerTables.model_validate_json(json.dumps(document)) if not issues else None
@@ -142,54 +136,14 @@ def parse_triggers(content: bytes) -> tuple[Trigger, ...]:
     return tables.trigger
 
 
-def _read_toml(content: bytes) -> dict[str, Any]:
-    if len(content) > MOST_BYTES:
-        raise InvalidConfig(
-            f"{TRIGGER_FILE} has {len(content)} bytes; it may have at most {MOST_BYTES}"
-        )
-    if any(line.count(b".") > MOST_DOTS for line in content.splitlines()):
-        raise _too_deep()
-    try:
-        return tomllib.loads(content.decode())
-    except RecursionError:
-        raise _too_deep() from None
-    except ValueError as error:  # also bytes that are not UTF-8, and numbers that are too long
-        raise InvalidConfig(
-            f"{TRIGGER_FILE} is not valid TOML: {str(error)[:200]}; correct it there"
-        ) from error
-
-
-def _too_deep() -> InvalidConfig:
-    return InvalidConfig(
-        f"{TRIGGER_FILE} is nested more than {DEEPEST} levels deep; use fewer levels"
-    )
-
-
 def _document_issues(document: dict[str, Any]) -> Iterator[Issue]:
-    """Issues that pydantic is not asked about, because it would recurse, or describe them worse."""
-    if _depth_exceeds(document, DEEPEST):
-        raise _too_deep()
+    """Issues that pydantic is not asked about, because it would describe them worse."""
     if "mcp" in document:
         yield Issue("mcp", "is not built yet; leave it out")
     if isinstance(found := document.get("trigger"), dict):
         shown = ", ".join(list(found)[:3])[:60]
         yield Issue("trigger", f"must be [[trigger]] with two brackets, got one table ({shown})")
     yield from non_json_issues("", document)
-
-
-def _depth_exceeds(value: object, most: int) -> bool:
-    """Whether tables and lists are nested deeper than `most` levels. It does not recurse."""
-    level = [value]
-    for _ in range(most + 1):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return False
-    return True
 
 
 def _refuse(*issues: Issue) -> InvalidConfig:

@@ -138,6 +138,16 @@ def _post_control(run: str, verb: str, said: str, *, as_json: bool) -> None:
         say(said)
 
 
+@command(None, "approve", example="headrace train approve my-run")
+@RUN
+def approve(run: str, *, as_json: bool) -> None:
+    """Start a run that waits for approval.
+
+    A trigger with require_approval makes such runs.
+    """
+    _post_control(run, "approve", f"{run} is approved and starts", as_json=as_json)
+
+
 @command(None, "stop", example="headrace train stop my-run")
 @RUN
 def stop(run: str, *, as_json: bool) -> None:

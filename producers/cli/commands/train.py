@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": (CLI + "runs:compare", "Compare runs: settings, cost and curves."),
     "export": (CLI + "runs:export", "Export the curves of a run to a tracker."),
     "verify": (CLI + "runs:verify", "Rebuild a run from its log and compare the results."),
+    "approve": (CLI + "runs:approve", "Start a run that waits for approval."),
     "pause": (CLI + "runs:pause", "Pause a run after its current step."),
     "resume": (CLI + "runs:resume", "Continue a paused run."),
     "stop": (CLI + "runs:stop", "Stop a run after its current step and save a checkpoint."),

@@ -217,6 +217,12 @@ async def command(request: Request) -> Response:
     return ApiResponse({"run": await run_json(request, run, after=cursor)})
 
 
+async def approve(request: Request) -> Response:
+    await body_of(request, ())
+    run, cursor = await services(request).approvals.approve(request.path_params["ref"])
+    return ApiResponse({"run": await run_json(request, run, after=cursor)})
+
+
 ROUTES = [
     Route("/runs", submit, methods=["POST"]),
     Route("/runs", index),
@@ -224,6 +230,7 @@ ROUTES = [
     Route("/runs/{ref}/metrics", metrics),
     Route("/runs/{ref}/checkpoints", checkpoints),
     Route("/runs/{ref}/logs", logs),
+    Route("/runs/{ref}/approve", approve, methods=["POST"]),
     *(
         Route(f"/runs/{{ref}}/{verb}", command, methods=["POST"], name=verb)
         for verb in ("stop", "pause", "resume")

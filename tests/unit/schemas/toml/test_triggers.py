@@ -12,7 +12,8 @@ from producers.core.submit import NAME
 from schemas.errors import InvalidConfig, Issue
 from schemas.toml.name_templates import FIELDS, fill_template
 from schemas.toml.overrides import MOST_OVERRIDE_BYTES, apply_overrides
-from schemas.toml.triggers import MOST_BYTES, Trigger, parse_triggers
+from schemas.toml.triggers import Trigger, parse_triggers
+from schemas.toml.untrusted import MOST_BYTES
 
 ONE = '[[trigger]]\nconfig = "configs/training/x.toml"\n'
 
@@ -86,13 +87,14 @@ def test_one_changed_file_is_enough(
 def test_set_takes_tables_and_dotted_keys() -> None:
     trigger = only('set = { "training.lr" = 0.5, advanced = { seed = 3 } }')
     assert trigger.set == {"training": {"lr": 0.5}, "advanced": {"seed": 3}}
-    config = {"training": {"lr": 1.0, "total_epochs": 2}, "experiment": {"dataset": "x"}}
+    before = {"lr": 1.0, "total_epochs": 2}
+    config: dict[str, object] = {"training": before, "experiment": {"dataset": "x"}}
     assert apply_overrides(config, trigger.set) == {
         "training": {"lr": 0.5, "total_epochs": 2},
         "experiment": {"dataset": "x"},
         "advanced": {"seed": 3},
     }
-    assert config["training"]["lr"] == 1.0
+    assert before["lr"] == 1.0
 
 
 def test_all_mistakes_are_reported_at_once_each_with_its_key() -> None:
@@ -170,7 +172,7 @@ def test_hostile_files_are_refused_quickly(content: str | bytes, says: str) -> N
 
 
 def test_a_large_file_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schemas.toml.triggers.tomllib", None)
+    monkeypatch.setattr("schemas.toml.untrusted.tomllib", None)
     assert "at most 65536" in message(b"#" * (MOST_BYTES + 1))
 
 

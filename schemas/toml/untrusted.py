@@ -1,0 +1,54 @@
+"""Reads a TOML file of a repository that is not trusted.
+
+The size is checked before anything is parsed. What is returned has bounded nesting, so that code which
+recurses over it is safe.
+"""
+
+import tomllib
+from typing import Any
+
+from schemas.errors import InvalidConfig
+
+MOST_BYTES = 64 * 1024
+DEEPEST = 32
+"""The deepest nesting of tables and lists that is read."""
+MOST_DOTS = 500
+"""The most dots in a line. The time to parse a dotted key grows with the square of its parts."""
+
+
+def read_untrusted_toml(content: bytes, path: str) -> dict[str, Any]:
+    """Parse the file that a repository has at `path`. Raises InvalidConfig when it is too large, too
+    deeply nested, or not valid TOML."""
+    if len(content) > MOST_BYTES:
+        raise InvalidConfig(f"{path} has {len(content)} bytes; it may have at most {MOST_BYTES}")
+    if any(line.count(b".") > MOST_DOTS for line in content.splitlines()):
+        raise _too_deep(path)
+    try:
+        document = tomllib.loads(content.decode())
+    except RecursionError:
+        raise _too_deep(path) from None
+    except ValueError as error:  # also bytes that are not UTF-8, and numbers that are too long
+        shown = str(error)[:200]
+        raise InvalidConfig(f"{path} is not valid TOML: {shown}; correct it there") from error
+    if _depth_exceeds(document, DEEPEST):
+        raise _too_deep(path)
+    return document
+
+
+def _too_deep(path: str) -> InvalidConfig:
+    return InvalidConfig(f"{path} is nested more than {DEEPEST} levels deep; use fewer levels")
+
+
+def _depth_exceeds(value: object, most: int) -> bool:
+    """Whether tables and lists are nested deeper than `most` levels. It does not recurse."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
