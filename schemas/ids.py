@@ -88,7 +88,7 @@ def workspace_stream(workspace: str) -> StreamName:
 
 
 def delivery_stream(workspace: str) -> StreamName:
-    """What arrived about a workspace's repository: deliveries of its forge, and requests to look."""
+    """The deliveries of a repository's forge, and the requests to look at its refs."""
     return StreamName(f"delivery-{workspace}")
 
 

@@ -99,22 +99,22 @@ def _decide_on_match(state: TriggerState, origin: PushOrigin) -> Iterator[Trigge
     most = match.max_runs_per_day
     if most is not None and state.count(origin) >= most:
         runs = "1 run of this trigger was" if most == 1 else f"{most} runs of this trigger were"
-        yield _skipped(origin, f"{runs} started today, the most that it allows")
+        yield _skip(origin, f"{runs} started today, the most that it allows")
     elif scope.active is None:
-        yield _fired(origin)
+        yield _fire(origin)
     elif match.concurrency == "skip":
-        yield _skipped(origin, f"run {scope.active} of this trigger is in progress")
+        yield _skip(origin, f"run {scope.active} of this trigger is in progress")
     elif match.concurrency == "cancel_previous":
         for waiting in scope.queue:
-            yield _skipped(waiting, "a newer push takes its place")
+            yield _skip(waiting, "a newer push takes its place")
         if scope.active in state.submitting:
-            yield _queued(origin, scope.active)
+            yield _queue(origin, scope.active)
         else:
-            yield _fired(origin, supersedes=scope.active)
+            yield _fire(origin, supersedes=scope.active)
     elif len(scope.queue) >= LONGEST_QUEUE:
-        yield _skipped(origin, f"{LONGEST_QUEUE} runs of this trigger wait already")
+        yield _skip(origin, f"{LONGEST_QUEUE} runs of this trigger wait already")
     else:
-        yield _queued(origin, scope.queue[-1].run if scope.queue else scope.active)
+        yield _queue(origin, scope.queue[-1].run if scope.queue else scope.active)
 
 
 def _record_submission(state: TriggerState, origin: PushOrigin, run_name: str) -> Decision:
@@ -129,7 +129,7 @@ def _record_submission(state: TriggerState, origin: PushOrigin, run_name: str) -
     if scope.active == origin.run and scope.queue:
         following = scope.queue[0]
         if following.match.concurrency == "cancel_previous":
-            events.append(_fired(following, supersedes=origin.run))
+            events.append(_fire(following, supersedes=origin.run))
     return _with_submissions(events)
 
 
@@ -153,7 +153,7 @@ def _settle_run(state: TriggerState, message: RunEnd) -> Decision:
 
 def _fire_following(scope: Scope, ended: str) -> Iterator[TriggerEvent]:
     if scope.active == ended and scope.queue:
-        yield _fired(scope.queue[0])
+        yield _fire(scope.queue[0])
 
 
 def _with_submissions(events: list[TriggerEvent]) -> Decision:
@@ -163,7 +163,7 @@ def _with_submissions(events: list[TriggerEvent]) -> Decision:
     return Decision(events=tuple(events), effects=effects)
 
 
-def _fired(origin: PushOrigin, *, supersedes: str | None = None) -> TriggerFired:
+def _fire(origin: PushOrigin, *, supersedes: str | None = None) -> TriggerFired:
     return TriggerFired(
         workspace=origin.push.workspace,
         run=origin.run,
@@ -172,13 +172,13 @@ def _fired(origin: PushOrigin, *, supersedes: str | None = None) -> TriggerFired
     )
 
 
-def _queued(origin: PushOrigin, behind: str) -> TriggerQueued:
+def _queue(origin: PushOrigin, behind: str) -> TriggerQueued:
     return TriggerQueued(
         workspace=origin.push.workspace, run=origin.run, origin=origin, behind=behind
     )
 
 
-def _skipped(origin: PushOrigin, reason: str) -> TriggerSkipped:
+def _skip(origin: PushOrigin, reason: str) -> TriggerSkipped:
     return TriggerSkipped(
         workspace=origin.push.workspace, run=origin.run, origin=origin, reason=reason
     )

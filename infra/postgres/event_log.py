@@ -143,7 +143,7 @@ class PostgresLog:
         may find events that are newer. Raises CommitRefused."""
         try:
             rows = await self._pool.fetch(SQL["before_append"], list(ids), streams)
-        except (asyncpg.DataError, ValueError) as error:  # a stream's name that is no text
+        except (asyncpg.DataError, ValueError) as error:  # a stream's name that is not text
             raise CommitRefused(f"the database cannot hold it: {error}") from error
         versions = {StreamName(row["stream"]): row["version"] for row in rows}
         if not any(row["appended"] for row in rows):

@@ -1,4 +1,4 @@
-"""What arrived about a workspace's repository, and what each delivery led to, or why to nothing."""
+"""The deliveries about a workspace's repository, and what each led to, or why to nothing."""
 
 import json
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ NOT_MOVED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class ShownDelivery:
     """A delivery and the runs that followed. `result` is one line: what it led to, or why not."""
 
     row: DeliveryRow
@@ -28,18 +28,18 @@ class Delivery:
 
 async def page_of_deliveries(
     table: Deliveries, workspace: str, page: PageRange
-) -> tuple[list[Delivery], int]:
+) -> tuple[list[ShownDelivery], int]:
     """A page of the deliveries of a workspace (its id), the newest first, and how many there are."""
     rows, total = await table.page(workspace, page)
     found = []
     for row in rows:
         runs = tuple(json.loads(row["runs"]))
-        found.append(Delivery(row, runs, describe(row, runs)))
+        found.append(ShownDelivery(row, runs, describe(row, runs)))
     return found, total
 
 
 def describe(row: DeliveryRow, runs: tuple[dict[str, Any], ...]) -> str:
-    """What a delivery led to, or why it led to nothing, in one line."""
+    """One line that says what a delivery led to, or why it led to nothing."""
     if row["kind"] == "ping":
         return "the webhook works"
     if row["error"]:

@@ -57,7 +57,7 @@ class Glob:
             if here < len(self.parts) and (part := self.parts[here]) is None:
                 star, resume = here, position
                 here += 1
-            elif here < len(self.parts) and part is not None and part.match(name[position]):
+            elif here < len(self.parts) and part is not None and part.fullmatch(name[position]):
                 here += 1
                 position += 1
             elif star >= 0:

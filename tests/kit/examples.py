@@ -75,6 +75,8 @@ def _plain(schema: dict[str, Any], defs: dict[str, Any], name: str) -> Any:
             inner = schema.get("additionalProperties")
             key = "KEY" if name == "env" else "key"
             return {key: _value(inner, defs, "") if isinstance(inner, dict) else "value"}
+        case "array" if "prefixItems" in schema:
+            return [_value(item, defs, "") for item in schema["prefixItems"]]
         case "array":
             return [_value(schema.get("items", {}), defs, name)]
         case "integer":

@@ -1,1 +1,0 @@
-"""The APIs of forges: webhooks, commit statuses, and the tokens of GitHub Apps."""

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from infra.readmodel.registry import WorkspaceJson
-from producers.core.deliveries import Delivery, page_of_deliveries, request_refs_check
+from producers.core.deliveries import ShownDelivery, page_of_deliveries, request_refs_check
 from producers.http.requests import body_of, cause_of
 from producers.http.responses import ApiResponse, page_of, page_response
 from producers.http.routes.runs import services
@@ -57,7 +57,7 @@ async def deliveries(request: Request) -> Response:
     return page_response("deliveries", [_delivery_json(each) for each in found], total, page)
 
 
-def _delivery_json(delivery: Delivery) -> Mapping[str, object]:
+def _delivery_json(delivery: ShownDelivery) -> Mapping[str, object]:
     row = delivery.row
     shown = ("at", "provider", "delivery", "ref", "before", "after", "forced", "pusher")
     return {

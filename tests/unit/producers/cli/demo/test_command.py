@@ -57,7 +57,7 @@ def test_a_directory_in_use_is_not_taken(headrace: Run, tmp_path: Path) -> None:
 def test_steps_beyond_one_epoch_get_more_epochs() -> None:
     story = Story.__new__(Story)
     story._root, story._mark = example_directory(), ""
-    config = story._grpo(7, 250, random_reward=True)
+    config = story._grpo(story._grpo_overrides(7, 250, random_reward=True))
     assert config["advanced"]["seed"] == 7
     assert config["advanced"]["max_steps"] == 250
     assert config["training"]["total_epochs"] == 3
@@ -67,7 +67,7 @@ def test_steps_beyond_one_epoch_get_more_epochs() -> None:
 def test_a_story_told_again_on_one_server_has_names_of_its_own() -> None:
     story = Story.__new__(Story)
     story._root, story._mark = example_directory(), "a1"
-    config = story._grpo(7, 100, random_reward=False)
+    config = story._grpo(story._grpo_overrides(7, 100, random_reward=False))
     assert config["experiment"]["model_path"] == "arithmetic-sft-a1@last"
     assert config["experiment"]["dataset"] == "arithmetic-rl-a1"
     assert config["advanced"]["validation_dataset"] == "arithmetic-heldout-a1"
