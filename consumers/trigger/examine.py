@@ -18,7 +18,8 @@ from schemas.effects import ExaminePush, PushRead, RunSubmitted, SubmitRun
 from schemas.errors import NotFound, Refused
 from schemas.specs import CommitSpec, Push, TriggerMatch
 from schemas.toml.name_templates import fill_template
-from schemas.toml.triggers import BRANCH, MOST_BYTES, TAG, TRIGGER_FILE, Trigger, parse_triggers
+from schemas.toml.triggers import BRANCH, TAG, TRIGGER_FILE, Trigger, parse_triggers
+from schemas.toml.untrusted import MOST_BYTES
 
 SKIP = re.compile(r"\[(skip train|train skip)\]", re.IGNORECASE)
 NO_FILE = f"there is no {TRIGGER_FILE} at this commit"
@@ -29,9 +30,6 @@ MOST_MATCHES = 32
 
 MOST_MATCH_BYTES = 40_000
 """The most bytes that these descriptions may take."""
-
-MOST_CONFIG_BYTES = 64 << 10
-"""The largest TOML of a run."""
 
 
 async def examine(effect: ExaminePush, ports: Ports) -> PushRead:
@@ -120,7 +118,7 @@ async def submit(effect: SubmitRun, ports: Ports) -> RunSubmitted:
     push, match = effect.origin.push, effect.origin.match
     repositories = ports.require("repositories")
     sha = await repositories.fetch(push.workspace, _commit(push))
-    config = await repositories.read_file(push.workspace, sha, match.config, most=MOST_CONFIG_BYTES)
+    config = await repositories.read_file(push.workspace, sha, match.config, most=MOST_BYTES)
     if config is None:
         raise NotFound(
             f"trigger {match.trigger} of {TRIGGER_FILE} names {match.config}, which is not in commit "
