@@ -164,7 +164,8 @@ class ChangeWorkspace:
 
 @dataclass(frozen=True, slots=True)
 class PutDelivery:
-    """Something that arrived about a repository. `kind` is push, ping, or the reason of a check of its refs."""
+    """Something that arrived about a repository. `kind` is push, ping, or the reason of a check of its
+    refs."""
 
     workspace: str
     event: str
