@@ -1,8 +1,8 @@
 """Decides which runs a push starts, and when.
 Reads: RefsMoved, RunFinished, RunFailed, RunStopped, RunRejected.  Emits: PushExamined, TriggerQueued,
 TriggerSkipped, TriggerFired, TriggerSubmitted, TriggerRefused, TriggerSettled.  Stream: trigger.
-Does: reads the triggers of pushed commits (lane: control), submits their runs (lane: submit).  Waits
-for: with `queue`, the end of the run before.
+Does: reads the triggers of pushed commits (lane: control), submits their runs (lane: submit).
+Waits for: the end of the run before, if the trigger queues its runs.
 Safe to repeat because: a push is examined once, a run's id follows from its push and trigger, and a run
 that was answered decides nothing.
 

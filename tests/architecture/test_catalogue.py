@@ -38,6 +38,12 @@ EDGE_EVENTS = {
     "RunArchived",
     "RunRestored",
     "RunDeleted",
+    "RunApproved",
+    "WorkspaceConnected",
+    "WorkspaceDisconnected",
+    "PushReceived",
+    "HookPinged",
+    "RefsCheckRequested",
 }
 """Commands and facts from outside, which the edges append."""
 
