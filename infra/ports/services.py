@@ -137,8 +137,9 @@ class Repositories(Protocol):
         """Return the name of the default branch. Raises Refused when `url` is not a repository."""
         ...
 
-    async def list_refs(self, workspace: str, url: str) -> RefList:
-        """Return all branches and tags as the repository has them now. Raises Refused when it is not a
+    async def list_refs(self, workspace: str, url: str, *, background: bool = False) -> RefList:
+        """Return all branches and tags as the repository has them now. In the `background` the work has
+        low priority. Raises Refused when it is not a
         repository, or has more refs than are followed, and RepositoryAway when it does not answer."""
         ...
 

@@ -106,6 +106,7 @@ class Poller:
         self._every_s = every_s
         self._due: dict[str, float] = {}
         self._hosts: dict[str, Host] = {}
+        self._silent: set[str] = set()
 
     async def run(self) -> None:
         """Poll until cancelled. An error only delays the next look."""
@@ -131,8 +132,9 @@ class Poller:
         names = [connection.workspace for connection in connections]
         self._ages.keep(names)
         self._due = {name: self._due.get(name, now) for name in names}
+        self._silent.intersection_update(names)
         found: dict[str, list[Connected]] = {}
-        for connection in connections:
+        for connection in sorted(connections, key=self._turn):
             host = self._hosts.setdefault(host_of(connection.url), Host())
             if (
                 self._due[connection.workspace] <= now
@@ -142,12 +144,19 @@ class Poller:
                 found.setdefault(host_of(connection.url), []).append(connection)
         return found
 
+    def _turn(self, connection: Connected) -> tuple[bool, float]:
+        """The order of questions to a host. A repository that did not answer the last time comes last,
+        so that it does not keep the others from being asked."""
+        return connection.workspace in self._silent, self._due[connection.workspace]
+
     async def _ask_host(self, name: str, connections: Sequence[Connected]) -> None:
         """Ask one host for these repositories, one after the other."""
         host = self._hosts[name]
         try:
             for connection in connections:
+                self._silent.add(connection.workspace)
                 await self._ask(connection)
+                self._silent.discard(connection.workspace)
                 host.failures = 0
         except RepositoryAway as error:
             host.failures += 1

@@ -1,7 +1,7 @@
 """The services of the HTTP application. The composition root (`producers/serve.py`) builds it."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from infra.blobs.installed import InstalledBlobs
 from infra.maintenance.archive import Archives
@@ -68,7 +68,7 @@ class Services:
     def poller(self) -> Poller:
         sources = RefSources(
             self.connections.repositories,
-            self.repositories.list_refs,
+            partial(self.repositories.list_refs, background=True),
             self.readmodel.deliveries.known_refs,
         )
         return Poller(

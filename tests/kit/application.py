@@ -49,7 +49,7 @@ class KnownRepositories:
     async def snapshot(self, workspace: str, sha: str) -> bytes:
         raise NotImplementedError
 
-    async def list_refs(self, workspace: str, url: str) -> RefList:
+    async def list_refs(self, workspace: str, url: str, *, background: bool = False) -> RefList:
         raise NotImplementedError
 
     async def read_file(self, workspace: str, sha: str, path: str, *, most: int) -> bytes | None:

@@ -187,7 +187,7 @@ class FakeRepositories:
     async def check(self, url: str) -> str:
         return "main"
 
-    async def list_refs(self, workspace: str, url: str) -> RefList:
+    async def list_refs(self, workspace: str, url: str, *, background: bool = False) -> RefList:
         digest = hashlib.sha256(repr(sorted(self.refs.items())).encode()).hexdigest()
         return RefList(refs=dict(self.refs), digest=digest, default_branch="main")
 

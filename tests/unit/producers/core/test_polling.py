@@ -144,6 +144,18 @@ async def test_a_host_that_is_away_is_asked_less_often_and_the_others_as_before(
     assert {"w0", "w1"} <= set(two.asked[-3:])
 
 
+async def test_a_repository_that_never_answers_does_not_keep_others_of_its_host_from_being_asked() -> (
+    None
+):
+    two = world(ONE, "https://a.example.org/y.git")
+    two.digests["w0"] = RepositoryAway("no answer")
+    two.known["w1"] = KnownRefs("d", None)
+    for _ in range(10):
+        await two.poller.poll_all()
+        two.clock.advance(1.2 * EVERY_S)
+    assert two.asked.count("w1") == 9, "all but the first time"
+
+
 async def test_a_new_connection_is_asked_by_the_running_poll() -> None:
     one = world(ONE)
     polling = asyncio.ensure_future(one.poller.run())
