@@ -19,7 +19,7 @@ PENDING = ShownStatus("headrace/sums", "pending", "run x is pending", "https://h
 
 
 def connection_to(server: FakeForge, token: str = TOKEN) -> Connection:
-    provider: Provider = server.provider  # type: ignore[assignment] # a class of a test says which
+    provider: Provider = server.provider  # type: ignore[assignment]  # a class of a test says which
     return Connection("w", provider, server.url, credential=TokenCredential("git", token))
 
 
@@ -81,7 +81,7 @@ class ForgesSuite:
     async def test_an_end_follows_pending(
         self, forge: Forge, server: FakeForge, state: str
     ) -> None:
-        end = ShownStatus(PENDING.context, state, "the end", None)  # type: ignore[arg-type] # of the list
+        end = ShownStatus(PENDING.context, state, "the end", None)  # type: ignore[arg-type]  # of the list
         await forge.post_status(COMMIT, PENDING)
         assert await forge.post_status(COMMIT, end) is True
         shown = server.shown_statuses()[-1][2]

@@ -359,7 +359,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _take  # noqa: N815 (names of the library)
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _take  # noqa: N815 - names of the library
 
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing."""

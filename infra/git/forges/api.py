@@ -5,7 +5,7 @@ from typing import Protocol, Self
 
 import httpx
 
-from infra.git.credentials import AppCredential, Credential, KeyCredential, TokenCredential
+from infra.git.credentials import AppCredential, Credential, GitCredential, TokenCredential
 from infra.git.forges.address import RepositoryAddress
 from infra.git.forges.app_tokens import AppTokens
 from infra.git.forges.forge import Forge, ShownStatus
@@ -114,7 +114,7 @@ class ForgeApis:
             case _:
                 return GiteaForge(requests, address, token)
 
-    async def git_credentials(self, workspace: str) -> TokenCredential | KeyCredential | None:
+    async def git_credentials(self, workspace: str) -> GitCredential | None:
         """Return the credential with which git opens the repository of a workspace (its id), or None.
         Raises Refused, ForgeAway when a GitHub App gets no token."""
         connection = await self._find(workspace)
@@ -122,7 +122,7 @@ class ForgeApis:
 
     async def git_credential(
         self, connection: ForgeConnection
-    ) -> TokenCredential | KeyCredential | None:
+    ) -> GitCredential | None:
         """The same for a connection that need not be stored."""
         credential = connection.credential
         if not isinstance(credential, AppCredential):
