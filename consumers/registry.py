@@ -22,6 +22,13 @@ REGISTRY: dict[str, str] = {
 """Consumer name -> the module that defines it (`CONSUMER`). `project` is a tail, not an intake: it
 runs in the control process (`consumers/project/consumer.py`)."""
 
+CONTROL_ONLY = ("trigger", "status")
+"""The consumers that only the control process hosts, because only it has their ports: the door for
+submissions, and the APIs of forges with their credentials."""
+
+CONTROL_CONSUMERS = ("sync", *CONTROL_ONLY)
+"""The consumers that the control process hosts. Other processes may host sync too."""
+
 
 def load(name: str) -> AnyConsumer:
     """Import and return the consumer called `name`. Raises InvalidConfig for an unknown name."""

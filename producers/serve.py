@@ -1,5 +1,5 @@
-"""The control process: the API, sync, the read model's projector and (with Kafka) the relay, in one
-event loop. It never imports torch.
+"""The control process: the API, the consumers that follow pushes (sync, trigger, status), the read
+model's projector and (with Kafka) the relay, in one event loop. It never imports torch.
 
 This is a composition root, and the only module under producers/ that may import consumers.
 """
@@ -9,25 +9,32 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 
-from consumers.process.worker import hold_lease, open_runtime, worker_id
+from consumers.process.worker import ControlPorts, hold_lease, open_runtime, worker_id
 from consumers.project.consumer import Projector
-from consumers.registry import REGISTRY, lanes_of, load
+from consumers.registry import CONTROL_CONSUMERS, REGISTRY, lanes_of, load
 from infra import failpoints, telemetry
-from infra.adapters import open_backend
+from infra.adapters import Backend, open_backend
 from infra.blobs.garbage import collecting
+from infra.git.forges.api import ForgeApis
 from infra.git.mirrors import GitRepositories
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
 from infra.maintenance.archive import Archives
+from infra.postgres.connections import Connections
+from infra.postgres.sealed import Sealer
 from infra.readmodel.store import ReadModel
 from infra.runtime.hosting import Hosting
+from infra.runtime.runtime import Runtime
 from infra.settings.settings import BadSetting, Settings
 from infra.task_cancellation import end
 from producers.core.polling import poll_alone
 from producers.core.retention import archive_periodically
+from producers.core.run_submissions import RunSubmissions
 from producers.http.app import create_app
 from producers.http.services import Services
 from schemas.errors import InvalidConfig
@@ -40,56 +47,79 @@ LIMITS = ConnectionLimits(head_s=10, body_s=60, body_rate=16 << 10)
 
 async def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code of the process."""
-    consumers = (load("sync"),)
+    consumers = tuple(load(name) for name in CONTROL_CONSUMERS)
     hosting = Hosting(worker=worker_id(), consumers=consumers, lanes=lanes_of(consumers))
     async with (
         open_backend(settings) as backend,
-        open_runtime(hosting, backend, settings) as runtime,
+        _open_forges(backend, settings) as forges,
     ):
-        readmodel = ReadModel(backend.database)
-        projector = Projector(backend.log, readmodel, wakeups=backend.notifier)
-        services = Services(
-            log=backend.log,
-            effects=backend.effects,
-            database=backend.database,
-            blobs=backend.blobs,
-            archives=Archives(
-                backend.database,
-                backend.blobs,
-                backend.notifier,
-                scratch=settings.home / "archives",
-            ),
-            artifacts=backend.artifacts,
-            readmodel=readmodel,
-            repositories=GitRepositories(settings.home / "git"),
-            settings=settings,
-            clock=backend.clock,
+        services = _services(backend, settings, forges)
+        control = ControlPorts(
+            repositories=services.repositories,
+            forges=forges,
+            submissions=RunSubmissions(services.submitter),
         )
-        await services.archives.tidy()
-        app = create_app(services)
-        server = _server(app, settings)
-        await server.listen()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, server.stop)
-        async with hold_lease(hosting, backend, runtime):
-            jobs = [server.serve(), projector.run(), runtime.run()]
-            jobs.append(collecting(backend.database, backend.blobs, backend.clock))
-            if settings.retention_days is not None:
-                days = settings.retention_days
-                jobs.append(archive_periodically(services.retention, backend.clock, days=days))
-            if settings.poll_s:
-                jobs.append(poll_alone(services.poller, backend.database.url))
-            if settings.kafka is not None:
-                jobs.append(backend.relay(settings.kafka, tuple(REGISTRY)).run())
-            tasks = [asyncio.ensure_future(job) for job in jobs]
-            done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            server.stop()
-            runtime.stop()
-            await end(rest)
-            for task in done:
-                task.result()
+        async with open_runtime(hosting, backend, settings, control=control) as runtime:
+            await _serve(services, backend, hosting, runtime)
     return 0
+
+
+async def _serve(services: Services, backend: Backend, hosting: Hosting, runtime: Runtime) -> None:
+    """Run everything until a signal, or until one part ends."""
+    settings = services.settings
+    projector = Projector(backend.log, services.readmodel, wakeups=backend.notifier)
+    await services.archives.tidy()
+    app = create_app(services)
+    server = _server(app, settings)
+    await server.listen()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    async with hold_lease(hosting, backend, runtime):
+        jobs = [server.serve(), projector.run(), runtime.run()]
+        jobs.append(collecting(backend.database, backend.blobs, backend.clock))
+        if settings.retention_days is not None:
+            days = settings.retention_days
+            jobs.append(archive_periodically(services.retention, backend.clock, days=days))
+        if settings.poll_s:
+            jobs.append(poll_alone(services.poller, backend.database.url))
+        if settings.kafka is not None:
+            jobs.append(backend.relay(settings.kafka, tuple(REGISTRY)).run())
+        tasks = [asyncio.ensure_future(job) for job in jobs]
+        done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        server.stop()
+        runtime.stop()
+        await end(rest)
+        for task in done:
+            task.result()
+
+
+@asynccontextmanager
+async def _open_forges(backend: Backend, settings: Settings) -> AsyncIterator[ForgeApis]:
+    """The APIs of forges, with the credentials of all connections."""
+    connections = Connections(backend.database, Sealer.of(settings))
+    async with ForgeApis(connections.get, public_url=settings.url) as forges:
+        yield forges
+
+
+def _services(backend: Backend, settings: Settings, forges: ForgeApis) -> Services:
+    return Services(
+        log=backend.log,
+        effects=backend.effects,
+        database=backend.database,
+        blobs=backend.blobs,
+        archives=Archives(
+            backend.database,
+            backend.blobs,
+            backend.notifier,
+            scratch=settings.home / "archives",
+        ),
+        artifacts=backend.artifacts,
+        readmodel=ReadModel(backend.database),
+        repositories=GitRepositories(settings.home / "git", forges.git_credentials),
+        settings=settings,
+        clock=backend.clock,
+    )
 
 
 def _server(app: Starlette, settings: Settings) -> HttpServer:

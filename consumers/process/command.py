@@ -11,17 +11,19 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from consumers.registry import REGISTRY, lanes_of, load
+from consumers.registry import CONTROL_ONLY, REGISTRY, lanes_of, load
 from infra.settings.settings import BadSetting
 from schemas.effects import Lane
 from schemas.errors import InvalidConfig
 
 RELAY = "relay"
+HOSTABLE = (*(name for name in REGISTRY if name not in CONTROL_ONLY), RELAY)
+"""The names that this command takes."""
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m consumers", description=__doc__)
-    parser.add_argument("names", nargs="+", metavar="NAME", help=", ".join((*REGISTRY, RELAY)))
+    parser.add_argument("names", nargs="+", metavar="NAME", help=", ".join(HOSTABLE))
     parser.add_argument("--lanes", nargs="+", type=Lane, choices=list(Lane), default=None)
     ends = parser.add_mutually_exclusive_group()
     ends.add_argument("--drain", action="store_true", help="exit when nothing is left to do")
@@ -34,7 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(sys.argv[1:] if argv is None else argv)
     if unknown := set(options.names) - {*REGISTRY, RELAY}:
         sys.stderr.write(
-            f"there is no consumer {unknown.pop()!r}; there are: {', '.join(REGISTRY)}\n"
+            f"there is no consumer {unknown.pop()!r}; there are: {', '.join(HOSTABLE)}\n"
+        )
+        return 2
+    if inside := [name for name in options.names if name in CONTROL_ONLY]:
+        sys.stderr.write(
+            f"{inside[0]} runs only in the control process (python -m producers.serve), which has the "
+            f"credentials of forges; leave out {inside[0]}\n"
         )
         return 2
     if RELAY in options.names and len(options.names) > 1:

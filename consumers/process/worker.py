@@ -12,16 +12,22 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from infra import failpoints, telemetry
 from infra.adapters import Backend, open_backend
 from infra.gateway.server import HttpGateway
+from infra.git.credentials import CredentialSource
+from infra.git.forges.api import ForgeApis
 from infra.git.mirrors import GitRepositories
 from infra.local import gc_freeze
 from infra.ports.ports import Ports
+from infra.ports.services import Forges, Repositories, Submissions
+from infra.postgres.connections import Connections
 from infra.postgres.lease import LEASE_LOST, LeaseKeeper, leave
 from infra.postgres.notify import News
+from infra.postgres.sealed import Sealer
 from infra.readmodel.store import announce_door
 from infra.runtime.consumer import AnyConsumer
 from infra.runtime.hosting import Hosting
@@ -117,14 +123,30 @@ async def _apply_gates(runtime: Runtime) -> None:
         logger.exception("the gates could not be applied")
 
 
+@dataclass(frozen=True, slots=True)
+class ControlPorts:
+    """The ports that the control process builds itself and gives to its runtime."""
+
+    repositories: Repositories
+    forges: Forges
+    submissions: Submissions
+
+
 @asynccontextmanager
 async def open_runtime(
-    hosting: Hosting, backend: Backend, settings: Settings
+    hosting: Hosting, backend: Backend, settings: Settings, *, control: ControlPorts | None = None
 ) -> AsyncIterator[Runtime]:
-    """Open a runtime with the adapters and engines that its lanes need, and close them after the
-    block."""
+    """Open a runtime with the adapters and engines that its lanes need, and close them after the block.
+    Only the control process has `control`."""
     async with AsyncExitStack() as stack:
         ports = await _open_ports(stack, hosting, backend, settings)
+        if control is not None:
+            ports = replace(
+                ports,
+                repositories=control.repositories,
+                forges=control.forges,
+                submissions=control.submissions,
+            )
         gc_freeze.freeze()
         runtime = Runtime(
             hosting,
@@ -160,7 +182,9 @@ async def _open_ports(
         user = ProcessSandbox(settings, fetch=backend.artifacts.get)
         stack.push_async_callback(user.aclose)
     if Lane.CONTROL in lanes:
-        repositories = GitRepositories(settings.home / "git")
+        repositories = GitRepositories(
+            settings.home / "git", await _credentials(stack, backend, settings)
+        )
     if sampler is not None:
         gateway = HttpGateway(sampler)
         await gateway.start()
@@ -181,3 +205,13 @@ async def _open_ports(
         user=user,
         gateway=gateway,
     )
+
+
+async def _credentials(
+    stack: AsyncExitStack, backend: Backend, settings: Settings
+) -> CredentialSource:
+    """The credentials of connected repositories."""
+    connections = Connections(backend.database, Sealer.of(settings))
+    forges = ForgeApis(connections.get, public_url=settings.url)
+    await stack.enter_async_context(forges)
+    return forges.git_credentials

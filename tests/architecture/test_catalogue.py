@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from consumers.registry import REGISTRY, load
+from consumers.registry import CONTROL_CONSUMERS, REGISTRY, load
 from schemas.events import ALL_EVENTS, Event
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,10 +96,10 @@ def test_every_consumer_is_in_the_documentation(name: str) -> None:
     assert f"`{path}`" in (ROOT / "docs" / "architecture.md").read_text()
 
 
-def test_the_supervisor_runs_every_consumer() -> None:
+def test_the_supervisor_and_the_control_process_run_every_consumer() -> None:
     from infra.local.supervisor import DEVICE_CONSUMERS, HOSTED
 
-    assert {*DEVICE_CONSUMERS, "sync"} == set(REGISTRY)
+    assert {*DEVICE_CONSUMERS, *CONTROL_CONSUMERS} == set(REGISTRY)
     for workers in HOSTED.values():
         hosted = [name for names in workers.values() for name in names]
         assert sorted(hosted) == sorted(DEVICE_CONSUMERS), "each has one process"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from consumers.process.command import RELAY
+from consumers.process.command import HOSTABLE
 from consumers.registry import REGISTRY, lanes_of, load
 from infra.local.supervisor import SPIN
 from infra.settings.settings import Settings
@@ -97,17 +97,17 @@ def pages() -> dict[str, str]:
     return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
 
 
-@pytest.mark.parametrize("name", [*REGISTRY, RELAY])
+@pytest.mark.parametrize("name", HOSTABLE)
 def test_every_consumer_has_one_service_of_its_name_or_its_work_is_never_done(name: str) -> None:
     assert [service for service, hosts in hosted().items() if name in hosts] == [name]
     assert hosted()[name] == [name]
 
 
 def test_services_host_nothing_that_the_registry_lacks_or_they_never_start() -> None:
-    assert {host for hosts in hosted().values() for host in hosts} == {*REGISTRY, RELAY}
+    assert {host for hosts in hosted().values() for host in hosts} == set(HOSTABLE)
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", [name for name in HOSTABLE if name in REGISTRY])
 def test_what_needs_an_engine_has_torch_and_nothing_that_decides_only_carries_it(name: str) -> None:
     needs_device = bool(DEVICE_LANES & set(lanes_of((load(name),))))
     dockerfile = ours()[name]["build"]["dockerfile"]
