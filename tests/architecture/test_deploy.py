@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from consumers.process.command import HOSTABLE
+from consumers.process.command import HOSTABLE, RELAY
 from consumers.registry import REGISTRY, lanes_of, load
 from infra.local.supervisor import SPIN
 from infra.settings.settings import Settings
