@@ -138,7 +138,7 @@ def status_of(
             return Stage.QUEUED, _status(message.origin, "pending", text)
         case TriggerSubmitted():
             name = message.run_name
-            text = f"run {name} is in progress"
+            text = "in progress"
             if message.origin.require_approval:
                 text = f"waits for approval: headrace train approve {name}"
             return Stage.SUBMITTED, _status(message.origin, "pending", text, f"/runs/{name}")

@@ -55,7 +55,7 @@ def status(state: StatusState, text: str, link: str | None = None) -> CommitStat
 
 
 WAITS = status("pending", "queued behind run calm-otter")
-RUNS = status("pending", "run x-1 is in progress", "/runs/x-1")
+RUNS = status("pending", "in progress", "/runs/x-1")
 DONE = status("success", "held-out reward 0.21 -> 0.99 in 100 steps", "/runs/x-1")
 
 
