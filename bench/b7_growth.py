@@ -29,16 +29,19 @@ from consumers.run.consumer import CONSUMER
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.installed import install
 from infra.blobs.local import LocalBlobs
+from infra.git.forges.api import ForgeApis
 from infra.git.mirrors import GitRepositories
 from infra.local import embedded_postgres
 from infra.maintenance.archive import Archives
 from infra.ports.clock import SystemClock
 from infra.postgres.codec import encode
+from infra.postgres.connections import Connections
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.migrate import migrate
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database, connect
+from infra.postgres.sealed import Sealer
 from infra.readmodel.store import ReadModel
 from infra.runtime.folded_states import SNAPSHOT_EVERY, StateCache
 from infra.settings.settings import Settings
@@ -224,6 +227,8 @@ async def asked(
     settings = Settings.load({"HEADRACE_HOME": str(home), "HEADRACE_TOKEN": "t"})
     blobs = await install(LocalBlobs(home / "blobs"), database)
     archives = Archives(database, blobs, Notifier(database), scratch=home / "archives")
+    repositories = GitRepositories(home / "git")
+    connections = Connections(database, Sealer.of(settings))
     app = create_app(
         Services(
             log=log,
@@ -233,7 +238,9 @@ async def asked(
             archives=archives,
             artifacts=ArtifactStore(log, blobs),
             readmodel=readmodel,
-            repositories=GitRepositories(home / "git"),
+            repositories=repositories,
+            check_repository=repositories.check,
+            forges=ForgeApis(connections.get, public_url=settings.public_url),
             settings=settings,
             clock=SystemClock(),
         )

@@ -98,11 +98,12 @@ async def _serve(services: Services, backend: Backend, hosting: Hosting, runtime
 async def _open_forges(backend: Backend, settings: Settings) -> AsyncIterator[ForgeApis]:
     """The APIs of forges, with the credentials of all connections."""
     connections = Connections(backend.database, Sealer.of(settings))
-    async with ForgeApis(connections.get, public_url=settings.url) as forges:
+    async with ForgeApis(connections.get, public_url=settings.public_url) as forges:
         yield forges
 
 
 def _services(backend: Backend, settings: Settings, forges: ForgeApis) -> Services:
+    repositories = GitRepositories(settings.home / "git", forges.git_credentials)
     return Services(
         log=backend.log,
         effects=backend.effects,
@@ -116,7 +117,9 @@ def _services(backend: Backend, settings: Settings, forges: ForgeApis) -> Servic
         ),
         artifacts=backend.artifacts,
         readmodel=ReadModel(backend.database),
-        repositories=GitRepositories(settings.home / "git", forges.git_credentials),
+        repositories=repositories,
+        check_repository=repositories.check,
+        forges=forges,
         settings=settings,
         clock=backend.clock,
     )

@@ -212,6 +212,6 @@ async def _credentials(
 ) -> CredentialSource:
     """The credentials of connected repositories."""
     connections = Connections(backend.database, Sealer.of(settings))
-    forges = ForgeApis(connections.get, public_url=settings.url)
+    forges = ForgeApis(connections.get, public_url=settings.public_url)
     await stack.enter_async_context(forges)
     return forges.git_credentials

@@ -51,6 +51,7 @@ class Settings:
 
     home: Path
     url: str
+    public_url: str
     token: str | None = field(repr=False)
     secret_key: bytes | None = field(repr=False)
     database_url: str | None = field(repr=False)
@@ -73,6 +74,7 @@ class Settings:
         return cls(
             home=home,
             url=_url(environ),
+            public_url=_public_url(environ),
             token=environ.get("HEADRACE_TOKEN") or None,
             secret_key=_secret_key(environ),
             database_url=_database(environ),
@@ -99,6 +101,12 @@ class Settings:
     @property
     def host(self) -> str:
         return urlsplit(self.url).hostname or "127.0.0.1"
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """The names of this server: in its own address, and in the one that forges and browsers use."""
+        public = urlsplit(self.public_url).hostname or self.host
+        return frozenset((self.host.lower(), public.lower()))
 
     @property
     def port(self) -> int:
@@ -134,6 +142,11 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 def _url(environ: Mapping[str, str]) -> str:
     return _http("HEADRACE_URL", environ.get("HEADRACE_URL") or "http://127.0.0.1:8420")
+
+
+def _public_url(environ: Mapping[str, str]) -> str:
+    value = environ.get("HEADRACE_PUBLIC_URL")
+    return _http("HEADRACE_PUBLIC_URL", value) if value else _url(environ)
 
 
 def _secret_key(environ: Mapping[str, str]) -> bytes | None:

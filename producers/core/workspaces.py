@@ -6,6 +6,7 @@ means one repository, even when several users add at the same time.
 """
 
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -35,15 +36,22 @@ class Workspaces:
         self._names = names
         self._repositories = repositories
 
-    async def add(self, url: str, name: str | None = None) -> Recorded:
-        """Register a repository, or fetch a registered one again. Raises InvalidConfig for a bad name,
+    async def add(
+        self,
+        url: str,
+        name: str | None = None,
+        *,
+        check: Callable[[str], Awaitable[object]] | None = None,
+    ) -> Recorded:
+        """Register a repository, or fetch a registered one again. `check` replaces the check that
+        `url` is a repository, for one that needs a credential. Raises InvalidConfig for a bad name,
         Refused when `url` is not a repository, and Conflict when the name belongs to another
         repository."""
         if name is not None and not NAME.fullmatch(name):
             message = f"{name!r} cannot name a workspace; use a-z, 0-9, '-' and '_', at most 63"
             raise InvalidConfig(message, issues=(Issue("name", message),))
         url = url.rstrip("/") if len(url) > 1 else url
-        await self._repositories.check(url)
+        await (check or self._repositories.check)(url)
         for candidate in (name,) if name else _candidates(url):
             recorded = await self._push(url, candidate)
             if recorded is not None:

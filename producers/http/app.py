@@ -15,6 +15,7 @@ from producers.http.auth import Guard
 from producers.http.responses import problem, refusal_response, unavailable_response
 from producers.http.routes import (
     checkpoints,
+    connections,
     datasets,
     dead_letters,
     evaluations,
@@ -41,6 +42,7 @@ RESOURCES = (
     trace,
     datasets,
     workspaces,
+    connections,
     evaluations,
     checkpoints,
     verifications,

@@ -22,7 +22,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
-        self._hosts = {*LOCAL_HOSTS, settings.host.lower()}
+        self._hosts = {*LOCAL_HOSTS, *settings.hosts}
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,8 +34,8 @@ class Guard:
             refusal = problem(
                 421,
                 "UNKNOWN_HOST",
-                "the Host header does not name this server; set HEADRACE_URL to the name by which "
-                "it is reached",
+                "the Host header does not name this server; set HEADRACE_URL or "
+                "HEADRACE_PUBLIC_URL to the name by which it is reached",
             )
         elif scope["path"] not in OPEN_PATHS and not self._has_token(headers):
             refusal = problem(

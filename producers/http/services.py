@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from infra.blobs.installed import InstalledBlobs
+from infra.git.forges.api import ForgeApis
 from infra.maintenance.archive import Archives
 from infra.ports.clock import Clock
 from infra.ports.effects import Effects
@@ -16,6 +17,7 @@ from infra.postgres.sealed import Sealer
 from infra.readmodel.store import ReadModel
 from infra.settings.settings import Settings
 from producers.core.approval import Approvals
+from producers.core.connecting import CheckRepository, Connecting
 from producers.core.control import Control
 from producers.core.dead_letters import DeadLetters
 from producers.core.lookup import Lookup
@@ -38,6 +40,8 @@ class Services:
     artifacts: Artifacts
     readmodel: ReadModel
     repositories: Repositories
+    check_repository: CheckRepository
+    forges: ForgeApis
     settings: Settings
     clock: Clock
     slow_poll_s: float = field(default=0.25)
@@ -59,6 +63,18 @@ class Services:
     @cached_property
     def connections(self) -> Connections:
         return Connections(self.database, Sealer.of(self.settings))
+
+    @cached_property
+    def connecting(self) -> Connecting:
+        return Connecting(
+            self.log,
+            self.workspaces,
+            self.connections,
+            self.forges,
+            check=self.check_repository,
+            public_url=self.settings.public_url,
+            clock=self.clock,
+        )
 
     @cached_property
     def poll_ages(self) -> Ages:

@@ -15,13 +15,17 @@ from consumers.project.consumer import Projector
 from infra.blobs.artifacts import ArtifactStore
 from infra.blobs.installed import install
 from infra.blobs.local import LocalBlobs
+from infra.git.credentials import GitCredential
+from infra.git.forges.api import ForgeApis
 from infra.maintenance.archive import Archives
 from infra.ports.clock import SystemClock
 from infra.ports.services import RefList
+from infra.postgres.connections import Connections
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.event_log import PostgresLog
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database, connect
+from infra.postgres.sealed import Sealer
 from infra.readmodel.store import ReadModel
 from infra.settings.settings import Settings
 from producers.http.app import create_app
@@ -37,8 +41,10 @@ class KnownRepositories:
 
     def __init__(self, *urls: str) -> None:
         self._urls = urls
+        self.credentials: list[GitCredential | None] = []
 
-    async def check(self, url: str) -> str:
+    async def check(self, url: str, credential: GitCredential | None = None) -> str:
+        self.credentials.append(credential)
         if url not in self._urls:
             raise InvalidConfig(f"{url} is not a git repository")
         return "main"
@@ -116,6 +122,9 @@ async def application(
         log = PostgresLog(database, notifier)
         blobs = await install(LocalBlobs(home / "blobs"), database)
         readmodel = ReadModel(database)
+        known = KnownRepositories(*repositories)
+        connections = Connections(database, Sealer.of(settings))
+        forges = ForgeApis(connections.get, public_url=settings.public_url)
         services = Services(
             log=log,
             effects=PostgresEffects(database),
@@ -124,7 +133,9 @@ async def application(
             archives=Archives(database, blobs, notifier, scratch=home / "archives"),
             artifacts=ArtifactStore(log, blobs),
             readmodel=readmodel,
-            repositories=KnownRepositories(*repositories),
+            repositories=known,
+            check_repository=known.check,
+            forges=forges,
             settings=settings,
             clock=SystemClock(),
             slow_poll_s=0.01,
@@ -136,5 +147,6 @@ async def application(
         base = "http://127.0.0.1:8420"
         async with httpx.AsyncClient(transport=transport, base_url=base, headers=headers) as api:
             yield Application(api, services, projector, database)
+        await forges.aclose()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -1,6 +1,7 @@
 """The forges of all connected workspaces: `infra.ports.services.Forges`, and credentials for git."""
 
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from typing import Protocol, Self
 
 import httpx
@@ -31,6 +32,11 @@ CONNECT_S = 10.0
 READ_S = 20.0
 
 
+def git_user(provider: Provider | None) -> str:
+    """Return the name under which git sends a token to a forge. All others take any name."""
+    return "git" if provider is None else USERS.get(provider, "git")
+
+
 class ForgeConnection(Protocol):
     """A workspace's connection to its forge, as far as the APIs need it."""
 
@@ -55,7 +61,7 @@ class ForgeApis:
     ) -> None:
         self._find = find
         self._public_url = public_url.rstrip("/")
-        self._client = client or httpx.AsyncClient(timeout=httpx.Timeout(READ_S, connect=CONNECT_S))
+        self._given = client
         self._tokens = AppTokens()
 
     async def __aenter__(self) -> Self:
@@ -63,6 +69,12 @@ class ForgeApis:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    @cached_property
+    def _client(self) -> httpx.AsyncClient:
+        """The HTTP client. It is made at first use, because that takes a moment."""
+        timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
+        return self._given or httpx.AsyncClient(timeout=timeout)
 
     async def aclose(self) -> None:
         """Close the connections to the forges."""
@@ -120,9 +132,7 @@ class ForgeApis:
         connection = await self._find(workspace)
         return None if connection is None else await self.git_credential(connection)
 
-    async def git_credential(
-        self, connection: ForgeConnection
-    ) -> GitCredential | None:
+    async def git_credential(self, connection: ForgeConnection) -> GitCredential | None:
         """The same for a connection that need not be stored."""
         credential = connection.credential
         if not isinstance(credential, AppCredential):

@@ -1,0 +1,242 @@
+"""Connecting a workspace to the forge of its repository: the credential, the webhook and its secret.
+
+The refs of a new connection are remembered before its webhook is made, so that the next push counts and
+earlier ones do not. A webhook that the forge's API does not make can be made by hand. Secrets go to the
+table of connections, and into no event.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from infra.git.credentials import AppCredential, Credential, GitCredential
+from infra.git.forges.address import guess_provider, is_local
+from infra.git.forges.api import ForgeApis
+from infra.git.forges.forge import PushHook
+from infra.ports.clock import Clock
+from infra.ports.event_log import Cursor, EventStore
+from infra.postgres.connections import Connection, Connections
+from producers.core.workspaces import NAME, Workspace, Workspaces
+from schemas.errors import ForgeAway, InvalidConfig, Issue, NotFound, Refused
+from schemas.events import (
+    Provider,
+    RefsCheckRequested,
+    RefsListed,
+    WorkspaceConnected,
+    WorkspaceDisconnected,
+)
+
+logger = logging.getLogger(__name__)
+
+CheckRepository = Callable[[str, GitCredential | None], Awaitable[str]]
+"""Raises Refused when a URL is not a repository that the credential opens."""
+
+LISTED_S = 20.0
+"""How long a connection waits until the refs of its repository are remembered."""
+
+LOOK_EVERY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectRequest:
+    """A request to connect a repository: its URL or directory, or the name of a workspace."""
+
+    url: str
+    name: str | None = None
+    provider: Provider | None = None
+    credential: Credential | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class HookState:
+    """The webhook of a connection. `secret` is None where it did not change. `made` says whether the
+    forge has the webhook; if not, `problem` says why, or is None when there is no API to ask."""
+
+    url: str
+    secret: str | None = field(repr=False)
+    made: bool = False
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Connecting:
+    """Connects workspaces to forges, and disconnects them."""
+
+    log: EventStore
+    workspaces: Workspaces
+    connections: Connections
+    forges: ForgeApis
+    check: CheckRepository
+    public_url: str
+    clock: Clock
+
+    async def connect(
+        self, request: ConnectRequest, *, cause: UUID
+    ) -> tuple[Workspace, Provider, HookState]:
+        """Connect a workspace, which is added if it is new, or change its connection. Raises Refused
+        when the repository cannot be opened with the credential, and ForgeAway when its forge does not
+        answer."""
+        known = await self._find_known(request)
+        url = known.url if known else request.url
+        provider = _provider(request.provider, url)
+        before = await self._readable(known.id) if known else None
+        if before is not None and (before.url, before.provider) != (url, provider):
+            before = None
+        credential = request.credential or (before.credential if before else None)
+        await self._try(Connection("", provider, url, credential=credential))
+        workspace = known or await self._add(request, credential, provider)
+        if known is None:
+            before = await self._readable(workspace.id)
+        connection = await self.connections.put(
+            workspace.id, provider=provider, url=workspace.url, credential=request.credential
+        )
+        if before is None:
+            await self._remember_refs(workspace, cause)
+        hook = await self._make_hook(workspace, connection)
+        connected = WorkspaceConnected(
+            workspace=workspace.id,
+            provider=provider,
+            hook=hook.id,
+            can_post=self.forges.open(connection) is not None,
+        )
+        await self.log.append([connected], cause=cause)
+        secret = connection.secrets[0] if before is None else None
+        return workspace, provider, self._state(workspace, secret, hook)
+
+    async def disconnect(self, ref: str, *, cause: UUID) -> tuple[Workspace, str | None]:
+        """Delete the webhook and the connection of a workspace, with its secrets. Returns why the
+        webhook could not be deleted, or None. Raises NotFound when it is not connected."""
+        workspace = await self.workspaces.find(ref)
+        connection = await self._known_connection(workspace)
+        problem = None
+        if connection is not None and connection.hook is not None:
+            try:
+                forge = self.forges.open(connection)
+                if forge is not None:
+                    await forge.delete_hook(self._hook_url(workspace))
+            except (Refused, ForgeAway) as error:
+                problem = str(error)
+        await self.connections.drop(workspace.id)
+        await self.log.append([WorkspaceDisconnected(workspace=workspace.id)], cause=cause)
+        return workspace, problem
+
+    async def rotate(self, ref: str, *, now: bool) -> tuple[Workspace, Provider, HookState]:
+        """Give the webhook a new secret. The one before stays valid for a day, or with `now` not at
+        all. Raises NotFound when the workspace is not connected."""
+        workspace = await self.workspaces.find(ref)
+        connection = await self.connections.rotate(workspace.id, now=now)
+        if connection is None:
+            raise NotFound(_not_connected(workspace))
+        hook = await self._make_hook(workspace, connection)
+        return workspace, connection.provider, self._state(workspace, connection.secrets[0], hook)
+
+    async def _find_known(self, request: ConnectRequest) -> Workspace | None:
+        """The workspace whose name the request holds in place of a URL."""
+        if not NAME.fullmatch(request.url) or request.name is not None:
+            return None
+        return await self.workspaces.find(request.url)
+
+    async def _try(self, connection: Connection) -> None:
+        """Ask the forge and the repository with the credential, before anything is stored."""
+        forge = self.forges.open(connection)
+        if forge is None and isinstance(connection.credential, AppCredential):
+            raise InvalidConfig("a GitHub App needs a repository on GitHub; use --provider github")
+        if forge is not None:
+            await forge.check()
+        await self.check(connection.url, await self.forges.git_credential(connection))
+
+    async def _add(
+        self, request: ConnectRequest, credential: Credential | None, provider: Provider
+    ) -> Workspace:
+        connection = Connection("", provider, request.url, credential=credential)
+        opened = await self.forges.git_credential(connection)
+
+        async def check(url: str) -> str:
+            return await self.check(url, opened)
+
+        recorded = await self.workspaces.add(request.url, request.name, check=check)
+        return await self.workspaces.find(recorded.event.run_id)
+
+    async def _readable(self, workspace: str) -> Connection | None:
+        """The connection of a workspace. One that does not open with this process's key is dropped,
+        because connecting again is what its error advises."""
+        try:
+            return await self.connections.get(workspace)
+        except InvalidConfig as error:
+            logger.warning("the connection of %s is made again: %s", workspace, error)
+            await self.connections.drop(workspace)
+            return None
+
+    async def _known_connection(self, workspace: Workspace) -> Connection | None:
+        """The connection, or None for one that this process's key does not open. Raises NotFound when
+        there is none."""
+        try:
+            found = await self.connections.get(workspace.id)
+        except InvalidConfig:
+            return None
+        if found is None:
+            raise NotFound(_not_connected(workspace))
+        return found
+
+    async def _remember_refs(self, workspace: Workspace, cause: UUID) -> None:
+        """Ask for a baseline of the refs, and wait until it is recorded. Goes on without it after
+        LISTED_S, because sync lists the refs as soon as it can."""
+        request = RefsCheckRequested(workspace=workspace.id, reason="connected", baseline=True)
+        [recorded] = await self.log.append([request], cause=cause)
+        until = self.clock.elapsed_s() + LISTED_S
+        while self.clock.elapsed_s() < until:
+            if await self._is_listed(workspace, recorded.cursor):
+                return
+            await self.clock.sleep(LOOK_EVERY_S)
+        logger.warning("the refs of workspace %s are not listed yet", workspace.name)
+
+    async def _is_listed(self, workspace: Workspace, after: Cursor) -> bool:
+        return bool(
+            await self.log.read(workspace.id, after=after, limit=1, types=[RefsListed.type])
+        )
+
+    async def _make_hook(self, workspace: Workspace, connection: Connection) -> "MadeHook":
+        """Make the webhook, or give it the newest secret, if there is an API to ask."""
+        forge = self.forges.open(connection)
+        if forge is None:
+            return MadeHook(connection.hook)
+        hook = PushHook(self._hook_url(workspace), connection.secrets[0])
+        try:
+            made = await forge.put_hook(hook)
+        except (Refused, ForgeAway) as error:
+            return MadeHook(connection.hook, problem=str(error))
+        await self.connections.set_hook(workspace.id, made)
+        return MadeHook(made, done=True)
+
+    def _state(self, workspace: Workspace, secret: str | None, hook: "MadeHook") -> HookState:
+        return HookState(self._hook_url(workspace), secret, hook.done, hook.problem)
+
+    def _hook_url(self, workspace: Workspace) -> str:
+        return f"{self.public_url}/webhooks/{workspace.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class MadeHook:
+    """The forge's id of a webhook, and whether the forge has just taken it; `problem` says why not."""
+
+    id: str | None
+    done: bool = False
+    problem: str | None = None
+
+
+def _provider(given: Provider | None, url: str) -> Provider:
+    provider = given or guess_provider(url)
+    if provider is None:
+        message = "cannot be told from this address; name it: github, gitea or gitlab"
+        raise InvalidConfig(
+            f"the kind of forge {message} (--provider)", issues=(Issue("provider", message),)
+        )
+    return "none" if is_local(url) and given is None else provider
+
+
+def _not_connected(workspace: Workspace) -> str:
+    return (
+        f"workspace {workspace.name} is not connected; connect it with: headrace workspace connect "
+        f"{workspace.name}"
+    )
