@@ -21,6 +21,7 @@ from infra.git.credentials import CredentialSource, GitCredential
 from infra.git.failures import error_for
 from infra.git.login import logging_in
 from infra.git.process import GitFailed, GitSource
+from infra.git.smart_http import SmartHttp
 from infra.ports.services import RefList
 from schemas.errors import CorruptData, InvalidConfig, NotFound, Refused, RepositoryAway
 from schemas.specs import CommitSpec, Push
@@ -48,11 +49,19 @@ OURS = "[uploadpack]\n\tallowFilter = true\n\tallowAnySHA1InWant = true\n"
 class GitRepositories:
     """`infra.ports.services.Repositories`. Each workspace has a directory in `root`, with a bare
     repository for each recently used commit and one for the history. `credentials` returns the
-    credential of a workspace's repository."""
+    credential of a workspace's repository. With `smart_http`, refs are listed without git where that is
+    possible."""
 
-    def __init__(self, root: Path, credentials: CredentialSource | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        credentials: CredentialSource | None = None,
+        *,
+        smart_http: SmartHttp | None = None,
+    ) -> None:
         self._root = root
         self._credentials = credentials
+        self._smart_http = smart_http
         self._locks: dict[str, asyncio.Lock] = {}
         self._failures: dict[str, int] = {}
 
@@ -70,8 +79,15 @@ class GitRepositories:
     async def list_refs(self, workspace: str, url: str, *, background: bool = False) -> RefList:
         """Return all branches and tags. In the `background`, git runs at low priority."""
         with self._translating_errors(f"refs/{workspace}", what=url):
+            smart = self._smart_http
+            credential = await self._credential(workspace)
+            if smart is not None and (found := await smart.list_refs(check_url(url), credential)):
+                return found
             async with self._source(workspace, url, background=background) as source:
-                return await refs.list_refs(source)
+                listing = await refs.list_refs(source)
+            if smart is not None:
+                smart.leave_to_git(url)
+            return listing
 
     async def fetch(self, workspace: str, commit: CommitSpec) -> str:
         async with self._locks.setdefault(workspace, asyncio.Lock()):
@@ -148,9 +164,12 @@ class GitRepositories:
     ) -> AsyncIterator[GitSource]:
         """The source of a workspace, with its credential until the block ends."""
         checked, config = check_url(url), self._config()
-        credential = await self._credentials(workspace) if self._credentials else None
+        credential = await self._credential(workspace)
         with logging_in(checked, credential, folder=self._root) as login:
             yield GitSource(checked, config, login, background)
+
+    async def _credential(self, workspace: str) -> GitCredential | None:
+        return await self._credentials(workspace) if self._credentials else None
 
     def _config(self) -> Path:
         config = self._root / "config"

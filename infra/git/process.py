@@ -226,6 +226,7 @@ def _environment(
         "PATH": "/usr/bin:/bin",
         "HOME": "/nonexistent",
         **{name: os.environ[name] for name in passed if os.environ.get(name)},
+        **_certificates(),
         "LC_ALL": "C",
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_GLOBAL": str(source.config) if source else "/dev/null",
@@ -237,3 +238,9 @@ def _environment(
         **({"GIT_DIR": str(where)} if where else {}),
         **({"GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects / "objects")} if objects else {}),
     }
+
+
+def _certificates() -> dict[str, str]:
+    """The operator's certificates of servers, for a forge that no public authority signed."""
+    file = os.environ.get("GIT_SSL_CAINFO") or os.environ.get("SSL_CERT_FILE")
+    return {"GIT_SSL_CAINFO": file} if file else {}

@@ -48,12 +48,19 @@ def read_listing(said: bytes, *, url: str) -> RefList:
             name.removesuffix(PEELED)
         ):
             (peeled if name.endswith(PEELED) else refs)[name.removesuffix(PEELED)] = value.decode()
+    refs |= {name: sha for name, sha in peeled.items() if name in refs}
+    return make_listing(refs, head, url=url)
+
+
+def make_listing(listed: Mapping[str, str], head: str | None, *, url: str) -> RefList:
+    """Return a listing of the refs that are safe, as full ref name -> commit. `head` is the full name of
+    the default branch, or None. Raises Refused for more than MOST_REFS refs."""
+    refs = {name: sha for name, sha in listed.items() if is_safe_ref(name) and ID.fullmatch(sha)}
     if len(refs) > MOST_REFS:
         raise Refused(
             f"{url} has {len(refs)} branches and tags, and at most {MOST_REFS} are followed: delete "
             "old ones there"
         )
-    refs |= {name: sha for name, sha in peeled.items() if name in refs}
     default = head.removeprefix(BRANCH) if head in refs and head.startswith(BRANCH) else None
     return RefList(refs=refs, digest=_digest(refs, default), default_branch=default)
 

@@ -29,6 +29,8 @@ class GitServer:
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
             def do_GET(self) -> None:
                 outer.answer(self)
 
@@ -65,7 +67,8 @@ class GitServer:
         for line in head.decode().splitlines():
             name, _, value = line.partition(": ")
             request.send_header(name, value)
-        request.send_header("Connection", "close")
+        if b"Content-Length" not in head:
+            request.send_header("Content-Length", str(len(content)))
         request.end_headers()
         try:
             request.wfile.write(content)
