@@ -22,6 +22,7 @@ from infra.adapters import Backend, open_backend
 from infra.blobs.garbage import collecting
 from infra.git.forges.api import ForgeApis
 from infra.git.mirrors import GitRepositories
+from infra.git.smart_http import SmartHttp
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
 from infra.maintenance.archive import Archives
@@ -52,8 +53,11 @@ async def serve(settings: Settings) -> int:
     async with (
         open_backend(settings) as backend,
         _open_forges(backend, settings) as forges,
+        SmartHttp() as smart_http,
     ):
-        services = _services(backend, settings, forges)
+        git = settings.home / "git"
+        repositories = GitRepositories(git, forges.git_credentials, smart_http=smart_http)
+        services = _services(backend, settings, forges, repositories)
         control = ControlPorts(
             repositories=services.repositories,
             forges=forges,
@@ -102,8 +106,9 @@ async def _open_forges(backend: Backend, settings: Settings) -> AsyncIterator[Fo
         yield forges
 
 
-def _services(backend: Backend, settings: Settings, forges: ForgeApis) -> Services:
-    repositories = GitRepositories(settings.home / "git", forges.git_credentials)
+def _services(
+    backend: Backend, settings: Settings, forges: ForgeApis, repositories: GitRepositories
+) -> Services:
     return Services(
         log=backend.log,
         effects=backend.effects,
