@@ -71,10 +71,12 @@ Concurrency = Literal["queue", "cancel_previous", "skip"]
 
 class TriggerMatch(Value):
     """A trigger that a push matched: the number of its table in `headrace.toml` (from 1), and what a
-    run of it needs. `run_name` is the filled template, or None. `overrides` is the JSON of `set`."""
+    run of it needs. `label` is the name of its config, with a number if an earlier trigger of the file
+    has the same one. `run_name` is the filled template, or None. `overrides` is the JSON of `set`."""
 
     trigger: int = Field(ge=1)
     config: str
+    label: str = ""
     run_name: str | None = None
     overrides: str = "{}"
     concurrency: Concurrency = "queue"

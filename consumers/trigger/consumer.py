@@ -10,10 +10,10 @@ A run is superseded only when its own submission was answered. So there is alway
 """
 
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 
 from consumers.error_excerpt import excerpt
 from consumers.trigger.examine import examine, submit
+from consumers.trigger.refusals import describe_refusal
 from consumers.trigger.state import Scope, TriggerEvent, TriggerState, evolve
 from infra.ports.ports import Ports
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
@@ -37,6 +37,11 @@ from schemas.specs import Push, PushOrigin, TriggerMatch
 
 LONGEST_QUEUE = 100
 """The most runs that wait in one scope."""
+
+MOST_SCOPES = 1000
+"""The most triggers and refs that have a run at the same time."""
+
+OVERTAKEN = "a newer push takes its place"
 
 RunEnd = RunFinished | RunFailed | RunStopped | RunRejected
 TriggerMessage = RefsMoved | RunEnd | PushRead | RunSubmitted | Failed
@@ -69,7 +74,9 @@ def handle(state: TriggerState, message: TriggerMessage, meta: Meta) -> Decision
         case RunSubmitted(effect=effect):
             return _record_submission(state, effect.origin, message.run_name)
         case Failed(effect=SubmitRun() as effect):
-            return _record_refusal(state, effect.origin, excerpt(message.message))
+            return _record_refusal(
+                state, effect.origin, describe_refusal(message.message, message.issues)
+            )
         case Failed():
             return NOTHING
         case _:
@@ -86,7 +93,7 @@ def _decide_on_matches(state: TriggerState, examined: PushExamined) -> Decision:
         origin = PushOrigin(
             push=examined.push,
             match=match,
-            context=_context(examined.push, match, examined.matches),
+            context=_context(examined.push, match),
         )
         for event in _decide_on_match(state, origin):
             events.append(event)
@@ -100,13 +107,17 @@ def _decide_on_match(state: TriggerState, origin: PushOrigin) -> Iterator[Trigge
     if most is not None and state.count(origin) >= most:
         runs = "1 run of this trigger was" if most == 1 else f"{most} runs of this trigger were"
         yield _skip(origin, f"{runs} started today, the most that it allows")
+    elif scope.active is None and len(state.scopes) >= MOST_SCOPES:
+        yield _skip(origin, f"{MOST_SCOPES} runs of this repository are in progress")
     elif scope.active is None:
         yield _fire(origin)
     elif match.concurrency == "skip":
         yield _skip(origin, f"run {scope.active} of this trigger is in progress")
+    elif match.concurrency == "cancel_previous" and origin.push.number < scope.newest:
+        yield _skip(origin, OVERTAKEN)
     elif match.concurrency == "cancel_previous":
         for waiting in scope.queue:
-            yield _skip(waiting, "a newer push takes its place")
+            yield _skip(waiting, OVERTAKEN)
         if scope.active in state.submitting:
             yield _queue(origin, scope.active)
         else:
@@ -114,7 +125,8 @@ def _decide_on_match(state: TriggerState, origin: PushOrigin) -> Iterator[Trigge
     elif len(scope.queue) >= LONGEST_QUEUE:
         yield _skip(origin, f"{LONGEST_QUEUE} runs of this trigger wait already")
     else:
-        yield _queue(origin, scope.queue[-1].run if scope.queue else scope.active)
+        before = [one.run for one in scope.queue if one.push.number < origin.push.number]
+        yield _queue(origin, before[-1] if before else scope.active)
 
 
 def _record_submission(state: TriggerState, origin: PushOrigin, run_name: str) -> Decision:
@@ -184,13 +196,9 @@ def _skip(origin: PushOrigin, reason: str) -> TriggerSkipped:
     )
 
 
-def _context(push: Push, match: TriggerMatch, matches: tuple[TriggerMatch, ...]) -> str:
-    """Return the name of the commit status. Triggers of one push whose configs have the same name get
-    a number."""
-    stem = PurePosixPath(match.config).stem
-    same = [m.trigger for m in matches if PurePosixPath(m.config).stem == stem]
-    place = same.index(match.trigger) + 1
-    return f"headrace/{push.workspace_name}/{stem}" + (f"#{place}" if place > 1 else "")
+def _context(push: Push, match: TriggerMatch) -> str:
+    """Return the name of the commit status."""
+    return f"headrace/{push.workspace_name}/{match.label or match.config}"
 
 
 def routes(message: TriggerMessage) -> tuple[StreamName, ...]:

@@ -7,11 +7,10 @@ checkout, within bounds, and no code of it runs here.
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC
-from pathlib import PurePosixPath
 
-from consumers.error_excerpt import excerpt
+from consumers.trigger.refusals import describe_refusal
 from infra.ports.ports import Ports
 from infra.ports.services import Repositories
 from schemas.effects import ExaminePush, PushRead, RunSubmitted, SubmitRun
@@ -39,7 +38,7 @@ async def examine(effect: ExaminePush, ports: Ports) -> PushRead:
     try:
         found = await _find_matches(ports.require("repositories"), effect.push, day=day)
     except Refused as error:
-        return PushRead(effect, day, error=excerpt(error.message))
+        return PushRead(effect, day, error=describe_refusal(error.message, error.issues))
     if isinstance(found, str):
         return PushRead(effect, day, reason=found)
     return PushRead(effect, day, matches=found)
@@ -54,24 +53,42 @@ async def _find_matches(
     content = await repositories.read_file(push.workspace, sha, TRIGGER_FILE, most=MOST_BYTES)
     if content is None:
         return NO_FILE
-    triggers = await asyncio.to_thread(parse_triggers, content)
     if skip := SKIP.search(await repositories.message(push.workspace, sha)):
         return f"the commit's message has {skip[0]}"
-    wanted = [(n, t) for n, t in enumerate(triggers, 1) if t.wants_ref(push.ref)]
+    triggers = await asyncio.to_thread(parse_triggers, content)
+    wanted = await asyncio.to_thread(
+        lambda: [
+            (n, trigger) for n, trigger in enumerate(triggers, 1) if trigger.wants_ref(push.ref)
+        ]
+    )
     if any(trigger.paths for _, trigger in wanted):
         changed = await repositories.changed_paths(push)
         wanted = await asyncio.to_thread(
             lambda: [(n, trigger) for n, trigger in wanted if trigger.wants_paths(changed)]
         )
-    matches = tuple(_match(number, trigger, push, day=day) for number, trigger in wanted)
+    labels = labels_of(triggers)
+    matches = tuple(
+        _match(number, trigger, push, label=labels[number - 1], day=day)
+        for number, trigger in wanted
+    )
     _check_size(matches)
     return matches or NO_MATCH
 
 
-def _match(number: int, trigger: Trigger, push: Push, *, day: str) -> TriggerMatch:
+def labels_of(triggers: Sequence[Trigger]) -> tuple[str, ...]:
+    """The label of each trigger: the name of its config, and `#2` for the second one with this name."""
+    stems = [trigger.stem for trigger in triggers]
+    counts = [stems[: index + 1].count(stem) for index, stem in enumerate(stems)]
+    return tuple(
+        stem if count == 1 else f"{stem}#{count}" for stem, count in zip(stems, counts, strict=True)
+    )
+
+
+def _match(number: int, trigger: Trigger, push: Push, *, label: str, day: str) -> TriggerMatch:
     return TriggerMatch(
         trigger=number,
         config=trigger.config,
+        label=label,
         run_name=fill_template(trigger.name, _fields(trigger, push, day=day)),
         overrides=json.dumps(trigger.set),
         concurrency=trigger.concurrency,
@@ -91,7 +108,7 @@ def _fields(trigger: Trigger, push: Push, *, day: str) -> Mapping[str, str]:
         "ref": short,
         "sha": push.after,
         "short_sha": push.after[:7],
-        "config": PurePosixPath(trigger.config).stem,
+        "config": trigger.stem,
         "number": str(push.number),
         "date": day,
     }

@@ -31,10 +31,12 @@ again."""
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The runs of one trigger and one ref: the one that is active, and those that wait, in order."""
+    """The runs of one trigger and one ref: the one that is active, and those that wait, in the order of
+    their pushes. `newest` is the number of the newest push among them."""
 
     active: str | None = None
     queue: tuple[PushOrigin, ...] = ()
+    newest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +92,18 @@ def evolve(state: TriggerState, event: TriggerEvent) -> TriggerState:
             return replace(state, examined=examined, day=event.day or state.day)
         case TriggerQueued():
             scope = state.scope(event.origin)
-            waiting = replace(scope, queue=(*scope.queue, event.origin))
+            queue = sorted((*scope.queue, event.origin), key=lambda one: one.push.number)
+            waiting = replace(scope, queue=tuple(queue), newest=_newest(scope, event.origin))
             return _count(_with_scope(state, event.origin, waiting), event.origin)
         case TriggerSkipped():
             return _unqueue(state, event.origin)
         case TriggerFired():
             waited = event.origin in state.scope(event.origin).queue
-            scope = replace(_unqueue(state, event.origin).scope(event.origin), active=event.run)
+            scope = replace(
+                _unqueue(state, event.origin).scope(event.origin),
+                active=event.run,
+                newest=_newest(state.scope(event.origin), event.origin),
+            )
             fired = replace(
                 _with_scope(state, event.origin, scope),
                 submitting=state.submitting | {event.run},
@@ -116,9 +123,13 @@ def evolve(state: TriggerState, event: TriggerEvent) -> TriggerState:
 def _with_scope(state: TriggerState, origin: PushOrigin, scope: Scope) -> TriggerState:
     """Return the state with this scope. A scope without runs is not kept."""
     others = {name: kept for name, kept in state.scopes.items() if name != scope_of(origin)}
-    if scope != Scope():
+    if scope.active is not None or scope.queue:
         others[scope_of(origin)] = scope
     return replace(state, scopes=others)
+
+
+def _newest(scope: Scope, origin: PushOrigin) -> int:
+    return max(scope.newest, origin.push.number)
 
 
 def _unqueue(state: TriggerState, origin: PushOrigin) -> TriggerState:

@@ -11,7 +11,9 @@ import pytest
 
 from headrace import discovery
 from schemas.config import EvalConfig, RunConfig
+from schemas.toml.overrides import apply_overrides
 from schemas.toml.parser import parse_run
+from schemas.toml.triggers import parse_triggers
 from tests.kit.tomls import run_issues
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +32,17 @@ def test_every_training_toml_loads(path: Path) -> None:
 def test_every_evaluation_toml_loads(path: Path) -> None:
     config = EvalConfig.model_validate_json(json.dumps(tomllib.loads(path.read_text())))
     _entry_point(path, config.experiment.rollout, config.experiment.entrypoint)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").glob("*/headrace.toml")), ids=lambda path: path.parent.name
+)
+def test_every_trigger_file_loads_and_names_configs_that_exist(path: Path) -> None:
+    triggers = parse_triggers(path.read_bytes())
+    assert triggers
+    for trigger in triggers:
+        config = tomllib.loads((path.parent / trigger.config).read_text())
+        parse_run(apply_overrides(config, trigger.set))
 
 
 def blocks(language: str) -> list[str]:

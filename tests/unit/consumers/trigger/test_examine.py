@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from consumers.trigger.examine import MOST_MATCHES, NO_FILE, NO_MATCH, examine, submit
+from consumers.trigger.examine import MOST_MATCHES, NO_FILE, NO_MATCH, examine, labels_of, submit
 from schemas.effects import ExaminePush, PushRead, SubmitRun
 from schemas.errors import NotFound, RepositoryAway
 from schemas.specs import CommitSpec, Push, PushOrigin, TriggerMatch
+from schemas.toml.triggers import parse_triggers
 from tests.kit.fakes import Bench, FakeRepositories, bench
 
 SHA = "c" * 40
@@ -154,3 +155,17 @@ async def test_a_missing_toml_is_refused_with_the_trigger_that_names_it(tmp_path
     effect, made, _ = submission(tmp_path, {})
     with pytest.raises(NotFound, match=r"trigger 2 of headrace.toml names configs/training/x.toml"):
         await submit(effect, made.ports)
+
+
+def test_a_label_is_that_of_the_whole_file() -> None:
+    file = "".join(
+        f'[[trigger]]\nconfig = "{path}"\n'
+        for path in ("a/x.toml", "b/x.toml", "a/y.toml", "a/x.toml")
+    )
+    assert labels_of(parse_triggers(file.encode())) == ("x", "x#2", "y", "x#3")
+
+
+async def test_a_message_that_skips_is_read_before_the_triggers(tmp_path: Path) -> None:
+    broken = {"headrace.toml": b"["}
+    assert (await found(tmp_path, broken, message="x [train skip]")).error is None
+    assert (await found(tmp_path, broken)).error is not None

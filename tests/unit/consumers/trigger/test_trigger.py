@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from consumers.trigger.consumer import CONSUMER, LONGEST_QUEUE
 from consumers.trigger.state import TriggerState, scope_of
 from schemas.effects import ExaminePush, Failed, PushRead, RunSubmitted, SubmitRun
-from schemas.errors import FailureCategory
+from schemas.errors import FailureCategory, Issue
 from schemas.events import (
     Event,
     PushExamined,
@@ -50,9 +50,15 @@ def push(number: int, ref: str = MAIN) -> Push:
 
 
 def match(
-    concurrency: Concurrency = "queue", trigger: int = 1, config: str = CONFIG, **more: Any
+    concurrency: Concurrency = "queue",
+    trigger: int = 1,
+    config: str = CONFIG,
+    label: str = "x",
+    **more: Any,
 ) -> TriggerMatch:
-    return TriggerMatch(trigger=trigger, config=config, concurrency=concurrency, **more)
+    return TriggerMatch(
+        trigger=trigger, config=config, label=label, concurrency=concurrency, **more
+    )
 
 
 def origin(
@@ -275,11 +281,54 @@ def test_refs_and_triggers_do_not_wait_for_one_another() -> None:
     )
 
 
-def test_triggers_with_configs_of_one_name_have_statuses_of_their_own() -> None:
-    both = (match(), match(trigger=2), match(trigger=3, config="configs/other/x.toml"))
+def test_the_label_of_a_trigger_names_its_status() -> None:
+    both = (match(label="x"), match(trigger=2, label="x#2"))
     decision = given(CONSUMER).when(read(1, *both), stream=STREAM)
     contexts = [e.origin.context for e in decision.effects if isinstance(e, SubmitRun)]
-    assert contexts == ["headrace/sums/x", "headrace/sums/x#2", "headrace/sums/x#3"]
+    assert contexts == ["headrace/sums/x", "headrace/sums/x#2"]
+
+
+def test_a_push_that_is_examined_late_keeps_its_place() -> None:
+    one, two, three = origin(1), origin(2), origin(3)
+    history = [examined(1, match()), fired(one), examined(3, match()), queued(three, one.run)]
+    late = given(CONSUMER, *history).when(read(2, match()), stream=STREAM)
+    late.then(events=[examined(2, match()), queued(two, one.run)])
+    end = RunFinished(run=one.run, step=1, origin=one)
+    late.after().when(end).then(events=[settled(one), fired(two)], effects=[SubmitRun(origin=two)])
+
+
+def test_a_push_that_is_examined_late_stops_no_run_of_a_newer_one() -> None:
+    one, two = origin(1, "cancel_previous"), origin(2, "cancel_previous")
+    kind = match("cancel_previous")
+    for answered in ((), (submitted(two),)):
+        history = [examined(2, kind), fired(two), *answered]
+        given(CONSUMER, *history).when(read(1, kind), stream=STREAM).then(
+            events=[examined(1, kind), skipped(one, "a newer push takes its place")]
+        )
+
+
+def test_a_refusal_names_the_first_issues() -> None:
+    one = origin(1)
+    issues = tuple(Issue(f"training.k{n}", "is unknown", "training.lr") for n in range(9))
+    failed = Failed(
+        SubmitRun(origin=one), FailureCategory.VALIDATION, "training.k0: is unknown", issues=issues
+    )
+    history = (examined(1, match()), fired(one))
+    [refused] = given(CONSUMER, *history).when(failed, stream=STREAM).events
+    assert isinstance(refused, TriggerRefused)
+    lines = refused.message.splitlines()
+    assert len(lines) == 5
+    assert lines[4] == "training.k4: is unknown; did you mean training.lr?"
+
+
+def test_the_scopes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("consumers.trigger.consumer.MOST_SCOPES", 2)
+    history: list[Event] = []
+    for number in (1, 2):
+        ref = f"refs/heads/b{number}"
+        history += [examined(number, match(), ref=ref), fired(origin(number, ref=ref))]
+    decision = given(CONSUMER, *history).when(read(3, match(), ref="refs/heads/b3"), stream=STREAM)
+    assert isinstance(decision.events[-1], TriggerSkipped)
 
 
 def test_the_queue_is_bounded() -> None:
@@ -309,7 +358,8 @@ class Simulation:
             self.state = CONSUMER.evolve(self.state, event)  # type: ignore[arg-type]  # of its stream
             if isinstance(event, TriggerFired):
                 assert event.run not in {o.run for o in self.begun}, "a run is fired once"
-                assert all(r in {o.run for o in self.running} for r in event.supersedes)
+                older = {o.run for o in self.running if o.push.number < event.origin.push.number}
+                assert older >= set(event.supersedes), "a run that exists, of an older push"
                 self.superseded |= set(event.supersedes)
                 self.begun.append(event.origin)
         self.effects += [e for e in decision.effects if isinstance(e, SubmitRun)]
@@ -361,3 +411,32 @@ def test_in_any_order_each_match_fires_at_most_once_and_none_is_forgotten(
         assert numbers[-1] == pushes, "the newest push has had its turn"
     assert world.state.scopes == {}
     assert scope_of(origin(1)) not in world.state.scopes
+
+
+@settings(max_examples=150, deadline=None)
+@sampled(
+    st.permutations(range(1, 8)),
+    st.lists(st.sampled_from(["read", "submit", "end"]), max_size=40),
+    st.sampled_from(["queue", "cancel_previous"]),
+)
+def test_examinations_in_any_order_fire_every_push_once_and_stop_no_newer_run(
+    order: Sequence[int], steps: Sequence[str], kind: Literal["queue", "cancel_previous"]
+) -> None:
+    world, unread = Simulation(), list(order)
+    for what in [*steps, *("read" for _ in order)]:
+        if what == "read" and unread:
+            number = unread.pop()
+            world.decide(read(number, match(kind)))
+            world.decide(read(number, match(kind)))
+        elif what == "submit":
+            world.submit(0)
+        elif what == "end":
+            world.end(0)
+    while world.effects or world.running:
+        world.submit(0)
+        world.end(0)
+    numbers = [one.push.number for one in world.begun]
+    if kind == "queue":
+        assert sorted(numbers) == sorted(order)
+    assert max(order) in numbers
+    assert world.state.scopes == {}
