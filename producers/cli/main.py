@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "worker": (CLI + "server:worker", "Run selected consumers in this process."),
     "workspace": (
         CLI + "workspace:workspace",
-        "Repositories with rollouts: add, list, info, init.",
+        "Repositories with rollouts: add, connect, list, info and more.",
     ),
     "dataset": (
         CLI + "dataset:dataset",

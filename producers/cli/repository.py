@@ -7,6 +7,7 @@ about them.
 """
 
 import difflib
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,12 @@ class Repository:
     root: Path
     origin: str | None
     changed: tuple[str, ...]
+
+
+def address_of(path_or_url: str) -> str:
+    """Return a URL as it is, and the absolute path of a directory that exists here."""
+    local = Path(os.path.expanduser(path_or_url))  # noqa: PTH111 - a user without a home is not an error
+    return str(local.resolve()) if local.exists() else path_or_url
 
 
 def repository_around(path: Path) -> Repository:

@@ -1,6 +1,5 @@
 """`headrace workspace`: the repositories that hold rollouts."""
 
-import os
 import time
 from pathlib import Path
 
@@ -8,7 +7,9 @@ import click
 
 from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import LIMIT, OFFSET, command, group
+from producers.cli.commands.connection import connect, disconnect, rotate_secret
 from producers.cli.display.output import Document, print_fields, print_json, print_table, say
+from producers.cli.repository import address_of
 
 workspace = group("workspace", "Git repositories with rollouts: register, list, examine, create.")
 
@@ -26,9 +27,7 @@ def add(path_or_url: str, *, name: str | None, as_json: bool) -> None:
 
     The server reads a path from its own disk, and fetches a URL.
     """
-    local = Path(os.path.expanduser(path_or_url))  # noqa: PTH111 - a user without a home is not an error
-    url = str(local.resolve()) if local.exists() else path_or_url
-    body = {"url": url} | ({"name": name} if name else {})
+    body = {"url": address_of(path_or_url)} | ({"name": name} if name else {})
     with Client() as client:
         made: Document = client.post("/workspaces", body)
         found = await_first_sync(client, made["workspace"])
@@ -140,6 +139,10 @@ def deliveries(name: str, *, limit: int, offset: int, as_json: bool) -> None:
         for d in answer["deliveries"]
     ]
     print_table("Deliveries", ("time", "event", "ref", "commit", "result"), rows)
+
+
+for connected in (connect, disconnect, rotate_secret):
+    workspace.add_command(connected)
 
 
 @command(workspace, "init", example="headrace workspace init sums")

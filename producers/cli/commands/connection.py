@@ -1,0 +1,168 @@
+"""`headrace workspace connect`, `disconnect`, `rotate-secret`: the webhook on a forge and its secret."""
+
+import os
+from pathlib import Path
+
+import click
+
+from producers.cli.client import Client, path_segment
+from producers.cli.command_tree import command
+from producers.cli.display.output import Document, print_json, say
+from producers.cli.errors import Failure
+from producers.cli.repository import address_of
+
+PROVIDERS = click.Choice(["github", "gitea", "gitlab", "none"])
+MOST_KEY_BYTES = 64 << 10
+
+KEY_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+
+STEPS = {
+    "github": (
+        "on GitHub, open the repository's Settings > Webhooks > Add webhook",
+        "enter the address as Payload URL, the secret as Secret, and application/json as Content type",
+        "keep `Just the push event`, and save",
+    ),
+    "gitea": (
+        "on the forge, open the repository's Settings > Webhooks > Add Webhook > Gitea (or Forgejo)",
+        "enter the address as Target URL, POST, application/json, and the secret as Secret",
+        "choose `Push`, `Create` and `Delete` as events, and save",
+    ),
+    "gitlab": (
+        "on GitLab, open the project's Settings > Webhooks > Add new webhook",
+        "enter the address as URL, and the secret as Secret token",
+        "choose `Push events` and `Tag push events`, and save",
+    ),
+    "none": (
+        "let a hook of the repository (for example hooks/post-receive) send a POST after each push",
+        "its body is GitHub's JSON of a push, with the header `X-GitHub-Event: push`",
+        "the header X-Hub-Signature-256 is `sha256=` and the body's HMAC-SHA256 with the secret",
+    ),
+}
+"""What a person enters, for each kind of forge."""
+
+
+@command(None, "connect", example="headrace workspace connect https://github.com/o/r --token-env T")
+@click.argument("url", metavar="URL")
+@click.option("--name", help="Name of the workspace. Default: the last part of its path or URL.")
+@click.option("--provider", type=PROVIDERS, help="The kind of forge. Default: by the URL's host.")
+@click.option("--token-env", metavar="VAR", help="Environment variable that holds a token.")
+@click.option("--deploy-key-file", type=KEY_FILE, help="Private half of a deploy key.")
+@click.option("--app-id", metavar="ID", help="Number of a GitHub App.")
+@click.option("--app-key-file", type=KEY_FILE, help="Private key of that GitHub App.")
+def connect(
+    url: str,
+    *,
+    name: str | None,
+    provider: str | None,
+    token_env: str | None,
+    deploy_key_file: Path | None,
+    app_id: str | None,
+    app_key_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Connect a repository to its forge, so that a push starts runs.
+
+    URL may also be a path or the name of a workspace. With a token or an App, the webhook is made
+    through the forge's API, and commits show the state of their runs. Without one, the command prints
+    the steps.
+    """
+    body: Document = {"url": address_of(url)}
+    body |= {"name": name} if name else {}
+    body |= {"provider": provider} if provider else {}
+    if token_env:
+        body["token"] = _read_variable(token_env)
+    if deploy_key_file:
+        body["deploy_key"] = _read_key(deploy_key_file)
+    if (app_id is None) != (app_key_file is None):
+        raise click.UsageError("--app-id and --app-key-file belong together; give both")
+    if app_id and app_key_file:
+        body["app"] = {"id": app_id, "private_key": _read_key(app_key_file)}
+    with Client() as client:
+        answer = client.post("/workspaces/connect", body)
+    if as_json:
+        print_json(answer)
+        return
+    say(f"workspace {answer['workspace']['name']} is connected to {answer['workspace']['url']}")
+    _show_hook(answer)
+
+
+@command(None, "disconnect", example="headrace workspace disconnect sums")
+@click.argument("name", metavar="WORKSPACE")
+def disconnect(name: str, *, as_json: bool) -> None:
+    """Delete the webhook and the stored secrets of a workspace.
+
+    The workspace and its runs stay. Pushes start no runs any more.
+    """
+    with Client() as client:
+        answer = client.delete(f"/workspaces/{path_segment(name)}/connection")
+    if as_json:
+        print_json(answer)
+        return
+    say(f"workspace {answer['workspace']['name']} is disconnected")
+    if answer["hook_problem"]:
+        say(f"the webhook is still on the forge, delete it there: {answer['hook_problem']}")
+
+
+@command(None, "rotate-secret", example="headrace workspace rotate-secret sums")
+@click.argument("name", metavar="WORKSPACE")
+@click.option("--now", is_flag=True, help="The secret before is not valid any more, at once.")
+def rotate_secret(name: str, *, now: bool, as_json: bool) -> None:
+    """Give the webhook a new secret.
+
+    The secret before stays valid for 24 hours, so that no delivery is lost meanwhile.
+    """
+    with Client() as client:
+        answer = client.post(f"/workspaces/{path_segment(name)}/rotate-secret", {"now": now})
+    if as_json:
+        print_json(answer)
+        return
+    say(f"the webhook of workspace {answer['workspace']['name']} has a new secret")
+    _show_hook(answer)
+
+
+def _show_hook(answer: Document) -> None:
+    """Say whether the forge has the webhook, and if not, how to enter it by hand."""
+    hook: Document = answer["hook"]
+    if hook["made"]:
+        say(f"the forge posts pushes to {hook['url']}")
+        return
+    if hook["problem"]:
+        say(f"the webhook could not be made: {hook['problem']}")
+    say("to enter it by hand:")
+    for number, step in enumerate(STEPS[str(answer["provider"])], 1):
+        say(f"  {number}. {step}")
+    say(f"address: {hook['url']}")
+    if hook["secret"]:
+        say(f"secret:  {hook['secret']}  (it is not shown again)")
+    else:
+        name = answer["workspace"]["name"]
+        say(f"secret:  unchanged; a new one: headrace workspace rotate-secret {name}")
+
+
+def _read_variable(name: str) -> str:
+    """Return the value of an environment variable. Raises Failure, and never shows the value."""
+    value = os.environ.get(name, "").strip()
+    if not value:
+        raise Failure(
+            "VALIDATION",
+            f"the environment variable {name} is not set or empty; put the token into it, for example "
+            f"with: read -rs {name} && export {name}",
+        )
+    return value
+
+
+def _read_key(path: Path) -> str:
+    """Return the text of a key file. Raises Failure."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_KEY_BYTES + 1)
+        if len(data) > MOST_KEY_BYTES:
+            raise Failure(
+                "VALIDATION", f"{path} has more than 64 KiB; give the file of a private key"
+            )
+        return data.decode("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise Failure(
+            "VALIDATION", f"{path} cannot be read ({why}); give the file of a private key"
+        ) from error
