@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": (CLI + "doctor:doctor", "Check this machine and say how to fix what is missing."),
     "worker": (CLI + "server:worker", "Run selected consumers in this process."),
     "workspace": (
-        CLI + "workspace:workspace",
+        CLI + "workspaces.workspace:workspace",
         "Repositories with rollouts: add, connect, list, info and more.",
     ),
     "dataset": (

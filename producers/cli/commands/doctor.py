@@ -21,6 +21,7 @@ from producers.cli.display.output import print_json, print_table, say
 from producers.cli.display.read_model import description
 from producers.cli.errors import Failure
 from producers.cli.machine import MACHINE_CHECKS, Check
+from schemas.errors import InvalidConfig
 from schemas.redact import redact
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def run_checks(settings: "Settings") -> tuple[Check, ...]:
         _check_postgres,
         _check_kafka,
         _check_home,
+        _check_secret_key,
         _check_disk,
         _check_server,
         _check_read_model,
@@ -201,6 +203,22 @@ def _check_home(settings: "Settings") -> Check:
         return Check("home", ok=True, detail=f"{home} (`headrace up` will create it)")
     private = home.stat().st_mode & 0o077 == 0
     return Check("home", private, str(home), f"chmod 700 {home}")
+
+
+def _check_secret_key(settings: "Settings") -> Check:
+    """The key of stored secrets. A key file that is not there yet is made when it is needed."""
+    from infra.postgres.sealed import FILE, load_key_file
+
+    path = settings.home / FILE
+    if settings.secret_key is not None:
+        return Check("secret key", ok=True, detail="in HEADRACE_SECRET_KEY")
+    if not os.path.lexists(path):
+        return Check("secret key", ok=None, detail=f"{path} is made when a workspace is connected")
+    try:
+        load_key_file(path)
+    except InvalidConfig as error:
+        return Check("secret key", ok=False, detail=str(path), fix=str(error))
+    return Check("secret key", ok=True, detail=f"in {path}")
 
 
 def _check_disk(settings: "Settings") -> Check:

@@ -58,6 +58,24 @@ def test_an_open_home_is_named(headrace: Run, server: FakeServer, tmp_path: Path
     assert check(headrace("doctor", "--json"), "home")["ok"] is False
 
 
+def test_a_key_file_that_cannot_be_used_is_named(
+    headrace: Run, server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    assert check(headrace("doctor", "--json"), "secret key")["ok"] is None
+    (home / "secret.key").write_text("gibberish")
+    found = check(headrace("doctor", "--json"), "secret key")
+    assert found["ok"] is False
+    assert "HEADRACE_SECRET_KEY" in found["fix"]
+    assert "gibberish" not in str(found)
+    (home / "secret.key").write_text("ab" * 32)
+    assert check(headrace("doctor", "--json"), "secret key")["ok"] is True
+    monkeypatch.setenv("HEADRACE_SECRET_KEY", "cd" * 32)
+    found = check(headrace("doctor", "--json"), "secret key")
+    assert found["detail"] == "in HEADRACE_SECRET_KEY"
+
+
 def test_a_stranger_on_the_port_is_named(
     headrace: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import click
 
 from producers.cli.client import Client, path_segment
 from producers.cli.command_tree import LIMIT, OFFSET, command, group
-from producers.cli.commands.connection import connect, disconnect, rotate_secret
+from producers.cli.commands.workspaces.connection import connect, disconnect, rotate_secret
 from producers.cli.display.output import Document, print_fields, print_json, print_table, say
 from producers.cli.repository import address_of
 

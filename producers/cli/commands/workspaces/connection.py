@@ -38,7 +38,7 @@ STEPS = {
         "the header X-Hub-Signature-256 is `sha256=` and the body's HMAC-SHA256 with the secret",
     ),
 }
-"""What a person enters, for each kind of forge."""
+"""The steps by which a person enters the webhook, for each kind of forge."""
 
 
 @command(None, "connect", example="headrace workspace connect https://github.com/o/r --token-env T")
@@ -60,7 +60,7 @@ def connect(
     app_key_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Connect a repository to its forge, so that a push starts runs.
+    """Let pushes to a repository start runs.
 
     URL may also be a path or the name of a workspace. With a token or an App, the webhook is made
     through the forge's API, and commits show the state of their runs. Without one, the command prints
