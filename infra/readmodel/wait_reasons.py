@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 
 What = Literal[
     "letter", "gate", "disk", "git", "store", "retry", "lease", "capacity", "horizon", "broker",
-    "workers", "effect", "decision",
+    "workers", "effect", "decision", "approval",
 ]  # fmt: skip
 
 UNSEEN_S = 10.0
@@ -116,6 +116,11 @@ def waits_of(facts: Facts) -> list[WaitJson]:
     found = [wait for reason in reasons for wait in reason(facts)]
     found += list(_work_in_progress(facts)) or ([] if found else list(_decisions(facts)))
     return found[:MOST_WAITS]
+
+
+def wait_for_approval(name: str) -> WaitJson:
+    """The reason why a run waits whose trigger has `require_approval`."""
+    return _wait("approval", f"waits for approval: `headrace train approve {name}` starts it")
 
 
 def describe_holder(holder: HolderFact) -> str:

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from infra.ports.event_log import Cursor
 from infra.readmodel.runs import RunJson
-from infra.readmodel.wait_reasons import WaitJson, waits_of
+from infra.readmodel.wait_reasons import WaitJson, wait_for_approval, waits_of
 from producers.core.estimates import estimate, has_gpu
 from producers.core.lookup import archived_error
 from producers.core.submit import SubmitRequest
@@ -122,10 +122,13 @@ async def find_run_with_history(request: Request) -> tuple[RunJson, str]:
 async def show(request: Request) -> Response:
     run, config = await find_run(request)
     runs = services(request).readmodel.runs
+    waits = await waiting_for(request, run["id"], status=run["status"])
+    if run["status"] == "pending" and run["phase"] == "approval":
+        waits = [wait_for_approval(run["name"])]
     return ApiResponse(
         {
             "run": {**run, "config": json.loads(config)},
-            "waiting_for": await waiting_for(request, run["id"], status=run["status"]),
+            "waiting_for": waits,
             "checkpoints": await runs.checkpoints(run["id"]),
             "metrics": await runs.metrics(run["id"]),
         }

@@ -164,8 +164,10 @@ async def test_a_run_waits_for_approval_which_brings_its_commit(
     assert [type(event) for event in await events(ready, of)] == [RunRequested]
     log = ready.services.log
     assert await ready.services.readmodel.caught_up(await log.visible_head())
-    info = (await ready.get(f"/runs/{of.run}"))["run"]
-    assert (info["status"], info["phase"]) == ("pending", "approval")
+    shown = await ready.get(f"/runs/{of.run}")
+    assert (shown["run"]["status"], shown["run"]["phase"]) == ("pending", "approval")
+    [wait] = shown["waiting_for"]
+    assert "headrace train approve grpo-aaa" in wait["message"]
     for _ in range(2):
         answer = await ready.post(f"/runs/{of.run}/approve", {})
         assert answer.status_code == 200, answer.text
