@@ -136,14 +136,17 @@ def child_specs(
     }
     cores = len(os.sched_getaffinity(0))
     threads = max(1, cores // 2) if settings.workers == "two" else cores
-    device = {**shared, "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", str(threads))}
+    # Only the control process opens secrets, and user code runs next to the others.
+    unsealing = "HEADRACE_SECRET_KEY"
+    keyless = {name: value for name, value in shared.items() if name != unsealing}
+    device = {**keyless, "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", str(threads))}
     control = (*PYTHON, "producers.serve")
     hosted = HOSTED[settings.workers]
     beside = settings.vllm.server if settings.vllm else None
     return (
         ChildSpec("control", control, {**shared, "OMP_NUM_THREADS": "1"}, stop_s=8, leased=True),
         *(
-            [ChildSpec("vllm", beside.argv, beside.environment(shared), VLLM_STOP_S)]
+            [ChildSpec("vllm", beside.argv, beside.environment(keyless), VLLM_STOP_S)]
             if beside
             else ()
         ),
