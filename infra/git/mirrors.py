@@ -240,7 +240,7 @@ def check_url(url: str) -> str:
         return str(path)
     if parts.password or (parts.username and parts.scheme == "https"):
         raise InvalidConfig(
-            "leave credentials out of the URL; use ssh, or ~/.netrc of the server's user"
+            "leave credentials out of the URL; give them to `headrace workspace connect`"
         )
     if parts.scheme not in SCHEMES:
         raise InvalidConfig(f"{url}: only {', '.join(SCHEMES)} URLs and local paths are fetched")
