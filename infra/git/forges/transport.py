@@ -98,7 +98,7 @@ class Transport:
         except (httpx.HTTPError, TimeoutError, OSError) as error:
             why = plain(str(error))[:SHOWN] or type(error).__name__
             raise ForgeAway(
-                f"{self._host} does not answer ({why}); it is asked again", pause_s=PAUSE_S
+                f"{self._host} does not answer ({why}); try again later", pause_s=PAUSE_S
             ) from error
 
     def _build(
@@ -120,12 +120,12 @@ class Transport:
         pause = _asked_pause(answer, said)
         if status == 429 or (status == 403 and pause is not None):
             raise ForgeAway(
-                f"{self._host} limits the rate of requests; it is asked again later",
+                f"{self._host} limits the rate of requests; try again later",
                 pause_s=pause or 60.0,
             )
         if status >= 500 or status in (408, 425):
             raise ForgeAway(
-                f"{self._host} answers {status}; it is asked again", pause_s=pause or PAUSE_S
+                f"{self._host} answers {status}; try again later", pause_s=pause or PAUSE_S
             )
         raise ForgeRefusal(status, f"{self._host} answers {status}{said}; {self._advice(status)}")
 

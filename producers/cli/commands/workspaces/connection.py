@@ -116,8 +116,15 @@ def rotate_secret(name: str, *, now: bool, as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
+    hook: Document = answer["hook"]
     say(f"the webhook of workspace {answer['workspace']['name']} has a new secret")
-    _show_hook(answer)
+    if hook["made"]:
+        say("the forge signs with it from now on")
+        return
+    if hook["problem"]:
+        say(f"the forge could not be given the secret: {hook['problem']}")
+    say(f"enter it on the forge, in the webhook that posts to {hook['url']}")
+    say(f"secret:  {hook['secret']}  (it is not shown again)")
 
 
 def _show_hook(answer: Document) -> None:
@@ -128,7 +135,7 @@ def _show_hook(answer: Document) -> None:
         return
     if hook["problem"]:
         say(f"the webhook could not be made: {hook['problem']}")
-    say("to enter it by hand:")
+    say("pushes are found without a webhook too, with a delay; to enter one by hand:")
     for number, step in enumerate(STEPS[str(answer["provider"])], 1):
         say(f"  {number}. {step}")
     say(f"address: {hook['url']}")
