@@ -1,97 +1,15 @@
 """A push to a local repository starts runs, on real processes: each kind of trigger once."""
 
-import asyncio
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import asyncpg
 import pytest
 
-from infra.local import embedded_postgres
-from tests.kit.platform import Platform, eventually, git, make_workspace, platform, run_config
+from tests.kit.team import Team, team_of, toml_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.postgres, pytest.mark.torch]
 
 SHORT = {"training": {"rollout_batch_size": 1}, "advanced": {"max_steps": 1}}
 ENDLESS = {"advanced": {"max_steps": 100_000}}
-
-
-@dataclass
-class Team:
-    """A repository with a working copy, and a platform that knows it."""
-
-    platform: Platform
-    copy: Path
-    bare: Path
-    database: str
-    workspace: str
-
-    def write(self, files: dict[str, str]) -> None:
-        for name, text in files.items():
-            path = self.copy / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-
-    def push(self, ref: str, files: dict[str, str], *, message: str = "a change") -> str:
-        """Commit files to a branch or tag that begins at the branch `base`, push it, and have the
-        platform look. Returns the commit."""
-        if ref.startswith("refs/tags/"):
-            git(self.copy, "checkout", "-q", "--detach", "base")
-        elif git(self.copy, "branch", "--list", ref):
-            git(self.copy, "checkout", "-q", ref)
-        else:
-            git(self.copy, "checkout", "-q", "-b", ref, "base")
-        self.write(files)
-        git(self.copy, "add", "-A")
-        git(self.copy, "commit", "-q", "--allow-empty", "-m", message)
-        git(self.copy, "push", "-q", "origin", f"HEAD:{ref}")
-        self.look()
-        return git(self.copy, "rev-parse", "HEAD")
-
-    def look(self) -> None:
-        answer = self.platform.post(f"/workspaces/{self.workspace}/sync", {})
-        assert answer.status_code in (200, 202), answer.text
-
-    def events(self) -> list[tuple[str, Any]]:
-        """The types and contents of all events about the workspace, in the order of the log."""
-        return asyncio.run(self._events())
-
-    async def _events(self) -> list[tuple[str, Any]]:
-        connection = await asyncpg.connect(self.database)
-        try:
-            rows = await connection.fetch(
-                "select type, data from events where run_id = $1 order by xid, position",
-                self.workspace,
-            )
-        finally:
-            await connection.close()
-        return [(row["type"], json.loads(row["data"])) for row in rows]
-
-    def find(self, kind: str, sha: str) -> Any:
-        """Wait for an event of the trigger stream about a commit, and return its data."""
-
-        def look() -> Any:
-            for name, data in self.events():
-                if name == f"rl.trigger.{kind}":
-                    push = data.get("push") or data["origin"]["push"]
-                    if push["after"] == sha:
-                        return data
-            return None
-
-        return eventually(look, within_s=60, what=f"{kind} of {sha}", every_s=0.2)
-
-
-def config(**changes: Any) -> str:
-    """The TOML of a run: JSON values are TOML values here."""
-    lines = []
-    for section, values in run_config(**changes).items():
-        lines.append(f"[{section}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    return "\n".join(lines) + "\n"
-
 
 TRIGGERS = """
 [[trigger]]
@@ -136,29 +54,13 @@ config = "configs/training/wrong.toml"
 
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
-    root = tmp_path_factory.mktemp("pushes")
     files = {
         "headrace.toml": TRIGGERS,
-        "configs/training/short.toml": config(**SHORT),
-        "configs/training/endless.toml": config(**ENDLESS),
-        "configs/training/wrong.toml": config(experiment={"dataset": "nubmers"}),
+        "configs/training/short.toml": toml_of(**SHORT),
+        "configs/training/endless.toml": toml_of(**ENDLESS),
+        "configs/training/wrong.toml": toml_of(experiment={"dataset": "nubmers"}),
     }
-    copy, bare = make_workspace(root / "copy", files), root / "math.git"
-    git(root, "clone", "-q", "--bare", str(copy), str(bare))
-    git(copy, "branch", "base")
-    git(copy, "remote", "add", "origin", str(bare))
-    with platform(root / "home", environment={"HEADRACE_POLL_S": "0"}) as started:
-        started.upload("numbers")
-        made = started.post("/workspaces", {"url": str(bare), "name": "math"})
-        assert made.status_code == 201, made.text
-        place = embedded_postgres.place_for(root / "home")
-        found = Team(started, copy, bare, place.url, made.json()["workspace"]["id"])
-        found.look()
-        eventually(
-            lambda: "rl.workspace.refs-listed" in dict(found.events()) or None,
-            within_s=60,
-            what="the first listing",
-        )
+    with team_of(tmp_path_factory.mktemp("pushes"), files) as found:
         yield found
 
 
