@@ -44,6 +44,8 @@ NAMED = (
     "reconcile.found",
     "reconcile.before_advance",
     "reconcile.after_advance",
+    "submit.before_commit",
+    "submit.after_commit",
     "webhook.before_commit",
     "webhook.after_commit",
     "archive.packed",

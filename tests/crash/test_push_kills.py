@@ -17,6 +17,7 @@ FILES = {
     "x.toml": toml_of(advanced={"max_steps": 3}),
 }
 POINTS = {
+    "submit": ("submit.before_commit", "submit.after_commit"),
     "trigger.intake": runtime_points("trigger", ()),
     "trigger.perform": runtime_points("trigger", CONSUMERS["trigger"])[
         len(runtime_points("trigger", ())) :
