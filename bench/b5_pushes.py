@@ -1,0 +1,175 @@
+"""B5, ingestion: 10,000 signed pushes to 100 workspaces over 64 connections, to a real `headrace up`.
+
+Each push is a JSON payload of about 7 KB with its own delivery id, signed under the secret of its
+workspace. It is answered with 202 once its event is durable, so the time until the last answer is the
+time until all are durable. The repositories are real and local: sync lists their refs meanwhile. CPU is
+that of the control process, of Postgres, and of the client, which shares the machine.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import hmac
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import psutil
+
+from tests.kit.platform import Platform, platform
+
+BEFORE, AFTER = "a" * 40, "b" * 40
+MOST_S, MOST_P99_S = 5.0, 1.0
+FILLER = [{"id": f"{n:040x}", "message": "x" * 300, "added": ["a.py"] * 8} for n in range(14)]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A connected workspace: the path of its webhook, and its secret."""
+
+    path: str
+    secret: bytes
+
+
+def connect_workspaces(started: Platform, root: Path, count: int) -> list[Target]:
+    """Connect this many local repositories. Returns their webhooks."""
+    first = root / "r0.git"
+    subprocess.run(["git", "init", "-q", "--bare", "-b", "main", str(first)], check=True)
+    targets = []
+    for number in range(count):
+        url = root / f"r{number}.git"
+        if number:
+            subprocess.run(["cp", "-r", str(first), str(url)], check=True)
+        environment = {**os.environ, "GIT_DIR": str(url), "GIT_COMMITTER_NAME": "b"}
+        environment |= {"GIT_AUTHOR_NAME": "b", "EMAIL": "b@example.org"}
+        tree = subprocess.run(
+            ["git", "mktree"], input=b"", env=environment, check=True, capture_output=True
+        )
+        commit = ["git", "commit-tree", "-m", str(number), tree.stdout.decode().strip()]
+        made = subprocess.run(commit, env=environment, check=True, capture_output=True)
+        head = made.stdout.decode().strip()
+        subprocess.run(["git", "update-ref", "refs/heads/main", head], env=environment, check=True)
+        body = {"url": str(url), "name": f"w{number}", "provider": "none"}
+        answer = started.post("/workspaces/connect", body).json()
+        secret = answer["hook"]["secret"].encode()
+        targets.append(Target(f"/webhooks/w{number}", secret))
+    return targets
+
+
+def request_bytes(target: Target, number: int) -> bytes:
+    """One signed request."""
+    payload = {
+        "ref": f"refs/heads/b{number % 7}",
+        "before": BEFORE,
+        "after": AFTER,
+        "forced": False,
+        "pusher": {"name": "ada"},
+        "commits": FILLER,
+    }
+    body = json.dumps(payload).encode()
+    signature = hmac.new(target.secret, body, hashlib.sha256).hexdigest()
+    head = (
+        f"POST {target.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"X-GitHub-Event: push\r\nX-GitHub-Delivery: {uuid4()}\r\n"
+        f"X-Hub-Signature-256: sha256={signature}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def _send(url: str, requests: list[bytes], times: list[float]) -> None:
+    """Send requests over one connection, one after the other, until none is left."""
+    place = urlsplit(url)
+    reader, writer = await asyncio.open_connection(place.hostname, place.port)
+    while requests:
+        request = requests.pop()
+        began = time.perf_counter()
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(
+            int(line.partition(b":")[2])
+            for line in head.lower().split(b"\r\n")
+            if line.startswith(b"content-length:")
+        )
+        body = await reader.readexactly(length)
+        times.append(time.perf_counter() - began)
+        if b" 202 " not in head.split(b"\r\n", 1)[0]:
+            raise SystemExit(f"a push was answered {head.split(b'.', 1)[0]!r}: {body[:300]!r}")
+    writer.close()
+
+
+def server_cpu_s(started: Platform) -> dict[str, float]:
+    """CPU seconds so far of the platform's processes, by what they are."""
+    used: dict[str, float] = {}
+    for process in psutil.Process(started.process.pid).children(recursive=True):
+        try:
+            line, spent = " ".join(process.cmdline()), process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        kind = (
+            "control"
+            if "producers.serve" in line
+            else "postgres"
+            if "postgres" in line
+            else "other"
+        )
+        total = spent.user + spent.system + spent.children_user + spent.children_system
+        used[kind] = used.get(kind, 0.0) + total
+    return used
+
+
+def own_cpu_s() -> float:
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    return spent.ru_utime + spent.ru_stime
+
+
+async def measure(started: Platform, targets: list[Target], *, pushes: int, at_once: int) -> None:
+    requests = [request_bytes(targets[n % len(targets)], n) for n in range(pushes)]
+    size = len(requests[0])
+    before, own, times = server_cpu_s(started), own_cpu_s(), list[float]()
+    began = time.perf_counter()
+    await asyncio.gather(*(_send(started.url, requests, times) for _ in range(at_once)))
+    lasted = time.perf_counter() - began
+    after = server_cpu_s(started)
+    spent = {kind: round(after[kind] - before.get(kind, 0.0), 2) for kind in after}
+    times.sort()
+    p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
+    recorded = sum(
+        started.get(f"/workspaces/w{n}/deliveries", limit=1)["total_count"]
+        for n in range(len(targets))
+    )
+    print(f"{pushes} pushes of {size} bytes, {len(targets)} workspaces, {at_once} connections")
+    print(f"all durable   {lasted:.2f} s ({pushes / lasted:.0f} a second), target {MOST_S:g} s")
+    print(
+        f"an answer     p50 {p50 * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms, most {times[-1] * 1e3:.0f} ms"
+    )
+    print(f"CPU seconds   client {own_cpu_s() - own:.2f}, {spent}")
+    print(f"recorded      {recorded} of {pushes}")
+    if recorded != pushes:
+        raise SystemExit("a push was lost or doubled")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pushes", type=int, default=10_000)
+    parser.add_argument("--workspaces", type=int, default=100)
+    parser.add_argument("--connections", type=int, default=64)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="headrace-b5-") as folder:
+        root = Path(folder)
+        with platform(root / "home") as started:
+            targets = connect_workspaces(started, root, options.workspaces)
+            asyncio.run(
+                measure(started, targets, pushes=options.pushes, at_once=options.connections)
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
