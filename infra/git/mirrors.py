@@ -33,6 +33,10 @@ KEPT = 8
 """How many commits are kept per workspace. The most recently used ones stay. The runs of a sweep share
 one commit."""
 
+IN_USE_S, MOST_KEPT = 60.0, 64
+"""A commit that was used this recently stays too, because many pushes may be examined at the same time.
+Never more than MOST_KEPT commits stay."""
+
 LEFT_OVER_S = 3600.0
 """The age at which an unfinished transfer is removed as abandoned."""
 
@@ -96,34 +100,29 @@ class GitRepositories:
                     return await self._fetch(workspace, source, commit)
 
     async def snapshot(self, workspace: str, sha: str) -> bytes:
-        with self._reading(workspace) as folder:
-            mirror = folder / f"{sha}.git"
-            try:
-                return await contents.read_tar(mirror, sha)
-            except (GitFailed, CorruptData, OSError):
-                # This is only a copy: remove it, and the next attempt fetches it again.
-                await asyncio.to_thread(shutil.rmtree, mirror, ignore_errors=True)
-                raise
+        with self._reading(workspace, sha) as mirror:
+            return await contents.read_tar(mirror, sha)
 
     async def read_file(self, workspace: str, sha: str, path: str, *, most: int) -> bytes | None:
-        with self._reading(workspace) as folder:
-            return await contents.read_file(folder / f"{sha}.git", sha, path, most=most)
+        with self._reading(workspace, sha) as mirror:
+            return await contents.read_file(mirror, sha, path, most=most)
 
     async def message(self, workspace: str, sha: str) -> str:
-        with self._reading(workspace) as folder:
-            return await contents.read_message(folder / f"{sha}.git", sha)
+        with self._reading(workspace, sha) as mirror:
+            return await contents.read_message(mirror, sha)
 
     async def changed_paths(self, push: Push) -> tuple[str, ...] | None:
-        if push.before is None:
+        if push.before is None or not all(map(refs.ID.fullmatch, (push.before, push.after))):
             return None
         folder = self._root / push.workspace
-        before, after = (folder / f"{sha}.git" for sha in (push.before, push.after))
+        before = folder / f"{push.before}.git"
         async with self._locks.setdefault(push.workspace, asyncio.Lock()):
-            with self._translating_errors(push.workspace, what=push.url):
-                if before.exists() and after.exists():
+            if before.exists() and (folder / f"{push.after}.git").exists():
+                with self._reading(push.workspace, push.after, push.before) as after:
                     return await contents.changed_paths(
                         after, push.before, push.after, objects=before
                     )
+            with self._translating_errors(push.workspace, what=push.url):
                 async with self._source(push.workspace, push.url) as source:
                     return await self._changed_there(source, push)
 
@@ -187,15 +186,26 @@ class GitRepositories:
             if time.time() - path.stat().st_mtime > LEFT_OVER_S:
                 shutil.rmtree(path, ignore_errors=True)
         commits = [path for path in folder.glob("*.git") if refs.ID.fullmatch(path.stem)]
-        for path in sorted(commits, key=lambda path: path.stat().st_mtime)[:-KEPT]:
-            shutil.rmtree(path, ignore_errors=True)
+        by_use = sorted((path.stat().st_mtime, path) for path in commits)
+        for count, (used_at, path) in enumerate(reversed(by_use), start=1):
+            if count > MOST_KEPT or (count > KEPT and time.time() - used_at > IN_USE_S):
+                shutil.rmtree(path, ignore_errors=True)
         return folder
 
     @contextmanager
-    def _reading(self, workspace: str) -> Iterator[Path]:
-        """The workspace's directory, while commits of it are read."""
+    def _reading(self, workspace: str, *commits: str) -> Iterator[Path]:
+        """The repository of the first of these commits, while they are read. They are only copies: if
+        reading fails, they are removed, and the next attempt fetches them again."""
+        mirrors = [self._root / workspace / f"{sha}.git" for sha in commits]
         with self._translating_errors(workspace, what=f"mirror of workspace {workspace}"):
-            yield self._root / workspace
+            try:
+                for mirror in mirrors:
+                    os.utime(mirror)
+                yield mirrors[0]
+            except (GitFailed, CorruptData, OSError):
+                for mirror in mirrors:
+                    shutil.rmtree(mirror, ignore_errors=True)
+                raise
 
     @contextmanager
     def _translating_errors(self, key: str, *, what: str) -> Iterator[None]:

@@ -35,10 +35,10 @@ END_S = 5.0
 LIMITED = (
     'ulimit -c 0; ulimit -S -t "$1"; ulimit -H -t "$(($1 + 10))"; ulimit -v "$2"; ulimit -f "$3";'
     ' ulimit -u "$4" 2>/dev/null || ulimit -p "$4" 2>/dev/null;'
-    ' shift 4; exec git "$@"'
+    ' shift 4; exec "$@"'
 )
-"""Sets the limits, then executes git. Lower limits of the system stay in force. The soft limit of CPU
-time is below the hard one, so that the process ends by SIGXCPU, which identifies that limit."""
+"""Sets the limits, then executes the command. Lower limits of the system stay in force. The soft limit
+of CPU time is below the hard one, so that the process ends by SIGXCPU, which identifies that limit."""
 
 CONFIG = (
     "core.hooksPath=/dev/null",
@@ -58,7 +58,8 @@ CONFIG = (
 SSH = "ssh -oBatchMode=yes -oConnectTimeout=30 -oServerAliveInterval=15"
 
 LOW_PRIORITY = 10
-"""By how much the niceness of a background command is raised."""
+GENTLY = ("nice", "-n", str(LOW_PRIORITY))
+"""Begins a background command, whose niceness is raised by this much."""
 
 PROTOCOLS = ("https", "ssh", "file")
 """The protocols of a command that reaches a repository. A local command may use none."""
@@ -110,6 +111,8 @@ async def run_git(
         LIMITED,
         "sh",
         *(str(n) for n in (CPU_S, ADDRESS_BYTES >> 10, FILE_BYTES >> 9, PROCESSES)),
+        *(GENTLY if source is not None and source.background else ()),
+        "git",
         *(item for setting in _config(source) for item in ("-c", setting)),
         *arguments,
         cwd=where,
@@ -120,8 +123,6 @@ async def run_git(
         limit=CHUNK,
         start_new_session=True,
     )
-    if source is not None and source.background:
-        _lower_priority(process.pid)
     kept = bytearray()
     try:
         async with asyncio.timeout(deadline_s):
@@ -133,12 +134,6 @@ async def run_git(
     if process.returncode:
         raise GitFailed(process.returncode, said if source is None else source.login.redact(said))
     return bytes(kept)
-
-
-def _lower_priority(group: int) -> None:
-    """Lower the priority of git and its children. It may have ended by now."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PGRP, group, os.getpriority(os.PRIO_PROCESS, 0) + LOW_PRIORITY)
 
 
 async def _talk(

@@ -219,10 +219,18 @@ async def test_only_the_commits_used_last_are_kept(
     repositories: GitRepositories, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("infra.git.mirrors.KEPT", 2)
-    for _ in range(5):
-        [sha] = grown(source, commits=1)
-        assert await repositories.fetch("w", CommitSpec(url=str(source))) == sha
-    assert len(list((tmp_path / "mirrors" / "w").glob("*.git"))) <= 3
+
+    async def kept_after(fetches: int) -> int:
+        for _ in range(fetches):
+            [sha] = grown(source, commits=1)
+            assert await repositories.fetch("w", CommitSpec(url=str(source))) == sha
+        return len(list((tmp_path / "mirrors" / "w").glob("*.git")))
+
+    assert await kept_after(5) == 5, "they are in use"
+    monkeypatch.setattr("infra.git.mirrors.MOST_KEPT", 3)
+    assert await kept_after(2) == 4
+    monkeypatch.setattr("infra.git.mirrors.IN_USE_S", 0.0)
+    assert await kept_after(2) == 3
 
 
 def many(source: Path, *, files: int) -> None:

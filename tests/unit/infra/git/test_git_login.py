@@ -213,3 +213,14 @@ def test_a_token_is_not_given_to_a_path_or_to_ssh(tmp_path: Path) -> None:
     for url in (str(tmp_path), "git@example.org:team/mine.git", "ssh://git@example.org/x"):
         with logging_in(url, CREDENTIALS["mine"], folder=tmp_path) as found:
             assert found == login.NO_LOGIN
+
+
+@pytest.mark.parametrize("name", ["GIT_SSL_CAINFO", "SSL_CERT_FILE"])
+async def test_git_trusts_the_certificates_of_the_operator(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for each in ("GIT_SSL_CAINFO", "SSL_CERT_FILE"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, "/the/authority.pem")
+    said = await run_git("-c", "alias.shown=!printenv GIT_SSL_CAINFO", "shown")
+    assert said.decode().strip() == "/the/authority.pem"

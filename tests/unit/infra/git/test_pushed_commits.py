@@ -239,6 +239,7 @@ async def test_commits_before_push_out_no_commit_in_use(
     repositories: GitRepositories, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirrors, "KEPT", 1)
+    monkeypatch.setattr(mirrors, "IN_USE_S", 0.0)
     used = git(source, "rev-parse", "HEAD")
     await repositories.fetch("w", spec(source, used))
     others = [commit(source, a=str(number)) for number in range(4)]
@@ -322,3 +323,34 @@ async def test_the_message_of_a_commit(repositories: GitRepositories, source: Pa
         sha = git(source, "rev-parse", "HEAD")
         await repositories.fetch("w", spec(source, sha))
         assert await repositories.message("w", sha) == found
+
+
+async def test_a_broken_copy_is_fetched_again(
+    repositories: GitRepositories, source: Path, tmp_path: Path
+) -> None:
+    before = commit(source, a="1")
+    after = commit(source, a="2")
+    mirror = tmp_path / "mirrors" / "w" / f"{after}.git"
+    for sha in (before, after):
+        await repositories.fetch("w", spec(source, sha))
+    for attempt in (
+        lambda: repositories.read_file("w", after, "a", most=10),
+        lambda: repositories.message("w", after),
+        lambda: repositories.changed_paths(pushed(source, before, after)),
+    ):
+        for path in [*mirror.glob("objects/pack/*"), *mirror.glob("objects/??/*")]:
+            path.chmod(0o600)
+            path.write_bytes(b"")
+        with pytest.raises(RepositoryAway):
+            await attempt()
+        assert not mirror.exists()
+        await repositories.fetch("w", spec(source, after))
+        await repositories.fetch("w", spec(source, before))
+        assert await attempt()
+
+
+async def test_an_unsafe_commit_before_means_all_paths(
+    repositories: GitRepositories, source: Path
+) -> None:
+    after = git(source, "rev-parse", "HEAD")
+    assert await repositories.changed_paths(pushed(source, "--output=/tmp/x", after)) is None
