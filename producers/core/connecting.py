@@ -86,8 +86,6 @@ class Connecting:
         credential = request.credential or (before.credential if before else None)
         await self._try(Connection("", provider, url, credential=credential))
         workspace = known or await self._add(request, credential, provider)
-        if known is None:
-            before = await self._readable(workspace.id)
         connection = await self.connections.put(
             workspace.id, provider=provider, url=workspace.url, credential=request.credential
         )
@@ -100,26 +98,25 @@ class Connecting:
             hook=hook.id,
             can_post=self.forges.open(connection) is not None,
         )
-        await self.log.append([connected], cause=cause)
-        secret = connection.secrets[0] if before is None else None
+        is_repeat = await self._append_once(connected, cause)
+        secret = connection.secrets[0] if before is None or is_repeat else None
         return workspace, provider, self._state(workspace, secret, hook)
 
-    async def disconnect(self, ref: str, *, cause: UUID) -> tuple[Workspace, str | None]:
-        """Delete the webhook and the connection of a workspace, with its secrets. Returns why the
-        webhook could not be deleted, or None. Raises NotFound when it is not connected."""
+    async def disconnect(self, ref: str, *, cause: UUID) -> tuple[Workspace, bool, str | None]:
+        """Delete the webhook and the connection of a workspace, with its secrets. Returns
+        whether the forge had a webhook that was deleted, and why it could not be asked, or None. Raises
+        NotFound when it is not connected."""
         workspace = await self.workspaces.find(ref)
         connection = await self._known_connection(workspace)
-        problem = None
-        if connection is not None and connection.hook is not None:
-            try:
-                forge = self.forges.open(connection)
-                if forge is not None:
-                    await forge.delete_hook(self._hook_url(workspace))
-            except (Refused, ForgeAway) as error:
-                problem = str(error)
+        deleted, problem = False, None
+        try:
+            forge = None if connection is None else self.forges.open(connection)
+            deleted = forge is not None and await forge.delete_hook(self._hook_url(workspace))
+        except (Refused, ForgeAway) as error:
+            problem = str(error)
         await self.connections.drop(workspace.id)
         await self.log.append([WorkspaceDisconnected(workspace=workspace.id)], cause=cause)
-        return workspace, problem
+        return workspace, deleted, problem
 
     async def rotate(self, ref: str, *, now: bool) -> tuple[Workspace, Provider, HookState]:
         """Give the webhook a new secret. The one before stays valid for a day, or with `now` not at
@@ -132,10 +129,17 @@ class Connecting:
         return workspace, connection.provider, self._state(workspace, connection.secrets[0], hook)
 
     async def _find_known(self, request: ConnectRequest) -> Workspace | None:
-        """The workspace whose name the request holds in place of a URL."""
-        if not NAME.fullmatch(request.url) or request.name is not None:
-            return None
-        return await self.workspaces.find(request.url)
+        """The workspace of a URL, or the one whose name the request holds in place of a URL."""
+        if NAME.fullmatch(request.url) and request.name is None:
+            return await self.workspaces.find(request.url)
+        return await self.workspaces.find_url(request.url, request.name)
+
+    async def _append_once(self, event: WorkspaceConnected, cause: UUID) -> bool:
+        """Append the event. Returns whether this cause appended it before: then the client repeats a
+        request whose answer it did not get."""
+        version = (await self.log.versions([event.stream]))[event.stream]
+        [recorded] = await self.log.append([event], cause=cause)
+        return recorded.version <= version
 
     async def _try(self, connection: Connection) -> None:
         """Ask the forge and the repository with the credential, before anything is stored."""

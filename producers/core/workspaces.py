@@ -81,7 +81,15 @@ class Workspaces:
 
     async def find(self, ref: str) -> Workspace:
         """A workspace by name or id. Raises NotFound."""
-        identity = await self._names.find("workspace", ref) or ref
+        found = await self._find_id(await self._names.find("workspace", ref) or ref)
+        if found is not None:
+            return found
+        known = ", ".join(await self._names.all("workspace")) or "none"
+        raise NotFound(
+            f"there is no workspace {ref!r} (there are: {known}); `headrace workspace add PATH` adds one"
+        )
+
+    async def _find_id(self, identity: str) -> Workspace | None:
         found = await self._log.read(
             identity, after=Cursor(), limit=1, types=[RepositoryPushed.type]
         )
@@ -91,10 +99,17 @@ class Workspaces:
                 return Workspace(
                     WorkspaceId(event.workspace), event.workspace_name, event.commit.url
                 )
-        known = ", ".join(await self._names.all("workspace")) or "none"
-        raise NotFound(
-            f"there is no workspace {ref!r} (there are: {known}); `headrace workspace add PATH` adds one"
-        )
+        return None
+
+    async def find_url(self, url: str, name: str | None = None) -> Workspace | None:
+        """The workspace that `add` would fetch again for a URL and a name, or None."""
+        url = url.rstrip("/") if len(url) > 1 else url
+        for candidate in (name,) if name else _candidates(url):
+            identity = await self._names.find("workspace", candidate)
+            found = None if identity is None else await self._find_id(identity)
+            if found is not None and found.url == url:
+                return found
+        return None
 
     async def choose(self, ref: str | None) -> Workspace:
         """The named workspace, or the only one. Raises NotFound, InvalidConfig."""

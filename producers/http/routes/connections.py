@@ -44,8 +44,9 @@ async def connect(request: Request) -> Response:
 async def disconnect(request: Request) -> Response:
     core = services(request).connecting
     cause = cause_of(request, "disconnect")
-    workspace, problem = await core.disconnect(request.path_params["ref"], cause=cause)
-    return ApiResponse({"workspace": _to_json(workspace), "hook_problem": problem})
+    workspace, deleted, problem = await core.disconnect(request.path_params["ref"], cause=cause)
+    hook = {"deleted": deleted, "problem": problem}
+    return ApiResponse({"workspace": _to_json(workspace), "hook": hook})
 
 
 async def rotate_secret(request: Request) -> Response:

@@ -99,8 +99,11 @@ def disconnect(name: str, *, as_json: bool) -> None:
         print_json(answer)
         return
     say(f"workspace {answer['workspace']['name']} is disconnected")
-    if answer["hook_problem"]:
-        say(f"the webhook is still on the forge, delete it there: {answer['hook_problem']}")
+    hook: Document = answer["hook"]
+    if hook["problem"]:
+        say(f"the webhook is still on the forge, delete it there: {hook['problem']}")
+    elif not hook["deleted"]:
+        say("a webhook that was entered by hand stays on the forge; delete it there")
 
 
 @command(None, "rotate-secret", example="headrace workspace rotate-secret sums")

@@ -123,6 +123,26 @@ async def test_connecting_again_keeps_the_secret_and_remembers_nothing(
     assert len(await recorded(app, RefsCheckRequested)) == 1
 
 
+async def test_a_repeated_request_gets_the_same_answer(app: Application, forge: FakeForge) -> None:
+    body = {"url": forge.url, "provider": "gitea", "token": TOKEN}
+    first = await app.post("/workspaces/connect", body, idempotency_key="k")
+    again = await app.post("/workspaces/connect", body, idempotency_key="k")
+    assert again.json() == first.json()
+    assert len(forge.hooks) == 1
+    other = await app.post("/workspaces/connect", body, idempotency_key="l")
+    assert other.json()["hook"]["secret"] is None
+
+
+async def test_the_stored_credential_opens_the_repository_again(
+    app: Application, forge: FakeForge
+) -> None:
+    await connect(app, forge)
+    known = app.services.check_repository.__self__  # type: ignore[attr-defined]  # a method of the kit
+    known.credentials.clear()
+    assert (await connect(app, forge, token=None)).status_code == 201
+    assert known.credentials == [TokenCredential("git", TOKEN)]
+
+
 async def test_without_a_token_the_secret_is_shown_and_no_hook_is_made(
     app: Application, forge: FakeForge
 ) -> None:
@@ -233,7 +253,7 @@ async def test_disconnecting_deletes_hook_and_secrets(app: Application, forge: F
     await connect(app, forge)
     answer = await app.api.delete("/api/v1/workspaces/repo/connection")
     assert answer.status_code == 200, answer.text
-    assert answer.json()["hook_problem"] is None
+    assert answer.json()["hook"] == {"deleted": True, "problem": None}
     assert forge.hooks == []
     assert await app.services.connections.all() == []
     assert await recorded(app, WorkspaceDisconnected) == [
@@ -246,12 +266,18 @@ async def test_disconnecting_deletes_hook_and_secrets(app: Application, forge: F
         assert "is not connected" in again.json()["detail"]
 
 
+async def test_a_hook_without_an_api_is_not_deleted(app: Application) -> None:
+    await app.post("/workspaces/connect", {"url": "/repo"})
+    answer = await app.api.delete("/api/v1/workspaces/repo/connection")
+    assert answer.json()["hook"] == {"deleted": False, "problem": None}
+
+
 async def test_a_hook_that_stays_on_the_forge_is_said(app: Application, forge: FakeForge) -> None:
     await connect(app, forge)
     forge.planned.append(Reply(500))
     answer = await app.api.delete("/api/v1/workspaces/repo/connection")
     assert answer.status_code == 200
-    assert "answers 500" in answer.json()["hook_problem"]
+    assert "answers 500" in answer.json()["hook"]["problem"]
     assert await app.services.connections.all() == []
 
 

@@ -105,9 +105,13 @@ def test_wrong_options_send_nothing(
 
 
 def test_disconnect_and_rotate(headrace: Run, server: FakeServer) -> None:
-    gone = {"workspace": WORKSPACE, "hook_problem": "git.example answers 500"}
-    server.answer("DELETE", "/workspaces/r/connection", gone)
-    assert "still on the forge" in headrace("workspace", "disconnect", "r").out
+    for problem, deleted in (("git.example answers 500", False), (None, False), (None, True)):
+        gone = {"workspace": WORKSPACE, "hook": {"deleted": deleted, "problem": problem}}
+        server.answer("DELETE", "/workspaces/r/connection", gone)
+    said = [headrace("workspace", "disconnect", "r").out for _ in range(3)]
+    assert "still on the forge" in said[0]
+    assert "entered by hand stays" in said[1]
+    assert len(said[2].splitlines()) == 1
     server.answer("POST", "/workspaces/r/rotate-secret", answer(made=False))
     out = headrace("workspace", "rotate-secret", "r", "--now").out
     assert "s3cret" in out
@@ -117,9 +121,8 @@ def test_disconnect_and_rotate(headrace: Run, server: FakeServer) -> None:
 def test_json_is_the_answer(headrace: Run, server: FakeServer) -> None:
     server.answer("POST", "/workspaces/connect", answer(), status=201)
     server.answer("POST", "/workspaces/r/rotate-secret", answer())
-    server.answer(
-        "DELETE", "/workspaces/r/connection", {"workspace": WORKSPACE, "hook_problem": None}
-    )
+    gone = {"workspace": WORKSPACE, "hook": {"deleted": True, "problem": None}}
+    server.answer("DELETE", "/workspaces/r/connection", gone)
     for arguments in (("connect", URL), ("rotate-secret", "r"), ("disconnect", "r")):
         ran = headrace("workspace", *arguments, "--json")
         assert ran.document["workspace"] == WORKSPACE
