@@ -6,7 +6,7 @@ A name that refers to nothing becomes an issue with its key, so that all of them
 import difflib
 from dataclasses import dataclass
 
-from infra.ports.event_log import EventStore
+from infra.ports.event_log import Cursor, EventStore, Recorded
 from infra.postgres.names import Names
 from producers.core.datasets.registration import find as find_dataset
 from producers.core.lookup import Lookup
@@ -16,11 +16,13 @@ from producers.core.validation.rollout_issues import SyncedCommit, synced_commit
 from producers.core.workspaces import Workspace, Workspaces
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import InvalidConfig, Issue, NotFound
-from schemas.events import DatasetRegistered
-from schemas.ids import workspace_stream
+from schemas.events import DatasetRegistered, RepositoryPushed, WorkspaceSynced
 from schemas.sampling import ModelRef
 
 UNKNOWN = ModelFacts()
+PAGE = 1000
+TELLING = (RepositoryPushed.type, WorkspaceSynced.type)
+"""The events that tell which commits were synced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,5 +112,11 @@ class ReferenceFinder:
             return None, None
 
     async def _commits(self, workspace: Workspace) -> tuple[SyncedCommit, ...]:
-        stream = workspace_stream(workspace.id)
-        return tuple(synced_commits((await self._log.load({stream: 0}))[stream]))
+        """The commits of a workspace that were synced. Its other events are not read, because each push
+        adds some."""
+        found: list[Recorded] = []
+        after = Cursor()
+        while page := await self._log.read(workspace.id, after=after, limit=PAGE, types=TELLING):
+            found += page
+            after = page[-1].cursor
+        return tuple(synced_commits(found))
