@@ -8,7 +8,7 @@ THREADS := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE
 STACK_DIR := .stack
 VLLM ?= .vllm
 
-.PHONY: demo matrix learning oracles vllm gitea test test-fast test-vllm lint format bench chaos storms stack stack-down venv lock clean
+.PHONY: demo matrix learning oracles vllm gitea test test-fast test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
 
 venv: $(READY)
 
@@ -92,6 +92,10 @@ test-fast: $(READY)
 test-vllm: $(READY) $(VLLM)/.ready
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE HEADRACE_TEST_VLLM=$(VLLM)/bin/python \
 		$(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
+
+# A million mutated webhooks. Nothing unsigned may be accepted, and nothing answered 5xx.
+fuzz: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

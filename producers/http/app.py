@@ -26,6 +26,7 @@ from producers.http.routes import (
     samples,
     trace,
     verifications,
+    webhooks,
     workspaces,
 )
 from producers.http.services import Services
@@ -55,7 +56,7 @@ def create_app(services: Services) -> Starlette:
     """The ASGI application, which serves every request with `services`."""
     routes = [route for resource in RESOURCES for route in resource.ROUTES]
     app = Starlette(
-        routes=[*platform.ROOT_ROUTES, Mount("/api/v1", routes=routes)],
+        routes=[*platform.ROOT_ROUTES, *webhooks.ROOT_ROUTES, Mount("/api/v1", routes=routes)],
         middleware=[Middleware(Guard, settings=services.settings), Middleware(Traced)],
         exception_handlers={
             HTTPException: _http_error,

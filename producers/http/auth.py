@@ -14,7 +14,14 @@ from infra.settings.settings import Settings
 from producers.http.responses import problem
 
 OPEN_PATHS = ("/healthz", "/readyz")
+SIGNED_PATHS = "/webhooks/"
+"""Requests below this path carry a signature instead of a token."""
+
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(SIGNED_PATHS)
 
 
 class Guard:
@@ -37,7 +44,7 @@ class Guard:
                 "the Host header does not name this server; set HEADRACE_URL or "
                 "HEADRACE_PUBLIC_URL to the name by which it is reached",
             )
-        elif scope["path"] not in OPEN_PATHS and not self._has_token(headers):
+        elif not _is_open(scope["path"]) and not self._has_token(headers):
             refusal = problem(
                 401,
                 "UNAUTHORIZED",

@@ -26,6 +26,9 @@ from producers.core.retention import Retention
 from producers.core.submit import Submitter
 from producers.core.verification import Verifications
 from producers.core.workspaces import Workspaces
+from producers.webhook.endpoint import WebhookEndpoint
+from producers.webhook.hooks import ConnectedHooks, RecentHooks
+from producers.webhook.journal import DeliveryJournal
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,11 @@ class Services:
             public_url=self.settings.public_url,
             clock=self.clock,
         )
+
+    @cached_property
+    def webhooks(self) -> WebhookEndpoint:
+        hooks = RecentHooks(ConnectedHooks(self.readmodel.names, self.connections))
+        return WebhookEndpoint(hooks, DeliveryJournal(self.log))
 
     @cached_property
     def poll_ages(self) -> Ages:

@@ -4,6 +4,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from infra import telemetry
+from producers.http.auth import SIGNED_PATHS
 
 
 class Traced:
@@ -18,5 +19,9 @@ class Traced:
             await self._app(scope, receive, send)
             return
         name = telemetry.REQUEST.format(method=scope["method"], path=scope["path"])
-        with telemetry.span(name, parent=Headers(scope=scope).get(telemetry.PARENT)):
+        is_foreign = scope["path"].startswith(
+            SIGNED_PATHS
+        )  # its sender is not trusted with our traces
+        parent = None if is_foreign else Headers(scope=scope).get(telemetry.PARENT)
+        with telemetry.span(name, parent=parent):
             await self._app(scope, receive, send)

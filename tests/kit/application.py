@@ -10,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+from starlette.applications import Starlette
 
 from consumers.project.consumer import Projector
 from infra.blobs.artifacts import ArtifactStore
@@ -73,6 +74,7 @@ class Application:
     """An HTTP client of the application, and the application's parts."""
 
     api: httpx.AsyncClient
+    app: Starlette
     services: Services
     projector: Projector
     database: Database
@@ -142,11 +144,12 @@ async def application(
         )
         projector = Projector(log, readmodel, wakeups=notifier)
         task = asyncio.ensure_future(projector.run())
-        transport = httpx.ASGITransport(create_app(services), raise_app_exceptions=False)
+        app = create_app(services)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         headers = {"Authorization": f"Bearer {TOKEN}"}
         base = "http://127.0.0.1:8420"
         async with httpx.AsyncClient(transport=transport, base_url=base, headers=headers) as api:
-            yield Application(api, services, projector, database)
+            yield Application(api, app, services, projector, database)
         await forges.aclose()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

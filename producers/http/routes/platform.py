@@ -82,6 +82,11 @@ async def metrics(request: Request) -> Response:
     skipped = await services(request).readmodel.skipped_events.by_type()
     runs = {f'status="{name}"': float(n) for name, n in (await platform.run_counts()).items()}
     ages = services(request).poll_ages.seconds()
+    counts = services(request).webhooks.counts
+    deliveries = {
+        f'provider="{provider}",result="{result}"': float(count)
+        for (provider, result), count in sorted(counts.items())
+    }
     steps = {f'run="{run}",key="{key}"': value for run, key, value in await platform.step_metrics()}
     text = prometheus(
         {
@@ -111,6 +116,10 @@ async def metrics(request: Request) -> Response:
             "headrace_read_model_skipped_events": (
                 "events that the read model lacks because projecting them failed",
                 {f'type="{name}"': float(n) for name, n in skipped.items()} or {"": 0.0},
+            ),
+            "headrace_webhook_deliveries": (
+                "deliveries of forges since the start of the control process",
+                deliveries,
             ),
             "headrace_poll_age_seconds": (
                 "since when a connected repository was last asked for its refs with success",
