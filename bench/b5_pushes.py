@@ -166,6 +166,7 @@ def main() -> None:
         root = Path(folder)
         with platform(root / "home") as started:
             targets = connect_workspaces(started, root, options.workspaces)
+            print(f"{len(targets)} workspaces are connected", flush=True)
             asyncio.run(
                 measure(started, targets, pushes=options.pushes, at_once=options.connections)
             )

@@ -20,6 +20,7 @@ from infra.git.commits import fetch_alone, fetch_pushed, resolve_commit, trees_o
 from infra.git.credentials import CredentialSource, GitCredential
 from infra.git.failures import error_for
 from infra.git.login import logging_in
+from infra.git.pace import Pace
 from infra.git.process import GitFailed, GitSource
 from infra.git.smart_http import SmartHttp
 from infra.ports.services import RefList
@@ -50,6 +51,11 @@ OURS = "[uploadpack]\n\tallowFilter = true\n\tallowAnySHA1InWant = true\n"
 """The configuration for the serving side when the source is a directory of this machine."""
 
 
+LISTINGS_PER_S, LISTINGS_AT_ONCE = 15.0, 8
+"""How many listings of refs begin in a second, and how many at once. A burst of webhooks to many
+workspaces would otherwise start a git process for each, and delay the webhooks."""
+
+
 class GitRepositories:
     """`infra.ports.services.Repositories`. Each workspace has a directory in `root`, with a bare
     repository for each recently used commit and one for the history. `credentials` returns the
@@ -68,6 +74,7 @@ class GitRepositories:
         self._smart_http = smart_http
         self._locks: dict[str, asyncio.Lock] = {}
         self._failures: dict[str, int] = {}
+        self._pace = Pace(per_s=LISTINGS_PER_S, burst=LISTINGS_AT_ONCE)
 
     async def check(self, url: str, credential: GitCredential | None = None) -> str:
         """Return the default branch. Raises Refused when `url` is not a repository, and RepositoryAway
@@ -81,7 +88,10 @@ class GitRepositories:
             return branch
 
     async def list_refs(self, workspace: str, url: str, *, background: bool = False) -> RefList:
-        """Return all branches and tags. In the `background`, git runs at low priority."""
+        """Return all branches and tags. In the `background`, git runs at low priority. Other listings
+        are spread over time when there are many."""
+        if not background:
+            await self._pace.wait()
         with self._translating_errors(f"refs/{workspace}", what=url):
             smart = self._smart_http
             credential = await self._credential(workspace)

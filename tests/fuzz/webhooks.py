@@ -74,7 +74,7 @@ class Delivery:
 
 def valid(draw: random.Random) -> Delivery:
     """A valid push, with an id of its own."""
-    payload = {
+    payload: dict[str, Any] = {
         "ref": draw.choice(("refs/heads/main", "refs/heads/a/b", "refs/tags/v1")),
         "before": draw.choice(SHAS),
         "after": draw.choice(SHAS[1:]),
