@@ -20,7 +20,7 @@ from infra.git.commits import fetch_alone, fetch_pushed, resolve_commit, trees_o
 from infra.git.credentials import CredentialSource, GitCredential
 from infra.git.failures import error_for
 from infra.git.login import logging_in
-from infra.git.pace import Pace
+from infra.git.pace import ListingPace
 from infra.git.process import GitFailed, GitSource
 from infra.git.smart_http import SmartHttp
 from infra.ports.services import RefList
@@ -74,7 +74,7 @@ class GitRepositories:
         self._smart_http = smart_http
         self._locks: dict[str, asyncio.Lock] = {}
         self._failures: dict[str, int] = {}
-        self._pace = Pace(per_s=LISTINGS_PER_S, burst=LISTINGS_AT_ONCE)
+        self._pace = ListingPace(per_s=LISTINGS_PER_S, burst=LISTINGS_AT_ONCE)
 
     async def check(self, url: str, credential: GitCredential | None = None) -> str:
         """Return the default branch. Raises Refused when `url` is not a repository, and RepositoryAway

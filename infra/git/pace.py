@@ -3,7 +3,7 @@
 import asyncio
 
 
-class Pace:
+class ListingPace:
     """Lets `burst` calls begin at once, and after that `per_s` in a second, in their order (the generic
     cell rate algorithm)."""
 

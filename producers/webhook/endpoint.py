@@ -23,7 +23,7 @@ from producers.webhook.hint import Hint, MalformedDelivery, WebhookFormat
 from producers.webhook.hooks import Hook, HookSource
 from producers.webhook.journal import DeliveryJournal
 from producers.webhook.payload import document_in
-from producers.webhook.signature import Keys
+from producers.webhook.signature import WebhookKeys
 from schemas.errors import Refused
 from schemas.events import Event, HookPinged, Provider, PushReceived
 from schemas.ids import HEADRACE, derive_id
@@ -42,7 +42,7 @@ LARGE = 1 << 20
 Result = Literal[
     "accepted", "doubled", "pinged", "ignored", "bad_signature", "too_large", "malformed", "slow"
 ]
-"""What became of a delivery, as the metrics count it."""
+"""The fate of a delivery, as the metrics count it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class WebhookEndpoint:
     ) -> tuple[Result, WebhookAnswer]:
         """Check the signature, and record what the delivery says. Raises MalformedDelivery."""
         form = FORMATS[hook.provider] if hook is not None else GITHUB
-        keys = Keys.of(hook.secrets if hook is not None else (), body)
+        keys = WebhookKeys.of(hook.secrets if hook is not None else (), body)
         if len(body) > LARGE:
             await asyncio.to_thread(lambda: keys.digests)
         is_authentic = form.is_authentic(headers, keys)

@@ -16,7 +16,7 @@ from producers.webhook.hint import (
 )
 from producers.webhook.identity import delivery_id, event_name
 from producers.webhook.payload import Payload, read_payload
-from producers.webhook.signature import Keys
+from producers.webhook.signature import WebhookKeys
 
 KINDS: dict[bytes, Kind] = {b"push": "push", b"delete": "delete", b"ping": "ping"}
 FOLDERS = {"branch": "refs/heads/", "tag": "refs/tags/"}
@@ -44,9 +44,9 @@ class GitHubDeletion(Payload):
 class GitHubFormat:
     """`WebhookFormat` of GitHub, Gitea and Forgejo."""
 
-    def is_authentic(self, headers: RequestHeaders, keys: Keys) -> bool:
+    def is_authentic(self, headers: RequestHeaders, keys: WebhookKeys) -> bool:
         signature = headers.one(b"x-hub-signature-256")
-        return keys.signed(signature if signature is not None else b"")
+        return keys.accept(signature if signature is not None else b"")
 
     def head(self, headers: RequestHeaders) -> tuple[Kind, str]:
         event = event_name(headers, b"x-github-event")

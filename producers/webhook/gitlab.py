@@ -6,7 +6,7 @@ from producers.webhook.headers import RequestHeaders
 from producers.webhook.hint import Hint, Kind, check_ref, check_sha, clean_pusher
 from producers.webhook.identity import delivery_id, event_name
 from producers.webhook.payload import Payload, read_payload
-from producers.webhook.signature import Keys
+from producers.webhook.signature import WebhookKeys
 
 KINDS: dict[bytes, Kind] = {b"Push Hook": "push", b"Tag Push Hook": "push"}
 
@@ -23,7 +23,7 @@ class GitLabPush(Payload):
 class GitLabFormat:
     """`WebhookFormat` of GitLab."""
 
-    def is_authentic(self, headers: RequestHeaders, keys: Keys) -> bool:
+    def is_authentic(self, headers: RequestHeaders, keys: WebhookKeys) -> bool:
         token = headers.one(b"x-gitlab-token")
         keys.digests  # noqa: B018 - a workspace on GitLab costs as much time as any other
         return keys.include(token if token is not None else b"")

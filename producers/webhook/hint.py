@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from producers.webhook.headers import RequestHeaders
-from producers.webhook.signature import Keys
+from producers.webhook.signature import WebhookKeys
 
 LONGEST_REF = 512
 LONGEST_PUSHER = 255
@@ -19,7 +19,7 @@ SHA = re.compile(r"(?:[0-9a-f]{40}|[0-9a-f]{64})")
 NOT_IN_REFS = re.compile(
     r"[\x00-\x20\x7f~^:?*\[\\\ud800-\udfff]|\.\.|@\{|//|/\.|\.lock(?:/|$)|[/.]$"
 )
-"""What no ref contains (git-check-ref-format)."""
+"""Characters and sequences that no ref contains (git-check-ref-format)."""
 
 Kind = Literal["push", "delete", "ping", "other"]
 
@@ -48,7 +48,7 @@ class Hint:
 class WebhookFormat(Protocol):
     """The headers and payloads that a provider sends."""
 
-    def is_authentic(self, headers: RequestHeaders, keys: Keys) -> bool:
+    def is_authentic(self, headers: RequestHeaders, keys: WebhookKeys) -> bool:
         """Whether the request proves that its sender knows the secret."""
         ...
 

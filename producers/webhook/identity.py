@@ -15,15 +15,15 @@ EVENT = re.compile(rb"[\x20-\x7e]{1,64}")
 
 def event_name(headers: RequestHeaders, name: bytes) -> bytes:
     """Return the name of the event. Raises MalformedDelivery."""
-    return _checked(headers, name, EVENT)
+    return _check_value(headers, name, EVENT)
 
 
 def delivery_id(headers: RequestHeaders, name: bytes) -> str:
     """Return the forge's id of the delivery. Raises MalformedDelivery."""
-    return _checked(headers, name, DELIVERY).decode("ascii")
+    return _check_value(headers, name, DELIVERY).decode("ascii")
 
 
-def _checked(headers: RequestHeaders, name: bytes, form: re.Pattern[bytes]) -> bytes:
+def _check_value(headers: RequestHeaders, name: bytes, form: re.Pattern[bytes]) -> bytes:
     value = headers.one(name)
     shown = name.decode("ascii")
     if value is None:

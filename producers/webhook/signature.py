@@ -19,14 +19,14 @@ PREFIX = b"sha256="
 
 
 @dataclass(frozen=True)
-class Keys:
+class WebhookKeys:
     """The keys to check a body with."""
 
     secrets: tuple[bytes, ...]
     body: bytes | bytearray
 
     @classmethod
-    def of(cls, valid: Sequence[str], body: bytes | bytearray) -> "Keys":
+    def of(cls, valid: Sequence[str], body: bytes | bytearray) -> "WebhookKeys":
         """The keys for a workspace with these valid secrets."""
         known = [secret.encode() for secret in valid[:MOST_SECRETS] if secret]
         missing = MOST_SECRETS - len(known)
@@ -37,7 +37,7 @@ class Keys:
         """The hex HMAC-SHA256 of the body under each key."""
         return tuple(hmac.digest(key, self.body, "sha256").hex().encode() for key in self.secrets)
 
-    def signed(self, signature: bytes) -> bool:
+    def accept(self, signature: bytes) -> bool:
         """Whether `signature` is `sha256=` and the lower-case hex digest under one of the keys."""
         return _one_of(signature, [PREFIX + digest for digest in self.digests])
 

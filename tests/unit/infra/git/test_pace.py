@@ -2,11 +2,11 @@
 
 import asyncio
 
-from infra.git.pace import Pace
+from infra.git.pace import ListingPace
 
 
 async def test_a_burst_begins_at_once_and_the_rest_at_the_given_rate() -> None:
-    pace, loop = Pace(per_s=100, burst=5), asyncio.get_running_loop()
+    pace, loop = ListingPace(per_s=100, burst=5), asyncio.get_running_loop()
     began = loop.time()
     times: list[float] = []
 
@@ -21,7 +21,7 @@ async def test_a_burst_begins_at_once_and_the_rest_at_the_given_rate() -> None:
 
 
 async def test_after_a_rest_a_burst_is_free_again() -> None:
-    pace, loop = Pace(per_s=1000, burst=3), asyncio.get_running_loop()
+    pace, loop = ListingPace(per_s=1000, burst=3), asyncio.get_running_loop()
     for _ in range(10):
         await pace.wait()
     await asyncio.sleep(0.05)

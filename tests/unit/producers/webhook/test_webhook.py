@@ -75,13 +75,13 @@ async def received(app: Application, name: str = "sums") -> list[Any]:
 
 
 def test_the_official_vector() -> None:
-    from producers.webhook.signature import Keys
+    from producers.webhook.signature import WebhookKeys
 
     digest = "757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
-    keys = Keys.of((SECRET,), b"Hello, World!")
-    assert keys.signed(f"sha256={digest}".encode())
-    assert not keys.signed(f"sha256={digest[:-1]}8".encode())
-    assert not keys.signed(digest.encode())
+    keys = WebhookKeys.of((SECRET,), b"Hello, World!")
+    assert keys.accept(f"sha256={digest}".encode())
+    assert not keys.accept(f"sha256={digest[:-1]}8".encode())
+    assert not keys.accept(digest.encode())
 
 
 async def test_a_signed_push_is_durable_when_it_is_answered(app: Application) -> None:
