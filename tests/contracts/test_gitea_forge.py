@@ -25,7 +25,10 @@ def repository(gitea: Gitea) -> GiteaRepository:
 
 
 @pytest.fixture
-async def apis() -> AsyncIterator[ForgeApis]:
+async def apis(gitea: Gitea, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ForgeApis]:
+    for name, value in gitea.environment.items():
+        monkeypatch.setenv(name, value)
+
     async def find(_: str) -> None:
         return None
 

@@ -1,11 +1,13 @@
 """A Gitea for the tests: the one that HEADRACE_TEST_GITEA names, else one built and started here.
 
-HEADRACE_TEST_GITEA is `http://ADMIN:PASSWORD@host:port`, and each test makes repositories of its own
-there. If there is no address and a Gitea cannot be built, the tests are skipped, but in CI they fail.
+HEADRACE_TEST_GITEA is `https://ADMIN:PASSWORD@host:port`, and each test makes repositories of its own
+there. SSL_CERT_FILE and GIT_SSL_CAINFO name its certificate, unless a public authority signed it. If
+there is no address and a Gitea cannot be built, the tests are skipped, but in CI they fail.
 """
 
 import base64
 import os
+import ssl
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -57,6 +59,7 @@ class GiteaRepository:
             cwd=clone,
             env={
                 **os.environ,
+                **self.gitea.environment,
                 "GIT_TERMINAL_PROMPT": "0",
                 "GIT_CONFIG_COUNT": "1",
                 "GIT_CONFIG_KEY_0": "http.extraHeader",
@@ -90,7 +93,18 @@ class Gitea:
     api: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.api = httpx.Client(base_url=f"{self.url}/api/v1", timeout=60)
+        own = self.server.files.certificate if self.server else None
+        trusted = ssl.create_default_context(cafile=own)
+        self.api = httpx.Client(base_url=f"{self.url}/api/v1", timeout=60, verify=trusted)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The settings with which a process trusts this Gitea."""
+        if self.server is None:
+            return {}
+        return dict.fromkeys(
+            ("SSL_CERT_FILE", "GIT_SSL_CAINFO"), str(self.server.files.certificate)
+        )
 
     def create_user(self) -> GiteaUser:
         """A new user, with a token."""
@@ -126,11 +140,11 @@ def _authorization(user: GiteaUser) -> dict[str, str]:
 
 
 def parse_gitea(address: str) -> Gitea:
-    """The Gitea at `http://ADMIN:PASSWORD@host:port`."""
+    """The Gitea at `https://ADMIN:PASSWORD@host:port`."""
     parts = urlsplit(address)
     host = parts.netloc.rpartition("@")[2]
-    assert parts.username, f"{ADDRESS} holds no user: http://ADMIN:PASSWORD@host:port"
-    assert parts.password, f"{ADDRESS} holds no password: http://ADMIN:PASSWORD@host:port"
+    assert parts.username, f"{ADDRESS} holds no user: https://ADMIN:PASSWORD@host:port"
+    assert parts.password, f"{ADDRESS} holds no password: https://ADMIN:PASSWORD@host:port"
     return Gitea(f"{parts.scheme}://{host}", unquote(parts.username), unquote(parts.password))
 
 

@@ -1,8 +1,9 @@
 """A Gitea on this machine, without Docker: a real forge for the tests.
 
 The program is built once from its Go module, at the version pinned here, and kept in a cache (`make
-gitea`). The server keeps everything in one temporary directory and answers on 127.0.0.1. It never runs
-as root. If we are root, it is started as the system user `headrace`, which owns its directory.
+gitea`). The server keeps everything in one temporary directory. It answers on 127.0.0.1, over HTTPS
+with a certificate that signs itself. It never runs as root. If we are root, it is started as the system
+user `headrace`, which owns its directory.
 """
 
 import fcntl
@@ -12,6 +13,7 @@ import os
 import pwd
 import secrets
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,7 @@ from infra.local.death_signal import die_with
 from infra.local.embedded_postgres import SYSTEM_USER, ensure_user
 from infra.local.free_port import free_port
 from schemas.errors import InvalidConfig, TransientError
+from tests.stack.certificate import make_certificate
 from tests.stack.s3 import cache
 
 VERSION = "v1.25.0"
@@ -44,7 +47,9 @@ RUN_USER = {user}
 WORK_PATH = {directory}
 
 [server]
-PROTOCOL = http
+PROTOCOL = https
+CERT_FILE = {certificate}
+KEY_FILE = {private_key}
 HTTP_ADDR = 127.0.0.1
 HTTP_PORT = {port}
 DOMAIN = 127.0.0.1
@@ -137,7 +142,7 @@ def _run(command: Sequence[str], directory: Path) -> str:
 
 class GiteaServer:
     """One server in a directory of its own. `url` stays the same over its lives. Its administrator is
-    ADMIN with `password`."""
+    ADMIN with `password`. A client must trust the certificate in `files`."""
 
     def __init__(self, directory: Path) -> None:
         """Raises InvalidConfig when the program cannot be had."""
@@ -145,7 +150,8 @@ class GiteaServer:
         self._program = _place(program(), directory)
         self._user = SYSTEM_USER if os.geteuid() == 0 else None
         self._port = free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
+        self.url = f"https://127.0.0.1:{self._port}"
+        self.files = make_certificate(directory)
         self.password = secrets.token_urlsafe(16)
         self._process: subprocess.Popen[bytes] | None = None
         # The kernel ends a child that is to die with us when the *thread* that made it ends.
@@ -160,7 +166,7 @@ class GiteaServer:
         """Start it and wait until it answers. Raises TransientError when it does not."""
         self._process = self._launcher.submit(self._launch).result()
         deadline = time.monotonic() + START_S
-        while not _healthy(self._port):
+        while not self._is_healthy():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 said = self.log.read_text(errors="replace")[-800:]
@@ -236,6 +242,19 @@ class GiteaServer:
     def _environment(self) -> dict[str, str]:
         return {"PATH": os.environ["PATH"], "HOME": str(self._directory), "LC_ALL": "C"}
 
+    def _is_healthy(self) -> bool:
+        trusted = ssl.create_default_context(cafile=self.files.certificate)
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", self._port, timeout=5, context=trusted
+        )
+        try:
+            connection.request("GET", "/api/healthz")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
     def _prepare(self) -> None:
         user = self._user or pwd.getpwuid(os.geteuid()).pw_name
         if self._user is not None:
@@ -247,11 +266,13 @@ class GiteaServer:
             url=self.url,
             resources=self._program,
             key=secrets.token_hex(32),
+            certificate=self.files.certificate,
+            private_key=self.files.key,
         )
         self._configuration.touch(mode=0o600)
         self._configuration.write_text(text)
         if self._user is not None:
-            for path in (self._directory, self._configuration):
+            for path in (self._directory, self._configuration, self.files.key):
                 shutil.chown(path, self._user, self._user)
 
 
@@ -265,17 +286,6 @@ def _place(found: Path, directory: Path) -> Path:
 
 def _group(user: str | None) -> int | None:
     return pwd.getpwnam(user).pw_gid if user else None
-
-
-def _healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/api/healthz")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 @contextmanager
