@@ -28,6 +28,7 @@ from schemas.errors import CorruptData, InvalidConfig, NotFound, Refused, Reposi
 from schemas.specs import CommitSpec, Push
 
 SCHEMES = ("https", "ssh", "file")
+THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 SCP_LIKE = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:[A-Za-z0-9._/~-]+")
 
 KEPT = 8
@@ -244,7 +245,8 @@ class GitRepositories:
 
 
 def check_url(url: str) -> str:
-    """Check a source for git and return it: a local directory, or an https, ssh or file URL.
+    """Check a source for git and return it: a local directory, or an https, ssh or file URL. An http
+    URL is taken only for this machine, because others could read and change what it transfers.
 
     Raises InvalidConfig for anything else, including a URL with credentials.
     """
@@ -258,10 +260,14 @@ def check_url(url: str) -> str:
         if not path.is_absolute() or not path.is_dir():
             raise InvalidConfig(f"{url} is not a directory on the server; give an absolute path")
         return str(path)
-    if parts.password or (parts.username and parts.scheme == "https"):
+    if parts.password or (parts.username and parts.scheme in ("https", "http")):
         raise InvalidConfig(
             "leave credentials out of the URL; give them to `headrace workspace connect`"
         )
+    if parts.scheme == "http":
+        if (parts.hostname or "") not in THIS_MACHINE:
+            raise InvalidConfig(f"{url}: http is fetched only from this machine; use https")
+        return url
     if parts.scheme not in SCHEMES:
         raise InvalidConfig(f"{url}: only {', '.join(SCHEMES)} URLs and local paths are fetched")
     return url

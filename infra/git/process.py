@@ -62,7 +62,8 @@ GENTLY = ("nice", "-n", str(LOW_PRIORITY))
 """Begins a background command, whose niceness is raised by this much."""
 
 PROTOCOLS = ("https", "ssh", "file")
-"""The protocols of a command that reaches a repository. A local command may use none."""
+"""The protocols of a command that reaches a repository. A local command may use none. `http` is added
+for a repository of this machine only (`check_url`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,8 @@ def _keeper(kept: bytearray) -> Callable[[bytes], None]:
 def _config(source: GitSource | None) -> tuple[str, ...]:
     if source is None:
         return CONFIG
-    allowed = (f"protocol.{protocol}.allow=always" for protocol in PROTOCOLS)
+    plain = ("http",) if source.url.startswith("http://") else ()
+    allowed = (f"protocol.{protocol}.allow=always" for protocol in (*PROTOCOLS, *plain))
     return (*CONFIG, *allowed)
 
 

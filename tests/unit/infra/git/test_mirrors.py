@@ -73,6 +73,8 @@ async def test_a_commit_that_no_branch_reaches_is_refused(
         "--upload-pack=touch /tmp/owned",
         "ext::sh -c 'touch /tmp/owned'",
         "http://example.org/x.git",
+        "http://127.0.0.1.example.org/x.git",
+        "http://user:secret@127.0.0.1/x.git",
         "https://user:secret@example.org/x.git",
         "relative/path",
         "/nowhere/at/all",
@@ -83,6 +85,11 @@ async def test_a_commit_that_no_branch_reaches_is_refused(
 def test_hostile_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidConfig):
         check_url(url)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:3000", "localhost", "[::1]:3000"])
+def test_http_is_taken_only_for_this_machine(host: str) -> None:
+    assert check_url(f"http://{host}/team/x.git") == f"http://{host}/team/x.git"
 
 
 @pytest.mark.parametrize("branch", ["--output=/tmp/owned", "a..b", "a b", ":x"])
