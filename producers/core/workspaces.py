@@ -102,9 +102,11 @@ class Workspaces:
         return None
 
     async def find_url(self, url: str, name: str | None = None) -> Workspace | None:
-        """The workspace that `add` would fetch again for a URL and a name, or None."""
+        """The workspace of a URL, or None: that of the name if one is given, else the one that `add`
+        would fetch again, else the first one of that URL under another name."""
         url = url.rstrip("/") if len(url) > 1 else url
-        for candidate in (name,) if name else _candidates(url):
+        others = () if name else await self._names.all("workspace")
+        for candidate in (name,) if name else dict.fromkeys((*_candidates(url), *others)):
             identity = await self._names.find("workspace", candidate)
             found = None if identity is None else await self._find_id(identity)
             if found is not None and found.url == url:

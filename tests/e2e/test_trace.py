@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from infra.local.free_port import free_port
+from producers.cli.demo.post_receive import deliver
 from tests.kit.otlp import Seen, collector
 from tests.kit.platform import (
     Platform,
     eventually,
     final_adapter,
+    git,
     make_workspace,
     platform,
 )
+from tests.kit.pushed_workspace import PushedWorkspace, commit, make_bare, make_clone
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres]
 
@@ -89,6 +92,48 @@ def test_one_submit_is_one_connected_trace(tmp_path: Path) -> None:
 
 def _checkpoints(found: list[Seen]) -> int:
     return sum(span.name == "checkpoint perform SaveCheckpoint" for span in found)
+
+
+def test_one_push_is_one_connected_trace_from_its_webhook(tmp_path: Path) -> None:
+    clone = make_clone(tmp_path / "clone")
+    bare = make_bare(clone, tmp_path / "math.git")
+    with collector() as held:
+        environment = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": held.endpoint,
+            "OTEL_BSP_SCHEDULE_DELAY": "200",
+            "HEADRACE_POLL_S": "0",
+        }
+        with platform(tmp_path / "home", environment=environment) as started:
+            started.upload("numbers")
+            workspace = PushedWorkspace.connect(started, str(bare), name="math", provider="none")
+            sha = commit(clone)
+            git(clone, "push", "-q", "origin", "main")
+            told = deliver(
+                workspace.hook["url"], workspace.hook["secret"], "a" * 40, sha, "refs/heads/main"
+            )
+            assert told.startswith("202")
+            started.wait(workspace.wait_for_run(sha)["run"], "finished")
+
+            def walked() -> list[Seen] | None:
+                [webhook] = [s for s in held.spans.values() if s.name == "POST /webhooks/math"]
+                found = held.following(webhook)
+                return found if _checkpoints(found) >= 1 and _posted(found) >= 2 else None
+
+            found = eventually(walked, within_s=20, what="the trace reaches the last status")
+    performed = {span.name for span in found if " perform " in span.name}
+    assert {
+        "sync perform ListRefs",
+        "trigger perform ExaminePush",
+        "trigger perform SubmitRun",
+        "sync perform FetchCommit",
+        "learn perform TrainStep",
+        "checkpoint perform SaveCheckpoint",
+        "status perform PostStatus",
+    } <= performed
+
+
+def _posted(found: list[Seen]) -> int:
+    return sum(span.name == "status perform PostStatus" for span in found)
 
 
 def test_a_dead_collector_changes_nothing(tmp_path: Path) -> None:
