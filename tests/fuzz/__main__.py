@@ -40,6 +40,7 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="headrace-fuzz-") as folder:
         root = Path(folder)
+        root.chmod(0o755)  # as root, the server runs as another user
         server = PostgresServer(root / "postgres")
         server.start()
         try:
