@@ -59,6 +59,8 @@ def connect_workspaces(started: Platform, root: Path, count: int) -> list[Target
         subprocess.run(["git", "update-ref", "refs/heads/main", head], env=environment, check=True)
         body = {"url": str(url), "name": f"w{number}", "provider": "none"}
         answer = started.post("/workspaces/connect", body).json()
+        if "hook" not in answer:
+            raise SystemExit(f"a workspace is not connected: {answer}")
         secret = answer["hook"]["secret"].encode()
         targets.append(Target(f"/webhooks/w{number}", secret))
     return targets

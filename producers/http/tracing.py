@@ -19,9 +19,8 @@ class Traced:
             await self._app(scope, receive, send)
             return
         name = telemetry.REQUEST.format(method=scope["method"], path=scope["path"])
-        is_foreign = scope["path"].startswith(
-            SIGNED_PATHS
-        )  # its sender is not trusted with our traces
+        # The sender of a webhook is not trusted to name the trace that its push belongs to.
+        is_foreign = scope["path"].startswith(SIGNED_PATHS)
         parent = None if is_foreign else Headers(scope=scope).get(telemetry.PARENT)
         with telemetry.span(name, parent=parent):
             await self._app(scope, receive, send)

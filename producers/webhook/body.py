@@ -50,13 +50,13 @@ class BodyReader:
         declared = headers.one(b"content-length") or b""
         if declared.isdigit() and int(declared[:20]) > self._limits.most:
             raise self._too_large()
+        seconds = f"{self._limits.within_s:g} s"
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(self._limits.within_s):
                     body = await self._read(receive, held)
             except TimeoutError as error:
-                seconds = f"{self._limits.within_s:g} s"
-                raise BodyRefused(408, f"the body did not arrive within {seconds}") from error
+                raise BodyRefused(408, f"the body was not read within {seconds}") from error
             yield body
 
     async def _read(self, receive: Receive, held: AsyncExitStack) -> bytearray:

@@ -47,11 +47,13 @@ Result = Literal[
 
 @dataclass(frozen=True, slots=True)
 class WebhookAnswer:
-    """The answer to a delivery. `code` is None when it was taken."""
+    """The answer to a delivery. `code` is None when it was taken. With `is_unread` a part of the body
+    was not read, so the connection cannot be used any more."""
 
     status: int
     text: str
     code: str | None = None
+    is_unread: bool = False
 
 
 ACCEPTED = WebhookAnswer(202, "accepted")
@@ -69,23 +71,26 @@ class WebhookEndpoint:
         self._hooks = hooks
         self._journal = journal
         self._reader = reader or BodyReader()
+        self._parsing = asyncio.Semaphore(1)
         self.counts: Counter[tuple[str, Result]] = Counter()
 
     async def take(self, ref: str, headers: RequestHeaders, receive: Receive) -> WebhookAnswer:
         """Take one delivery for a workspace (name or id). Raises DatabaseUnavailable."""
-        hook = await self._hooks.find(ref)
-        provider = hook.provider if hook is not None else "unknown"
         try:
             async with self._reader.read(headers, receive) as body:
+                # Only now, because a slow body may last longer than its secret is valid.
+                hook = await self._hooks.find(ref)
                 result, answer = await self._take_body(hook, headers, body)
         except BodyRefused as error:
             result = "too_large" if error.status == 413 else "slow"
-            answer = WebhookAnswer(error.status, str(error), "BODY")
+            answer = WebhookAnswer(error.status, str(error), "BODY", is_unread=True)
         except SenderGone:
             result = "slow"
             answer = WebhookAnswer(400, "the body ended before it was complete", "BODY")
         except MalformedDelivery as error:
             result, answer = "malformed", WebhookAnswer(400, str(error), "MALFORMED")
+        hook = await self._hooks.find(ref)
+        provider = hook.provider if hook is not None else "unknown"
         self.counts[provider, result] += 1
         return answer
 
@@ -107,11 +112,11 @@ class WebhookEndpoint:
             ping = HookPinged(workspace=hook.workspace, provider=hook.provider, delivery=delivery)
             await self._record(ping, delivery, body)
             return "pinged", PINGED
-        document = document_in(body, headers)
         if len(body) > LARGE:
-            hint = await asyncio.to_thread(form.hint, kind, document)
+            async with self._parsing:  # a parsed payload takes up to 40 times as much memory
+                hint = await asyncio.to_thread(lambda: form.hint(kind, document_in(body, headers)))
         else:
-            hint = form.hint(kind, document)
+            hint = form.hint(kind, document_in(body, headers))
         if not hint.is_followed:
             return "ignored", IGNORED
         is_new = await self._record(_push(hook, delivery, hint), delivery, body)

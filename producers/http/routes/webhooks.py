@@ -15,7 +15,8 @@ async def take(request: Request) -> Response:
     headers = RequestHeaders(request.scope["headers"])
     answer = await endpoint.take(request.path_params["workspace"], headers, request.receive)
     if answer.code is not None:
-        return problem(answer.status, answer.code, answer.text)
+        closing = {"Connection": "close"} if answer.is_unread else {}
+        return problem(answer.status, answer.code, answer.text, headers=closing)
     return ApiResponse({"result": answer.text}, status_code=answer.status)
 
 
