@@ -15,7 +15,7 @@ from infra.ports.services import Repositories
 from infra.postgres.names import Names
 from schemas.errors import Conflict, InvalidConfig, Issue, NotFound
 from schemas.events import RepositoryPushed
-from schemas.ids import HEADRACE, WorkspaceId, derive_id, short_id
+from schemas.ids import HEADRACE, WorkspaceId, derive_id, short_id, workspace_stream
 from schemas.specs import CommitSpec
 
 NAME = re.compile(r"^[a-z0-9][a-z0-9_-]{0,62}$")
@@ -90,9 +90,13 @@ class Workspaces:
         )
 
     async def _find_id(self, identity: str) -> Workspace | None:
-        found = await self._log.read(
-            identity, after=Cursor(), limit=1, types=[RepositoryPushed.type]
-        )
+        """The workspace of an id, or None. A workspace that was just added is not below the horizon
+        yet, so its stream itself is read when the index does not have it."""
+        types = [RepositoryPushed.type]
+        found = await self._log.read(identity, after=Cursor(), limit=1, types=types)
+        if not found:
+            stream = workspace_stream(identity)
+            found = (await self._log.load({stream: 0}, limit=1))[stream]
         for recorded in found:
             if isinstance(recorded.event, RepositoryPushed):
                 event = recorded.event

@@ -161,6 +161,18 @@ async def test_a_directory_needs_no_provider(app: Application) -> None:
     assert answer.json()["provider"] == "none"
 
 
+async def test_a_workspace_is_found_while_a_transaction_holds_the_horizon(app: Application) -> None:
+    async with app.database.durable.acquire() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.fetchval(
+            "select pg_current_xact_id()"
+        )  # from here on it holds the horizon
+        added = await app.services.workspaces.add("/repo", "held")
+        assert (await app.services.workspaces.find("held")).id == added.event.run_id
+        await transaction.rollback()
+
+
 async def test_the_repository_is_opened_with_the_credential(
     app: Application, forge: FakeForge
 ) -> None:
