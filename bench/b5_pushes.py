@@ -4,6 +4,9 @@ Each push is a JSON payload of about 7 KB with its own delivery id, signed under
 workspace. It is answered with 202 once its event is durable, so the time until the last answer is the
 time until all are durable. The repositories are real and local: sync lists their refs meanwhile. CPU is
 that of the control process, of Postgres, and of the client, which shares the machine.
+
+With `--training`, a run trains meanwhile, and pushes arrive at a steady rate. It prints by how much a
+step takes longer than before the pushes: windows with and without pushes alternate (A B B A).
 """
 
 import argparse
@@ -13,10 +16,12 @@ import hmac
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,7 +29,7 @@ from uuid import uuid4
 
 import psutil
 
-from tests.kit.platform import Platform, platform
+from tests.kit.platform import Platform, make_workspace, platform, run_config
 
 BEFORE, AFTER = "a" * 40, "b" * 40
 MOST_S, MOST_P99_S = 5.0, 1.0
@@ -107,6 +112,69 @@ async def _send(url: str, requests: list[bytes], times: list[float]) -> None:
     writer.close()
 
 
+async def _send_steadily(url: str, requests: list[bytes], *, rate: float, at_once: int) -> None:
+    """Send requests at `rate` a second over `at_once` connections."""
+
+    async def one(connection: int) -> None:
+        times: list[float] = []
+        mine = requests[connection::at_once]
+        began = time.perf_counter()
+        for number, request in enumerate(mine):
+            due = began + (number * at_once + connection) / rate
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            await _send(url, [request], times)
+
+    await asyncio.gather(*(one(connection) for connection in range(at_once)))
+
+
+def begin_training(started: Platform, root: Path) -> str:
+    """Submit a run that trains until it is stopped. Returns its id once it takes steps."""
+    tree = make_workspace(root / "trained")
+    answer = started.post("/workspaces", {"url": str(tree), "name": "trained"})
+    if answer.status_code != 201:
+        raise SystemExit(answer.text)
+    started.upload("numbers")
+    run = started.submit(run_config(advanced={"max_steps": 1_000_000}), workspace="trained")
+    while steps_of(started, run) < 20:
+        time.sleep(0.1)
+    return run
+
+
+def steps_of(started: Platform, run: str) -> int:
+    return int(started.info(run)["run"]["current_step"] or 0)
+
+
+def step_time_s(started: Platform, run: str, during: Callable[[], None]) -> float:
+    """Seconds a step took while `during` ran."""
+    first, began = steps_of(started, run), time.perf_counter()
+    during()
+    return (time.perf_counter() - began) / max(1, steps_of(started, run) - first)
+
+
+def measure_training(
+    started: Platform, root: Path, targets: list[Target], *, rate: float, window_s: float
+) -> None:
+    run = begin_training(started, root)
+    count = int(rate * window_s)
+    calm: list[float] = []
+    pushed: list[float] = []
+
+    def rest() -> None:
+        time.sleep(window_s)
+
+    def push() -> None:
+        requests = [request_bytes(targets[n % len(targets)], n) for n in range(count)]
+        asyncio.run(_send_steadily(started.url, requests, rate=rate, at_once=16))
+
+    for windows, during in ((calm, rest), (pushed, push), (pushed, push), (calm, rest)):
+        windows.append(step_time_s(started, run, during))
+    before, after = statistics.mean(calm), statistics.mean(pushed)
+    print(f"while a run trains, {rate:g} pushes a second:")
+    print(f"a step        {before * 1e3:.1f} ms without, {after * 1e3:.1f} ms with pushes", end="")
+    print(f" ({after / before - 1:+.1%}, target +15%)")
+    started.post(f"/runs/{run}/stop", {})
+
+
 def server_cpu_s(started: Platform) -> dict[str, float]:
     """CPU seconds so far of the platform's processes, by what they are."""
     used: dict[str, float] = {}
@@ -163,12 +231,17 @@ def main() -> None:
     parser.add_argument("--pushes", type=int, default=10_000)
     parser.add_argument("--workspaces", type=int, default=100)
     parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--training", action="store_true")
+    parser.add_argument("--rate", type=float, default=50.0, help="pushes a second with --training")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="headrace-b5-") as folder:
         root = Path(folder)
         with platform(root / "home") as started:
             targets = connect_workspaces(started, root, options.workspaces)
             print(f"{len(targets)} workspaces are connected", flush=True)
+            if options.training:
+                measure_training(started, root, targets, rate=options.rate, window_s=15.0)
+                return
             asyncio.run(
                 measure(started, targets, pushes=options.pushes, at_once=options.connections)
             )
