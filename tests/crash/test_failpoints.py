@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from consumers.registry import CONTROL_ONLY
 from infra.failpoints import CONSUMERS
 from tests.chaos.plan import Trial, batches, points, trial
 from tests.chaos.scene import SettingsFactory
@@ -19,7 +20,11 @@ from tests.kit.stacks import RealStack
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.postgres, pytest.mark.slow]
 
 ON_REAL = {
-    **{f"{consumer}.intake.tx_after_commit": 1 for consumer in CONSUMERS},
+    **{
+        f"{consumer}.intake.tx_after_commit": 1
+        for consumer in CONSUMERS
+        if consumer not in CONTROL_ONLY
+    },
     "relay.after_ack": 2,
     "relay.before_send": 3,
 }
