@@ -52,7 +52,7 @@ OURS = "[uploadpack]\n\tallowFilter = true\n\tallowAnySHA1InWant = true\n"
 """The configuration for the serving side when the source is a directory of this machine."""
 
 
-LISTINGS_PER_S, LISTINGS_AT_ONCE = 15.0, 8
+LISTINGS_PER_S, LISTINGS_AT_ONCE = 4.0, 8
 """How many listings of refs begin in a second, and how many at once. A burst of webhooks to many
 workspaces would otherwise start a git process for each, and delay the webhooks."""
 
