@@ -29,7 +29,7 @@ from uuid import uuid4
 
 import psutil
 
-from tests.kit.platform import Platform, make_workspace, platform, run_config
+from tests.kit.platform import Platform, eventually, make_workspace, platform, run_config
 
 BEFORE, AFTER = "a" * 40, "b" * 40
 MOST_S, MOST_P99_S = 5.0, 1.0
@@ -135,8 +135,9 @@ def begin_training(started: Platform, root: Path) -> str:
         raise SystemExit(answer.text)
     started.upload("numbers")
     run = started.submit(run_config(advanced={"max_steps": 1_000_000}), workspace="trained")
-    while steps_of(started, run) < 20:
-        time.sleep(0.1)
+    eventually(
+        lambda: steps_of(started, run) >= 20 or None, within_s=60, what="the run takes steps"
+    )
     return run
 
 
@@ -160,7 +161,7 @@ def measure_training(
     pushed: list[float] = []
 
     def rest() -> None:
-        time.sleep(window_s)
+        time.sleep(window_s)  # the window that is measured
 
     def push() -> None:
         requests = [request_bytes(targets[n % len(targets)], n) for n in range(count)]

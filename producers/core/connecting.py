@@ -26,6 +26,7 @@ from schemas.events import (
     WorkspaceConnected,
     WorkspaceDisconnected,
 )
+from schemas.ids import workspace_stream
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +84,14 @@ class Connecting:
         before = await self._readable(known.id) if known else None
         if before is not None and (before.url, before.provider) != (url, provider):
             before = None
+        is_new = known is None or before is None or not await self._is_complete(known)
         credential = request.credential or (before.credential if before else None)
         await self._try(Connection("", provider, url, credential=credential))
         workspace = known or await self._add(request, credential, provider)
         connection = await self.connections.put(
             workspace.id, provider=provider, url=workspace.url, credential=request.credential
         )
-        if before is None:
+        if is_new:
             await self._remember_refs(workspace, cause)
         hook = await self._make_hook(workspace, connection)
         connected = WorkspaceConnected(
@@ -99,7 +101,7 @@ class Connecting:
             can_post=self.forges.open(connection) is not None,
         )
         is_repeat = await self._append_once(connected, cause)
-        secret = connection.secrets[0] if before is None or is_repeat else None
+        secret = connection.secrets[0] if is_new or is_repeat else None
         return workspace, provider, self._state(workspace, secret, hook)
 
     async def disconnect(self, ref: str, *, cause: UUID) -> tuple[Workspace, bool, str | None]:
@@ -133,6 +135,16 @@ class Connecting:
         if NAME.fullmatch(request.url) and request.name is None:
             return await self.workspaces.find(request.url)
         return await self.workspaces.find_url(request.url, request.name)
+
+    async def _is_complete(self, workspace: Workspace) -> bool:
+        """Whether the connection that is stored was completed. One that was cut off before its event has
+        no baseline, and its secret was never shown. The stream itself is read, because the index does
+        not have an event above the horizon."""
+        stream = workspace_stream(workspace.id)
+        recorded = (await self.log.load({stream: 0}))[stream]
+        kinds = (WorkspaceConnected, WorkspaceDisconnected)
+        changes = [one.event for one in recorded if isinstance(one.event, kinds)]
+        return bool(changes) and isinstance(changes[-1], WorkspaceConnected)
 
     async def _append_once(self, event: WorkspaceConnected, cause: UUID) -> bool:
         """Append the event. Returns whether this cause appended it before: then the client repeats a

@@ -12,6 +12,7 @@ import pytest
 from infra.git.credentials import TokenCredential
 from infra.ports.event_log import Cursor
 from producers.core import connecting
+from producers.core.connecting import Connecting
 from schemas.events import (
     Event,
     RefsCheckRequested,
@@ -159,6 +160,26 @@ async def test_a_directory_needs_no_provider(app: Application) -> None:
     answer = await app.post("/workspaces/connect", {"url": "/repo"})
     assert answer.status_code == 201, answer.text
     assert answer.json()["provider"] == "none"
+
+
+@pytest.mark.parametrize("cut_at", ["_remember_refs", "_make_hook", "_append_once"])
+async def test_a_connection_that_was_cut_off_is_completed_by_the_next_one(
+    app: Application, forge: FakeForge, monkeypatch: pytest.MonkeyPatch, cut_at: str
+) -> None:
+    async def die(*_: object, **__: object) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as cut:
+        cut.setattr(Connecting, cut_at, die)
+        assert (await connect(app, forge)).status_code == 500
+    assert await recorded(app, WorkspaceConnected) == []
+    before = len(await recorded(app, RefsCheckRequested))
+    answer = await connect(app, forge)
+    assert answer.status_code == 201, answer.text
+    assert len(answer.json()["hook"]["secret"]) == 64
+    assert len(await recorded(app, RefsCheckRequested)) == before + 1
+    assert (await connect(app, forge)).json()["hook"]["secret"] is None
+    assert len(await recorded(app, RefsCheckRequested)) == before + 1
 
 
 async def test_a_workspace_is_found_while_a_transaction_holds_the_horizon(app: Application) -> None:
