@@ -12,15 +12,19 @@ VLLM ?= .vllm
 
 venv: $(READY)
 
-# pip checks the hash of everything that it downloads. The project is built only with these packages.
-LOCKED := -m pip install --quiet --require-hashes
+# pip and uv check the hash of everything that they download. uv links equal files of several
+# environments to one copy, because an environment with torch has 6 GB. The project is built only with
+# these packages.
+BOOTSTRAP := -m pip install --quiet --require-hashes -r locks/build.txt
+INSTALL = $(BIN)/uv pip install --quiet --link-mode hardlink --python $(BIN)/python
 
 $(READY): pyproject.toml locks/venv.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Headrace needs Python 3.11 or newer; name one with: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(LOCKED) -r locks/venv.txt
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	$(BIN)/python $(BOOTSTRAP)
+	$(INSTALL) --require-hashes -r locks/venv.txt
+	$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 # Writes exact versions and hashes of packages within the ranges of pyproject.toml. A version in
@@ -38,16 +42,16 @@ lock:
 # Independent implementations to compare ours with: TRL, Liger and verl for the algorithms, Procrastinate
 # and DBOS for durable events.
 oracles: $(READY)
-	$(BIN)/python $(LOCKED) -r constraints.txt
-	$(BIN)/python $(LOCKED) --no-deps --upgrade --target $(VENV)/oracles -r requirements-oracles.txt
+	$(INSTALL) --require-hashes -r constraints.txt
+	$(INSTALL) --require-hashes --no-deps --upgrade --target $(VENV)/oracles -r requirements-oracles.txt
 
 # Real vLLM on the CPU (Linux, x86, Python 3.11; 6 GB), in an environment of its own.
 vllm: $(VLLM)/.ready
 
-$(VLLM)/.ready: requirements-vllm.txt
+$(VLLM)/.ready: requirements-vllm.txt $(READY)
 	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0
-	$(VLLM)/bin/python -m pip install --quiet --no-deps -r requirements-vllm.txt
+	$(BIN)/uv pip install --quiet --link-mode hardlink --python $(VLLM)/bin/python torch==2.13.0
+	$(BIN)/uv pip install --quiet --link-mode hardlink --python $(VLLM)/bin/python --no-deps -r requirements-vllm.txt
 	@touch $@
 
 # The forge of the tests (Go; 7 minutes of CPU, once). It stays in the cache.
