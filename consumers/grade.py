@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from consumers.error_excerpt import excerpt
 from infra.ports.ports import Ports
+from infra.ports.services import SandboxOwner
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
@@ -138,6 +139,7 @@ async def _call_grader(
     try:
         return await ports.require("user").grade(
             rollout,
+            owner=SandboxOwner(run=spec.owner),
             group=spec.group,
             label=row.label,
             metadata=row.metadata,

@@ -149,7 +149,9 @@ class RewardSpec(Value):
 
 
 class RolloutRef(Value):
-    """User code to run: the workspace snapshot (a tar) and what to use from its entry point."""
+    """User code to run: the workspace snapshot (a tar) and what to use from its entry point. `secrets`
+    are the names of the secrets that it gets, `network` the host:port pairs that it may connect to.
+    `pushed` is true if a push started it, so its author may be unknown."""
 
     snapshot: ArtifactRef
     commit: str
@@ -158,6 +160,9 @@ class RolloutRef(Value):
     grader: str | None
     rewards: tuple[RewardSpec, ...] = ()
     env: dict[str, str] = {}
+    secrets: tuple[str, ...] = ()
+    network: tuple[str, ...] = ()
+    pushed: bool = False
     workflow_timeout_s: float = 450
     grader_timeout_s: float = 150
 

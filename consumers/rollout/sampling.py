@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from consumers.error_excerpt import excerpt
 from infra.ports.ports import Ports
-from infra.ports.services import Session
+from infra.ports.services import SandboxOwner, Session
 from schemas.datasets import DatasetRow
 from schemas.effects import GenerateGroup, GenerateSample, GroupSampled, SampleFinished
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
@@ -130,6 +130,7 @@ async def _run_workflow(
     try:
         result = await ports.require("user").run_workflow(
             rollout,
+            owner=SandboxOwner(run=spec.owner),
             sample=sample_id(spec.group_key.id, effect.index),
             prompt=row.prompt,
             metadata=row.metadata,

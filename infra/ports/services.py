@@ -6,7 +6,7 @@ holds `Ports`, what a `perform` gets of all of them.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
@@ -167,6 +167,15 @@ class WorkflowResult:
     messages: tuple[Message, ...] | None
 
 
+@dataclass(frozen=True, slots=True)
+class SandboxOwner:
+    """The run or evaluation on whose behalf user code runs (its id). It has a sandbox of its own per
+    role, which gets the values of its `secrets` as environment variables."""
+
+    run: str
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
 class UserCode(Protocol):
     """The workspace's code, in confined processes. Workflow and grader run in separate processes."""
 
@@ -181,6 +190,7 @@ class UserCode(Protocol):
         self,
         rollout: RolloutRef,
         *,
+        owner: SandboxOwner,
         sample: str,
         prompt: Sequence[Message],
         metadata: Mapping[str, object],
@@ -195,6 +205,7 @@ class UserCode(Protocol):
         self,
         rollout: RolloutRef,
         *,
+        owner: SandboxOwner,
         group: str,
         label: str | None,
         metadata: Mapping[str, object],

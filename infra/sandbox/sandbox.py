@@ -16,10 +16,11 @@ import tarfile
 import tempfile
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import headrace
-from infra.ports.services import WorkflowResult
+from infra.ports.services import SandboxOwner, WorkflowResult
 from infra.sandbox.host_messages import (
     FirstMessage,
     Graded,
@@ -53,6 +54,19 @@ ALONE = 4
 """How many suspected calls run at the same time, each in a process of its own."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """A process to run calls in: a role of a rollout, for one owner. Its key holds no secrets."""
+
+    rollout: RolloutRef
+    owner: SandboxOwner
+    role: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return (self.owner.run, self.role, self.rollout.model_dump_json())
+
+
 class ProcessSandbox:
     """`infra.ports.services.UserCode` at level `process`."""
 
@@ -65,8 +79,8 @@ class ProcessSandbox:
             self._sdk / "headrace",
             ignore=shutil.ignore_patterns("__pycache__"),
         )
-        self._warm: OrderedDict[tuple[str, str], ConfinedProcess] = OrderedDict()
-        self._starting: dict[tuple[str, str], asyncio.Lock] = {}
+        self._warm: OrderedDict[tuple[str, str, str], ConfinedProcess] = OrderedDict()
+        self._starting: dict[tuple[str, str, str], asyncio.Lock] = {}
         self._trees: dict[str, Path] = {}
         self._deaths: dict[str, int] = {}
         self._alone = asyncio.Semaphore(ALONE)
@@ -91,6 +105,7 @@ class ProcessSandbox:
         self,
         rollout: RolloutRef,
         *,
+        owner: SandboxOwner,
         sample: str,
         prompt: Sequence[Message],
         metadata: Mapping[str, object],
@@ -104,7 +119,10 @@ class ProcessSandbox:
             "api_key": api_key,
         }
         answer = await self._call(
-            rollout, "workflow", sample, message, deadline_s=rollout.workflow_timeout_s
+            _Host(rollout, owner, "workflow"),
+            sample,
+            message,
+            deadline_s=rollout.workflow_timeout_s,
         )
         if not isinstance(answer, Returned) or answer.messages is None:
             return WorkflowResult(None)
@@ -114,6 +132,7 @@ class ProcessSandbox:
         self,
         rollout: RolloutRef,
         *,
+        owner: SandboxOwner,
         group: str,
         label: str | None,
         metadata: Mapping[str, object],
@@ -134,7 +153,10 @@ class ProcessSandbox:
             ],
         }
         answer = await self._call(
-            rollout, "grader", group, message, deadline_s=rollout.grader_timeout_s
+            _Host(rollout, owner, "grader"),
+            group,
+            message,
+            deadline_s=rollout.grader_timeout_s,
         )
         if not isinstance(answer, Graded):
             raise UserCodeError(FailureCategory.GRADER, "the grader's process returned no grades")
@@ -155,15 +177,15 @@ class ProcessSandbox:
         os.close(self._held)
 
     async def _call(
-        self, rollout: RolloutRef, role: str, name: str, message: Json, *, deadline_s: float
+        self, host: _Host, name: str, message: Json, *, deadline_s: float
     ) -> Returned | Graded:
         """Make one attempt at a call. Raises TransientError when its process ended during the call. The
         next attempt starts from the beginning, without the model calls that this one has made."""
         deaths = self._deaths.pop(name, 0)
         try:
             if deaths:
-                return await self._call_alone(rollout, role, name, message, deadline_s)
-            process = await self._process(rollout, role)
+                return await self._call_alone(host, name, message, deadline_s)
+            process = await self._process(host)
             return await process.call(name, message, deadline_s=deadline_s)
         except ProcessEnded as error:
             if deaths < TRIES:
@@ -173,24 +195,24 @@ class ProcessSandbox:
             raise UserCodeError(FailureCategory.PROCESS, text) from error
 
     async def _call_alone(
-        self, rollout: RolloutRef, role: str, name: str, message: Json, deadline_s: float
+        self, host: _Host, name: str, message: Json, deadline_s: float
     ) -> Returned | Graded:
         async with self._alone:
-            process = await self._start(rollout, role)
+            process = await self._start(host)
             try:
                 return await process.call(name, message, deadline_s=deadline_s)
             finally:
                 await process.aclose()
 
-    async def _process(self, rollout: RolloutRef, role: str) -> ConfinedProcess:
-        """The warm process of a rollout and role. It is started if none is running."""
-        key = (rollout.model_dump_json(), role)
+    async def _process(self, host: _Host) -> ConfinedProcess:
+        """The warm process of a host. It is started if none is running."""
+        key = host.key
         async with self._starting.setdefault(key, asyncio.Lock()):
             process = self._warm.get(key)
             if process is None or not process.alive:
                 if process is not None:
                     await process.aclose()
-                process = await self._start(rollout, role)
+                process = await self._start(host)
                 self._warm[key] = process
             self._warm.move_to_end(key)
         while len(self._warm) > WARM:
@@ -199,14 +221,15 @@ class ProcessSandbox:
             await idle.aclose()
         return process
 
-    async def _start(self, rollout: RolloutRef, role: str) -> ConfinedProcess:
+    async def _start(self, host: _Host) -> ConfinedProcess:
+        rollout = host.rollout
         tree = await self._tree(rollout.snapshot)
         path = _entry_file(tree, rollout.entrypoint)
         if path is None:
             raise UserCodeError(
                 FailureCategory.VALIDATION, f"the snapshot does not hold {rollout.entrypoint}"
             )
-        process, _ = await self._begin(role, path, rollout.env)
+        process, _ = await self._begin(host.role, path, {**rollout.env, **host.owner.secrets})
         return process
 
     async def _begin(

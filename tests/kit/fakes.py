@@ -16,7 +16,7 @@ from infra.blobs.local import LocalBlobs
 from infra.memory.event_log import MemoryLog, World
 from infra.ports.clock import ManualClock
 from infra.ports.ports import Ports
-from infra.ports.services import RefList, Repositories, Submissions, WorkflowResult
+from infra.ports.services import RefList, Repositories, SandboxOwner, Submissions, WorkflowResult
 from infra.settings.settings import Settings
 from schemas.datasets import DatasetRow
 from schemas.errors import TransientError
@@ -131,6 +131,7 @@ class FakeUserCode:
         self,
         rollout: RolloutRef,
         *,
+        owner: SandboxOwner,
         sample: str,
         prompt: Sequence[Message],
         metadata: Mapping[str, object],
@@ -146,6 +147,7 @@ class FakeUserCode:
         self,
         rollout: RolloutRef,
         *,
+        owner: SandboxOwner,
         group: str,
         label: str | None,
         metadata: Mapping[str, object],

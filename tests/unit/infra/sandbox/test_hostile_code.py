@@ -13,6 +13,7 @@ import pytest
 
 from infra.blobs.artifacts import reference
 from infra.git.mirrors import GitRepositories
+from infra.ports.services import SandboxOwner
 from infra.sandbox import process as confined
 from infra.sandbox import sandbox
 from infra.sandbox.host_messages import Graded, ProtocolError, check_grades, parse_later
@@ -24,6 +25,8 @@ from schemas.specs import CommitSpec, Entrypoint, RolloutRef
 from tests.kit.platform import make_workspace
 
 pytestmark = pytest.mark.processes
+
+OWNER = SandboxOwner(run="run-1")
 
 MAIN = """
 import asyncio, ctypes, json, os, signal, struct, sys, time
@@ -125,6 +128,7 @@ async def user(tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
 async def run(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
     result = await user.run_workflow(
         rollout,
+        owner=OWNER,
         sample=what[:40],
         prompt=[Message(role="user", content=what)],
         metadata={},
@@ -266,7 +270,7 @@ MANY = '[{"index": 0, "reward": 1.0, "parts": {str(n): 1.0 for n in range(%d)}, 
 
 async def grade(user: ProcessSandbox, rollout: RolloutRef, label: str) -> object:
     return await user.grade(
-        rollout, group="g", label=label, metadata={}, samples=[SampleRecord(index=0)]
+        rollout, owner=OWNER, group="g", label=label, metadata={}, samples=[SampleRecord(index=0)]
     )
 
 
@@ -289,7 +293,12 @@ async def test_twin_without_the_check_any_parts_are_taken(
 ) -> None:
     monkeypatch.setattr(sandbox, "check_grades", lambda *_, **__: None)
     (graded,) = await user.grade(
-        rollout, group="g", label=MANY % 5, metadata={}, samples=[SampleRecord(index=0)]
+        rollout,
+        owner=OWNER,
+        group="g",
+        label=MANY % 5,
+        metadata={},
+        samples=[SampleRecord(index=0)],
     )
     assert len(graded.parts) == 5
 

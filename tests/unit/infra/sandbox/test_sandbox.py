@@ -11,6 +11,7 @@ import pytest
 
 from infra.blobs.artifacts import reference
 from infra.git.mirrors import GitRepositories
+from infra.ports.services import SandboxOwner
 from infra.sandbox import sandbox
 from infra.sandbox.host_messages import FirstMessage
 from infra.sandbox.process import ConfinedProcess, ProcessEnded
@@ -23,6 +24,8 @@ from schemas.specs import CommitSpec, Entrypoint, RewardSpec, RolloutRef
 from tests.kit.platform import make_workspace
 
 pytestmark = pytest.mark.processes
+
+OWNER = SandboxOwner(run="run-1")
 
 MAIN = """
 import asyncio, os, pathlib, signal, sys, time
@@ -148,6 +151,7 @@ async def user(tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
 async def run(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
     result = await user.run_workflow(
         rollout,
+        owner=OWNER,
         sample=what,
         prompt=[Message(role="user", content=what)],
         metadata={},
@@ -331,6 +335,7 @@ async def test_the_label_never_enters_the_workflows_process(
 async def grades(user: ProcessSandbox, rollout: RolloutRef, label: str) -> Sequence[object]:
     return await user.grade(
         rollout,
+        owner=OWNER,
         group="g",
         label=label,
         metadata={},
@@ -340,12 +345,18 @@ async def grades(user: ProcessSandbox, rollout: RolloutRef, label: str) -> Seque
 
 async def test_grades_are_numbers_or_say_why_not(user: ProcessSandbox, rollout: RolloutRef) -> None:
     good = await user.grade(
-        rollout, group="g", label="x", metadata={}, samples=[SampleRecord(index=3, text="a")]
+        rollout,
+        owner=OWNER,
+        group="g",
+        label="x",
+        metadata={},
+        samples=[SampleRecord(index=3, text="a")],
     )
     assert [(grade.index, grade.reward) for grade in good] == [(3, 0.5)]
     for label, says in (("nan", "finite"), ("text", "str 'high'"), ("none", "no reward")):
         (first, _) = await user.grade(
             rollout,
+            owner=OWNER,
             group="g",
             label=label,
             metadata={},
@@ -371,14 +382,24 @@ async def test_a_grader_that_fails_as_a_whole(
 async def test_reward_functions_are_weighed(user: ProcessSandbox, rollout: RolloutRef) -> None:
     weighed = rollout.model_copy(update={"rewards": (RewardSpec(name="length", weight=0.5),)})
     found = await user.grade(
-        weighed, group="g", label="x", metadata={}, samples=[SampleRecord(index=0, text="abcd")]
+        weighed,
+        owner=OWNER,
+        group="g",
+        label="x",
+        metadata={},
+        samples=[SampleRecord(index=0, text="abcd")],
     )
     assert (found[0].reward, found[0].parts) == (2.0, {"length": 4.0})
     spoiled = rollout.model_copy(
         update={"rewards": (RewardSpec(name="length"), RewardSpec(name="broken"))}
     )
     (grade,) = await user.grade(
-        spoiled, group="g", label="x", metadata={}, samples=[SampleRecord(index=0, text="abcd")]
+        spoiled,
+        owner=OWNER,
+        group="g",
+        label="x",
+        metadata={},
+        samples=[SampleRecord(index=0, text="abcd")],
     )
     assert grade.reward is None
     assert grade.failure is not None

@@ -1,0 +1,60 @@
+"""A level says how strongly user code is confined. Each level is one module of this folder.
+
+A caller names the command, the files that it may read and the socket by which it reaches the gateway.
+Everything else of the machine is out of its reach, as far as the level promises.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from infra.sandbox.user_process import UserProcess
+
+GATEWAY_SOCKET = Path("/run/headrace/gateway.sock")
+"""Where a confined process finds the socket of its gateway."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLimits:
+    """The limits of one confined command: bytes of memory, of one file and of all files that it writes,
+    and the numbers of processes and of open files."""
+
+    memory_bytes: int = 16 << 30
+    file_bytes: int = 1 << 30
+    written_bytes: int = 2 << 30
+    processes: int = 1024
+    files: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ConfinedCommand:
+    """A command to start. `readable` are files and directories that it may read, at the same paths
+    inside. It may write only below its own /tmp, which begins empty. `pass_fds` stay open in it.
+    `gateway` is the socket that it finds at GATEWAY_SOCKET; without it there is no way out."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+    readable: tuple[Path, ...] = ()
+    pass_fds: tuple[int, ...] = ()
+    gateway: Path | None = None
+    limits: ProcessLimits = field(default_factory=ProcessLimits)
+
+
+class Level(Protocol):
+    """One way to confine a command."""
+
+    @property
+    def name(self) -> str:
+        """The level's name in HEADRACE_SANDBOX."""
+        ...
+
+    async def start(self, command: ConfinedCommand) -> UserProcess:
+        """Start a command. Its limits hold before its first instruction. Raises InvalidConfig when this
+        machine cannot confine it, and OSError when the command cannot be started."""
+        ...
+
+    async def aclose(self) -> None:
+        """End everything that this level started or keeps ready."""
+        ...
