@@ -8,8 +8,10 @@ choose the Host header, so such a request is refused. The token is compared in c
 import hmac
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from infra.ports.actor import ROOT, Actor, acting_as
 from infra.settings.settings import Settings
 from producers.http.responses import problem
 
@@ -22,6 +24,17 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith(SIGNED_PATHS)
+
+
+def actor_of(request: Request) -> Actor:
+    """The sender of a request: owner, workspace and scopes of its token, and its address."""
+    actor: Actor = request.state.actor
+    return actor
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else ""
 
 
 class Guard:
@@ -55,8 +68,14 @@ class Guard:
             refusal = problem(
                 400, "VALIDATION", "the address holds a NUL character; no name contains one"
             )
-        else:
+        elif _is_open(scope["path"]):
             await self._app(scope, receive, send)
+            return
+        else:
+            actor = Actor(ROOT, "admin", frozenset({"admin"}), address=_address(scope))
+            scope.setdefault("state", {})["actor"] = actor
+            with acting_as(actor):
+                await self._app(scope, receive, send)
             return
         await refusal(scope, receive, send)
 

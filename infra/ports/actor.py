@@ -1,0 +1,73 @@
+"""The actor: on whose behalf a request is served, and what that allows.
+
+The guard of the API makes an actor from the token of a request. While the request is served, `acting`
+returns it. So the log can name the actor on each event that a request appends, and queries can leave
+out what belongs to other workspaces, without every caller passing it on.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+TokenScope = Literal["read", "submit", "control", "admin", "metrics", "inference"]
+
+SCOPES: tuple[TokenScope, ...] = get_args(TokenScope)
+
+CONTAINED: dict[TokenScope, frozenset[TokenScope]] = {
+    "read": frozenset({"read"}),
+    "submit": frozenset({"submit", "read"}),
+    "control": frozenset({"control", "read"}),
+    "admin": frozenset(SCOPES),
+    "metrics": frozenset({"metrics"}),
+    "inference": frozenset({"inference"}),
+}
+"""Each scope, with the scopes that it contains."""
+
+ROOT = "root"
+"""The id of the installation's own token, which comes from its settings and not from the database."""
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """The sender of a request: the id and the owner of its token, the token's scopes, the workspace (id)
+    that it is bound to (None for all), and the network address of the client."""
+
+    token: str
+    owner: str
+    scopes: frozenset[TokenScope]
+    workspace: str | None = None
+    address: str = ""
+
+    def may(self, scope: TokenScope) -> bool:
+        """Whether the token has a scope, itself or as a part of another one."""
+        return any(scope in CONTAINED[held] for held in self.scopes)
+
+    def __str__(self) -> str:
+        """The form that an event records: `owner/token@address`."""
+        return f"{self.owner}/{self.token}@{self.address}"
+
+
+_ACTING: ContextVar[Actor | None] = ContextVar("acting", default=None)
+
+
+def acting() -> Actor | None:
+    """The actor on whose behalf this task runs; None outside of requests."""
+    return _ACTING.get()
+
+
+def bound_workspace() -> str | None:
+    """The only workspace (id) whose things this task may see; None when it may see all."""
+    actor = _ACTING.get()
+    return actor.workspace if actor is not None else None
+
+
+@contextmanager
+def acting_as(actor: Actor) -> Iterator[None]:
+    """Run the block on behalf of an actor."""
+    before = _ACTING.set(actor)
+    try:
+        yield
+    finally:
+        _ACTING.reset(before)
