@@ -7,8 +7,9 @@ THREADS := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE
 
 STACK_DIR := .stack
 VLLM ?= .vllm
+TOOLS ?= .tools
 
-.PHONY: demo matrix learning oracles vllm gitea test test-fast test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
+.PHONY: demo matrix learning oracles vllm gitea audit sbom digests test test-fast test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
 
 venv: $(READY)
 
@@ -35,6 +36,7 @@ LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashe
 lock:
 	$(LOCK) constraints.txt pyproject.toml --all-extras locks/build.in
 	$(LOCK) locks/build.txt locks/build.in -c constraints.txt
+	$(LOCK) locks/tools.txt locks/tools.in
 	$(LOCK) locks/control.txt pyproject.toml --extra s3 --extra kafka -c constraints.txt
 	$(LOCK) locks/worker.txt pyproject.toml --extra train --extra s3 --extra kafka -c constraints.txt
 	$(LOCK) locks/venv.txt pyproject.toml --extra all locks/build.in -c constraints.txt
@@ -53,6 +55,26 @@ $(VLLM)/.ready: requirements-vllm.txt $(READY)
 	$(BIN)/uv pip install --quiet --link-mode hardlink --python $(VLLM)/bin/python torch==2.13.0
 	$(BIN)/uv pip install --quiet --link-mode hardlink --python $(VLLM)/bin/python --no-deps -r requirements-vllm.txt
 	@touch $@
+
+$(TOOLS)/.ready: locks/tools.txt $(READY)
+	$(PYTHON) -m venv $(TOOLS)
+	$(BIN)/uv pip install --quiet --link-mode hardlink --python $(TOOLS)/bin/python --require-hashes -r locks/tools.txt
+	@touch $@
+
+# Published advisories about the locked packages. Exits 2 when the advisories cannot be reached.
+audit: $(TOOLS)/.ready
+	$(BIN)/python -m tests.supply_chain.audit $(TOOLS)/bin/pip-audit
+
+# A bill of materials (CycloneDX) of each image's packages, in build/.
+sbom: $(TOOLS)/.ready
+	mkdir -p build
+	for image in control worker; do $(TOOLS)/bin/cyclonedx-py requirements locks/$$image.txt --of JSON \
+		--output-reproducible -o build/sbom-$$image.json || exit 1; done
+	$(BIN)/python -m tests.supply_chain.sbom build
+
+# Pins the images of docker-compose.yml and of the Dockerfiles by digest. Asks their registries.
+digests: $(READY)
+	$(BIN)/python -m tests.supply_chain.images
 
 # The forge of the tests (Go; 7 minutes of CPU, once). It stays in the cache.
 gitea: $(READY)
@@ -120,4 +142,4 @@ learning: $(READY)
 	$(THREADS) $(BIN)/python -m bench.b11_learning $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VLLM) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TOOLS) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

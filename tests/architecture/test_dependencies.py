@@ -17,8 +17,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ("locks/build.txt", "locks/control.txt", "locks/worker.txt", "locks/venv.txt")
-APART = ("$(VLLM)/bin/python", ".go/bin/pip")
-"""Environments that are not Headrace's: real vLLM, and Go for the tests' S3 store."""
+APART = ("$(VLLM)/bin/python", "$(TOOLS)/bin/python", ".go/bin/pip")
+"""Environments that are not Headrace's: real vLLM, tools of CI, and Go for the tests' S3 store."""
 
 
 @dataclass(frozen=True)
