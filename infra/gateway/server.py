@@ -7,7 +7,8 @@ POST /internal/sample                          the API's checkpoint chat, with t
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from infra.gateway.openai import answer, chunks, failure, parse
 from infra.gateway.sessions import GatewayError, GatewaySession, new_key
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
+from infra.http.socket_directory import SocketDirectory
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
 from schemas.sampling import Sampler, SampleRequest
@@ -31,6 +33,7 @@ KEEP_ALIVE_S = 120.0
 KEPT_SESSIONS = 4096
 """When there are more sessions than this, closed ones are forgotten. Late callers then get 404 instead
 of 408."""
+MOST_CONNECTIONS = 1024
 PREFIX = "/v1/samples/"
 SUFFIX = "/chat/completions"
 
@@ -43,9 +46,14 @@ STATUS = {
 class HttpGateway:
     """`infra.ports.services.Gateway` on 127.0.0.1, on a port of its own."""
 
-    def __init__(self, sampler: Sampler, *, limits: ConnectionLimits = LIMITS) -> None:
+    def __init__(
+        self, sampler: Sampler, *, limits: ConnectionLimits = LIMITS, group: int | None = None
+    ) -> None:
+        """`group` is the group of user code, if it is not ours. Its processes may connect to sockets."""
         self._sampler = sampler
         self._limits = limits
+        self._group = group
+        self._directory: SocketDirectory | None = None
         self._bodies = LargeBodyTurns()
         self._sessions: dict[str, GatewaySession] = {}
         self._server: HttpServer | None = None
@@ -71,6 +79,25 @@ class HttpGateway:
         self._sessions[sample] = session
         return session
 
+    async def open_socket(self, run: str, *, network: Sequence[str] = ()) -> Path:
+        """Open a unix socket through which only samples of this run or evaluation are reachable."""
+        assert self._server is not None  # noqa: S101 - the gateway has started
+        if self._directory is None:
+            self._directory = SocketDirectory(group=self._group)
+        path = self._directory.new_path()
+        self._server.listen_unix(
+            path,
+            state={"run": run, "network": tuple(network)},
+            connections=connections_of_a_socket(self._limits),
+            group=self._group,
+        )
+        return path
+
+    async def close_socket(self, path: Path) -> None:
+        """Close a socket with all its connections."""
+        assert self._server is not None  # noqa: S101 - the gateway has started
+        self._server.close_unix(path)
+
     async def start(self) -> None:
         """Listen, and return once requests are accepted. Raises InvalidConfig when it cannot listen."""
         self._server = HttpServer(
@@ -89,6 +116,9 @@ class HttpGateway:
         if self._server is not None and self._task is not None:
             self._server.stop()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = None
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -141,7 +171,8 @@ class HttpGateway:
                 f"{scope['method']} {path} does not exist; send POST {PREFIX}SAMPLE{SUFFIX}",
             )
         session = self._sessions.get(path[len(PREFIX) : -len(SUFFIX)])
-        if session is None:
+        run = scope["state"].get("run")
+        if session is None or (run is not None and session.spec.owner != run):
             raise GatewayError(
                 404,
                 "unknown_sample",
@@ -169,6 +200,11 @@ class HttpGateway:
             raise GatewayError(400, "invalid_request", str(error)) from error
         turn = await self._sample(request)
         return bytes(turn.model_dump_json(), "utf-8")
+
+
+def connections_of_a_socket(limits: ConnectionLimits) -> int:
+    """How many connections one socket may have: a quarter of all, at most MOST_CONNECTIONS."""
+    return max(8, min(MOST_CONNECTIONS, limits.max_connections() // 4))
 
 
 async def _in_time(session: GatewaySession, work: Awaitable[T]) -> T:

@@ -64,6 +64,7 @@ class OpenConnections:
         self.limits = limits
         self.most = limits.max_connections()
         self.num = 0
+        self._all: set[LimitedProtocol] = set()
         self._waiting: dict[Phase, dict[LimitedProtocol, None]] = {Phase.FIRST: {}, Phase.IDLE: {}}
         self._left = asyncio.Event()
 
@@ -71,10 +72,12 @@ class OpenConnections:
         if self.num >= self.most:
             self.make_room()
         self.num += 1
+        self._all.add(connection)
         self.move(connection, None, Phase.FIRST)
 
     def leave(self, connection: "LimitedProtocol", phase: Phase) -> None:
         self.num -= 1
+        self._all.discard(connection)
         self.move(connection, phase, None)
         self._left.set()
 
@@ -97,6 +100,11 @@ class OpenConnections:
                 return True
         return False
 
+    def abort(self) -> None:
+        """Close all connections at once."""
+        for connection in tuple(self._all):
+            connection.abort()
+
     async def wait_for_room(self) -> None:
         """Wait until another connection may be accepted."""
         while self.num >= self.most and not any(self._waiting.values()):
@@ -107,8 +115,14 @@ class OpenConnections:
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol for one connection, with our limits."""
 
-    def __init__(self, config: Config, state: ServerState, connections: OpenConnections) -> None:
-        super().__init__(config=config, server_state=state, app_state={})
+    def __init__(
+        self,
+        config: Config,
+        state: ServerState,
+        connections: OpenConnections,
+        app_state: dict[str, Any],
+    ) -> None:
+        super().__init__(config=config, server_state=state, app_state=app_state)
         self._registry = connections
         self._limits = connections.limits
         self._phase = Phase.FIRST

@@ -9,9 +9,12 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -24,13 +27,32 @@ logger = logging.getLogger(__name__)
 logger.addFilter(RateLimit())
 
 BACKLOG = 128
+UNIX_BACKLOG = 32
+LONGEST_PATH = 107
+"""The longest path of a unix socket, in bytes."""
 REST_S = 0.5
 NO_SUCH_ADDRESS = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
+@dataclass(slots=True)
+class _Listener:
+    """A listening socket and its connections. `state` is `scope["state"]` of their requests."""
+
+    socket: socket.socket
+    connections: OpenConnections
+    state: dict[str, Any] = field(default_factory=dict)
+    accepting: "asyncio.Task[None] | None" = None
+
+    def close(self) -> None:
+        if self.accepting is not None:
+            self.accepting.cancel()
+        self.socket.close()
+
+
 class HttpServer:
-    """Serves an ASGI application until `stop` is called. `port` 0 means a free port."""
+    """Serves an ASGI application until `stop` is called. `port` 0 means a free port. Unix sockets can
+    be added and removed while it runs."""
 
     def __init__(
         self,
@@ -58,6 +80,7 @@ class HttpServer:
         self._server = _Server(self._config)
         self._limits = limits
         self._sockets: list[socket.socket] = []
+        self._unix: dict[Path, _Listener] = {}
         logging.getLogger("uvicorn.error").addFilter(_UVICORN)
 
     @property
@@ -89,47 +112,86 @@ class HttpServer:
                 "another host or port with HEADRACE_URL"
             ) from error
 
+    def listen_unix(
+        self, path: Path, *, state: dict[str, Any], connections: int, group: int | None = None
+    ) -> None:
+        """Serve a new unix socket at `path`, with at most this many connections. Its requests have
+        `state` in their scope. Only this user can connect, and the users of `group` if it is given.
+        Raises InvalidConfig when the path is too long, and OSError when the socket cannot be made."""
+        if len(os.fsencode(path)) > LONGEST_PATH:
+            raise InvalidConfig(
+                f"the path {path} has more than {LONGEST_PATH} bytes, so no socket can be there; set "
+                "TMPDIR to a shorter path"
+            )
+        limits = replace(self._limits, connections=connections)
+        listener = _Listener(_bind_unix(path, group), OpenConnections(limits), state)
+        self._load()
+        self._unix[path] = listener
+        listener.accepting = asyncio.ensure_future(self._accept(listener))
+
+    def close_unix(self, path: Path) -> None:
+        """Close a unix socket with all its connections, and remove it. Does nothing if it is closed."""
+        listener = self._unix.pop(path, None)
+        if listener is not None:
+            listener.close()
+            listener.connections.abort()
+            path.unlink(missing_ok=True)
+
     async def serve(self) -> None:
         """Serve on the sockets that `listen` opened, until `stop` is called."""
-        if not self._config.loaded:
-            self._config.load()
+        self._load()
         connections = OpenConnections(self._limits)
-        accepting = [
-            asyncio.ensure_future(self._accept(listener, connections)) for listener in self._sockets
-        ]
-        self._server.accepting = accepting
+        listeners = [_Listener(one, connections) for one in self._sockets]
+        for listener in listeners:
+            listener.accepting = asyncio.ensure_future(self._accept(listener))
+        self._server.on_shutdown = lambda: self._stop_accepting(listeners)
         try:
             await self._server.serve(sockets=[])
         finally:
-            for task in accepting:
-                task.cancel()
-            await asyncio.gather(*accepting, return_exceptions=True)
+            tasks = self._stop_accepting(listeners)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for path in tuple(self._unix):
+                self.close_unix(path)
             self._close()
+
+    def _stop_accepting(self, listeners: list[_Listener]) -> list["asyncio.Task[None]"]:
+        all_listeners = (*listeners, *self._unix.values())
+        tasks = [one.accepting for one in all_listeners if one.accepting is not None]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    def _load(self) -> None:
+        if not self._config.loaded:
+            self._config.load()
 
     def stop(self) -> None:
         """End `serve`: accept no new connections, and give open requests a moment to finish."""
         self._server.should_exit = True
 
-    async def _accept(self, listener: socket.socket, connections: OpenConnections) -> None:
-        loop = asyncio.get_running_loop()
+    async def _accept(self, listener: _Listener) -> None:
+        loop, connections = asyncio.get_running_loop(), listener.connections
         while True:
             await connections.wait_for_room()
             try:
-                accepted, _ = await loop.sock_accept(listener)
+                accepted, _ = await loop.sock_accept(listener.socket)
             except OSError as error:
                 logger.warning("a connection cannot be accepted: %s", error.strerror or error)
                 closed = error.errno in OUT_OF_FILES and connections.make_room()
                 await asyncio.sleep(0 if closed else REST_S)
                 continue
             accepted.settimeout(0)
-            with contextlib.suppress(OSError):
-                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._take(accepted, connections)
+            if accepted.family != socket.AF_UNIX:
+                with contextlib.suppress(OSError):
+                    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._take(accepted, listener)
 
-    async def _take(self, accepted: socket.socket, connections: OpenConnections) -> None:
+    async def _take(self, accepted: socket.socket, listener: _Listener) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: LimitedProtocol(self._config, self._server.server_state, connections),
+                lambda: LimitedProtocol(
+                    self._config, self._server.server_state, listener.connections, listener.state
+                ),
                 accepted,
             )
         except OSError as error:
@@ -142,7 +204,7 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    accepting: list["asyncio.Task[None]"]
+    on_shutdown: Callable[[], object]
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -150,8 +212,7 @@ class _Server(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for task in self.accepting:
-            task.cancel()
+        self.on_shutdown()
         await super().shutdown(sockets)
 
 
@@ -167,6 +228,21 @@ def _bind(family: int, address: Any) -> socket.socket:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
+        listener.settimeout(0)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _bind_unix(path: Path, group: int | None) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(os.fspath(path))
+        if group is not None:
+            os.chown(path, -1, group)
+        path.chmod(0o600 if group is None else 0o660)
+        listener.listen(UNIX_BACKLOG)
         listener.settimeout(0)
     except BaseException:
         listener.close()

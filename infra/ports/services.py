@@ -253,6 +253,19 @@ class Session(Protocol):
         ...
 
 
+class GatewaySockets(Protocol):
+    """The unix sockets by which sandboxes reach the gateway. A socket is the identity of its sandbox."""
+
+    async def open_socket(self, run: str, *, network: Sequence[str] = ()) -> Path:
+        """Open a socket and return its path. Only samples of this run or evaluation (`SandboxOwner.run`)
+        are reachable through it, and the host:port pairs of `network` by its proxy."""
+        ...
+
+    async def close_socket(self, path: Path) -> None:
+        """Close a socket with all its connections, and remove it. It may be closed already."""
+        ...
+
+
 class Gateway(Protocol):
     """The way from a workflow to the policy that it samples from."""
 
