@@ -32,7 +32,7 @@ from infra.readmodel.store import announce_door
 from infra.runtime.consumer import AnyConsumer
 from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime
-from infra.sandbox.sandbox import ProcessSandbox
+from infra.sandbox.sandbox import LocalUserCode
 from infra.settings.settings import Settings
 from schemas.effects import Lane
 from schemas.errors import InvalidConfig
@@ -179,7 +179,7 @@ async def _open_ports(
         stack.push_async_callback(engine.aclose)
         sampler, learner = engine.sampler, engine.learner
     if lanes & {Lane.CONTROL, Lane.USER, Lane.GENERATE}:
-        user = ProcessSandbox(settings, fetch=backend.artifacts.get)
+        user = LocalUserCode(settings.sandbox, fetch=backend.artifacts.get)
         stack.push_async_callback(user.aclose)
     if Lane.CONTROL in lanes:
         repositories = GitRepositories(

@@ -35,7 +35,6 @@ from schemas.toml.environment import reserved_env
 
 logger = logging.getLogger(__name__)
 
-Json = dict[str, object]
 Answer = Raised | Returned | Graded
 
 GRACE_S = 2.0
@@ -99,8 +98,17 @@ class ConfinedProcess:
     """A process that hosts one role. Its calls run concurrently. If it ends, open calls raise
     ProcessEnded."""
 
-    def __init__(self, role: str, sdk: Path, entrypoint: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        role: str,
+        sdk: Path,
+        entrypoint: Path,
+        env: Mapping[str, str],
+        *,
+        gateway: Path | None = None,
+    ) -> None:
         self._role = role
+        self.gateway = gateway
         self._sdk = sdk
         self._entrypoint = entrypoint
         self._env = dict(env)
@@ -135,19 +143,20 @@ class ConfinedProcess:
         self._tasks.append(asyncio.ensure_future(self._listen(reader)))
         return first
 
-    async def call(self, name: str, message: Json, *, deadline_s: float) -> Returned | Graded:
-        """Make one call and return its result. Raises UserCodeError when the code raised an error or did
-        not finish within `deadline_s`, and ProcessEnded when the process ended, which may not be the
-        fault of this call."""
+    async def call(self, name: str, message: bytes, *, deadline_s: float) -> Returned | Graded:
+        """Make one call and return its result. `message` is a JSON object with at least one key. Raises
+        UserCodeError when the code raised an error or did not finish within `deadline_s`, and
+        ProcessEnded when the process ended, which may not be the fault of this call."""
         if not self.alive or self._writer is None:
             raise ProcessEnded(self._why or "the process has ended")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
         timer = loop.call_later(deadline_s + GRACE_S, self._overdue, name, deadline_s)
         self._calls[name] = _Call(future, timer)
-        data = json.dumps({"id": name, "deadline_s": deadline_s, **message}).encode()
+        head = json.dumps({"id": name, "deadline_s": deadline_s})[:-1].encode() + b","
+        size = len(head) + len(message) - 1
         try:
-            self._writer.write(struct.pack(">I", len(data)) + data)
+            self._writer.writelines((struct.pack(">I", size), head, memoryview(message)[1:]))
             return _result(await future, self._role)
         finally:
             timer.cancel()

@@ -20,21 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import headrace
-from infra.ports.services import SandboxOwner, WorkflowResult
-from infra.sandbox.host_messages import (
-    FirstMessage,
-    Graded,
-    ProtocolError,
-    Returned,
-    ReturnedMessage,
-    SampleGrade,
-    check_grades,
-)
-from infra.sandbox.process import ConfinedProcess, Json, ProcessEnded, describe_user
+from infra.ports.services import GatewayDoors, SandboxOwner
+from infra.sandbox.calls import CallingUserCode, UserCall
+from infra.sandbox.host_messages import FirstMessage, Graded, Returned
+from infra.sandbox.process import ConfinedProcess, ProcessEnded, describe_user
 from infra.sandbox.user_process import UNPRIVILEGED
-from infra.settings.settings import Settings
 from schemas.errors import CorruptData, FailureCategory, TransientError, UserCodeError
-from schemas.sampling import ArtifactRef, Grade, Message, SampleFailure, SampleRecord
+from schemas.sampling import ArtifactRef
 from schemas.specs import DiscoveredRollout, Entrypoint, RolloutRef
 
 logger = logging.getLogger(__name__)
@@ -67,11 +59,18 @@ class _Host:
         return (self.owner.run, self.role, self.rollout.model_dump_json())
 
 
-class ProcessSandbox:
-    """`infra.ports.services.UserCode` at level `process`."""
+def _host(call: UserCall) -> _Host:
+    return _Host(call.rollout, call.owner, call.role)
 
-    def __init__(self, settings: Settings, *, fetch: Fetch) -> None:
+
+class LocalUserCode(CallingUserCode):
+    """`infra.ports.services.UserCode` in processes of this machine, confined as `level` says. `fetch`
+    reads snapshots. `doors` opens a socket to the gateway for each process of a workflow."""
+
+    def __init__(self, level: str, *, fetch: Fetch, doors: GatewayDoors | None = None) -> None:
+        self._level = level
         self._fetch = fetch
+        self._doors = doors
         self._root, self._held = code_directory()
         self._sdk = self._root / "sdk"
         shutil.copytree(
@@ -101,92 +100,24 @@ class ProcessSandbox:
                 [await self._look(tree, e) for e in wanted if _entry_file(tree, e) is not None]
             )
 
-    async def run_workflow(
-        self,
-        rollout: RolloutRef,
-        *,
-        owner: SandboxOwner,
-        sample: str,
-        prompt: Sequence[Message],
-        metadata: Mapping[str, object],
-        base_url: str,
-        api_key: str,
-    ) -> WorkflowResult:
-        message: Json = {
-            "prompt": [m.model_dump() for m in prompt],
-            "metadata": dict(metadata),
-            "base_url": base_url,
-            "api_key": api_key,
-        }
-        answer = await self._call(
-            _Host(rollout, owner, "workflow"),
-            sample,
-            message,
-            deadline_s=rollout.workflow_timeout_s,
-        )
-        if not isinstance(answer, Returned) or answer.messages is None:
-            return WorkflowResult(None)
-        return WorkflowResult(tuple(_message(spoken) for spoken in answer.messages))
-
-    async def grade(
-        self,
-        rollout: RolloutRef,
-        *,
-        owner: SandboxOwner,
-        group: str,
-        label: str | None,
-        metadata: Mapping[str, object],
-        samples: Sequence[SampleRecord],
-    ) -> tuple[Grade, ...]:
-        message: Json = {
-            "label": label,
-            "metadata": dict(metadata),
-            "rewards": [reward.model_dump() for reward in rollout.rewards],
-            "samples": [
-                {
-                    "name": f"sample_{record.index}",
-                    "index": record.index,
-                    "text": record.text,
-                    "messages": [m.model_dump() for m in record.messages],
-                }
-                for record in samples
-            ],
-        }
-        answer = await self._call(
-            _Host(rollout, owner, "grader"),
-            group,
-            message,
-            deadline_s=rollout.grader_timeout_s,
-        )
-        if not isinstance(answer, Graded):
-            raise UserCodeError(FailureCategory.GRADER, "the grader's process returned no grades")
-        names = [reward.name for reward in rollout.rewards]
-        try:
-            check_grades(answer, indices=[record.index for record in samples], parts=names)
-        except ProtocolError as error:
-            text = f"the grader's process wrote into a pipe that is not its own: {error}"
-            raise UserCodeError(FailureCategory.PROCESS, text) from error
-        return tuple(_grade(grade) for grade in answer.grades)
-
     async def aclose(self) -> None:
         """End all processes and remove what was unpacked."""
         for process in self._warm.values():
-            await process.aclose()
+            await self._end(process)
         self._warm.clear()
         await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
         os.close(self._held)
 
-    async def _call(
-        self, host: _Host, name: str, message: Json, *, deadline_s: float
-    ) -> Returned | Graded:
+    async def make_call(self, call: UserCall) -> Returned | Graded:
         """Make one attempt at a call. Raises TransientError when its process ended during the call. The
         next attempt starts from the beginning, without the model calls that this one has made."""
+        name = call.name
         deaths = self._deaths.pop(name, 0)
         try:
             if deaths:
-                return await self._call_alone(host, name, message, deadline_s)
-            process = await self._process(host)
-            return await process.call(name, message, deadline_s=deadline_s)
+                return await self._call_alone(call)
+            process = await self._process(_host(call))
+            return await process.call(name, call.message, deadline_s=call.deadline_s)
         except ProcessEnded as error:
             if deaths < TRIES:
                 self._deaths[name] = deaths + 1
@@ -194,15 +125,13 @@ class ProcessSandbox:
             text = f"its process ended whenever {name} ran alone in it: {error}"
             raise UserCodeError(FailureCategory.PROCESS, text) from error
 
-    async def _call_alone(
-        self, host: _Host, name: str, message: Json, deadline_s: float
-    ) -> Returned | Graded:
+    async def _call_alone(self, call: UserCall) -> Returned | Graded:
         async with self._alone:
-            process = await self._start(host)
+            process = await self._start(_host(call))
             try:
-                return await process.call(name, message, deadline_s=deadline_s)
+                return await process.call(call.name, call.message, deadline_s=call.deadline_s)
             finally:
-                await process.aclose()
+                await self._end(process)
 
     async def _process(self, host: _Host) -> ConfinedProcess:
         """The warm process of a host. It is started if none is running."""
@@ -211,14 +140,14 @@ class ProcessSandbox:
             process = self._warm.get(key)
             if process is None or not process.alive:
                 if process is not None:
-                    await process.aclose()
+                    await self._end(process)
                 process = await self._start(host)
                 self._warm[key] = process
             self._warm.move_to_end(key)
         while len(self._warm) > WARM:
             other, idle = self._warm.popitem(last=False)
             self._starting.pop(other, None)
-            await idle.aclose()
+            await self._end(idle)
         return process
 
     async def _start(self, host: _Host) -> ConfinedProcess:
@@ -229,16 +158,32 @@ class ProcessSandbox:
             raise UserCodeError(
                 FailureCategory.VALIDATION, f"the snapshot does not hold {rollout.entrypoint}"
             )
-        process, _ = await self._begin(host.role, path, {**rollout.env, **host.owner.secrets})
+        env = {**rollout.env, **host.owner.secrets}
+        gateway = None
+        if host.role == "workflow" and self._doors is not None:
+            gateway = await self._doors.open_door(host.owner.run)
+        try:
+            process, _ = await self._begin(host.role, path, env, gateway=gateway)
+        except BaseException:
+            await self._close_door(gateway)
+            raise
         return process
 
+    async def _end(self, process: ConfinedProcess) -> None:
+        await process.aclose()
+        await self._close_door(process.gateway)
+
+    async def _close_door(self, gateway: Path | None) -> None:
+        if gateway is not None and self._doors is not None:
+            await self._doors.close_door(gateway)
+
     async def _begin(
-        self, role: str, path: Path, env: Mapping[str, str]
+        self, role: str, path: Path, env: Mapping[str, str], *, gateway: Path | None = None
     ) -> tuple[ConfinedProcess, FirstMessage]:
         """Start a process that loads an entry point. Returns it and its first message. Raises
         UserCodeError, also when TRIES processes in a row ended while they loaded it."""
         for _ in range(TRIES):
-            process = ConfinedProcess(role, self._sdk, path, env)
+            process = ConfinedProcess(role, self._sdk, path, env, gateway=gateway)
             try:
                 return process, await process.start()
             except ProcessEnded as error:
@@ -329,18 +274,3 @@ def _entry_file(tree: Path, entrypoint: Entrypoint) -> Path | None:
         return path if inside and path.is_file() and path.suffix == ".py" else None
     except (OSError, ValueError):  # a name that no file can have
         return None
-
-
-def _message(spoken: ReturnedMessage) -> Message:
-    try:
-        return Message.model_validate(spoken.model_dump())
-    except ValueError as error:
-        raise UserCodeError(
-            FailureCategory.VALIDATION, f"run returned an invalid message: {error}"
-        ) from error
-
-
-def _grade(paid: SampleGrade) -> Grade:
-    category = FailureCategory.GRADER if paid.raised else FailureCategory.VALIDATION
-    failure = SampleFailure(category=category, message=paid.error) if paid.error else None
-    return Grade(index=paid.index, reward=paid.reward, parts=paid.parts, failure=failure)

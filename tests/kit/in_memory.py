@@ -22,7 +22,7 @@ from infra.postgres.names import MemoryNames
 from infra.postgres.notify import Wakeup
 from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime
-from infra.sandbox.sandbox import ProcessSandbox
+from infra.sandbox.sandbox import LocalUserCode
 from infra.settings.settings import Settings
 from producers.core.datasets import registration
 from producers.core.lookup import Lookup
@@ -108,7 +108,7 @@ async def in_memory(
         servers = VllmServers(vllm, home / "adapters") if vllm else None
         engine = Engine(fetch=artifacts.get, vllm=servers)
         stack.push_async_callback(engine.aclose)
-        user = ProcessSandbox(settings, fetch=artifacts.get)
+        user = LocalUserCode(settings.sandbox, fetch=artifacts.get)
         stack.push_async_callback(user.aclose)
         sampler: Sampler = engine.sampler
         learner: Learner = engine.learner

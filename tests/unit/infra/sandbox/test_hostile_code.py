@@ -14,11 +14,10 @@ import pytest
 from infra.blobs.artifacts import reference
 from infra.git.mirrors import GitRepositories
 from infra.ports.services import SandboxOwner
+from infra.sandbox import calls, sandbox
 from infra.sandbox import process as confined
-from infra.sandbox import sandbox
 from infra.sandbox.host_messages import Graded, ProtocolError, check_grades, parse_later
-from infra.sandbox.sandbox import ProcessSandbox
-from infra.settings.settings import Settings
+from infra.sandbox.sandbox import LocalUserCode
 from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.sampling import ArtifactRef, Message, SampleRecord
 from schemas.specs import CommitSpec, Entrypoint, RolloutRef
@@ -27,6 +26,7 @@ from tests.kit.platform import make_workspace
 pytestmark = pytest.mark.processes
 
 OWNER = SandboxOwner(run="run-1")
+LEVEL = "process"
 
 MAIN = """
 import asyncio, ctypes, json, os, signal, struct, sys, time
@@ -114,18 +114,18 @@ async def rollout(tmp_path: Path) -> RolloutRef:
 
 
 @pytest.fixture
-async def user(tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
+async def user(tmp_path: Path) -> AsyncIterator[LocalUserCode]:
     async def fetch(ref: ArtifactRef) -> bytes:
         return SNAPSHOT[-1]
 
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
-    made = ProcessSandbox(Settings.load({"HEADRACE_HOME": str(home)}), fetch=fetch)
+    made = LocalUserCode(LEVEL, fetch=fetch)
     yield made
     await made.aclose()
 
 
-async def run(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
+async def run(user: LocalUserCode, rollout: RolloutRef, what: str) -> str:
     result = await user.run_workflow(
         rollout,
         owner=OWNER,
@@ -139,7 +139,7 @@ async def run(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
     return result.messages[-1].content
 
 
-async def failure(user: ProcessSandbox, rollout: RolloutRef, what: str) -> UserCodeError:
+async def failure(user: LocalUserCode, rollout: RolloutRef, what: str) -> UserCodeError:
     """The final failure of a sample, which is retried as its effect would be, within a time that
     only a hang exceeds."""
     async with asyncio.timeout(120):
@@ -153,7 +153,7 @@ async def failure(user: ProcessSandbox, rollout: RolloutRef, what: str) -> UserC
     raise AssertionError(f"{what} did not fail")
 
 
-def patch_sdk(user: ProcessSandbox, file: str, old: str) -> None:
+def patch_sdk(user: LocalUserCode, file: str, old: str) -> None:
     """Remove a line from the SDK code that runs in the process of user code."""
     path = user._sdk / "headrace" / file
     source = path.read_text()
@@ -163,7 +163,7 @@ def patch_sdk(user: ProcessSandbox, file: str, old: str) -> None:
 
 @pytest.mark.parametrize("what", ["traceme", "stop"])
 async def test_a_process_that_stops_itself_ends_and_its_neighbours_go_on(
-    user: ProcessSandbox, rollout: RolloutRef, what: str
+    user: LocalUserCode, rollout: RolloutRef, what: str
 ) -> None:
     error = await failure(user, rollout, what)
     assert error.category == FailureCategory.TIMEOUT
@@ -171,13 +171,13 @@ async def test_a_process_that_stops_itself_ends_and_its_neighbours_go_on(
 
 
 async def test_nobody_may_trace_a_process_of_user_code(
-    user: ProcessSandbox, rollout: RolloutRef
+    user: LocalUserCode, rollout: RolloutRef
 ) -> None:
     assert await run(user, rollout, "seized") == "False"
 
 
 async def test_twin_where_it_may_be_traced_its_tracer_is_ended_with_it(
-    user: ProcessSandbox, rollout: RolloutRef
+    user: LocalUserCode, rollout: RolloutRef
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("only as root user code has a user of its own, whose processes may be killed")
@@ -189,20 +189,18 @@ async def test_twin_where_it_may_be_traced_its_tracer_is_ended_with_it(
     assert await run(user, rollout, "fine") == "done"
 
 
-async def test_limits_hold_in_user_code(user: ProcessSandbox, rollout: RolloutRef) -> None:
+async def test_limits_hold_in_user_code(user: LocalUserCode, rollout: RolloutRef) -> None:
     assert await run(user, rollout, "limits") == "1 0 HOME=/tmp"
 
 
-async def test_twin_the_launcher_is_who_sets_them(
-    user: ProcessSandbox, rollout: RolloutRef
-) -> None:
+async def test_twin_the_launcher_is_who_sets_them(user: LocalUserCode, rollout: RolloutRef) -> None:
     patch_sdk(user, "launch.py", "    confine()\n")
     patch_sdk(user, "host.py", "    hide()\n")
     assert await run(user, rollout, "limits") == "0 1 HOME=/tmp"
 
 
 async def test_nothing_of_the_users_comes_before_the_limits(
-    user: ProcessSandbox, rollout: RolloutRef
+    user: LocalUserCode, rollout: RolloutRef
 ) -> None:
     """A program in the host's place reports its limits at its first byte; the launcher saw no
     variable."""
@@ -223,7 +221,7 @@ async def test_nothing_of_the_users_comes_before_the_limits(
     "name", ["LD_PRELOAD", "GLIBC_TUNABLES", "PATH", "HOME", "PYTHONSTARTUP", "HEADRACE_HOME"]
 )
 async def test_variables_of_the_loader_are_refused(
-    user: ProcessSandbox, rollout: RolloutRef, name: str
+    user: LocalUserCode, rollout: RolloutRef, name: str
 ) -> None:
     """They are refused at submit too; this check is for values that were recorded before."""
     error = await failure(user, rollout.model_copy(update={"env": {name: "x"}}), "fine")
@@ -240,7 +238,7 @@ async def test_variables_of_the_loader_are_refused(
     ],
 )
 async def test_what_is_not_a_message_is_that_samples_fault(
-    user: ProcessSandbox, rollout: RolloutRef, what: str
+    user: LocalUserCode, rollout: RolloutRef, what: str
 ) -> None:
     error = await failure(user, rollout, f"say {what}")
     assert error.category == FailureCategory.PROCESS
@@ -249,7 +247,7 @@ async def test_what_is_not_a_message_is_that_samples_fault(
 
 
 async def test_a_rollout_that_says_five_fails_alone(
-    user: ProcessSandbox, rollout: RolloutRef
+    user: LocalUserCode, rollout: RolloutRef
 ) -> None:
     five, good = await user.discover(SNAPSHOT[-1], [])
     assert five.entrypoint.rollout == "five"
@@ -258,7 +256,7 @@ async def test_a_rollout_that_says_five_fails_alone(
 
 
 async def test_twin_without_the_model_the_whole_workspace_fails(
-    user: ProcessSandbox, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
+    user: LocalUserCode, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confined, "parse_first", lambda role, data: json.loads(data))
     with pytest.raises(AttributeError):
@@ -268,7 +266,7 @@ async def test_twin_without_the_model_the_whole_workspace_fails(
 MANY = '[{"index": 0, "reward": 1.0, "parts": {str(n): 1.0 for n in range(%d)}, "error": None}]'
 
 
-async def grade(user: ProcessSandbox, rollout: RolloutRef, label: str) -> object:
+async def grade(user: LocalUserCode, rollout: RolloutRef, label: str) -> object:
     return await user.grade(
         rollout, owner=OWNER, group="g", label=label, metadata={}, samples=[SampleRecord(index=0)]
     )
@@ -282,16 +280,16 @@ async def grade(user: ProcessSandbox, rollout: RolloutRef, label: str) -> object
     ],
 )
 async def test_grades_are_of_the_samples_that_were_given_and_nothing_else(
-    user: ProcessSandbox, rollout: RolloutRef, label: str
+    user: LocalUserCode, rollout: RolloutRef, label: str
 ) -> None:
     with pytest.raises((UserCodeError, TransientError), match="a pipe that is not its own"):
         await grade(user, rollout, label)
 
 
 async def test_twin_without_the_check_any_parts_are_taken(
-    user: ProcessSandbox, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
+    user: LocalUserCode, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox, "check_grades", lambda *_, **__: None)
+    monkeypatch.setattr(calls, "check_grades", lambda *_, **__: None)
     (graded,) = await user.grade(
         rollout,
         owner=OWNER,
@@ -304,7 +302,7 @@ async def test_twin_without_the_check_any_parts_are_taken(
 
 
 async def test_a_text_that_no_encoding_has_is_a_message(
-    user: ProcessSandbox, rollout: RolloutRef
+    user: LocalUserCode, rollout: RolloutRef
 ) -> None:
     assert await run(user, rollout, "surrogate") == "?"
 
@@ -350,7 +348,7 @@ def test_grades_of_others_are_refused(grades: list[object]) -> None:
 
 
 async def test_a_process_that_does_not_die_is_given_up(
-    user: ProcessSandbox, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
+    user: LocalUserCode, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confined, "END_S", 0.05)
     await run(user, rollout, "fine")

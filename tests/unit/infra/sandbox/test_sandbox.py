@@ -15,9 +15,8 @@ from infra.ports.services import SandboxOwner
 from infra.sandbox import sandbox
 from infra.sandbox.host_messages import FirstMessage
 from infra.sandbox.process import ConfinedProcess, ProcessEnded
-from infra.sandbox.sandbox import ProcessSandbox
+from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.user_process import UNPRIVILEGED
-from infra.settings.settings import Settings
 from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord
 from schemas.specs import CommitSpec, Entrypoint, RewardSpec, RolloutRef
@@ -26,6 +25,7 @@ from tests.kit.platform import make_workspace
 pytestmark = pytest.mark.processes
 
 OWNER = SandboxOwner(run="run-1")
+LEVEL = "process"
 
 MAIN = """
 import asyncio, os, pathlib, signal, sys, time
@@ -137,18 +137,18 @@ SNAPSHOT: list[bytes] = []
 
 
 @pytest.fixture
-async def user(tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
+async def user(tmp_path: Path) -> AsyncIterator[LocalUserCode]:
     async def fetch(ref: ArtifactRef) -> bytes:
         return SNAPSHOT[-1]
 
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
-    made = ProcessSandbox(Settings.load({"HEADRACE_HOME": str(home)}), fetch=fetch)
+    made = LocalUserCode(LEVEL, fetch=fetch)
     yield made
     await made.aclose()
 
 
-async def run(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
+async def run(user: LocalUserCode, rollout: RolloutRef, what: str) -> str:
     result = await user.run_workflow(
         rollout,
         owner=OWNER,
@@ -162,7 +162,7 @@ async def run(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
     return result.messages[-1].content
 
 
-async def failure(user: ProcessSandbox, rollout: RolloutRef, what: str) -> UserCodeError:
+async def failure(user: LocalUserCode, rollout: RolloutRef, what: str) -> UserCodeError:
     """The failure of a sample, which is retried (as its effect would be) when the fault may not be
     its own."""
     for _ in range(sandbox.TRIES + 1):
@@ -186,7 +186,7 @@ async def failure(user: ProcessSandbox, rollout: RolloutRef, what: str) -> UserC
     ],
 )
 async def test_a_sample_fails_alone_and_says_how(
-    user: ProcessSandbox, rollout: RolloutRef, what: str, category: FailureCategory, says: str
+    user: LocalUserCode, rollout: RolloutRef, what: str, category: FailureCategory, says: str
 ) -> None:
     error = await failure(user, rollout, what)
     assert error.category == category
@@ -194,7 +194,7 @@ async def test_a_sample_fails_alone_and_says_how(
     assert await run(user, rollout, "fine") == "done", "the next one has a process"
 
 
-async def until_known(user: ProcessSandbox, rollout: RolloutRef, what: str) -> str:
+async def until_known(user: LocalUserCode, rollout: RolloutRef, what: str) -> str:
     """The answer of a sample, or its failure; the sample is retried as its effect would be."""
     for _ in range(sandbox.TRIES + 1):
         try:
@@ -207,7 +207,7 @@ async def until_known(user: ProcessSandbox, rollout: RolloutRef, what: str) -> s
 
 
 async def test_neighbours_of_one_that_ends_the_process_run_again(
-    user: ProcessSandbox, rollout: RolloutRef
+    user: LocalUserCode, rollout: RolloutRef
 ) -> None:
     await run(user, rollout, "warm")
     names = ["wait", "exit", "wait "]
@@ -225,7 +225,7 @@ async def test_neighbours_of_one_that_ends_the_process_run_again(
     ],
 )
 async def test_a_process_that_is_killed_is_not_the_samples_fault(
-    user: ProcessSandbox, rollout: RolloutRef, when: str, times: int, ends: str
+    user: LocalUserCode, rollout: RolloutRef, when: str, times: int, ends: str
 ) -> None:
     with tempfile.TemporaryDirectory() as deaths:
         Path(deaths).chmod(0o755)  # user code's user reads it, and writes to the file
@@ -238,7 +238,7 @@ async def test_a_process_that_is_killed_is_not_the_samples_fault(
 
 
 async def test_an_attempt_whose_process_was_killed_is_never_gone_on_with(
-    user: ProcessSandbox, rollout: RolloutRef
+    user: LocalUserCode, rollout: RolloutRef
 ) -> None:
     """Each call runs the sample once: the requests of a killed attempt to the policy stay its
     own."""
@@ -256,7 +256,7 @@ async def test_an_attempt_whose_process_was_killed_is_never_gone_on_with(
 
 
 async def test_a_caller_that_gives_up_while_it_loads_leaves_no_process(
-    user: ProcessSandbox, rollout: RolloutRef
+    user: LocalUserCode, rollout: RolloutRef
 ) -> None:
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
@@ -275,7 +275,7 @@ async def test_a_caller_that_gives_up_while_it_loads_leaves_no_process(
 
 
 async def test_discovery_begins_again_when_its_process_was_killed(
-    user: ProcessSandbox, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
+    user: LocalUserCode, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, deaths = ConfinedProcess.start, 2
 
@@ -291,13 +291,13 @@ async def test_discovery_begins_again_when_its_process_was_killed(
     assert (found.error, found.workflow, deaths) == (None, "Do", 0)
 
 
-async def test_a_flood_of_output_is_dropped(user: ProcessSandbox, rollout: RolloutRef) -> None:
+async def test_a_flood_of_output_is_dropped(user: LocalUserCode, rollout: RolloutRef) -> None:
     patient = rollout.model_copy(update={"workflow_timeout_s": 30})
     assert await run(user, patient, "print") == "done"
 
 
 async def test_who_it_is_and_what_it_can_see(
-    user: ProcessSandbox, rollout: RolloutRef, tmp_path: Path
+    user: LocalUserCode, rollout: RolloutRef, tmp_path: Path
 ) -> None:
     uid, _, names = (await run(user, rollout, "who")).partition(" ")
     assert "COLOUR" in names
@@ -312,7 +312,7 @@ async def test_who_it_is_and_what_it_can_see(
 
 
 async def test_an_attempt_has_a_directory_of_its_own_until_it_is_over(
-    user: ProcessSandbox, rollout: RolloutRef
+    user: LocalUserCode, rollout: RolloutRef
 ) -> None:
     said = await asyncio.gather(*(run(user, rollout, f"keep {i}") for i in range(3)))
     places = [Path(each.split()[0]) for each in said]
@@ -325,14 +325,14 @@ async def test_an_attempt_has_a_directory_of_its_own_until_it_is_over(
 
 
 async def test_the_label_never_enters_the_workflows_process(
-    user: ProcessSandbox, rollout: RolloutRef
+    user: LocalUserCode, rollout: RolloutRef
 ) -> None:
     assert "label" not in await run(user, rollout, "context")
-    parameters = ProcessSandbox.run_workflow.__annotations__
+    parameters = LocalUserCode.run_workflow.__annotations__
     assert "label" not in parameters
 
 
-async def grades(user: ProcessSandbox, rollout: RolloutRef, label: str) -> Sequence[object]:
+async def grades(user: LocalUserCode, rollout: RolloutRef, label: str) -> Sequence[object]:
     return await user.grade(
         rollout,
         owner=OWNER,
@@ -343,7 +343,7 @@ async def grades(user: ProcessSandbox, rollout: RolloutRef, label: str) -> Seque
     )
 
 
-async def test_grades_are_numbers_or_say_why_not(user: ProcessSandbox, rollout: RolloutRef) -> None:
+async def test_grades_are_numbers_or_say_why_not(user: LocalUserCode, rollout: RolloutRef) -> None:
     good = await user.grade(
         rollout,
         owner=OWNER,
@@ -372,14 +372,14 @@ async def test_grades_are_numbers_or_say_why_not(user: ProcessSandbox, rollout: 
     [("never", FailureCategory.TIMEOUT), ("raise", FailureCategory.GRADER)],
 )
 async def test_a_grader_that_fails_as_a_whole(
-    user: ProcessSandbox, rollout: RolloutRef, label: str, category: FailureCategory
+    user: LocalUserCode, rollout: RolloutRef, label: str, category: FailureCategory
 ) -> None:
     with pytest.raises(UserCodeError) as raised:
         await grades(user, rollout, label)
     assert raised.value.category == category
 
 
-async def test_reward_functions_are_weighed(user: ProcessSandbox, rollout: RolloutRef) -> None:
+async def test_reward_functions_are_weighed(user: LocalUserCode, rollout: RolloutRef) -> None:
     weighed = rollout.model_copy(update={"rewards": (RewardSpec(name="length", weight=0.5),)})
     found = await user.grade(
         weighed,
@@ -407,7 +407,7 @@ async def test_reward_functions_are_weighed(user: ProcessSandbox, rollout: Rollo
 
 
 async def test_a_reward_that_raises_fails_its_own_sample(
-    user: ProcessSandbox, rollout: RolloutRef
+    user: LocalUserCode, rollout: RolloutRef
 ) -> None:
     for name, category, says in (
         ("picky", FailureCategory.GRADER, "in picky: ZeroDivisionError"),
@@ -423,7 +423,7 @@ async def test_a_reward_that_raises_fails_its_own_sample(
         assert (first.failure is None) == (name == "picky"), "its neighbour keeps its reward"
 
 
-async def test_processes_stay_warm(user: ProcessSandbox, rollout: RolloutRef) -> None:
+async def test_processes_stay_warm(user: LocalUserCode, rollout: RolloutRef) -> None:
     await run(user, rollout, "first")
     (process,) = user._warm.values()
     for number in range(20):
@@ -433,7 +433,7 @@ async def test_processes_stay_warm(user: ProcessSandbox, rollout: RolloutRef) ->
 
 
 async def test_of_warm_processes_the_one_unused_for_longest_ends_first(
-    user: ProcessSandbox, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
+    user: LocalUserCode, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "WARM", 2)
     kinds = [rollout.model_copy(update={"env": {"KIND": kind}}) for kind in "abc"]

@@ -1,0 +1,125 @@
+"""Calls of user code: a call as its process gets it, and what its answer means.
+
+The process that asks and the process that runs user code may be two. So a call holds its message as the
+JSON that `headrace/host.py` gets, which whatever is in between passes on as it is.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from infra.ports.services import SandboxOwner, WorkflowResult
+from infra.sandbox.host_messages import (
+    Graded,
+    ProtocolError,
+    Returned,
+    ReturnedMessage,
+    SampleGrade,
+    check_grades,
+)
+from schemas.errors import FailureCategory, UserCodeError
+from schemas.sampling import Grade, Message, SampleFailure, SampleRecord
+from schemas.specs import RolloutRef
+
+Role = Literal["workflow", "grader"]
+
+
+@dataclass(frozen=True, slots=True)
+class UserCall:
+    """One call of a role of a rollout. `name` is the sample or the group. `message` is a JSON object
+    with at least one key, and neither `id` nor `deadline_s`."""
+
+    rollout: RolloutRef
+    owner: SandboxOwner
+    role: Role
+    name: str
+    deadline_s: float
+    message: bytes
+
+
+class CallingUserCode(ABC):
+    """The half of `infra.ports.services.UserCode` that makes calls and reads their answers."""
+
+    @abstractmethod
+    async def make_call(self, call: UserCall) -> Returned | Graded:
+        """Make one attempt at a call. Raises UserCodeError, and TransientError when its process ended
+        during the call. The next attempt starts from the beginning."""
+
+    async def run_workflow(
+        self,
+        rollout: RolloutRef,
+        *,
+        owner: SandboxOwner,
+        sample: str,
+        prompt: Sequence[Message],
+        metadata: Mapping[str, object],
+        base_url: str,
+        api_key: str,
+    ) -> WorkflowResult:
+        message = {
+            "prompt": [m.model_dump() for m in prompt],
+            "metadata": dict(metadata),
+            "base_url": base_url,
+            "api_key": api_key,
+        }
+        deadline_s = rollout.workflow_timeout_s
+        data = json.dumps(message).encode()
+        call = UserCall(rollout, owner, "workflow", sample, deadline_s, data)
+        answer = await self.make_call(call)
+        if not isinstance(answer, Returned) or answer.messages is None:
+            return WorkflowResult(None)
+        return WorkflowResult(tuple(_message(spoken) for spoken in answer.messages))
+
+    async def grade(
+        self,
+        rollout: RolloutRef,
+        *,
+        owner: SandboxOwner,
+        group: str,
+        label: str | None,
+        metadata: Mapping[str, object],
+        samples: Sequence[SampleRecord],
+    ) -> tuple[Grade, ...]:
+        message = {
+            "label": label,
+            "metadata": dict(metadata),
+            "rewards": [reward.model_dump() for reward in rollout.rewards],
+            "samples": [
+                {
+                    "name": f"sample_{record.index}",
+                    "index": record.index,
+                    "text": record.text,
+                    "messages": [m.model_dump() for m in record.messages],
+                }
+                for record in samples
+            ],
+        }
+        deadline_s = rollout.grader_timeout_s
+        data = json.dumps(message).encode()
+        answer = await self.make_call(UserCall(rollout, owner, "grader", group, deadline_s, data))
+        if not isinstance(answer, Graded):
+            raise UserCodeError(FailureCategory.GRADER, "the grader's process returned no grades")
+        names = [reward.name for reward in rollout.rewards]
+        try:
+            check_grades(answer, indices=[record.index for record in samples], parts=names)
+        except ProtocolError as error:
+            text = f"the grader's process wrote into a pipe that is not its own: {error}"
+            raise UserCodeError(FailureCategory.PROCESS, text) from error
+        return tuple(_grade(grade) for grade in answer.grades)
+
+
+def _message(spoken: ReturnedMessage) -> Message:
+    try:
+        return Message.model_validate(spoken.model_dump())
+    except ValueError as error:
+        raise UserCodeError(
+            FailureCategory.VALIDATION, f"run returned an invalid message: {error}"
+        ) from error
+
+
+def _grade(paid: SampleGrade) -> Grade:
+    category = FailureCategory.GRADER if paid.raised else FailureCategory.VALIDATION
+    failure = SampleFailure(category=category, message=paid.error) if paid.error else None
+    return Grade(index=paid.index, reward=paid.reward, parts=paid.parts, failure=failure)
