@@ -28,13 +28,15 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from schemas.errors import Refused
-from schemas.sampling import ModelRef, Precision
+from schemas.errors import Refused, UserCodeError
+from schemas.sampling import Message, ModelRef, Precision
 from schemas.scratch_models import scratch_shape
 from trainer.model.architectures import advice, check_causal, check_known
 from trainer.model.char_tokenizer import character_tokenizer
+from trainer.model.chat_template import Chat
 from trainer.model.file_checks import check_files
 from trainer.model.lora_names import adapter_pairs, merged_weight
+from trainer.model.template_process import TemplateOverLimit
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_NAME = "adapter_model.safetensors"
@@ -42,6 +44,9 @@ ADAPTER_NAME = "adapter_model.safetensors"
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 transformers_logging.disable_progress_bar()
+
+PROBE = Message(role="user", content="Hello")
+"""The conversation with which a chat template is rendered when its model is loaded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,5 +219,17 @@ def _load_pretrained(name: str, *, what: str) -> tuple[PreTrainedModel, PreTrain
             f"{what} has no chat template, which Headrace needs: name its instruction-tuned version, or "
             "save its tokenizer with a chat_template"
         )
+    _check_template(tokenizer, what=what)
     check_causal(model.eval(), what=what)
     return model, tokenizer
+
+
+def _check_template(tokenizer: PreTrainedTokenizerBase, *, what: str) -> None:
+    """Render the chat template once, in its confined process. Raises Refused when it exceeds a limit, so
+    that a run fails at its start and not sample by sample. A template may reject the message."""
+    try:
+        Chat(tokenizer, frozenset()).text([PROBE], reply_next=True)
+    except TemplateOverLimit as error:
+        raise Refused(f"{what} cannot be used: {error.message}") from error
+    except UserCodeError:
+        return

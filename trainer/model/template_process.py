@@ -42,6 +42,10 @@ OVER = {
 }
 
 
+class TemplateOverLimit(UserCodeError):
+    """A chat template exceeded a limit of its process."""
+
+
 class _Ended(Exception):
     """The process ended during a request."""
 
@@ -63,7 +67,7 @@ class TemplateProcess:
         names: Mapping[str, object],
     ) -> str:
         """The messages as `template` renders them, with `names` as its variables. Raises ValueError with
-        the template's own error, UserCodeError when it exceeds a limit."""
+        the template's own error, TemplateOverLimit when it exceeds a limit."""
         request = {
             "template": template,
             "messages": list(messages),
@@ -73,7 +77,7 @@ class TemplateProcess:
         with self._lock:
             answer = self._answer(request)
         if "over" in answer:
-            raise UserCodeError(
+            raise TemplateOverLimit(
                 FailureCategory.VALIDATION,
                 f"the model's chat template {OVER[str(answer['over'])]}. Name another model, or "
                 "correct its chat_template",

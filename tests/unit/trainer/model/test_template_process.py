@@ -4,13 +4,14 @@ bounded."""
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from schemas.errors import UserCodeError
-from schemas.sampling import Message
+from schemas.errors import Refused, UserCodeError
+from schemas.sampling import Message, ModelRef
 from tests.kit.tokenizers import TEMPLATES
 from tests.unit.trainer.support import TINY
 from trainer.model import chat_template, template_process
@@ -59,6 +60,25 @@ def test_a_hostile_template_is_refused_and_the_next_is_rendered(chat: Chat, name
         chat.text(TALK, reply_next=True)
     chat._tokenizer.chat_template = "{{ messages[0].content }}"
     assert chat.text(TALK, reply_next=True) == "1+1?"
+
+
+def _saved(directory: Path, template: str) -> ModelRef:
+    base = build_base(TINY, {}, device=torch.device("cpu"))
+    base.model.save_pretrained(directory)
+    base.tokenizer.chat_template = template
+    base.tokenizer.save_pretrained(directory)
+    return ModelRef(kind="directory", name=str(directory))
+
+
+def test_a_model_with_a_hostile_template_is_not_loaded(tmp_path: Path) -> None:
+    ref = _saved(tmp_path, FOR_EVER)
+    with pytest.raises(Refused, match="cannot be used: the model's chat template did not end"):
+        build_base(ref, {}, device=torch.device("cpu"))
+
+
+def test_a_template_that_rejects_a_plain_message_is_loaded(tmp_path: Path) -> None:
+    ref = _saved(tmp_path, "{{ raise_exception('begin with a system message') }}")
+    assert build_base(ref, {}, device=torch.device("cpu")).num_bytes > 0
 
 
 def test_twin_in_this_process_the_same_template_goes_on(
