@@ -176,19 +176,6 @@ class SandboxOwner:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-class GatewayDoors(Protocol):
-    """Sockets that lead to the gateway. The socket is the identity of the sandbox that gets it."""
-
-    async def open_door(self, run: str) -> Path:
-        """Listen on a new Unix socket and return its path. Through it only samples of this run (or
-        evaluation) can be reached."""
-        ...
-
-    async def close_door(self, path: Path) -> None:
-        """Stop listening on a socket, end its connections and remove it. It may be closed already."""
-        ...
-
-
 class UserCode(Protocol):
     """The workspace's code, in confined processes. Workflow and grader run in separate processes."""
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import headrace
-from infra.ports.services import GatewayDoors, SandboxOwner
+from infra.ports.services import GatewaySockets, SandboxOwner
 from infra.sandbox.calls import CallingUserCode, UserCall
 from infra.sandbox.host_messages import FirstMessage, Graded, Returned
 from infra.sandbox.process import ConfinedProcess, ProcessEnded, describe_user
@@ -65,12 +65,12 @@ def _host(call: UserCall) -> _Host:
 
 class LocalUserCode(CallingUserCode):
     """`infra.ports.services.UserCode` in processes of this machine, confined as `level` says. `fetch`
-    reads snapshots. `doors` opens a socket to the gateway for each process of a workflow."""
+    reads snapshots. `sockets` opens one for each process of a workflow."""
 
-    def __init__(self, level: str, *, fetch: Fetch, doors: GatewayDoors | None = None) -> None:
+    def __init__(self, level: str, *, fetch: Fetch, sockets: GatewaySockets | None = None) -> None:
         self._level = level
         self._fetch = fetch
-        self._doors = doors
+        self._sockets = sockets
         self._root, self._held = code_directory()
         self._sdk = self._root / "sdk"
         shutil.copytree(
@@ -160,22 +160,22 @@ class LocalUserCode(CallingUserCode):
             )
         env = {**rollout.env, **host.owner.secrets}
         gateway = None
-        if host.role == "workflow" and self._doors is not None:
-            gateway = await self._doors.open_door(host.owner.run)
+        if host.role == "workflow" and self._sockets is not None:
+            gateway = await self._sockets.open_socket(host.owner.run, network=rollout.network)
         try:
             process, _ = await self._begin(host.role, path, env, gateway=gateway)
         except BaseException:
-            await self._close_door(gateway)
+            await self._close_socket(gateway)
             raise
         return process
 
     async def _end(self, process: ConfinedProcess) -> None:
         await process.aclose()
-        await self._close_door(process.gateway)
+        await self._close_socket(process.gateway)
 
-    async def _close_door(self, gateway: Path | None) -> None:
-        if gateway is not None and self._doors is not None:
-            await self._doors.close_door(gateway)
+    async def _close_socket(self, gateway: Path | None) -> None:
+        if gateway is not None and self._sockets is not None:
+            await self._sockets.close_socket(gateway)
 
     async def _begin(
         self, role: str, path: Path, env: Mapping[str, str], *, gateway: Path | None = None
