@@ -157,6 +157,9 @@ def _start_with_workspace(state: EvalState, synced: WorkspaceSynced) -> Decision
         grader=None if config.advanced.rewards else found.grader,
         rewards=tuple(RewardSpec(name=r.name, weight=r.weight) for r in config.advanced.rewards),
         env=config.env,
+        secrets=config.secrets.required,
+        workspace=request.workspace,
+        submitter=request.submitter,
         workflow_timeout_s=config.evaluation.agent_workflow_timeout_s,
         grader_timeout_s=config.evaluation.grader_timeout_s,
     )

@@ -17,7 +17,7 @@ from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from infra.settings.settings import Settings
-from schemas.redact import redact
+from schemas.secrets.redact import redact
 
 TRACER = "headrace"
 PARENT = "traceparent"

@@ -454,7 +454,8 @@ class RunRequested(_RunEvent):
     """A validated request for a run. `workspace` is None when the run needs no user code. `date` is
     the day of the request. Chat templates that ask for the current date get it, unless the config
     names another day. `warnings` lists what is allowed and probably not intended. `origin` is the
-    push that started the run, or None."""
+    push that started the run, or None. `submitter` owns the personal secrets that the run may use; a
+    run that a push started has none."""
 
     type: ClassVar[str] = "rl.run.requested"
     run_name: str
@@ -467,6 +468,7 @@ class RunRequested(_RunEvent):
     date: str | None = None
     warnings: tuple[str, ...] = ()
     origin: PushOrigin | None = None
+    submitter: str | None = None
 
     @property
     def needs_approval(self) -> bool:
@@ -811,7 +813,8 @@ class _EvaluationEvent(Event):
 
 class EvaluationRequested(_EvaluationEvent):
     """An evaluation was requested by a user (`config`), or by a run at one of its steps (`run`,
-    `step`), which appends the event to its own stream. `rows` are the dataset rows, in order."""
+    `step`), which appends the event to its own stream. `rows` are the dataset rows, in order.
+    `submitter` owns the personal secrets that it may use."""
 
     type: ClassVar[str] = "rl.evaluation.requested"
     eval_name: str
@@ -824,6 +827,7 @@ class EvaluationRequested(_EvaluationEvent):
     config: EvalConfig | None = None
     workspace: str | None = None
     warnings: tuple[str, ...] = ()
+    submitter: str | None = None
 
     @property
     def stream(self) -> StreamName:

@@ -151,7 +151,8 @@ class RewardSpec(Value):
 class RolloutRef(Value):
     """User code to run: the workspace snapshot (a tar) and what to use from its entry point. `secrets`
     are the names of the secrets that it gets, `network` the host:port pairs that it may connect to.
-    `pushed` is true if a push started it, so its author may be unknown."""
+    `pushed` is true if a push started it, so its author may be unknown. The secrets are those of
+    `workspace`, and the personal ones of `submitter`, who is None if a push started it."""
 
     snapshot: ArtifactRef
     commit: str
@@ -163,6 +164,8 @@ class RolloutRef(Value):
     secrets: tuple[str, ...] = ()
     network: tuple[str, ...] = ()
     pushed: bool = False
+    workspace: str | None = None
+    submitter: str | None = None
     workflow_timeout_s: float = 450
     grader_timeout_s: float = 150
 

@@ -67,7 +67,10 @@ def _start_with_workspace(
         grader=None if config.advanced.rewards else found.grader,
         rewards=tuple(RewardSpec(name=r.name, weight=r.weight) for r in config.advanced.rewards),
         env=config.env,
+        secrets=config.secrets.required,
         pushed=request.origin is not None,
+        workspace=request.workspace,
+        submitter=request.submitter,
         workflow_timeout_s=config.training.agent_workflow_timeout_s,
         grader_timeout_s=config.training.grader_timeout_s,
     )

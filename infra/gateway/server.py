@@ -22,6 +22,7 @@ from infra.http.socket_directory import SocketDirectory
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
 from schemas.sampling import Sampler, SampleRequest
+from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.specs import GroupSpec
 
 T = TypeVar("T")
@@ -65,7 +66,9 @@ class HttpGateway:
     def internal_url(self) -> str:
         return f"{self._url}/internal/sample"
 
-    def open(self, spec: GroupSpec, index: int, *, deadline_s: float) -> GatewaySession:
+    def open(
+        self, spec: GroupSpec, index: int, *, deadline_s: float, masks: Masks = NO_MASKS
+    ) -> GatewaySession:
         sample = sample_id(spec.group_key.id, index)
         session = GatewaySession(
             spec=spec,
@@ -73,6 +76,7 @@ class HttpGateway:
             base_url=f"{self._url}{PREFIX}{sample}",
             api_key=new_key(),
             deadline_s=deadline_s,
+            masks=masks,
         )
         if len(self._sessions) > KEPT_SESSIONS:
             self._sessions = {k: s for k, s in self._sessions.items() if not s.closed}
@@ -138,11 +142,11 @@ class HttpGateway:
         with session.receiving():
             request = parse(await _in_time(session, body.read(session.api_key)))
         session.authorize(session.api_key)  # the deadline may have passed while the body was read
-        messages = tuple(message.plain() for message in request.messages)
+        messages = tuple(session.mask(message.plain()) for message in request.messages)
         call, wanted = session.ask(
             messages,
             max_tokens=request.limit,
-            stop=request.stops,
+            stop=tuple(session.masks.text(stop) for stop in request.stops),
             pieces=bool(request.logprobs),
         )
         try:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from schemas.sampling import Message, SampleRequest, Turn
+from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.specs import GroupSpec
 
 MOST_TURNS = 256
@@ -59,6 +60,7 @@ class GatewaySession:
     base_url: str
     api_key: str
     deadline_s: float
+    masks: Masks = NO_MASKS
     began: float | None = None
     closed: bool = False
     interrupted: bool = False
@@ -70,6 +72,12 @@ class GatewaySession:
         answered = self._answered_calls()
         turns = tuple(one.turn for one in answered if one.turn is not None)
         return turns, answered[-1].conversation if answered else ()
+
+    def mask(self, message: Message) -> Message:
+        """Return a message of a request as it is sampled from and recorded."""
+        if not self.masks:
+            return message
+        return message.model_copy(update={"content": self.masks.text(message.content)})
 
     def left_s(self) -> float:
         """Seconds until the deadline; negative after it."""

@@ -13,6 +13,8 @@ from typing import Protocol
 
 from schemas.datasets import DatasetRow
 from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord, Turn
+from schemas.secrets.masking import NO_MASKS, Masks
+from schemas.secrets.secret_value import SecretValue
 from schemas.specs import (
     CommitSpec,
     CommitStatus,
@@ -173,7 +175,12 @@ class SandboxOwner:
     role, which gets the values of its `secrets` as environment variables."""
 
     run: str
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: Mapping[str, SecretValue] = field(default_factory=dict, repr=False)
+
+    @property
+    def masks(self) -> Masks:
+        """The masks of the values of its secrets."""
+        return Masks({name: value.reveal() for name, value in self.secrets.items()})
 
 
 class UserCode(Protocol):
@@ -269,6 +276,9 @@ class GatewaySockets(Protocol):
 class Gateway(Protocol):
     """The way from a workflow to the policy that it samples from."""
 
-    def open(self, spec: GroupSpec, index: int, *, deadline_s: float) -> Session:
-        """Open a session for one sample of a group, which ends after `deadline_s` seconds."""
+    def open(
+        self, spec: GroupSpec, index: int, *, deadline_s: float, masks: Masks = NO_MASKS
+    ) -> Session:
+        """Open a session for one sample of a group, which ends after `deadline_s` seconds. The messages
+        of its requests are masked before anything is sampled or recorded."""
         ...

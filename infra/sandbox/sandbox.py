@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 Fetch = Callable[[ArtifactRef], Awaitable[bytes]]
 
+HostKey = tuple[str, str, str, int]
+"""Run, role, rollout, and a hash of the values of secrets that only this process can compute."""
+
 PREFIX, HELD = "headrace-code-", "held"
 """The name prefix of directories with user code, and the file in each that its owner keeps locked."""
 
@@ -48,15 +51,17 @@ ALONE = 4
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """A process to run calls in: a role of a rollout, for one owner. Its key holds no secrets."""
+    """A process to run calls in: a role of a rollout, for one owner. Its key holds no secrets, and
+    changes when one of their values changes."""
 
     rollout: RolloutRef
     owner: SandboxOwner
     role: str
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        return (self.owner.run, self.role, self.rollout.model_dump_json())
+    def key(self) -> HostKey:
+        values = hash(frozenset(self.owner.secrets.items()))
+        return (self.owner.run, self.role, self.rollout.model_dump_json(), values)
 
 
 def _host(call: UserCall) -> _Host:
@@ -78,8 +83,8 @@ class LocalUserCode(CallingUserCode):
             self._sdk / "headrace",
             ignore=shutil.ignore_patterns("__pycache__"),
         )
-        self._warm: OrderedDict[tuple[str, str, str], ConfinedProcess] = OrderedDict()
-        self._starting: dict[tuple[str, str, str], asyncio.Lock] = {}
+        self._warm: OrderedDict[HostKey, ConfinedProcess] = OrderedDict()
+        self._starting: dict[HostKey, asyncio.Lock] = {}
         self._trees: dict[str, Path] = {}
         self._deaths: dict[str, int] = {}
         self._alone = asyncio.Semaphore(ALONE)
@@ -158,7 +163,8 @@ class LocalUserCode(CallingUserCode):
             raise UserCodeError(
                 FailureCategory.VALIDATION, f"the snapshot does not hold {rollout.entrypoint}"
             )
-        env = {**rollout.env, **host.owner.secrets}
+        secrets = {name: value.reveal() for name, value in host.owner.secrets.items()}
+        env = {**rollout.env, **secrets}
         gateway = None
         if host.role == "workflow" and self._sockets is not None:
             gateway = await self._sockets.open_socket(host.owner.run, network=rollout.network)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from schemas.redact import redact_setting
+from schemas.secrets.redact import redact_setting
 
 PREFIX = "HEADRACE_KAFKA"
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")

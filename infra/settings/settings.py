@@ -14,7 +14,7 @@ from infra.settings.kafka import KafkaSettings
 from infra.settings.s3 import S3Place
 from infra.settings.secret_key import KEY_BYTES, parse_key
 from infra.settings.vllm import BadValue, VllmLaunch
-from schemas.redact import redact_setting
+from schemas.secrets.redact import redact_setting
 
 
 class BadSetting(ValueError):

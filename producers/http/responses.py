@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from infra.readmodel.runs import PageRange
 from schemas.errors import InvalidConfig, Issue, Refused
-from schemas.redact import redact
+from schemas.secrets.redact import redact
 
 RETRY_AFTER_S = 1
 MAX_LIMIT = 1000

@@ -24,6 +24,7 @@ from schemas.events import Event
 from schemas.ids import HEADRACE
 from schemas.learner import Conversation, LearnerJob, LearnerState, StepBatch, StepResult
 from schemas.sampling import Grade, Message, SampleRecord, SampleRequest, Turn
+from schemas.secrets.masking import NO_MASKS, Masks
 from schemas.specs import (
     CommitSpec,
     DatasetRef,
@@ -93,7 +94,9 @@ class FakeGateway:
     def __init__(self) -> None:
         self.sessions: dict[str, FakeSession] = {}
 
-    def open(self, spec: GroupSpec, index: int, *, deadline_s: float) -> FakeSession:
+    def open(
+        self, spec: GroupSpec, index: int, *, deadline_s: float, masks: Masks = NO_MASKS
+    ) -> FakeSession:
         key = f"key-{spec.group}.{index}"
         session = FakeSession(f"http://gateway/{spec.group}.{index}", key, deadline_s)
         self.sessions[key] = session

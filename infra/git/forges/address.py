@@ -6,7 +6,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from schemas.errors import InvalidConfig
 from schemas.events import Provider
-from schemas.redact import redact
+from schemas.secrets.redact import redact
 
 SCP_LIKE = re.compile(r"(?:[A-Za-z0-9._-]+@)?(?P<host>[A-Za-z0-9.-]+):(?P<path>(?!//)[^\s]+)")
 

@@ -22,7 +22,7 @@ from producers.cli.display.read_model import description
 from producers.cli.errors import Failure
 from producers.cli.machine import MACHINE_CHECKS, Check
 from schemas.errors import InvalidConfig
-from schemas.redact import redact
+from schemas.secrets.redact import redact
 
 if TYPE_CHECKING:
     from infra.settings.settings import Settings

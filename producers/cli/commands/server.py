@@ -13,7 +13,7 @@ from producers.cli.command_tree import command
 from producers.cli.display.output import console, print_fields, print_json, print_table, say
 from producers.cli.display.read_model import description
 from producers.cli.errors import Failure
-from schemas.redact import redact
+from schemas.secrets.redact import redact
 
 DOWN_S = 60.0
 

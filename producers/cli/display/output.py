@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import Issue
-from schemas.redact import redact
+from schemas.secrets.redact import redact
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -19,6 +19,7 @@ from schemas.errors import (
     UserCodeError,
 )
 from schemas.sampling import Message, SampleRequest, Turn
+from schemas.secrets.masking import NO_MASKS, Masks
 from tests.kit.specs import group_spec, template
 
 
@@ -132,6 +133,24 @@ async def test_a_conversation_continues_the_turn_it_extends(
     assert len(fresh.history) == 2, "asking again counts what was asked before"
     assert repeated.history[-1].text == "answer 1"
     assert len(repeated.history) == 3
+
+
+@pytest.mark.parametrize("masks", [Masks({"KEY": "hush-hush"}), NO_MASKS])
+async def test_secrets_are_masked_before_anything_is_sampled_or_recorded(
+    gateway: HttpGateway, sampler: Scripted, masks: Masks
+) -> None:
+    """The twin without masks shows that the value would be sampled from and recorded."""
+    session = gateway.open(group_spec(template()), 0, deadline_s=30, masks=masks)
+    leak: Any = {"role": "user", "content": "use hush-hush and aHVzaC1odXNo"}
+    said: Any = {"role": "assistant", "content": "answer 1"}
+    async with client(session) as ai:
+        await ai.chat.completions.create(model="m", messages=[leak], stop="hush-hush")
+        await ai.chat.completions.create(model="m", messages=[leak, said, HELLO])
+    _, conversation = session.close()
+    seen = f"{sampler.asked}{conversation}"
+    assert ("hush-hush" in seen) == (not masks)
+    assert ("***KEY*** and ***KEY***" in seen) == bool(masks)
+    assert sampler.asked[1].history[-1].text == "answer 1", "it extends the first turn"
 
 
 async def test_a_key_opens_its_own_sample_only(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schemas.redact import redact, redact_setting
+from schemas.secrets.redact import redact, redact_setting
 
 
 @pytest.mark.parametrize(
