@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from headrace import discovery
+from headrace import discovery, relay
 from headrace.blame import blame
 from headrace.grading import GraderContext, Sample
 from headrace.workflow import WorkflowContext
@@ -96,7 +96,10 @@ class Watch:
 
 
 async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) -> None:
-    """Answer calls until the parent closes the pipe."""
+    """Answer calls until the parent closes the pipe. Only a workflow has a way to the gateway."""
+    port = relay.start(relay.gateway_socket()) if role == "workflow" else 0
+    if port and os.environ.get(relay.NETWORK):
+        relay.use_as_proxy(port)
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=1 << 30)
     await loop.connect_read_pipe(
@@ -104,7 +107,8 @@ async def serve(role: str, incoming: int, channel: Channel, entrypoint: Path) ->
     )
     module = discovery.load(entrypoint)
     Watch(loop, channel)
-    call = workflow_call(module) if role == "workflow" else grader_call(module, entrypoint)
+    workflow = role == "workflow"
+    call = workflow_call(module, port=port) if workflow else grader_call(module, entrypoint)
     channel.send({"ready": True})
     running: set[asyncio.Task[None]] = set()
     while True:
@@ -136,8 +140,9 @@ async def answer(
     channel.send({"id": message["id"], **result})
 
 
-def workflow_call(module: types.ModuleType) -> Callable[[Json], Awaitable[Json]]:
-    """Return the function that answers a call of the workflow role: one attempt per call."""
+def workflow_call(module: types.ModuleType, *, port: int) -> Callable[[Json], Awaitable[Json]]:
+    """Return the function that answers a call of the workflow role: one attempt per call. The relay to
+    the gateway listens on `port`."""
     workflow = discovery.workflow_of(module)
     if workflow is None:
         raise discovery.EntryPointError(
@@ -148,8 +153,9 @@ def workflow_call(module: types.ModuleType) -> Callable[[Json], Awaitable[Json]]
         context = WorkflowContext(
             prompt=message["prompt"],
             metadata=message["metadata"],
-            base_url=str(message["base_url"]),
+            base_url=f"http://127.0.0.1:{port}{message['base_path']}",
             api_key=str(message["api_key"]),
+            socket=relay.gateway_socket(),
         )
         try:
             return {"messages": conversation(await workflow().run(context))}

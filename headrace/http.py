@@ -8,19 +8,24 @@ import json
 from collections.abc import AsyncGenerator
 from urllib.parse import urlsplit
 
+from headrace.relay import connect
+
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 LONGEST_BODY = 64 << 20
 
-Idle = dict[tuple[str, int], list[Connection]]
-"""Host and port -> connections that nobody uses now."""
+Idle = dict[str, list[Connection]]
+"""Address -> connections that nobody uses now. An address is host:port, or the path of a socket."""
 
 _kept: dict[asyncio.AbstractEventLoop, tuple[AsyncGenerator[None], Idle]] = {}
 
 
-async def post_json(url: str, body: object, *, key: str) -> dict[str, object]:
-    """POST `body` and return the JSON answer. Raises RuntimeError with the server's message when the
-    server refuses the request, ConnectionError when the server is gone."""
+async def post_json(
+    url: str, body: object, *, key: str, socket: str | None = None
+) -> dict[str, object]:
+    """POST `body` and return the JSON answer. With `socket`, the request goes through the unix socket at
+    that path. Raises RuntimeError with the server's message when the server refuses the request,
+    ConnectionError when the server is gone."""
     parts = urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
     content = json.dumps(body).encode()
@@ -29,14 +34,17 @@ async def post_json(url: str, body: object, *, key: str) -> dict[str, object]:
         f"authorization: Bearer {key}\r\ncontent-length: {len(content)}\r\n\r\n"
     )
     request = head.encode() + content
-    free = (await _idle()).setdefault((host, port), [])
+    free = (await _idle()).setdefault(socket or f"{host}:{port}", [])
     while free:
         kept = free.pop()
         try:
             return await _post(kept, request, free)
         except _Idled:
             pass
-    return await _post(await asyncio.open_connection(host, port), request, free)
+    if socket is None:
+        return await _post(await asyncio.open_connection(host, port), request, free)
+    made = await asyncio.open_unix_connection(sock=await connect(socket))
+    return await _post(made, request, free)
 
 
 async def _idle() -> Idle:

@@ -16,13 +16,15 @@ ChatMessage = dict[str, object]
 class WorkflowContext:
     """The input of a workflow. It never holds the row's ground truth.
 
-    `base_url` and `api_key` belong to an OpenAI-compatible endpoint for this attempt only.
+    `base_url` and `api_key` belong to an OpenAI-compatible endpoint for this attempt only. `socket` is
+    the unix socket that also leads there, which `chat` uses.
     """
 
     prompt: list[ChatMessage]
     metadata: dict[str, object]
     base_url: str
     api_key: str
+    socket: str | None = None
 
     @cached_property
     def artifacts_dir(self) -> Path:
@@ -45,7 +47,8 @@ class WorkflowContext:
         message names any option that the endpoint does not support.
         """
         body = {"model": "policy", "messages": messages, **options}
-        answer = await post_json(f"{self.base_url}/chat/completions", body, key=self.api_key)
+        url = f"{self.base_url}/chat/completions"
+        answer = await post_json(url, body, key=self.api_key, socket=self.socket)
         choices = answer["choices"]
         if not isinstance(choices, list):
             raise TypeError(

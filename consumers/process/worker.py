@@ -33,6 +33,7 @@ from infra.runtime.consumer import AnyConsumer
 from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime
 from infra.sandbox.sandbox import LocalUserCode
+from infra.sandbox.user_process import user_group
 from infra.settings.settings import Settings
 from schemas.effects import Lane
 from schemas.errors import InvalidConfig
@@ -178,19 +179,19 @@ async def _open_ports(
         engine = Engine(fetch=artifacts.get, read=artifacts.read, vllm=servers, gpu_share=share)
         stack.push_async_callback(engine.aclose)
         sampler, learner = engine.sampler, engine.learner
-    if lanes & {Lane.CONTROL, Lane.USER, Lane.GENERATE}:
-        user = LocalUserCode(settings.sandbox, fetch=backend.artifacts.get)
-        stack.push_async_callback(user.aclose)
-    if Lane.CONTROL in lanes:
-        repositories = GitRepositories(
-            settings.home / "git", await _credentials(stack, backend, settings)
-        )
     if sampler is not None:
-        gateway = HttpGateway(sampler)
+        gateway = HttpGateway(sampler, group=user_group())
         await gateway.start()
         stack.push_async_callback(gateway.aclose)
         await announce_door(
             backend.database, hosting.worker, gateway.internal_url, gateway.internal_key
+        )
+    if lanes & {Lane.CONTROL, Lane.USER, Lane.GENERATE}:
+        user = LocalUserCode(settings.sandbox, fetch=backend.artifacts.get, sockets=gateway)
+        stack.push_async_callback(user.aclose)
+    if Lane.CONTROL in lanes:
+        repositories = GitRepositories(
+            settings.home / "git", await _credentials(stack, backend, settings)
         )
     return Ports(
         log=backend.log,

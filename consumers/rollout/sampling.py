@@ -134,7 +134,7 @@ async def _run_workflow(
             sample=sample_id(spec.group_key.id, effect.index),
             prompt=row.prompt,
             metadata=row.metadata,
-            base_url=session.base_url,
+            base_path=session.base_path,
             api_key=session.api_key,
         )
     except UserCodeError as error:

@@ -1,8 +1,10 @@
 """The gateway's HTTP server, which runs inside the worker. Each sample has its own OpenAI-compatible
 endpoint.
 
-POST /v1/samples/<sample>/chat/completions     user code, with that sample's key
-POST /internal/sample                          the API's checkpoint chat, with the worker's key
+POST /v1/samples/<sample>/chat/completions     user code, with that sample's key, on a unix socket
+POST /internal/sample                          the API's checkpoint chat, on 127.0.0.1
+
+A unix socket belongs to one run. Through it, only samples of that run are reachable.
 """
 
 import asyncio
@@ -37,6 +39,7 @@ of 408."""
 MOST_CONNECTIONS = 1024
 PREFIX = "/v1/samples/"
 SUFFIX = "/chat/completions"
+INTERNAL = "/internal/sample"
 
 STATUS = {
     FailureCategory.PROMPT_TOO_LONG: (400, "context_length_exceeded"),
@@ -45,7 +48,7 @@ STATUS = {
 
 
 class HttpGateway:
-    """`infra.ports.services.Gateway` on 127.0.0.1, on a port of its own."""
+    """`infra.ports.services.Gateway` and `GatewaySockets`."""
 
     def __init__(
         self, sampler: Sampler, *, limits: ConnectionLimits = LIMITS, group: int | None = None
@@ -64,7 +67,7 @@ class HttpGateway:
 
     @property
     def internal_url(self) -> str:
-        return f"{self._url}/internal/sample"
+        return f"{self._url}{INTERNAL}"
 
     def open(
         self, spec: GroupSpec, index: int, *, deadline_s: float, masks: Masks = NO_MASKS
@@ -73,7 +76,7 @@ class HttpGateway:
         session = GatewaySession(
             spec=spec,
             index=index,
-            base_url=f"{self._url}{PREFIX}{sample}",
+            base_path=f"{PREFIX}{sample}",
             api_key=new_key(),
             deadline_s=deadline_s,
             masks=masks,
@@ -96,6 +99,16 @@ class HttpGateway:
             group=self._group,
         )
         return path
+
+    @property
+    def socket_directory(self) -> Path | None:
+        """The directory of its sockets, once there is one."""
+        return self._directory.path if self._directory else None
+
+    def num_connections(self, path: Path) -> int:
+        """How many connections a socket has now."""
+        assert self._server is not None  # noqa: S101 - the gateway has started
+        return self._server.num_connections(path)
 
     async def close_socket(self, path: Path) -> None:
         """Close a socket with all its connections."""
@@ -129,10 +142,10 @@ class HttpGateway:
             return
         body = RequestBody(scope, receive, self._bodies)
         try:
-            if scope["path"] == "/internal/sample":
-                await _reply(send, 200, await self._internal(scope, body))
-            else:
+            if "run" in scope["state"]:
                 await self._complete(scope, body, send)
+            else:
+                await _reply(send, 200, await self._internal(scope, body))
         except GatewayError as error:
             await _refuse(send, body, error)
 
@@ -169,18 +182,14 @@ class HttpGateway:
     def _session(self, scope: Scope) -> GatewaySession:
         path: str = scope["path"]
         if scope["method"] != "POST" or not (path.startswith(PREFIX) and path.endswith(SUFFIX)):
-            raise GatewayError(
-                404,
-                "not_found",
-                f"{scope['method']} {path} does not exist; send POST {PREFIX}SAMPLE{SUFFIX}",
-            )
+            raise _not_found(scope, f"{PREFIX}SAMPLE{SUFFIX}")
         session = self._sessions.get(path[len(PREFIX) : -len(SUFFIX)])
-        run = scope["state"].get("run")
-        if session is None or (run is not None and session.spec.owner != run):
+        if session is None or session.spec.owner != scope["state"]["run"]:
             raise GatewayError(
                 404,
                 "unknown_sample",
-                "this worker has no such sample; use the base URL that the workflow was given",
+                "this worker has no such sample of this run; use the base URL that the workflow was "
+                "given",
             )
         return session
 
@@ -196,6 +205,8 @@ class HttpGateway:
             raise GatewayError(400, "engine_refused", str(error)) from error
 
     async def _internal(self, scope: Scope, body: RequestBody) -> bytes:
+        if scope["method"] != "POST" or scope["path"] != INTERNAL:
+            raise _not_found(scope, INTERNAL)
         if not hmac.compare_digest(_key(scope).encode(), self.internal_key.encode()):
             raise GatewayError(401, "invalid_api_key", "the API key is not the key of this worker")
         try:
@@ -204,6 +215,12 @@ class HttpGateway:
             raise GatewayError(400, "invalid_request", str(error)) from error
         turn = await self._sample(request)
         return bytes(turn.model_dump_json(), "utf-8")
+
+
+def _not_found(scope: Scope, known: str) -> GatewayError:
+    path = str(scope["path"])[:256]
+    text = f"{scope['method']} {path} does not exist; send POST {known}"
+    return GatewayError(404, "not_found", text)
 
 
 def connections_of_a_socket(limits: ConnectionLimits) -> int:

@@ -57,7 +57,7 @@ class GatewaySession:
 
     spec: GroupSpec
     index: int
-    base_url: str
+    base_path: str
     api_key: str
     deadline_s: float
     masks: Masks = NO_MASKS

@@ -137,6 +137,10 @@ class HttpServer:
             listener.connections.abort()
             path.unlink(missing_ok=True)
 
+    def num_connections(self, path: Path) -> int:
+        """How many connections a unix socket has now."""
+        return self._unix[path].connections.num
+
     async def serve(self) -> None:
         """Serve on the sockets that `listen` opened, until `stop` is called."""
         self._load()

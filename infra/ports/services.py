@@ -201,7 +201,7 @@ class UserCode(Protocol):
         sample: str,
         prompt: Sequence[Message],
         metadata: Mapping[str, object],
-        base_url: str,
+        base_path: str,
         api_key: str,
     ) -> WorkflowResult:
         """Run the AgentWorkflow once, under its deadline, and return its result. Raises
@@ -250,7 +250,7 @@ class Forges(Protocol):
 class Session(Protocol):
     """One sample's access to the policy. It is usable until it is closed, or its deadline has passed."""
 
-    base_url: str
+    base_path: str
     api_key: str
     interrupted: bool
     """The platform failed one of its requests, so what the sample became is not recorded."""

@@ -55,13 +55,13 @@ class CallingUserCode(ABC):
         sample: str,
         prompt: Sequence[Message],
         metadata: Mapping[str, object],
-        base_url: str,
+        base_path: str,
         api_key: str,
     ) -> WorkflowResult:
         message = {
             "prompt": [m.model_dump() for m in prompt],
             "metadata": dict(metadata),
-            "base_url": base_url,
+            "base_path": base_path,
             "api_key": api_key,
         }
         deadline_s = rollout.workflow_timeout_s

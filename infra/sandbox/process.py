@@ -13,7 +13,7 @@ import pwd
 import shutil
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,12 +106,16 @@ class ConfinedProcess:
         env: Mapping[str, str],
         *,
         gateway: Path | None = None,
+        network: Sequence[str] = (),
     ) -> None:
+        """Without `gateway`, it has no socket of the gateway. `network` are the addresses that the
+        gateway's proxy connects to."""
         self._role = role
         self.gateway = gateway
         self._sdk = sdk
         self._entrypoint = entrypoint
         self._env = dict(env)
+        self._network = network
         self._process: UserProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: list[asyncio.BaseTransport] = []
@@ -194,6 +198,7 @@ class ConfinedProcess:
                 pass_fds=(inward[0], outward[1]),
                 env={
                     **fixed,
+                    **self._way_out(),
                     **{f"{ENV_PREFIX}{name}": value for name, value in self._env.items()},
                 },
                 cwd=self._entrypoint.parent,
@@ -206,6 +211,12 @@ class ConfinedProcess:
             os.close(inward[0])
             os.close(outward[1])
         return inward[1], outward[0]
+
+    def _way_out(self) -> dict[str, str]:
+        """The variables by which `headrace/relay.py` finds the gateway."""
+        socket = {"HEADRACE_GATEWAY_SOCKET": str(self.gateway)} if self.gateway else {}
+        network = {"HEADRACE_NETWORK": ",".join(self._network)} if self._network else {}
+        return {**socket, **network}
 
     async def _first(self, reader: asyncio.StreamReader) -> FirstMessage:
         """Wait for the message that the process sends once it has loaded. Raises the errors of

@@ -169,7 +169,9 @@ class LocalUserCode(CallingUserCode):
         if host.role == "workflow" and self._sockets is not None:
             gateway = await self._sockets.open_socket(host.owner.run, network=rollout.network)
         try:
-            process, _ = await self._begin(host.role, path, env, gateway=gateway)
+            process, _ = await self._begin(
+                host.role, path, env, gateway=gateway, network=rollout.network if gateway else ()
+            )
         except BaseException:
             await self._close_socket(gateway)
             raise
@@ -184,12 +186,18 @@ class LocalUserCode(CallingUserCode):
             await self._sockets.close_socket(gateway)
 
     async def _begin(
-        self, role: str, path: Path, env: Mapping[str, str], *, gateway: Path | None = None
+        self,
+        role: str,
+        path: Path,
+        env: Mapping[str, str],
+        *,
+        gateway: Path | None = None,
+        network: Sequence[str] = (),
     ) -> tuple[ConfinedProcess, FirstMessage]:
         """Start a process that loads an entry point. Returns it and its first message. Raises
         UserCodeError, also when TRIES processes in a row ended while they loaded it."""
         for _ in range(TRIES):
-            process = ConfinedProcess(role, self._sdk, path, env, gateway=gateway)
+            process = ConfinedProcess(role, self._sdk, path, env, gateway=gateway, network=network)
             try:
                 return process, await process.start()
             except ProcessEnded as error:

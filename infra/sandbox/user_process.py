@@ -18,6 +18,12 @@ logger = logging.getLogger(__name__)
 UNPRIVILEGED = 64731
 """The user and group of user code when we are root. They own nothing."""
 
+
+def user_group() -> int | None:
+    """The group of user code, if it is not ours."""
+    return UNPRIVILEGED if os.geteuid() == 0 else None
+
+
 _unreaped: set[int] = set()
 """The pids of dead processes that are not reaped yet, for example because another process traces
 them."""

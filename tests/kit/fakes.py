@@ -68,7 +68,7 @@ class FakeSampler:
 class FakeSession:
     """The gateway session of one sample. A scripted workflow fills `turns` and `conversation`."""
 
-    base_url: str
+    base_path: str
     api_key: str
     deadline_s: float
     turns: list[Turn] = field(default_factory=list)
@@ -98,7 +98,7 @@ class FakeGateway:
         self, spec: GroupSpec, index: int, *, deadline_s: float, masks: Masks = NO_MASKS
     ) -> FakeSession:
         key = f"key-{spec.group}.{index}"
-        session = FakeSession(f"http://gateway/{spec.group}.{index}", key, deadline_s)
+        session = FakeSession(f"/v1/samples/{spec.group}.{index}", key, deadline_s)
         self.sessions[key] = session
         return session
 
@@ -138,10 +138,10 @@ class FakeUserCode:
         sample: str,
         prompt: Sequence[Message],
         metadata: Mapping[str, object],
-        base_url: str,
+        base_path: str,
         api_key: str,
     ) -> WorkflowResult:
-        self.seen_by_workflow.append((sample, prompt, metadata, base_url, api_key))
+        self.seen_by_workflow.append((sample, prompt, metadata, base_path, api_key))
         assert self._workflow
         assert self._gateway
         return self._workflow(prompt, self._gateway.sessions[api_key])

@@ -1,7 +1,7 @@
 """A gateway in a process of its own, for tests of what hostile clients can take from it.
 
-`python -m tests.kit.http_victim [naive-bodies|asyncio-listener|full]`: prints its port and the key and
-address of a sample as JSON, then answers each line of its standard input with its figures.
+`python -m tests.kit.http_victim [naive-bodies|asyncio-listener|full]`: prints its socket, and the key
+and path of a sample, as JSON, then answers each line of its standard input with its figures.
 """
 
 import asyncio
@@ -77,18 +77,19 @@ async def main(kind: str) -> None:
     gateway = (Naive if kind == "naive-bodies" else HttpGateway)(Quick())
     await gateway.start()
     session = gateway.open(group_spec(template()), 0, deadline_s=600)
-    url, plain = session.base_url, None
+    plain = None
+    address: str | int = str(await gateway.open_socket(session.spec.owner))
     if kind == "asyncio-listener":
         config = uvicorn.Config(gateway._app, port=0, log_config=None, backlog=4096, lifespan="off")
         server = uvicorn.Server(config)
         plain = asyncio.ensure_future(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        url = f"http://127.0.0.1:{port}/v1/samples/{url.rpartition('/')[2]}"
+        address = server.servers[0].sockets[0].getsockname()[1]
     held: list[int] = []
     loop = asyncio.get_running_loop()
-    sys.stdout.write(json.dumps({"url": url, "key": session.api_key}) + "\n")
+    said = {"path": session.base_path, "key": session.api_key, "address": address}
+    sys.stdout.write(json.dumps(said) + "\n")
     sys.stdout.flush()
     status = os.open("/proc/self/status", os.O_RDONLY)  # at the limit of files it is too late
     while asked := (await loop.run_in_executor(None, sys.stdin.readline)).strip():

@@ -14,6 +14,7 @@ from infra.gateway.server import HttpGateway
 from infra.gateway.sessions import GatewaySession
 from schemas.sampling import PolicyRef, SamplingParams
 from schemas.scratch_models import scratch_shape
+from tests.kit.sockets import relayed
 from tests.kit.specs import group_spec, template
 from trainer.engine import Engine
 from trainer.model.char_tokenizer import character_tokenizer
@@ -22,21 +23,29 @@ from trainer.model.token_bytes import TokenBytes
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
+RELAY: list[str] = []
+"""The relay to the socket of the run that the session belongs to."""
+
+
 @pytest.fixture
 async def session(engine: Engine) -> AsyncIterator[GatewaySession]:
     gateway = HttpGateway(engine.sampler)
     await gateway.start()
-    params = SamplingParams(max_new_tokens=24, deterministic=True, seed=3)
-    policy = PolicyRef(version=0)
-    spec = group_spec(template().model_copy(update={"params": params, "policy": policy}))
-    yield gateway.open(spec, 0, deadline_s=600)
+    async with relayed(await gateway.open_socket("r1")) as host:
+        RELAY[:] = [host]
+        params = SamplingParams(max_new_tokens=24, deterministic=True, seed=3)
+        policy = PolicyRef(version=0)
+        spec = group_spec(template().model_copy(update={"params": params, "policy": policy}))
+        yield gateway.open(spec, 0, deadline_s=600)
     await gateway.aclose()
 
 
 @pytest.fixture
 async def ai(session: GatewaySession) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(
-        base_url=session.base_url, api_key=session.api_key, max_retries=0
+        base_url=f"{RELAY[0]}{session.base_path}",
+        api_key=session.api_key,
+        max_retries=0,
     ) as made:
         yield made
 

@@ -20,6 +20,7 @@ from schemas.errors import (
 )
 from schemas.sampling import Message, SampleRequest, Turn
 from schemas.secrets.masking import NO_MASKS, Masks
+from tests.kit.sockets import relayed
 from tests.kit.specs import group_spec, template
 
 
@@ -49,6 +50,10 @@ class Scripted:
         )
 
 
+RELAY: list[str] = []
+"""The relay to the socket of the run that all sessions belong to."""
+
+
 @pytest.fixture
 def sampler() -> Scripted:
     return Scripted()
@@ -58,7 +63,9 @@ def sampler() -> Scripted:
 async def gateway(sampler: Scripted) -> AsyncIterator[HttpGateway]:
     made = HttpGateway(sampler)
     await made.start()
-    yield made
+    async with relayed(await made.open_socket("r1")) as host:
+        RELAY[:] = [host]
+        yield made
     await made.aclose()
 
 
@@ -72,7 +79,9 @@ async def client(
     session: sessions.GatewaySession, key: str | None = None
 ) -> AsyncIterator[openai.AsyncOpenAI]:
     made = openai.AsyncOpenAI(
-        base_url=session.base_url, api_key=key or session.api_key, max_retries=0
+        base_url=f"{RELAY[0]}{session.base_path}",
+        api_key=key or session.api_key,
+        max_retries=0,
     )
     async with made:
         yield made
@@ -160,7 +169,7 @@ async def test_a_key_opens_its_own_sample_only(
     async with client(session, other.api_key) as ai:
         with pytest.raises(openai.AuthenticationError):
             await ai.chat.completions.create(model="m", messages=[HELLO])
-    session.base_url += "9"
+    session.base_path += "9"
     async with client(session) as ai:
         with pytest.raises(openai.NotFoundError):
             await ai.chat.completions.create(model="m", messages=[HELLO])
@@ -206,7 +215,7 @@ async def test_what_is_not_understood_is_refused_by_name(
 ) -> None:
     async with httpx.AsyncClient() as http:
         answer = await http.post(
-            f"{session.base_url}/chat/completions",
+            f"{RELAY[0]}{session.base_path}/chat/completions",
             json=body,
             headers={"authorization": f"Bearer {session.api_key}"},
         )

@@ -132,7 +132,7 @@ async def run(user: LocalUserCode, rollout: RolloutRef, what: str) -> str:
         sample=what[:40],
         prompt=[Message(role="user", content=what)],
         metadata={},
-        base_url="http://127.0.0.1:1",
+        base_path="/v1/samples/one",
         api_key="key",
     )
     assert result.messages is not None
