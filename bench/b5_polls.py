@@ -26,6 +26,7 @@ from infra.git.smart_http import SmartHttp
 from infra.memory.event_log import MemoryLog, World
 from infra.ports.clock import SystemClock
 from infra.readmodel.deliveries import KnownRefs
+from infra.settings.git import LAPTOP
 from producers.core.polling import Ages, Poller, RefSources
 
 NUM_REFS = 20
@@ -34,6 +35,7 @@ MOST_CPU_S = 10.0
 SERVER = """
 import ssl, sys
 from pathlib import Path
+from infra.settings.git import LAPTOP
 from tests.kit.git_server import GitServer
 server = GitServer(Path(sys.argv[1]))
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -110,8 +112,10 @@ def cpu_s() -> float:
 
 async def measure(home: Path, urls: Sequence[str], *, is_smart: bool = True) -> tuple[float, float]:
     """One poll of repositories whose refs sync knows. Returns its seconds of CPU time and of time."""
-    async with SmartHttp() as smart:
-        return await _measure(GitRepositories(home, smart_http=smart if is_smart else None), urls)
+    async with SmartHttp(LAPTOP.addresses) as smart:
+        return await _measure(
+            GitRepositories(home, smart_http=smart if is_smart else None, settings=LAPTOP), urls
+        )
 
 
 async def _measure(git: GitRepositories, urls: Sequence[str]) -> tuple[float, float]:

@@ -44,6 +44,7 @@ from infra.postgres.pool import Database, connect
 from infra.postgres.sealed import Sealer
 from infra.readmodel.store import ReadModel
 from infra.runtime.folded_states import SNAPSHOT_EVERY, StateCache
+from infra.settings.git import LAPTOP
 from infra.settings.settings import Settings
 from producers.http.app import create_app
 from producers.http.services import Services
@@ -227,7 +228,7 @@ async def asked(
     settings = Settings.load({"HEADRACE_HOME": str(home), "HEADRACE_TOKEN": "t"})
     blobs = await install(LocalBlobs(home / "blobs"), database)
     archives = Archives(database, blobs, Notifier(database), scratch=home / "archives")
-    repositories = GitRepositories(home / "git")
+    repositories = GitRepositories(home / "git", settings=LAPTOP)
     connections = Connections(database, Sealer.of(settings))
     app = create_app(
         Services(

@@ -53,10 +53,12 @@ async def serve(settings: Settings) -> int:
     async with (
         open_backend(settings) as backend,
         _open_forges(backend, settings) as forges,
-        SmartHttp() as smart_http,
+        SmartHttp(settings.git.addresses) as smart_http,
     ):
         git = settings.home / "git"
-        repositories = GitRepositories(git, forges.git_credentials, smart_http=smart_http)
+        repositories = GitRepositories(
+            git, forges.git_credentials, settings=settings.git, smart_http=smart_http
+        )
         services = _services(backend, settings, forges, repositories)
         control = ControlPorts(
             repositories=services.repositories,
@@ -102,7 +104,10 @@ async def _serve(services: Services, backend: Backend, hosting: Hosting, runtime
 async def _open_forges(backend: Backend, settings: Settings) -> AsyncIterator[ForgeApis]:
     """The APIs of forges, with the credentials of all connections."""
     connections = Connections(backend.database, Sealer.of(settings))
-    async with ForgeApis(connections.get, public_url=settings.public_url) as forges:
+    allowed = settings.git.addresses
+    async with ForgeApis(
+        connections.get, public_url=settings.public_url, allowed=allowed
+    ) as forges:
         yield forges
 
 

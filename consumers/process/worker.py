@@ -191,8 +191,11 @@ async def _open_ports(
         stack.push_async_callback(user.aclose)
     if Lane.CONTROL in lanes:
         repositories = GitRepositories(
-            settings.home / "git", await _credentials(stack, backend, settings)
+            settings.home / "git",
+            await _credentials(stack, backend, settings),
+            settings=settings.git,
         )
+        await repositories.collect()
     return Ports(
         log=backend.log,
         blobs=backend.blobs,
@@ -213,6 +216,8 @@ async def _credentials(
 ) -> CredentialSource:
     """The credentials of connected repositories."""
     connections = Connections(backend.database, Sealer.of(settings))
-    forges = ForgeApis(connections.get, public_url=settings.public_url)
+    forges = ForgeApis(
+        connections.get, public_url=settings.public_url, allowed=settings.git.addresses
+    )
     await stack.enter_async_context(forges)
     return forges.git_credentials

@@ -2,14 +2,15 @@
 
 Each commit is fetched without its history, into a bare repository of its own. Whether a branch reaches a
 pinned commit is read from a history without content: commits only (`--filter=tree:0`), some hundred
-bytes each. A server that cannot filter sends the whole history, within the limits on git's resources.
+bytes each, in steps that end at a depth. A server that cannot filter sends the content too, within the
+limits on git's resources.
 """
 
 import asyncio
 import contextlib
 import random
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from infra.git.process import GitFailed, GitSource, run_git
@@ -19,8 +20,10 @@ from schemas.errors import CorruptData, InvalidConfig, NotFound
 FETCH_S = 900.0
 """How many seconds a transfer may take."""
 
+DEPTHS = (50, 1000, 20_000, 200_000)
+"""How many commits of each branch are looked at for a pinned commit, step by step."""
+
 TAKEN = "refs/heads/taken"
-BRANCHES = "+refs/heads/*:refs/heads/*"
 FETCH = ("fetch", "--quiet", "--force", "--no-tags", "--no-recurse-submodules")
 
 
@@ -28,15 +31,17 @@ async def fetch_alone(
     folder: Path, source: GitSource, wanted: str, *, sha: str | None = None
 ) -> str:
     """Fetch a ref or a commit into a repository of its own, and return the commit's full id. Without
-    `sha` only the commit is fetched. With `sha`, for servers that only serve branches, the whole branch
-    is fetched, which contains that commit."""
+    `sha` only the commit is fetched. With `sha`, for servers that only serve branches, as much of the
+    branch is fetched as contains that commit."""
     async with _temporary(folder) as partial:
-        depth = ("--depth=1",) if sha is None else ()
-        await run_git(
-            *FETCH, *depth, "--", source.url, f"+{wanted}:{TAKEN}",
-            where=partial, source=source, deadline_s=FETCH_S,
-        )  # fmt: skip
-        taken = sha or await commit_id(partial, TAKEN)
+        for depth in (1,) if sha is None else DEPTHS:
+            await run_git(
+                *FETCH, f"--depth={depth}", "--", source.url, f"+{wanted}:{TAKEN}",
+                where=partial, source=source, deadline_s=FETCH_S,
+            )  # fmt: skip
+            taken = await commit_id(partial, sha or TAKEN)
+            if taken is not None or not _is_shallow(partial):
+                break
         if taken is None:
             raise CorruptData(f"git fetched {wanted}, but the repository does not hold it")
         mirror = folder / f"{taken}.git"
@@ -95,39 +100,51 @@ async def resolve_commit(folder: Path, source: GitSource, sha: str) -> tuple[str
     InvalidConfig."""
     if not HEX.fullmatch(sha):
         raise InvalidConfig(f"commit_sha {sha!r} is not 7 to 40 hex digits")
-    for ref, head in (await branches(source)).items():
+    heads = await branches(source)
+    for ref, head in heads.items():
         if head == sha:
             return sha, ref.removeprefix(BRANCH)
-    history = await _history(folder, source)
-    found = await commit_id(history, sha)
-    reached = b""
-    if found is not None:
-        reached = await run_git(
-            "for-each-ref", f"--contains={found}", "--count=1", "--format=%(refname)", "refs/heads",
-            where=history,
-        )  # fmt: skip
-    if found is None or not reached:
-        raise NotFound(f"there is no commit {sha} on any branch; push it, or correct commit_sha")
-    return found, reached.decode().strip().removeprefix(BRANCH)
+    names = sorted(heads)
+    async with _temporary(folder) as history:
+        for depth in DEPTHS if names else ():
+            await _deepen(history, source, names, depth=depth)
+            found = await commit_id(history, sha)
+            number = await _number_of_branch(history, found) if found else None
+            if found is not None and number is not None:
+                return found, names[number].removeprefix(BRANCH)
+            if not _is_shallow(history):
+                break
+    raise NotFound(
+        f"there is no commit {sha} on any branch (of each the newest {DEPTHS[-1]} commits count); push "
+        "it, or correct commit_sha"
+    )
 
 
-async def _history(folder: Path, source: GitSource) -> Path:
-    """A repository with the commits of all branches, as the source has them now."""
-    history = folder / "history.git"
+async def _deepen(history: Path, source: GitSource, names: Sequence[str], *, depth: int) -> None:
+    """Fetch the newest commits of branches. The branches are numbered there, so that their names cannot
+    contradict each other. No other ref is fetched, whatever the server lists by now."""
     remote = ("url=" + source.url, "promisor=true", "partialCloneFilter=tree:0")
     settings = (item for setting in remote for item in ("-c", f"remote.origin.{setting}"))
-    try:
-        if not (history / "HEAD").exists():
-            await run_git("init", "--quiet", "--bare", "--template=", "--", str(history))
-        await run_git(
-            *settings, *FETCH, "--prune", "--filter=tree:0", "--", "origin", BRANCHES,
-            where=history, source=source, deadline_s=FETCH_S,
-        )  # fmt: skip
-    except GitFailed:
-        # A killed git may have left locks, so the next attempt starts from an empty directory.
-        await asyncio.to_thread(shutil.rmtree, history, ignore_errors=True)
-        raise
-    return history
+    wanted = (f"+{name}:{TAKEN}{number}\n" for number, name in enumerate(names))
+    await run_git(
+        *settings, *FETCH, "--filter=tree:0", f"--depth={depth}", "--stdin", "--", "origin",
+        where=history, source=source, send="".join(wanted).encode(), deadline_s=FETCH_S,
+    )  # fmt: skip
+
+
+async def _number_of_branch(history: Path, sha: str) -> int | None:
+    """The number of a branch that reaches a commit, or None."""
+    said = await run_git(
+        "for-each-ref", f"--contains={sha}", "--count=1", "--format=%(refname)", "refs/heads",
+        where=history,
+    )  # fmt: skip
+    number = said.decode().strip().removeprefix(TAKEN)
+    return int(number) if number else None
+
+
+def _is_shallow(repository: Path) -> bool:
+    """Whether a repository lacks a part of its history."""
+    return (repository / "shallow").exists()
 
 
 async def commit_id(repository: Path, name: str) -> str | None:

@@ -9,7 +9,8 @@ A user can stop a run that waits in vain, but nobody can continue a run that was
 import re
 import signal
 
-from infra.git.process import CPU_S, FILE_BYTES, GitFailed
+from infra.git.process import CPU_S, GitFailed, GitTooLong
+from infra.git.storage import too_large
 from schemas.errors import HeadraceError, NotFound, Refused, RepositoryAway, TransientError
 
 ABSENT = re.compile(
@@ -39,17 +40,23 @@ STATED: tuple[tuple[str, str], ...] = (
     (r"not our ref", "does not give out that commit: push it, or correct commit_sha"),
     (r"detected dubious ownership", "belongs to another user: change its owner"),
     (r"transport '.*' not allowed", "is reached by a protocol that is not allowed"),
+    (r"dumb http transport does not support", "is served by a server without git's own protocol"),
+    (
+        r"returned error: 30\d",
+        "has moved, or its server sends git elsewhere: connect it by its present address",
+    ),
     (r"fsck error|fsckObjects|in fsck", "holds broken objects: `git fsck` there says which"),
 )
 """Patterns of git's messages (LC_ALL=C), and what to tell the user."""
 
-SIZE = (
-    f"more than {FILE_BYTES >> 20} MiB have to be transferred for it; keep data out of the history"
+WORKED = f"git worked on it for more than {CPU_S} s; make the commit smaller"
+
+BROKEN = re.compile(
+    r"fetch-pack: invalid index-pack output|index-pack failed|[Oo]ut of memory, \w+ failed"
 )
-BY_SIGNAL = {
-    signal.SIGXCPU: f"git worked on it for more than {CPU_S} s; make the commit smaller",
-    signal.SIGXFSZ: SIZE,
-}
+CUT_OFF = re.compile(r"early EOF|hung up|RPC failed|curl \d+|died of signal (9|15)\b")
+"""Git's messages for a transfer that it cannot read or hold in memory, and for a broken connection."""
+
 LONGEST = 300
 """How many characters of git's error text a message quotes."""
 
@@ -61,20 +68,26 @@ towards the limit of retries."""
 def error_for(failed: GitFailed, *, what: str) -> HeadraceError:
     """The error to raise for this failure. `what` is the repository's address. Returns Refused or
     NotFound if git stated something final, RepositoryAway if the same command may succeed later, and
-    TransientError (retried a few times) if git itself crashed."""
+    TransientError (retried a few times) if git crashed, or got what it cannot use."""
     said = _last_line(failed.stderr)
     ended_by = _signal(failed)
-    if ended_by in BY_SIGNAL:
-        return Refused(f"{what}: {BY_SIGNAL[ended_by]}")
+    if isinstance(failed, GitTooLong):
+        return Refused(f"{what}: {failed.stderr}; delete branches and tags there")
+    if ended_by is signal.SIGXCPU:
+        return Refused(f"{what}: {WORKED}")
+    if ended_by is signal.SIGXFSZ:
+        return Refused(f"{what}: {too_large(failed.most_bytes)}")
     if ended_by in CRASHES:
         return TransientError(f"git crashed on {what} ({ended_by.name})")
     if failed.status < 0 or ABSENT.search(failed.stderr):
         return _unreachable(what, said or f"git was ended by signal {-failed.status}")
     if "File too large" in failed.stderr:
-        return Refused(f"{what}: {SIZE}")
+        return Refused(f"{what}: {too_large(failed.most_bytes)}")
     for pattern, means in STATED:
         if found := re.search(f"(?m)^.*({pattern}).*$", failed.stderr):
             return NotFound(f"{what} {means} ({found[0].strip()[:LONGEST]})")
+    if BROKEN.search(failed.stderr) and not CUT_OFF.search(failed.stderr):
+        return TransientError(f"git cannot use what {what} sends ({said})")
     return _unreachable(what, said)
 
 

@@ -7,40 +7,34 @@ fetched alone, without its history, into a repository of its own. Its tree is re
 
 import asyncio
 import os
-import re
 import shutil
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import TypeVar
 
 from infra.git import contents, refs
+from infra.git.access import SourceAccess
 from infra.git.commits import fetch_alone, fetch_pushed, resolve_commit, trees_of
 from infra.git.credentials import CredentialSource, GitCredential
 from infra.git.failures import error_for
 from infra.git.login import logging_in
 from infra.git.pace import ListingPace
-from infra.git.process import GitFailed, GitSource
+from infra.git.process import GitFailed, GitSource, GitTimeout, check_version
+from infra.git.redirects import Redirects
 from infra.git.smart_http import SmartHttp
+from infra.git.storage import MirrorStorage
+from infra.git.urls import RepositoryUrl, check_url
+from infra.http.dialling import Resolve, resolve
 from infra.ports.services import RefList
-from schemas.errors import CorruptData, InvalidConfig, NotFound, Refused, RepositoryAway
+from infra.settings.git import GitSettings
+from schemas.errors import CorruptData, NotFound, Refused, RepositoryAway
 from schemas.specs import CommitSpec, Push
 
-SCHEMES = ("https", "ssh", "file")
-THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
-SCP_LIKE = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:[A-Za-z0-9._/~-]+")
+T = TypeVar("T")
 
-KEPT = 8
-"""How many commits are kept per workspace. The most recently used ones stay. The runs of a sweep share
-one commit."""
-
-IN_USE_S, MOST_KEPT = 60.0, 64
-"""A commit that was used this recently stays too, because many pushes may be examined at the same time.
-Never more than MOST_KEPT commits stay."""
-
-LEFT_OVER_S = 3600.0
-"""The age at which an unfinished transfer is removed as abandoned."""
+WORK_S = 1200.0
+"""How many seconds all commands for one question to a repository may take together."""
 
 PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 """The first and the longest pause before another attempt; each next pause is twice as long."""
@@ -56,36 +50,49 @@ LISTINGS_PER_S, LISTINGS_AT_ONCE = 4.0, 8
 """How many listings of refs begin in a second, and how many at once. A burst of webhooks to many
 workspaces would otherwise start a git process for each, and delay the webhooks."""
 
+AT_ONCE, AT_ONCE_OF_ONE = 32, 4
+"""How many questions to repositories are in progress at once, in all and of one workspace. A server that
+answers slowly holds up its own workspace first."""
+
 
 class GitRepositories:
     """`infra.ports.services.Repositories`. Each workspace has a directory in `root`, with a bare
-    repository for each recently used commit and one for the history. `credentials` returns the
-    credential of a workspace's repository. With `smart_http`, refs are listed without git where that is
-    possible."""
+    repository for each recently used commit. `credentials` returns the credential of a workspace's
+    repository. `settings` say which repositories are reached, and by default these are those at public
+    addresses. With `smart_http`, refs are listed without git where that is possible."""
 
     def __init__(
         self,
         root: Path,
         credentials: CredentialSource | None = None,
         *,
+        settings: GitSettings = GitSettings(),  # noqa: B008 - it is frozen
+        resolve: Resolve = resolve,
         smart_http: SmartHttp | None = None,
     ) -> None:
         self._root = root
         self._credentials = credentials
+        self._access = SourceAccess(settings, resolve=resolve)
+        self._redirects = Redirects(settings.addresses, resolve=resolve)
+        self._storage = MirrorStorage(root, quota_bytes=settings.quota_bytes)
         self._smart_http = smart_http
         self._locks: dict[str, asyncio.Lock] = {}
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._all_turns = asyncio.Semaphore(AT_ONCE)
         self._failures: dict[str, int] = {}
         self._pace = ListingPace(per_s=LISTINGS_PER_S, burst=LISTINGS_AT_ONCE)
 
+    async def collect(self, known: Container[str] | None = None) -> int:
+        """Remove what killed transfers left, mirrors beyond the quotas, and the mirrors of workspaces
+        that are not `known` (by id) or were not used for a month. Returns how many workspaces were
+        removed."""
+        return await asyncio.to_thread(self._storage.collect, known)
+
     async def check(self, url: str, credential: GitCredential | None = None) -> str:
-        """Return the default branch. Raises Refused when `url` is not a repository, and RepositoryAway
-        when it does not answer."""
-        config = self._config()
-        with (
-            self._translating_errors(url, what=url),
-            logging_in(check_url(url), credential, folder=self._root) as login,
-        ):
-            branch, _ = await refs.default_branch(GitSource(check_url(url), config, login))
+        """Return the default branch. Raises Refused when `url` is not a repository or may not be
+        reached, and RepositoryAway when it does not answer."""
+        with self._translating_errors(url, what=url):
+            branch, _ = await self._ask("", url, refs.default_branch, credential=credential)
             return branch
 
     async def list_refs(self, workspace: str, url: str, *, background: bool = False) -> RefList:
@@ -94,12 +101,12 @@ class GitRepositories:
         if not background:
             await self._pace.wait()
         with self._translating_errors(f"refs/{workspace}", what=url):
-            smart = self._smart_http
-            credential = await self._credential(workspace)
+            smart, credential = self._smart_http, await self._credential(workspace)
             if smart is not None and (found := await smart.list_refs(check_url(url), credential)):
                 return found
-            async with self._source(workspace, url, background=background) as source:
-                listing = await refs.list_refs(source)
+            listing = await self._ask(
+                workspace, url, refs.list_refs, credential=credential, background=background
+            )
             if smart is not None:
                 smart.leave_to_git(url)
             return listing
@@ -107,8 +114,12 @@ class GitRepositories:
     async def fetch(self, workspace: str, commit: CommitSpec) -> str:
         async with self._locks.setdefault(workspace, asyncio.Lock()):
             with self._translating_errors(workspace, what=commit.url):
-                async with self._source(workspace, commit.url) as source:
-                    return await self._fetch(workspace, source, commit)
+                return await self._ask(
+                    workspace,
+                    commit.url,
+                    lambda source: self._fetch(workspace, source, commit),
+                    credential=await self._credential(workspace),
+                )
 
     async def snapshot(self, workspace: str, sha: str) -> bytes:
         with self._reading(workspace, sha) as mirror:
@@ -134,12 +145,16 @@ class GitRepositories:
                         after, push.before, push.after, objects=before
                     )
             with self._translating_errors(push.workspace, what=push.url):
-                async with self._source(push.workspace, push.url) as source:
-                    return await self._changed_there(source, push)
+                return await self._ask(
+                    push.workspace,
+                    push.url,
+                    lambda source: self._changed_there(source, push),
+                    credential=await self._credential(push.workspace),
+                )
 
     async def _changed_there(self, source: GitSource, push: Push) -> tuple[str, ...] | None:
         """Fetch the trees of both commits, and compare them."""
-        folder = await asyncio.to_thread(self._folder, push.workspace)
+        folder = await asyncio.to_thread(self._storage.folder, push.workspace)
         before, after = str(push.before), push.after
         try:
             async with trees_of(folder, source, before, after) as trees:
@@ -150,7 +165,16 @@ class GitRepositories:
             raise
 
     async def _fetch(self, workspace: str, source: GitSource, commit: CommitSpec) -> str:
-        folder = await asyncio.to_thread(self._folder, workspace)
+        folder = await asyncio.to_thread(self._storage.folder, workspace)
+        sha = await self._fetch_into(folder, source, commit)
+        try:
+            await asyncio.to_thread(self._storage.check_size, folder / f"{sha}.git")
+        except Refused:
+            await asyncio.to_thread(shutil.rmtree, folder / f"{sha}.git", ignore_errors=True)
+            raise
+        return sha
+
+    async def _fetch_into(self, folder: Path, source: GitSource, commit: CommitSpec) -> str:
         if commit.sha is not None and commit.ref is not None:
             return await _fetch_pushed(folder, source, commit.sha, commit.ref)
         if commit.sha is not None:
@@ -168,15 +192,39 @@ class GitRepositories:
                 raise
             return await fetch_alone(folder, source, f"refs/heads/{branch}", sha=sha)
 
-    @asynccontextmanager
-    async def _source(
-        self, workspace: str, url: str, *, background: bool = False
-    ) -> AsyncIterator[GitSource]:
-        """The source of a workspace, with its credential until the block ends."""
-        checked, config = check_url(url), self._config()
-        credential = await self._credential(workspace)
-        with logging_in(checked, credential, folder=self._root) as login:
-            yield GitSource(checked, config, login, background)
+    async def _ask(
+        self,
+        workspace: str,
+        url: str,
+        work: Callable[[GitSource], Awaitable[T]],
+        *,
+        credential: GitCredential | None,
+        background: bool = False,
+    ) -> T:
+        """Do work with a repository that may be reached. If its server sends git elsewhere, that place
+        is checked like every other one, and the work is done there. The login stays with the address
+        that it was given for."""
+        parsed = RepositoryUrl.parse(url)
+        self._access.check_files(parsed)
+        await check_version()
+        config = await asyncio.to_thread(self._config)
+        turns = self._turns.setdefault(workspace, asyncio.Semaphore(AT_ONCE_OF_ONE))
+        async with turns, self._all_turns, _deadline():
+            with logging_in(url, credential, folder=self._root) as login:
+
+                async def attempt(at: RepositoryUrl) -> T:
+                    source = GitSource(
+                        at.text,
+                        config,
+                        login,
+                        background,
+                        protocol=at.protocol,
+                        pins=await self._access.pin(at),
+                        most_bytes=self._storage.most_bytes,
+                    )
+                    return await work(source)
+
+                return await self._redirects.follow(parsed, credential, attempt)
 
     async def _credential(self, workspace: str) -> GitCredential | None:
         return await self._credentials(workspace) if self._credentials else None
@@ -187,21 +235,6 @@ class GitRepositories:
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
             config.write_text(OURS)
         return config
-
-    def _folder(self, workspace: str) -> Path:
-        """The workspace's directory, after removing mirrors that are no longer used."""
-        folder = self._root / workspace
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        shutil.rmtree(self._root / f"{workspace}.git", ignore_errors=True)  # of earlier versions
-        for path in folder.glob("*.partial"):
-            if time.time() - path.stat().st_mtime > LEFT_OVER_S:
-                shutil.rmtree(path, ignore_errors=True)
-        commits = [path for path in folder.glob("*.git") if refs.ID.fullmatch(path.stem)]
-        by_use = sorted((path.stat().st_mtime, path) for path in commits)
-        for count, (used_at, path) in enumerate(reversed(by_use), start=1):
-            if count > MOST_KEPT or (count > KEPT and time.time() - used_at > IN_USE_S):
-                shutil.rmtree(path, ignore_errors=True)
-        return folder
 
     @contextmanager
     def _reading(self, workspace: str, *commits: str) -> Iterator[Path]:
@@ -229,6 +262,10 @@ class GitRepositories:
             if isinstance(meant, RepositoryAway):
                 meant.pause_s = self._pause_s(key)
             raise meant from error
+        except RepositoryAway as error:
+            if type(error) is RepositoryAway:  # a forge names its own pause
+                error.pause_s = self._pause_s(key)
+            raise
         except (OSError, CorruptData) as error:
             raise RepositoryAway(
                 f"git cannot run on this machine for {what} now ({error}); retrying until it can",
@@ -244,33 +281,14 @@ class GitRepositories:
         return min(LONGEST_PAUSE_S, PAUSE_S * 2.0 ** (count - 1))
 
 
-def check_url(url: str) -> str:
-    """Check a source for git and return it: a local directory, or an https, ssh or file URL. An http
-    URL is taken only for this machine, because others could read and change what it transfers.
-
-    Raises InvalidConfig for anything else, including a URL with credentials.
-    """
-    if not url or url.startswith("-") or any(not c.isprintable() for c in url):
-        raise InvalidConfig(f"{url!r} is not a repository: give a path, or an https or ssh URL")
-    if SCP_LIKE.fullmatch(url):
-        return url
-    parts = urlsplit(url)
-    if not parts.scheme:
-        path = Path(url)
-        if not path.is_absolute() or not path.is_dir():
-            raise InvalidConfig(f"{url} is not a directory on the server; give an absolute path")
-        return str(path)
-    if parts.password or (parts.username and parts.scheme in ("https", "http")):
-        raise InvalidConfig(
-            "leave credentials out of the URL; give them to `headrace workspace connect`"
-        )
-    if parts.scheme == "http":
-        if (parts.hostname or "") not in THIS_MACHINE:
-            raise InvalidConfig(f"{url}: http is fetched only from this machine; use https")
-        return url
-    if parts.scheme not in SCHEMES:
-        raise InvalidConfig(f"{url}: only {', '.join(SCHEMES)} URLs and local paths are fetched")
-    return url
+@asynccontextmanager
+async def _deadline() -> AsyncIterator[None]:
+    """Raises GitTimeout when the block takes more than WORK_S."""
+    try:
+        async with asyncio.timeout(WORK_S) as limit:
+            yield
+    except TimeoutError as error:
+        raise (GitTimeout(WORK_S) if limit.expired() else error) from error
 
 
 async def _head(source: GitSource, commit: CommitSpec) -> tuple[str, str]:

@@ -8,23 +8,34 @@ executes git. Output is read as a stream, and the amount that is kept is bounded
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.git.access import NO_PINS, Pins
 from infra.git.login import NO_LOGIN, GitLogin
+from infra.git.urls import Protocol
+from schemas.errors import RepositoryAway
 
 CPU_S = 240
-ADDRESS_BYTES = 4 << 30
+ADDRESS_BYTES = 2 << 30
 FILE_BYTES = 1 << 30
 PROCESSES = 4096
 """Limits of one git process and of each of its children: seconds of CPU time, bytes of address space,
 bytes of a file, and number of processes. The last one counts all processes of our user."""
 
-MOST_OUTPUT = 64 << 20
+MOST_OUTPUT = 16 << 20
+MOST_ERRORS = 4 << 20
 KEPT_ERRORS = 16 << 10
+"""The bytes of output and of error text after which git is ended, and how much of the error text is
+kept. A server can make git print both without an end."""
+
 CHUNK = 1 << 18
+
+OLDEST = (2, 37)
+"""The oldest git that knows `http.curloptResolve`."""
 
 LOCAL_S = 300.0
 """How many seconds a command without network access may take."""
@@ -35,10 +46,11 @@ END_S = 5.0
 LIMITED = (
     'ulimit -c 0; ulimit -S -t "$1"; ulimit -H -t "$(($1 + 10))"; ulimit -v "$2"; ulimit -f "$3";'
     ' ulimit -u "$4" 2>/dev/null || ulimit -p "$4" 2>/dev/null;'
-    ' shift 4; exec "$@"'
+    ' shift 4; trap "" XFSZ; exec "$@"'
 )
 """Sets the limits, then executes the command. Lower limits of the system stay in force. The soft limit
-of CPU time is below the hard one, so that the process ends by SIGXCPU, which identifies that limit."""
+of CPU time is below the hard one, so that the process ends by SIGXCPU, which identifies that limit. A
+file that would be too large is an error of git, and no signal that ends a child of it without a word."""
 
 CONFIG = (
     "core.hooksPath=/dev/null",
@@ -49,41 +61,63 @@ CONFIG = (
     "transfer.fsckObjects=true",
     "http.lowSpeedLimit=1000",
     "http.lowSpeedTime=60",
+    "http.followRedirects=false",
+    "transfer.unpackLimit=1",
+    "transfer.credentialsInUrl=die",
+    "transfer.bundleURI=false",
+    "submodule.recurse=false",
     "safe.directory=*",
     "gc.auto=0",
     "maintenance.auto=false",
     "protocol.allow=never",
 )
 
-SSH = "ssh -oBatchMode=yes -oConnectTimeout=30 -oServerAliveInterval=15"
+"""Redirects are off, because each would be dialled without a check of its address. That also switches
+off `objects/info/http-alternates`. With an unpack limit of 1 every transfer is one file, so the limit on
+a file's size bounds it while it arrives."""
 
-LOW_PRIORITY = 10
-GENTLY = ("nice", "-n", str(LOW_PRIORITY))
-"""Begins a background command, whose niceness is raised by this much."""
+SSH = (
+    "ssh -oBatchMode=yes -oConnectTimeout=30 -oServerAliveInterval=15 -oClearAllForwardings=yes"
+    " -oForwardAgent=no -oPermitLocalCommand=no"
+)
 
-PROTOCOLS = ("https", "ssh", "file")
-"""The protocols of a command that reaches a repository. A local command may use none. `http` is added
-for a repository of this machine only (`check_url`)."""
+PRIORITY, LOW_PRIORITY = 5, 10
+"""By how much the niceness of a command is raised, and of one in the background. The process that serves
+requests comes first."""
 
 
 @dataclass(frozen=True, slots=True)
 class GitSource:
-    """The repository that a command reaches. `url` is checked; git reads `config` as the user's file.
-    A command in the `background` runs at low priority."""
+    """The repository that a command reaches, by the one `protocol` that it may use. `url` is checked,
+    and `pins` tie its host to addresses that were checked. Git reads `config` as the user's file. A
+    transfer of more than `most_bytes` is cut off. A command in the `background` runs at the lowest
+    priority."""
 
     url: str
     config: Path
     login: GitLogin = NO_LOGIN
     background: bool = False
+    protocol: Protocol = "file"
+    pins: Pins = NO_PINS
+    most_bytes: int = FILE_BYTES
 
 
 class GitFailed(Exception):
-    """Git failed, with this exit status (negative: the signal that ended it) and error text."""
+    """Git failed, with this exit status (negative: the signal that ended it) and error text. A file
+    could have `most_bytes`."""
 
-    def __init__(self, status: int, stderr: str) -> None:
+    def __init__(self, status: int, stderr: str, *, most_bytes: int = FILE_BYTES) -> None:
         super().__init__(f"git ended with {status}: {stderr}")
         self.status = status
         self.stderr = stderr
+        self.most_bytes = most_bytes
+
+
+class GitTooLong(GitFailed):
+    """Git was ended because it printed too much."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(-signal.SIGKILL, f"git printed more than {most >> 20} MiB")
 
 
 class GitTimeout(GitFailed):
@@ -111,8 +145,7 @@ async def run_git(
         "-c",
         LIMITED,
         "sh",
-        *(str(n) for n in (CPU_S, ADDRESS_BYTES >> 10, FILE_BYTES >> 9, PROCESSES)),
-        *(GENTLY if source is not None and source.background else ()),
+        *_limits(source),
         "git",
         *(item for setting in _config(source) for item in ("-c", setting)),
         *arguments,
@@ -133,7 +166,11 @@ async def run_git(
     finally:
         await _end(process)
     if process.returncode:
-        raise GitFailed(process.returncode, said if source is None else source.login.redact(said))
+        _kill_group(process)
+        if source is None:
+            raise GitFailed(process.returncode, said)
+        told = source.login.redact(said)
+        raise GitFailed(process.returncode, told, most_bytes=source.most_bytes)
     return bytes(kept)
 
 
@@ -158,14 +195,27 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     notice the end of a process while a pipe is full."""
     if process.returncode is not None:
         return
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _kill_group(process)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(END_S):
             for stream in (process.stdout, process.stderr):
                 while stream is not None and await stream.read(CHUNK):
                     pass
             await process.wait()
+
+
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    """Kill what is left of git's process group: git itself, or the children of a git that failed."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _limits(source: GitSource | None) -> tuple[str, ...]:
+    """The arguments of LIMITED before the command, with the command that lowers the priority."""
+    most = FILE_BYTES if source is None else min(FILE_BYTES, source.most_bytes)
+    numbers = (CPU_S, ADDRESS_BYTES >> 10, most >> 9, PROCESSES)
+    nice = LOW_PRIORITY if source is not None and source.background else PRIORITY
+    return (*map(str, numbers), "nice", "-n", str(nice))
 
 
 async def _give(process: asyncio.subprocess.Process, send: bytes | None) -> None:
@@ -184,11 +234,14 @@ async def _take(process: asyncio.subprocess.Process, sink: Callable[[bytes], Non
 
 
 async def _errors(process: asyncio.subprocess.Process) -> str:
-    """The last KEPT_ERRORS bytes of git's error text, because a hostile server can make it arbitrarily
-    long."""
+    """The last KEPT_ERRORS bytes of git's error text. Raises GitTooLong, because a server can make it
+    arbitrarily long."""
     assert process.stderr is not None  # noqa: S101 - it was started with one
-    kept, is_cut = b"", False
+    kept, is_cut, count = b"", False, 0
     while chunk := await process.stderr.read(CHUNK):
+        count += len(chunk)
+        if count > MOST_ERRORS:
+            raise GitTooLong(MOST_ERRORS)
         is_cut = is_cut or len(kept) + len(chunk) > KEPT_ERRORS
         kept = (kept + chunk)[-KEPT_ERRORS:]
     if is_cut:  # half of a secret would not be recognized
@@ -200,7 +253,7 @@ async def _errors(process: asyncio.subprocess.Process) -> str:
 def _keeper(kept: bytearray) -> Callable[[bytes], None]:
     def keep(chunk: bytes) -> None:
         if len(kept) + len(chunk) > MOST_OUTPUT:
-            raise GitFailed(1, f"git answered more than {MOST_OUTPUT >> 20} MiB")
+            raise GitTooLong(MOST_OUTPUT)
         kept.extend(chunk)
 
     return keep
@@ -209,9 +262,7 @@ def _keeper(kept: bytearray) -> Callable[[bytes], None]:
 def _config(source: GitSource | None) -> tuple[str, ...]:
     if source is None:
         return CONFIG
-    plain = ("http",) if source.url.startswith("http://") else ()
-    allowed = (f"protocol.{protocol}.allow=always" for protocol in (*PROTOCOLS, *plain))
-    return (*CONFIG, *allowed)
+    return (*CONFIG, f"protocol.{source.protocol}.allow=always", *source.pins.settings)
 
 
 def _environment(
@@ -230,7 +281,9 @@ def _environment(
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_NO_LAZY_FETCH": "1",
         "GIT_ASKPASS": "/bin/false",
-        "GIT_SSH_COMMAND": f"{SSH} {login.ssh}".strip(),
+        "GIT_SSH_COMMAND": " ".join(
+            filter(None, (SSH, source.pins.ssh if source else "", login.ssh))
+        ),
         **login.variables,
         **({"GIT_DIR": str(where)} if where else {}),
         **({"GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects / "objects")} if objects else {}),
@@ -241,3 +294,27 @@ def _certificates() -> dict[str, str]:
     """The operator's certificates of servers, for a forge that no public authority signed."""
     file = os.environ.get("GIT_SSL_CAINFO") or os.environ.get("SSL_CERT_FILE")
     return {"GIT_SSL_CAINFO": file} if file else {}
+
+
+async def check_version() -> None:
+    """Raises RepositoryAway when git is older than OLDEST, because it would ignore the settings that
+    pin addresses. An installed git is asked once."""
+    global _version
+    if _version is None:
+        said = (await run_git("version")).decode(errors="replace")
+        _version = parse_version(said)
+    if _version < OLDEST:
+        found, least = (".".join(map(str, one)) for one in (_version, OLDEST))
+        _version = None
+        raise RepositoryAway(
+            f"git {found} of this machine is too old; install {least} or newer", pause_s=60.0
+        )
+
+
+_version: tuple[int, ...] | None = None
+
+
+def parse_version(said: str) -> tuple[int, ...]:
+    """Return the version from the output of `git version`, or (0,)."""
+    found = re.search(r"(\d+)\.(\d+)", said)
+    return (int(found[1]), int(found[2])) if found else (0,)

@@ -4,6 +4,7 @@ A listing is written by the other side, so a name is taken only if it is safe an
 are left out, as if the ref were not there.
 """
 
+import asyncio
 import hashlib
 import re
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ async def list_refs(source: GitSource) -> RefList:
         "ls-remote", "--symref", "--", source.url, "HEAD", f"{BRANCH}*", f"{TAG}*",
         source=source, deadline_s=ASK_S,
     )  # fmt: skip
-    return read_listing(said, url=source.url)
+    return await asyncio.to_thread(read_listing, said, url=source.url)
 
 
 def read_listing(said: bytes, *, url: str) -> RefList:
@@ -98,18 +99,20 @@ async def default_branch(source: GitSource) -> tuple[str, str]:
     said = await run_git(
         "ls-remote", "--symref", "--", source.url, "HEAD", source=source, deadline_s=ASK_S
     )
-    words = said.decode(errors="replace").split()
-    head = next((word for word in words if word.startswith(BRANCH)), None)
     sha = ids_by_ref(said).get("HEAD")
+    heads = (line.partition("\t") for line in _lines(said) if line.startswith(f"ref: {BRANCH}"))
+    head = next((value.removeprefix("ref: ") for value, _, name in heads if name == "HEAD"), None)
     if head is None or sha is None:
         raise InvalidConfig(f"{source.url} has no commits; push a commit first")
     return checked_branch(head.removeprefix(BRANCH)), sha
 
 
 async def branches(source: GitSource) -> dict[str, str]:
-    """Return the branches, by full ref name."""
+    """Return the branches whose names are safe, by full ref name. Raises Refused when there are too
+    many."""
     said = await run_git("ls-remote", "--heads", "--", source.url, source=source, deadline_s=ASK_S)
-    return {ref: sha for ref, sha in ids_by_ref(said).items() if ref.startswith(BRANCH)}
+    found = (await asyncio.to_thread(read_listing, said, url=source.url)).refs
+    return {ref: sha for ref, sha in found.items() if ref.startswith(BRANCH)}
 
 
 def checked_branch(name: str) -> str:
@@ -121,8 +124,13 @@ def checked_branch(name: str) -> str:
 
 def ids_by_ref(said: bytes) -> dict[str, str]:
     """Parse the output of `ls-remote`. Returns ref -> commit."""
-    lines = (line.split("\t") for line in said.decode(errors="replace").splitlines())
+    lines = (line.split("\t") for line in _lines(said))
     return {line[1]: line[0] for line in lines if len(line) == 2 and HEX.fullmatch(line[0])}
+
+
+def _lines(said: bytes) -> list[str]:
+    """Only a line feed ends a line. A name may hold characters that Unicode takes for line ends."""
+    return said.decode(errors="replace").split("\n")
 
 
 def is_not_given_out(failed: GitFailed) -> bool:

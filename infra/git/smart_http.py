@@ -21,13 +21,18 @@ import httpx
 
 from infra.git.credentials import GitCredential, TokenCredential
 from infra.git.refs import BRANCH, TAG, make_listing
+from infra.http.dialling import CheckedDialling, CheckedTransport, Resolve, resolve
 from infra.ports.services import RefList
+from infra.settings.git import AllowedAddresses
 
 DEADLINE_S = 20.0
 """How long one question may take before git is asked instead."""
 
 MOST_BYTES = 8 << 20
 """The longest answer that is read. The refs that are followed fit into it."""
+
+MOST_AT_ONCE = 64 << 10
+"""A longer answer is parsed in a thread."""
 
 IDLE_S = 100.0
 """How long a connection stays open without a question. It is longer than the time between two polls."""
@@ -63,18 +68,27 @@ HEADERS = {
 
 
 class SmartHttp:
-    """Asks repositories over connections that stay open. An address that did not answer although git
-    could list it is left to git for an hour."""
+    """Asks repositories over connections that stay open, at `allowed` addresses. A repository that did
+    not answer although git could list it is left to git for an hour."""
 
-    def __init__(self, *, schemes: tuple[str, ...] = ("https",)) -> None:
+    def __init__(
+        self,
+        allowed: AllowedAddresses = AllowedAddresses(),  # noqa: B008 - it is frozen
+        *,
+        resolve: Resolve = resolve,
+        schemes: tuple[str, ...] = ("https",),
+    ) -> None:
         self._schemes = schemes
         self._left: dict[str, float] = {}
+        limits = httpx.Limits(max_keepalive_connections=64, keepalive_expiry=IDLE_S)
+        tls = ssl.create_default_context()
         self._client = httpx.AsyncClient(
-            verify=ssl.create_default_context(),
+            transport=CheckedTransport(
+                CheckedDialling(allowed, resolve=resolve), tls=tls, limits=limits
+            ),
             trust_env=False,
             follow_redirects=False,
             timeout=DEADLINE_S,
-            limits=httpx.Limits(max_keepalive_connections=64, keepalive_expiry=IDLE_S),
         )
 
     async def __aenter__(self) -> "SmartHttp":
@@ -99,7 +113,11 @@ class SmartHttp:
         try:
             async with asyncio.timeout(DEADLINE_S):
                 answer = await self._post(f"{url.rstrip('/')}/git-upload-pack", headers)
-            return None if answer is None else read_answer(answer, url=url)
+            if answer is None:
+                return None
+            if len(answer) > MOST_AT_ONCE:
+                return await asyncio.to_thread(read_answer, answer, url=url)
+            return read_answer(answer, url=url)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError, ValueError):
             return None
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from infra.settings.git import GitSettings
 from infra.settings.kafka import KafkaSettings
 from infra.settings.s3 import S3Place
 from infra.settings.secret_key import KEY_BYTES, parse_key
@@ -64,6 +65,7 @@ class Settings:
     workers: str
     retention_days: int | None
     poll_s: int
+    git: GitSettings
     failpoint: str | None
     telemetry: bool
 
@@ -91,6 +93,7 @@ class Settings:
             workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "two", "each"), later=()),
             retention_days=_number(environ, "HEADRACE_RETENTION_DAYS", 0, 0, 36500) or None,
             poll_s=_number(environ, "HEADRACE_POLL_S", 60, 0, 86400),
+            git=_git(environ),
             failpoint=environ.get("HEADRACE_FAILPOINT") or None,
             telemetry=any(
                 environ.get(name)
@@ -248,6 +251,13 @@ def _vllm_server(environ: Mapping[str, str]) -> VllmLaunch:
         )
     try:
         return VllmLaunch.load(environ)
+    except BadValue as error:
+        raise _bad(*error.args) from error
+
+
+def _git(environ: Mapping[str, str]) -> GitSettings:
+    try:
+        return GitSettings.load(environ, urls=(_url(environ), _public_url(environ)))
     except BadValue as error:
         raise _bad(*error.args) from error
 

@@ -10,6 +10,7 @@ from infra.git.forges.api import ForgeApis
 from infra.git.forges.forge import Forge, PushHook, ShownStatus
 from infra.git.forges.transport import MOST_BYTES
 from infra.postgres.connections import Connection
+from infra.settings.git import LAPTOP
 from schemas.errors import ForgeAway, Refused
 from schemas.events import Provider
 from tests.kit.forge_server import COMMIT, OTHER_COMMIT, TOKEN, FakeForge, Reply
@@ -35,7 +36,9 @@ class ForgesSuite:
         async def find(_: str) -> Connection:
             return connection_to(server)
 
-        async with ForgeApis(find, public_url="https://h.example") as apis:
+        async with ForgeApis(
+            find, public_url="https://h.example", allowed=LAPTOP.addresses
+        ) as apis:
             yield apis
 
     @pytest.fixture

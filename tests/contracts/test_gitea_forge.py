@@ -9,6 +9,7 @@ from infra.git.credentials import TokenCredential
 from infra.git.forges.api import ForgeApis
 from infra.git.forges.forge import Forge, PushHook, ShownStatus
 from infra.postgres.connections import Connection
+from infra.settings.git import LAPTOP
 from schemas.errors import Refused
 from tests.kit.gitea import Gitea, GiteaRepository
 from tests.kit.platform import git, make_workspace
@@ -32,7 +33,7 @@ async def apis(gitea: Gitea, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[F
     async def find(_: str) -> None:
         return None
 
-    async with ForgeApis(find, public_url="http://h.example") as apis:
+    async with ForgeApis(find, public_url="http://h.example", allowed=LAPTOP.addresses) as apis:
         yield apis
 
 

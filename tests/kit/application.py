@@ -126,7 +126,9 @@ async def application(
         readmodel = ReadModel(database)
         known = KnownRepositories(*repositories)
         connections = Connections(database, Sealer.of(settings))
-        forges = ForgeApis(connections.get, public_url=settings.public_url)
+        forges = ForgeApis(
+            connections.get, public_url=settings.public_url, allowed=settings.git.addresses
+        )
         services = Services(
             log=log,
             effects=PostgresEffects(database),

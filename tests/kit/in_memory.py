@@ -23,6 +23,7 @@ from infra.postgres.notify import Wakeup
 from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime
 from infra.sandbox.sandbox import LocalUserCode
+from infra.settings.git import LAPTOP
 from infra.settings.settings import Settings
 from producers.core.datasets import registration
 from producers.core.lookup import Lookup
@@ -103,7 +104,7 @@ async def in_memory(
     log = MemoryLog(world)
     artifacts = ArtifactStore(log, blobs)
     settings = Settings.load({"HEADRACE_HOME": str(home)})
-    repositories = GitRepositories(home / "git")
+    repositories = GitRepositories(home / "git", settings=LAPTOP)
     async with AsyncExitStack() as stack:
         servers = VllmServers(vllm, home / "adapters") if vllm else None
         engine = Engine(fetch=artifacts.get, vllm=servers)

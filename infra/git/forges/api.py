@@ -13,6 +13,8 @@ from infra.git.forges.forge import Forge, ShownStatus
 from infra.git.forges.github import ForgeRequests, GetToken, GiteaForge, GitHubForge
 from infra.git.forges.gitlab import GitLabForge
 from infra.git.forges.transport import ForgeRefusal, Transport
+from infra.http.dialling import CheckedDialling, CheckedTransport, Resolve, resolve
+from infra.settings.git import AllowedAddresses
 from schemas.errors import ForgeAway, InvalidConfig
 from schemas.events import Provider
 from schemas.specs import CommitStatus
@@ -50,16 +52,20 @@ class ForgeConnection(Protocol):
 
 class ForgeApis:
     """`Forges` of the connections that `find` returns by workspace. Links of statuses lead to
-    `public_url`. Close it with `aclose`, or use it as a context manager."""
+    `public_url`. Forges are reached at `allowed` and public addresses. Close it with `aclose`, or use it
+    as a context manager."""
 
     def __init__(
         self,
         find: Callable[[str], Awaitable[ForgeConnection | None]],
         *,
         public_url: str,
+        allowed: AllowedAddresses = AllowedAddresses(),  # noqa: B008 - it is frozen
+        resolve: Resolve = resolve,
         client: httpx.AsyncClient | None = None,
     ) -> None:
         self._find = find
+        self._dialling = CheckedDialling(allowed, resolve=resolve)
         self._public_url = public_url.rstrip("/")
         self._given = client
         self._tokens = AppTokens()
@@ -73,8 +79,13 @@ class ForgeApis:
     @cached_property
     def _client(self) -> httpx.AsyncClient:
         """The HTTP client. It is made at first use, because that takes a moment."""
-        timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
-        return self._given or httpx.AsyncClient(timeout=timeout)
+        if self._given is not None:
+            return self._given
+        tls, limits = httpx.create_ssl_context(), httpx.Limits(max_connections=100)
+        return httpx.AsyncClient(
+            timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
+            transport=CheckedTransport(self._dialling, tls=tls, limits=limits),
+        )
 
     async def aclose(self) -> None:
         """Close the connections to the forges."""

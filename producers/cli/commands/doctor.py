@@ -112,9 +112,20 @@ def _check_python() -> Check:
 
 
 def _check_git() -> Check:
-    path = shutil.which("git")
-    fix = "install git (apt install git, brew install git)"
-    return Check("git", path is not None, path or "not on PATH", fix)
+    """Whether git is there, and knows the settings that tie a host to its checked addresses."""
+    from infra.git.process import OLDEST, parse_version
+
+    path, least = shutil.which("git"), ".".join(map(str, OLDEST))
+    fix = f"install git {least} or newer (apt install git, brew install git)"
+    if path is None:
+        return Check("git", ok=False, detail="not on PATH", fix=fix)
+    try:
+        said = subprocess.run(
+            [path, "version"], capture_output=True, text=True, timeout=20, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return Check("git", ok=False, detail=f"{path} does not run", fix=fix)
+    return Check("git", parse_version(said) >= OLDEST, f"{path} ({said})", fix)
 
 
 def _version(package: str) -> str | None:

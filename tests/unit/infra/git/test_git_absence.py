@@ -17,12 +17,13 @@ from uuid import UUID
 import pytest
 
 from consumers.sync import consumer
-from infra.git import mirrors, process
+from infra.git import mirrors
 from infra.git.failures import error_for
 from infra.git.mirrors import GitRepositories
 from infra.git.process import GitFailed, GitTimeout
 from infra.ports.effects import Claimed
 from infra.runtime.attempt import Attempt, perform_once
+from infra.settings.git import LAPTOP
 from schemas.effects import CommitFetched, Failed, FetchCommit
 from schemas.errors import NotFound, Refused, RepositoryAway, TransientError
 from schemas.ids import ConsumerName, StreamName
@@ -35,8 +36,6 @@ from tests.kit.platform import git, make_workspace
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitServer]:
     """A server on this machine has no certificate, so plain HTTP is allowed here only."""
-    monkeypatch.setattr(mirrors, "SCHEMES", (*mirrors.SCHEMES, "http"))
-    monkeypatch.setattr(process, "PROTOCOLS", (*process.PROTOCOLS, "http"))
     make_workspace(tmp_path / "served" / "source")
     with git_server(tmp_path / "served") as serving:
         yield serving
@@ -44,7 +43,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitServe
 
 @pytest.fixture
 def repositories(tmp_path: Path) -> GitRepositories:
-    return GitRepositories(tmp_path / "mirrors")
+    return GitRepositories(tmp_path / "mirrors", settings=LAPTOP)
 
 
 def head(server: GitServer) -> str:

@@ -17,6 +17,7 @@ from infra.git import tree as git_tree
 from infra.git.mirrors import GitRepositories
 from infra.git.process import run_git
 from infra.git.tree import DEEPEST, LONGEST_PATH, Archive, Listing
+from infra.settings.git import LAPTOP
 from schemas.errors import NotFound, Refused, RepositoryAway
 from schemas.specs import CommitSpec
 from tests.kit.platform import git, make_workspace
@@ -29,7 +30,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def repositories(tmp_path: Path) -> GitRepositories:
-    return GitRepositories(tmp_path / "mirrors")
+    return GitRepositories(tmp_path / "mirrors", settings=LAPTOP)
 
 
 async def snapshot(repositories: GitRepositories, source: Path) -> bytes:
@@ -170,13 +171,12 @@ async def test_a_commit_is_fetched_without_its_history(
     mirrors = tmp_path / "mirrors" / "w"
     assert await repositories.fetch("w", CommitSpec(url=str(source))) == shas[-1]
     assert kinds(mirrors / f"{shas[-1]}.git").count("commit") == 1
-    assert not (mirrors / "history.git").exists()
     for pinned in (shas[3], shas[5][:9], shas[-1]):
         found = await repositories.fetch("w", CommitSpec(url=str(source), sha=pinned))
         assert found.startswith(pinned)
         assert kinds(mirrors / f"{found}.git").count("commit") == 1
         await repositories.snapshot("w", found)
-    assert set(kinds(mirrors / "history.git")) == {"commit"}
+    assert {path.suffix for path in mirrors.iterdir()} == {".git"}
 
 
 async def test_a_server_that_gives_out_branches_only_gives_a_pinned_commit_too(
@@ -197,13 +197,6 @@ async def test_what_a_killed_predecessor_left_is_no_obstacle(
     [first, *_] = grown(source, commits=2)
     pinned = CommitSpec(url=str(source), sha=first)
     await repositories.fetch("w", pinned)
-    history = tmp_path / "mirrors" / "w" / "history.git"
-    grown(source, commits=1)
-    for name in ("shallow.lock", "packed-refs.lock", "refs/heads/main.lock"):
-        (history / name).touch()
-    with pytest.raises(RepositoryAway):
-        await repositories.fetch("w", pinned)
-    assert await repositories.fetch("w", pinned) == first
     mirror = tmp_path / "mirrors" / "w" / f"{first}.git"
     for path in (mirror / "objects").rglob("*"):
         if path.is_file():
@@ -218,7 +211,7 @@ async def test_what_a_killed_predecessor_left_is_no_obstacle(
 async def test_only_the_commits_used_last_are_kept(
     repositories: GitRepositories, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.git.mirrors.KEPT", 2)
+    monkeypatch.setattr("infra.git.storage.KEPT", 2)
 
     async def kept_after(fetches: int) -> int:
         for _ in range(fetches):
@@ -227,9 +220,9 @@ async def test_only_the_commits_used_last_are_kept(
         return len(list((tmp_path / "mirrors" / "w").glob("*.git")))
 
     assert await kept_after(5) == 5, "they are in use"
-    monkeypatch.setattr("infra.git.mirrors.MOST_KEPT", 3)
+    monkeypatch.setattr("infra.git.storage.MOST_KEPT", 3)
     assert await kept_after(2) == 4
-    monkeypatch.setattr("infra.git.mirrors.IN_USE_S", 0.0)
+    monkeypatch.setattr("infra.git.storage.IN_USE_S", 0.0)
     assert await kept_after(2) == 3
 
 

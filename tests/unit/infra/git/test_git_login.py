@@ -6,15 +6,17 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from infra.git import login, mirrors, process
+from infra.git import login, process
 from infra.git.credentials import GitCredential, KeyCredential, TokenCredential
 from infra.git.login import KEYS, logging_in
 from infra.git.mirrors import GitRepositories
 from infra.git.process import run_git
+from infra.settings.git import LAPTOP
 from schemas.errors import HeadraceError, InvalidConfig, NotFound
 from schemas.specs import CommitSpec
 from tests.kit.git_server import GitServer, git_server
@@ -34,8 +36,6 @@ CREDENTIALS: dict[str, GitCredential] = {
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitServer]:
     """A server that wants a login, over plain HTTP, which is allowed here only."""
-    monkeypatch.setattr(mirrors, "SCHEMES", (*mirrors.SCHEMES, "http"))
-    monkeypatch.setattr(process, "PROTOCOLS", (*process.PROTOCOLS, "http"))
     make_workspace(tmp_path / "served" / "source")
     with git_server(tmp_path / "served") as serving:
         serving.login = LOGIN
@@ -48,7 +48,13 @@ async def credential_of(workspace: str) -> GitCredential | None:
 
 @pytest.fixture
 def repositories(tmp_path: Path) -> GitRepositories:
-    return GitRepositories(tmp_path / "mirrors", credential_of)
+    async def resolve(host: str, port: int) -> tuple[str, ...]:
+        return ("127.0.0.1",) if host == "localhost" else ("192.0.2.1",)
+
+    settings = replace(
+        LAPTOP, addresses=replace(LAPTOP.addresses, hosts=frozenset({"example.org"}))
+    )
+    return GitRepositories(tmp_path / "mirrors", credential_of, settings=settings, resolve=resolve)
 
 
 async def test_a_token_opens_a_private_repository(

@@ -8,6 +8,7 @@ from infra.git import refs as git_refs
 from infra.git.mirrors import GitRepositories
 from infra.git.refs import is_safe_ref, read_listing
 from infra.ports.services import RefList
+from infra.settings.git import LAPTOP
 from schemas.errors import NotFound, Refused
 from schemas.specs import CommitSpec
 from tests.kit.platform import git, make_workspace
@@ -22,7 +23,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def repositories(tmp_path: Path) -> GitRepositories:
-    return GitRepositories(tmp_path / "mirrors")
+    return GitRepositories(tmp_path / "mirrors", settings=LAPTOP)
 
 
 async def listed(repositories: GitRepositories, source: Path) -> RefList:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.git.mirrors import GitRepositories, check_url
+from infra.git.mirrors import GitRepositories
+from infra.git.urls import check_url
+from infra.settings.git import LAPTOP
 from schemas.errors import InvalidConfig, NotFound, Refused
 from schemas.specs import CommitSpec
 from tests.kit.platform import git, make_workspace
@@ -17,7 +19,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def repositories(tmp_path: Path) -> GitRepositories:
-    return GitRepositories(tmp_path / "mirrors")
+    return GitRepositories(tmp_path / "mirrors", settings=LAPTOP)
 
 
 async def snapshot(repositories: GitRepositories, source: Path) -> bytes:
@@ -42,7 +44,7 @@ async def test_the_head_a_branch_and_a_pinned_commit(
 
 
 async def test_the_same_commit_is_the_same_bytes(source: Path, tmp_path: Path) -> None:
-    one, two = (GitRepositories(tmp_path / name) for name in ("a", "b"))
+    one, two = (GitRepositories(tmp_path / name, settings=LAPTOP) for name in ("a", "b"))
     assert await snapshot(one, source) == await snapshot(two, source)
 
 
@@ -77,7 +79,6 @@ async def test_a_commit_that_no_branch_reaches_is_refused(
         "http://user:secret@127.0.0.1/x.git",
         "https://user:secret@example.org/x.git",
         "relative/path",
-        "/nowhere/at/all",
         "",
         "/tmp/\n",
     ],

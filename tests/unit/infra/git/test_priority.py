@@ -1,4 +1,4 @@
-"""A git command in the background runs at low priority, with all its children."""
+"""Git runs at lower priority than this process, and in the background at the lowest."""
 
 from pathlib import Path
 
@@ -7,12 +7,15 @@ import pytest
 from infra.git import process
 from infra.git.mirrors import GitRepositories
 from infra.git.process import GitSource, run_git
+from infra.settings.git import LAPTOP
 from tests.kit.platform import make_workspace
 
 NICE = "alias.nice=!sleep 0.2; ps -o ni= -p $$"
 
 
-@pytest.mark.parametrize(("background", "raised_by"), [(True, process.LOW_PRIORITY), (False, 0)])
+@pytest.mark.parametrize(
+    ("background", "raised_by"), [(True, process.LOW_PRIORITY), (False, process.PRIORITY)]
+)
 async def test_children_of_a_command_in_the_background_are_nice(
     tmp_path: Path, background: bool, raised_by: int
 ) -> None:
@@ -25,6 +28,6 @@ async def test_children_of_a_command_in_the_background_are_nice(
 
 async def test_a_listing_in_the_background_is_the_same_listing(tmp_path: Path) -> None:
     source = str(make_workspace(tmp_path / "source"))
-    repositories = GitRepositories(tmp_path / "mirrors")
+    repositories = GitRepositories(tmp_path / "mirrors", settings=LAPTOP)
     polled = await repositories.list_refs("w", source, background=True)
     assert polled == await repositories.list_refs("w", source)

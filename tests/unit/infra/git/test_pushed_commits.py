@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from infra.git import commits, contents, mirrors, process
+from infra.git import commits, contents, process, storage
 from infra.git.mirrors import GitRepositories
+from infra.settings.git import LAPTOP
 from schemas.errors import NotFound, Refused, RepositoryAway
 from schemas.specs import CommitSpec, Push
 from tests.kit.git_server import GitServer, git_server
@@ -25,13 +26,11 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def repositories(tmp_path: Path) -> GitRepositories:
-    return GitRepositories(tmp_path / "mirrors")
+    return GitRepositories(tmp_path / "mirrors", settings=LAPTOP)
 
 
 @pytest.fixture
 def server(source: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitServer]:
-    monkeypatch.setattr(mirrors, "SCHEMES", (*mirrors.SCHEMES, "http"))
-    monkeypatch.setattr(process, "PROTOCOLS", (*process.PROTOCOLS, "http"))
     with git_server(source.parent) as serving:
         yield serving
 
@@ -121,7 +120,7 @@ async def test_a_commit_that_was_pushed_over_is_given_out_or_refused(
     assert await repositories.fetch("w", spec(source, old)) == old, "the server still gives it out"
     git(source, "reflog", "expire", "--expire=now", "--all")
     git(source, "gc", "-q", "--prune=now")
-    gone = GitRepositories(repositories._root / "again")
+    gone = GitRepositories(repositories._root / "again", settings=LAPTOP)
     with pytest.raises(NotFound, match="is not there any more; push it again"):
         await gone.fetch("w", spec(source, old))
     assert await gone.fetch("w", spec(source, new)) == new
@@ -146,7 +145,9 @@ async def test_a_server_that_gives_out_refs_only_is_asked_for_the_ref(
     assert asked == [old, MAIN]
     commit(source, more="x")
     with pytest.raises(NotFound, match="not there any more"):
-        await GitRepositories(repositories._root / "again").fetch("w", spec(source, old))
+        await GitRepositories(repositories._root / "again", settings=LAPTOP).fetch(
+            "w", spec(source, old)
+        )
 
 
 async def test_an_annotated_tag_is_fetched_by_its_commit(
@@ -238,8 +239,8 @@ async def test_too_many_changed_paths_mean_all_paths(
 async def test_commits_before_push_out_no_commit_in_use(
     repositories: GitRepositories, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirrors, "KEPT", 1)
-    monkeypatch.setattr(mirrors, "IN_USE_S", 0.0)
+    monkeypatch.setattr(storage, "KEPT", 1)
+    monkeypatch.setattr(storage, "IN_USE_S", 0.0)
     used = git(source, "rev-parse", "HEAD")
     await repositories.fetch("w", spec(source, used))
     others = [commit(source, a=str(number)) for number in range(4)]

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.git import mirrors, process, refs, smart_http
+from infra.git import process, refs, smart_http
 from infra.git.credentials import TokenCredential
 from infra.git.mirrors import GitRepositories
 from infra.git.smart_http import SmartHttp, read_answer
 from infra.ports.services import RefList
+from infra.settings.git import LAPTOP
 from schemas.errors import NotFound, Refused, RepositoryAway
 from tests.kit.git_server import GitServer, git_server
 from tests.kit.platform import git, make_workspace
@@ -24,8 +25,6 @@ LOGIN = "bot:secret"
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitServer]:
-    monkeypatch.setattr(mirrors, "SCHEMES", (*mirrors.SCHEMES, "http"))
-    monkeypatch.setattr(process, "PROTOCOLS", (*process.PROTOCOLS, "http"))
     make_workspace(tmp_path / "served" / "source")
     with git_server(tmp_path / "served") as serving:
         yield serving
@@ -33,7 +32,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitServe
 
 @pytest.fixture
 async def smart() -> AsyncIterator[SmartHttp]:
-    async with SmartHttp(schemes=("https", "http")) as opened:
+    async with SmartHttp(LAPTOP.addresses, schemes=("https", "http")) as opened:
         yield opened
 
 
@@ -78,7 +77,7 @@ async def test_it_is_the_listing_that_git_gives(server: GitServer, smart: SmartH
 async def test_a_listing_starts_no_process(
     server: GitServer, smart: SmartHttp, by_git: list[str], tmp_path: Path
 ) -> None:
-    repositories = GitRepositories(tmp_path / "mirrors", smart_http=smart)
+    repositories = GitRepositories(tmp_path / "mirrors", smart_http=smart, settings=LAPTOP)
     found = await repositories.list_refs("w", server.url("source/.git"), background=True)
     assert found.default_branch == "main"
     assert by_git == []
@@ -103,7 +102,7 @@ async def test_a_token_is_sent_to_its_address_and_no_redirect_gets_it(
 async def test_a_failure_concludes_nothing_and_git_says_what_is_wrong(
     server: GitServer, smart: SmartHttp, by_git: list[str], tmp_path: Path
 ) -> None:
-    repositories = GitRepositories(tmp_path / "mirrors", smart_http=smart)
+    repositories = GitRepositories(tmp_path / "mirrors", smart_http=smart, settings=LAPTOP)
     url = server.url("source/.git")
     server.status = 503
     with pytest.raises(RepositoryAway):
@@ -131,7 +130,7 @@ async def test_a_server_with_an_older_protocol_is_left_to_git(
         return await post(url, {**headers, "Git-Protocol": "version=0"})
 
     monkeypatch.setattr(smart, "_post", counted)
-    repositories = GitRepositories(tmp_path / "mirrors", smart_http=smart)
+    repositories = GitRepositories(tmp_path / "mirrors", smart_http=smart, settings=LAPTOP)
     url = server.url("source/.git")
     for _ in range(3):
         assert (await repositories.list_refs("w", url)).default_branch == "main"

@@ -18,6 +18,7 @@ from infra.sandbox import calls, sandbox
 from infra.sandbox import process as confined
 from infra.sandbox.host_messages import Graded, ProtocolError, check_grades, parse_later
 from infra.sandbox.sandbox import LocalUserCode
+from infra.settings.git import LAPTOP
 from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.sampling import ArtifactRef, Message, SampleRecord
 from schemas.specs import CommitSpec, Entrypoint, RolloutRef
@@ -99,7 +100,7 @@ SNAPSHOT: list[bytes] = []
 async def rollout(tmp_path: Path) -> RolloutRef:
     files = {"rollouts/say/main.py": MAIN, "rollouts/five/main.py": FIVE}
     source = make_workspace(tmp_path / "w", files)
-    repositories = GitRepositories(tmp_path / "git")
+    repositories = GitRepositories(tmp_path / "git", settings=LAPTOP)
     sha = await repositories.fetch("w", CommitSpec(url=str(source)))
     SNAPSHOT.append(await repositories.snapshot("w", sha))
     return RolloutRef(

@@ -17,6 +17,7 @@ from infra.sandbox.host_messages import FirstMessage
 from infra.sandbox.process import ConfinedProcess, ProcessEnded
 from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.user_process import UNPRIVILEGED
+from infra.settings.git import LAPTOP
 from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.sampling import ArtifactRef, Grade, Message, SampleRecord
 from schemas.specs import CommitSpec, Entrypoint, RewardSpec, RolloutRef
@@ -118,7 +119,7 @@ async def broken(solution_str, ground_truth, extra_info=None, **kwargs):
 @pytest.fixture
 async def rollout(tmp_path: Path) -> RolloutRef:
     source = make_workspace(tmp_path / "w", {"rollouts/say/main.py": MAIN})
-    repositories = GitRepositories(tmp_path / "git")
+    repositories = GitRepositories(tmp_path / "git", settings=LAPTOP)
     sha = await repositories.fetch("w", CommitSpec(url=str(source)))
     SNAPSHOT.append(await repositories.snapshot("w", sha))
     return RolloutRef(

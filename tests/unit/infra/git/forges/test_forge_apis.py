@@ -11,6 +11,7 @@ from infra.git.credentials import AppCredential, Credential, KeyCredential, Toke
 from infra.git.forges import app_tokens
 from infra.git.forges.api import ForgeApis
 from infra.postgres.connections import Connection
+from infra.settings.git import LAPTOP
 from schemas.errors import ForgeAway, InvalidConfig, Refused
 from schemas.specs import CommitStatus
 from tests.kit.forge_server import APP_ID, COMMIT, INSTALLATION, TOKEN, FakeGitHub, Reply, serving
@@ -70,7 +71,9 @@ def connected(server: FakeGitHub) -> Connected:
 
 @pytest.fixture
 async def apis(connected: Connected) -> AsyncIterator[ForgeApis]:
-    async with ForgeApis(connected.find, public_url="https://h.example/base/") as apis:
+    async with ForgeApis(
+        connected.find, public_url="https://h.example/base/", allowed=LAPTOP.addresses
+    ) as apis:
         yield apis
 
 
