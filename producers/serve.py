@@ -31,6 +31,7 @@ from infra.postgres.sealed import Sealer
 from infra.readmodel.store import ReadModel
 from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime
+from infra.sandbox.service.self_protection import hide_memory
 from infra.settings.settings import BadSetting, Settings
 from infra.task_cancellation import end
 from producers.core.polling import poll_alone
@@ -142,6 +143,7 @@ def _server(app: Starlette, settings: Settings) -> HttpServer:
 def main() -> int:
     """Run the control process. Returns its exit code: 0 after a stop, 1 when its settings are
     refused."""
+    hide_memory()
     try:
         settings = Settings.load(os.environ)
         telemetry.setup(settings, service="control")

@@ -8,6 +8,7 @@ HeadraceError
 +-- UserCodeError          the workspace's own code failed; recorded with its sample, never a crash
 +-- TransientError         something outside of Headrace did not answer; the call may succeed later
 |   +-- StoreAway          the blob store cannot be used now; work waits for it
+|   +-- SandboxAway        the service that runs user code cannot be reached; work waits for it
 |   +-- RepositoryAway     a git repository cannot be reached now; work waits for it
 |       +-- ForgeAway      the API of a forge does not answer now; work waits for it
 +-- CorruptData            bytes do not have the hash under which they were recorded
@@ -90,6 +91,11 @@ class StoreAway(TransientError):
     """The blob store cannot be used now (it is full, unreachable, or refuses access). This is not a
     fault of the work that met it. The work waits until the store can be used again. The message
     says what a person can do."""
+
+
+class SandboxAway(TransientError):
+    """The service that runs user code cannot be reached or cannot confine it now. This is not a fault of
+    the work that needs it. The work waits until the service is back."""
 
 
 class RepositoryAway(TransientError):

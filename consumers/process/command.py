@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from consumers.registry import CONTROL_ONLY, REGISTRY, lanes_of, load
+from infra.sandbox.service.self_protection import hide_memory
 from infra.settings.settings import BadSetting
 from schemas.effects import Lane
 from schemas.errors import InvalidConfig
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     from consumers.process.worker import relay, work
 
+    hide_memory()
     try:
         if options.names == [RELAY]:
             return asyncio.run(relay(tuple(REGISTRY)))

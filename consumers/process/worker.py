@@ -32,7 +32,8 @@ from infra.readmodel.store import announce_door
 from infra.runtime.consumer import AnyConsumer
 from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime
-from infra.sandbox.sandbox import LocalUserCode
+from infra.sandbox.service.client import SandboxClient
+from infra.sandbox.service.ways import service_of
 from infra.sandbox.user_process import user_group
 from infra.settings.settings import Settings
 from schemas.effects import Lane
@@ -187,8 +188,9 @@ async def _open_ports(
             backend.database, hosting.worker, gateway.internal_url, gateway.internal_key
         )
     if lanes & {Lane.CONTROL, Lane.USER, Lane.GENERATE}:
-        user = LocalUserCode(settings.sandbox, fetch=backend.artifacts.get, sockets=gateway)
+        user = SandboxClient(service_of(settings), fetch=backend.artifacts.get, sockets=gateway)
         stack.push_async_callback(user.aclose)
+        await user.start()
     if Lane.CONTROL in lanes:
         repositories = GitRepositories(
             settings.home / "git",

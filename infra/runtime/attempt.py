@@ -22,6 +22,7 @@ from schemas.errors import (
     Refused,
     ReplayDiverged,
     RepositoryAway,
+    SandboxAway,
     StoreAway,
     UserCodeError,
 )
@@ -33,8 +34,8 @@ ATTEMPTS = 5
 """Attempts at an effect whose outside does not answer, before it fails."""
 
 STORE_PAUSE_S = 3.0
-"""About how long an effect waits before it asks an unavailable blob store again. It waits without limit,
-because a run must not end when a disk was full overnight."""
+"""About how long an effect waits before it asks an unavailable blob store or sandbox service again. It
+waits without limit, because a run must not end when a disk was full overnight."""
 
 DEADLINE_S = 6 * 3600.0
 """The longest that an attempt may take. User code has its own, shorter deadlines."""
@@ -68,7 +69,7 @@ async def perform_once(consumer: AnyConsumer, claimed: Claimed, ports: Ports) ->
             outcome = await consumer.perform(claimed.effect, ports)
     except DatabaseUnavailable as error:
         return Attempt(claimed, None, error=plain(str(error)), no_database=True)
-    except StoreAway as error:
+    except (StoreAway, SandboxAway) as error:
         logger.warning("%s waits: %s", claimed.effect.type, error)
         pause_s = random.uniform(0.5, 1.5) * STORE_PAUSE_S  # noqa: S311 - jitter
         return Attempt(claimed, None, retry_in_s=pause_s, error=str(error), counted=False)

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from infra.settings.git import GitSettings
 from infra.settings.kafka import KafkaSettings
 from infra.settings.s3 import S3Place
+from infra.settings.sandbox_service import SandboxAddress
 from infra.settings.secret_key import KEY_BYTES, parse_key
 from infra.settings.vllm import BadValue, VllmLaunch
 from schemas.secrets.redact import redact_setting
@@ -48,7 +49,7 @@ class Settings:
     """How this process runs. Without `database_url` the supervisor runs an embedded Postgres. Without
     `kafka` the bus tails the event log, and without `vllm` the torch engine samples. Without
     `retention_days` no run is archived automatically, and without `secret_key` secrets are sealed with
-    the key file of the home."""
+    the key file of the home. Without `sandbox_service` each process that needs one starts its own."""
 
     home: Path
     url: str
@@ -62,6 +63,7 @@ class Settings:
     s3_endpoint: str | None
     vllm: VllmSettings | None
     sandbox: str
+    sandbox_service: SandboxAddress | None
     workers: str
     retention_days: int | None
     poll_s: int
@@ -89,7 +91,8 @@ class Settings:
             blobs=_blobs(environ, home),
             s3_endpoint=_s3_endpoint(environ),
             vllm=_vllm(environ, home),
-            sandbox=_one_of(environ, "HEADRACE_SANDBOX", ("process",), later=("bwrap", "gvisor")),
+            sandbox=sandbox_level(environ),
+            sandbox_service=_sandbox_service(environ),
             workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "two", "each"), later=()),
             retention_days=_number(environ, "HEADRACE_RETENTION_DAYS", 0, 0, 36500) or None,
             poll_s=_number(environ, "HEADRACE_POLL_S", 60, 0, 86400),
@@ -129,6 +132,19 @@ class Settings:
             return self.token
         path = self.home / "token"
         return path.read_text().strip() if path.exists() else None
+
+
+def sandbox_level(environ: Mapping[str, str]) -> str:
+    """Return the level of HEADRACE_SANDBOX. Raises BadSetting."""
+    return _one_of(environ, "HEADRACE_SANDBOX", ("process",), later=("bwrap", "gvisor"))
+
+
+def _sandbox_service(environ: Mapping[str, str]) -> SandboxAddress | None:
+    url, key = environ.get("HEADRACE_SANDBOX_URL"), environ.get("HEADRACE_SANDBOX_KEY")
+    try:
+        return SandboxAddress.load(url or "", key or "")
+    except ValueError as error:
+        raise BadSetting(str(error)) from error
 
 
 def _home(environ: Mapping[str, str]) -> Path:

@@ -22,7 +22,9 @@ from infra.postgres.names import MemoryNames
 from infra.postgres.notify import Wakeup
 from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime
-from infra.sandbox.sandbox import LocalUserCode
+from infra.sandbox.service.client import SandboxClient
+from infra.sandbox.service.ways import service_of
+from infra.sandbox.user_process import user_group
 from infra.settings.git import LAPTOP
 from infra.settings.settings import Settings
 from producers.core.datasets import registration
@@ -109,16 +111,17 @@ async def in_memory(
         servers = VllmServers(vllm, home / "adapters") if vllm else None
         engine = Engine(fetch=artifacts.get, vllm=servers)
         stack.push_async_callback(engine.aclose)
-        user = LocalUserCode(settings.sandbox, fetch=artifacts.get)
-        stack.push_async_callback(user.aclose)
         sampler: Sampler = engine.sampler
         learner: Learner = engine.learner
         if latency_seed is not None:
             sampler = RandomLatencySampler(engine.sampler, latency_seed)
             learner = RandomLatencyLearner(engine.learner, latency_seed)
-        gateway = HttpGateway(sampler)
+        gateway = HttpGateway(sampler, group=user_group())
         await gateway.start()
         stack.push_async_callback(gateway.aclose)
+        user = SandboxClient(service_of(settings), fetch=artifacts.get, sockets=gateway)
+        stack.push_async_callback(user.aclose)
+        await user.start()
         consumers = tuple(load(name) for name in REGISTRY)
         runtime = Runtime(
             Hosting(WORKER, consumers, lanes_of(consumers)),
