@@ -18,6 +18,7 @@ from consumers.process.worker import ControlPorts, hold_lease, open_runtime, wor
 from consumers.project.consumer import Projector
 from consumers.registry import CONTROL_CONSUMERS, REGISTRY, lanes_of, load
 from infra import failpoints, telemetry
+from infra.access.audit import record_access
 from infra.adapters import Backend, open_backend
 from infra.blobs.garbage import collecting
 from infra.git.forges.api import ForgeApis
@@ -85,6 +86,9 @@ async def _serve(services: Services, backend: Backend, hosting: Hosting, runtime
     async with hold_lease(hosting, backend, runtime):
         jobs = [server.serve(), projector.run(), runtime.run()]
         jobs.append(collecting(backend.database, backend.blobs, backend.clock))
+        jobs.append(
+            record_access(services.audit, services.recent_tokens, services.tokens, backend.clock)
+        )
         if settings.retention_days is not None:
             days = settings.retention_days
             jobs.append(archive_periodically(services.retention, backend.clock, days=days))

@@ -64,5 +64,6 @@ class CloudEvent(BaseModel):
     correlationid: UUID
     causationid: UUID | None = None
     traceparent: str | None = None
+    actor: str | None = None
     cursor: str | None = None
     data: dict[str, object]

@@ -389,7 +389,8 @@ class CommitStatusPosted(_StatusEvent):
 class DatasetRegistered(Event):
     """A dataset was uploaded, validated and stored. `columns` are the names after mapping. `mapping`
     holds the renamed columns: the file's name of each and the name under which it is read.
-    `characters` holds the characters of prompts and labels, sorted, the first 512."""
+    `characters` holds the characters of prompts and labels, sorted, the first 512. `workspace` is the
+    only one that may use the dataset; None means all."""
 
     type: ClassVar[str] = "rl.dataset.registered"
     topic: ClassVar[str] = WORKSPACE_TOPIC
@@ -400,6 +401,7 @@ class DatasetRegistered(Event):
     original: ArtifactRef
     mapping: dict[str, str] = {}
     characters: str = ""
+    workspace: str | None = None
 
     @property
     def stream(self) -> StreamName:
@@ -455,7 +457,8 @@ class RunRequested(_RunEvent):
     the day of the request. Chat templates that ask for the current date get it, unless the config
     names another day. `warnings` lists what is allowed and probably not intended. `origin` is the
     push that started the run, or None. `submitter` owns the personal secrets that the run may use; a
-    run that a push started has none."""
+    run that a push started has none. `belongs_to` is the workspace of the token that submitted a run
+    without user code."""
 
     type: ClassVar[str] = "rl.run.requested"
     run_name: str
@@ -469,6 +472,12 @@ class RunRequested(_RunEvent):
     warnings: tuple[str, ...] = ()
     origin: PushOrigin | None = None
     submitter: str | None = None
+    belongs_to: str | None = None
+
+    @property
+    def owner_workspace(self) -> str | None:
+        """The workspace whose tokens may see the run; None when only tokens of all workspaces may."""
+        return self.workspace or self.belongs_to
 
     @property
     def needs_approval(self) -> bool:

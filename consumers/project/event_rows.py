@@ -110,6 +110,7 @@ def dataset_registered(event: DatasetRegistered, at: datetime) -> tuple[Write, .
         file_size=event.file_size,
         original=event.original.model_dump_json(),
         created_at=at,
+        workspace=event.workspace,
     )
     return (put,)
 
@@ -126,7 +127,7 @@ def run_requested(event: RunRequested, at: datetime) -> tuple[Write, ...]:
         model=config.experiment.model_path,
         dataset=event.dataset.name,
         rollout=config.experiment.rollout,
-        workspace=event.workspace,
+        workspace=event.owner_workspace,
         config=config.model_dump_json(),
         dataset_ref=event.dataset.model_dump_json(),
     )
@@ -305,6 +306,7 @@ def evaluation_requested(event: EvaluationRequested, at: datetime) -> tuple[Writ
         dataset_ref=dataset.model_dump_json(),
         total=len(event.rows),
         created_at=at,
+        workspace=event.workspace,
     )
     return (put,)
 

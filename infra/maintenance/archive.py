@@ -28,6 +28,7 @@ from infra.blobs.installed import InstalledBlobs
 from infra.blobs.references import NamedArtifact, named_in
 from infra.failpoints import hit
 from infra.maintenance.archive_file import BLOBS, EVENTS, ROWS, ArchiveWriter, Member, members
+from infra.ports.actor import actor_text
 from infra.ports.event_log import Cursor
 from infra.postgres.advisory_lock import exclusively
 from infra.postgres.codec import edge_ids, encode
@@ -149,6 +150,7 @@ class Archives:
         self, connection: Any, path: Path, notice: RunRestored, cause: UUID
     ) -> Cursor:
         async with connection.transaction():
+            await connection.execute(SQL["set_actor"], actor_text() or "")
             arguments = (run_stream(notice.run), RunArchived.type)
             xid = await connection.fetchval(SQL["notice"], *arguments)
             if xid is None:
@@ -179,6 +181,7 @@ class Archives:
         arguments = (*first, *_notice_columns(notice, cause))
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
         async with _session(self._database.url) as connection:
+            await connection.execute(SQL["set_actor"], actor_text() or "")
             while True:
                 try:
                     row = await _call(connection, query, *arguments)
@@ -368,6 +371,7 @@ def _archived_columns(row: Any) -> Mapping[str, Any]:
         "correlation": str(row["correlation"]),
         "traceparent": row["traceparent"],
         "time": row["time"].isoformat(),
+        "actor": row["actor"],
     }
 
 
@@ -384,6 +388,7 @@ def _rows(events: Sequence[Mapping[str, Any]], *, xid: str | None) -> list[list[
         [UUID(event["correlation"]) for event in events],
         [event["traceparent"] for event in events],
         [datetime.fromisoformat(event["time"]) for event in events],
+        [event.get("actor") for event in events],
     ]
 
 

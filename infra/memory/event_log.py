@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+from infra.ports.actor import actor_text
 from infra.ports.effects import Claimed, Holding, NewEffect, StaleGeneration
 from infra.ports.event_log import (
     Commit,
@@ -159,6 +160,7 @@ class MemoryLog:
             traceparent=new.traceparent,
             run=new.event.run_id,
             payload=Encoded(new.event.type, new.event.version, data),
+            actor=new.actor,
         )
 
     def _write_effect(self, new: NewEffect, worker: WorkerId | None) -> None:
@@ -204,6 +206,7 @@ class MemoryLog:
                     causation=cause,
                     correlation=cause,
                     traceparent=traceparent,
+                    actor=actor_text(),
                 )
             )
         return await self.commit(Commit(expected=expected, events=tuple(new)))

@@ -29,6 +29,10 @@ ROOT = "root"
 """The id of the installation's own token, which comes from its settings and not from the database."""
 
 
+PUSH = "push"
+"""The id of the actor that submits the run of a push. It is no token."""
+
+
 @dataclass(frozen=True, slots=True)
 class Actor:
     """The sender of a request: the id and the owner of its token, the token's scopes, the workspace (id)
@@ -43,6 +47,11 @@ class Actor:
     def may(self, scope: TokenScope) -> bool:
         """Whether the token has a scope, itself or as a part of another one."""
         return any(scope in CONTAINED[held] for held in self.scopes)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether events name this actor. They do not name a push: the run says which one it is."""
+        return self.token != PUSH
 
     def __str__(self) -> str:
         """The form that an event records: `owner/token@address`."""
@@ -61,6 +70,12 @@ def bound_workspace() -> str | None:
     """The only workspace (id) whose things this task may see; None when it may see all."""
     actor = _ACTING.get()
     return actor.workspace if actor is not None else None
+
+
+def actor_text() -> str | None:
+    """The actor of this task as an event records it, or None."""
+    actor = _ACTING.get()
+    return str(actor) if actor is not None and actor.is_recorded else None
 
 
 @contextmanager

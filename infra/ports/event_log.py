@@ -40,7 +40,8 @@ class Cursor:
 @dataclass(frozen=True)
 class Recorded:
     """An event as the log holds it. `payload` is the event, or its JSON until it is needed, because most
-    events that a tail passes were consumed long ago and are never decoded."""
+    events that a tail passes were consumed long ago and are never decoded. `actor` is the sender of the
+    request that appended it (`infra/ports/actor.py`); None when a consumer did."""
 
     id: EventId
     stream: StreamName
@@ -52,6 +53,7 @@ class Recorded:
     traceparent: str | None
     run: str
     payload: "Event | Encoded" = field(compare=False)
+    actor: str | None = None
 
     @property
     def type(self) -> str:
@@ -85,6 +87,7 @@ class NewEvent:
     causation: UUID | None
     correlation: UUID
     traceparent: str | None = None
+    actor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ class Commit:
     def texts(self) -> Iterable[str]:
         """Yield the values of text columns: names and traces."""
         for new in self.events:
-            yield from (new.stream, new.event.run_id, new.traceparent or "")
+            yield from (new.stream, new.event.run_id, new.traceparent or "", new.actor or "")
         for effect in self.effects:
             yield from (effect.stream, effect.effect.run_id, effect.traceparent or "")
 
@@ -146,6 +149,7 @@ class EdgeAppend:
     event: Event
     cause: UUID
     traceparent: str | None = None
+    actor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +219,8 @@ class EventStore(Protocol):
     ) -> Sequence[Recorded]:
         """Append events of an edge, at any version of their streams. The ids follow from `cause` and
         each event's stream and name. A second call with the same cause, even much later, appends nothing
-        and returns the events that were appended before. Raises ValueError when two of these events have
+        and returns the events that were appended before. The events name the actor of the task that
+        calls (`infra/ports/actor.py`). Raises ValueError when two of these events have
         the same stream and name, because they would have the same id."""
         ...
 

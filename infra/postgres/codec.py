@@ -69,6 +69,7 @@ def arguments_of(commit: Commit) -> tuple[Any, ...]:
         [artifact.data for artifact in commit.artifacts],
         [run for run, _ in gates],
         [state for _, state in gates],
+        [new.actor for new in events],
     )
 
 
@@ -109,6 +110,7 @@ def written_as(new: NewEvent, row: Any) -> Recorded:
         traceparent=new.traceparent,
         run=new.event.run_id,
         payload=new.event,
+        actor=new.actor,
     )
 
 
@@ -126,6 +128,7 @@ def recorded_in(row: Any) -> Recorded:
         traceparent=row["traceparent"],
         run=row["run_id"],
         payload=Encoded(row["type"], row["schema_version"], row["data"]),
+        actor=row["actor"],
     )
 
 

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import asyncpg
 
+from infra.ports.actor import actor_text
 from infra.ports.event_log import (
     Commit,
     CommitMiss,
@@ -126,6 +127,7 @@ class PostgresLog:
                         causation=cause,
                         correlation=cause,
                         traceparent=traceparent,
+                        actor=actor_text(),
                     )
                 )
             try:

@@ -109,6 +109,7 @@ def _commit_of(entries: Mapping[EventId, EdgeAppend], versions: Mapping[StreamNa
                 causation=entry.cause,
                 correlation=entry.cause,
                 traceparent=entry.traceparent,
+                actor=entry.actor,
             )
         )
     return Commit(expected=expected, events=tuple(new))

@@ -134,6 +134,7 @@ class PutDataset:
     file_size: int
     original: str
     created_at: datetime
+    workspace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +241,7 @@ class PutEvaluation:
     dataset_ref: str
     total: int
     created_at: datetime
+    workspace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ that are allowed. A value whose feature is not built yet is refused by name.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -17,6 +18,8 @@ from infra.settings.sandbox_service import SandboxAddress
 from infra.settings.secret_key import KEY_BYTES, parse_key
 from infra.settings.vllm import BadValue, VllmLaunch
 from schemas.secrets.redact import redact_setting
+
+Network = IPv4Network | IPv6Network
 
 
 class BadSetting(ValueError):
@@ -55,6 +58,9 @@ class Settings:
     url: str
     public_url: str
     token: str | None = field(repr=False)
+    metrics_token: str | None = field(repr=False)
+    trusted_proxies: tuple[Network, ...]
+    audit_days: int
     secret_key: bytes | None = field(repr=False)
     database_url: str | None = field(repr=False)
     database: DatabaseLimits
@@ -80,6 +86,9 @@ class Settings:
             url=_url(environ),
             public_url=_public_url(environ),
             token=environ.get("HEADRACE_TOKEN") or None,
+            metrics_token=environ.get("HEADRACE_METRICS_TOKEN") or None,
+            trusted_proxies=_trusted_proxies(environ),
+            audit_days=_number(environ, "HEADRACE_AUDIT_DAYS", 90, 1, 36500),
             secret_key=_secret_key(environ),
             database_url=_database(environ),
             database=DatabaseLimits(
@@ -166,6 +175,15 @@ def _url(environ: Mapping[str, str]) -> str:
 def _public_url(environ: Mapping[str, str]) -> str:
     value = environ.get("HEADRACE_PUBLIC_URL")
     return _http("HEADRACE_PUBLIC_URL", value) if value else _url(environ)
+
+
+def _trusted_proxies(environ: Mapping[str, str]) -> tuple[Network, ...]:
+    value = environ.get("HEADRACE_TRUSTED_PROXIES") or ""
+    try:
+        return tuple(ip_network(part.strip()) for part in value.split(",") if part.strip())
+    except ValueError as error:
+        may = "addresses and networks with commas between them, like 10.0.0.7,192.168.0.0/24"
+        raise _bad("HEADRACE_TRUSTED_PROXIES", value, may) from error
 
 
 def _secret_key(environ: Mapping[str, str]) -> bytes | None:

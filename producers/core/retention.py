@@ -11,6 +11,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from infra.maintenance.archive import Archives, Moved
+from infra.ports.actor import actor_text
 from infra.ports.clock import Clock
 from infra.ports.event_log import Commit, CommitMiss, Cursor, EventLog, NewEvent, Recorded
 from infra.postgres.codec import edge_ids
@@ -202,6 +203,7 @@ class Retention:
                 event=event,
                 causation=cause,
                 correlation=cause,
+                actor=actor_text(),
             )
             try:
                 [recorded] = await self._log.commit(

@@ -14,6 +14,7 @@ from infra.postgres.errors import UNAVAILABLE_ERRORS, DiskFull
 from producers.http.auth import Guard
 from producers.http.responses import problem, refusal_response, unavailable_response
 from producers.http.routes import (
+    audit,
     checkpoints,
     connections,
     datasets,
@@ -24,11 +25,13 @@ from producers.http.routes import (
     retention,
     runs,
     samples,
+    tokens,
     trace,
     verifications,
     webhooks,
     workspaces,
 )
+from producers.http.routing import scoped_table
 from producers.http.services import Services
 from producers.http.tracing import Traced
 from schemas.errors import CorruptData, Refused, TransientError
@@ -49,15 +52,19 @@ RESOURCES = (
     verifications,
     dead_letters,
     retention,
+    tokens,
+    audit,
 )
 
 
 def create_app(services: Services) -> Starlette:
-    """The ASGI application, which serves every request with `services`."""
+    """The ASGI application, which serves every request with `services`. Raises TypeError when a route
+    names no scope."""
     routes = [route for resource in RESOURCES for route in resource.ROUTES]
+    table = [*platform.ROOT_ROUTES, *webhooks.ROOT_ROUTES, Mount("/api/v1", routes=routes)]
     app = Starlette(
-        routes=[*platform.ROOT_ROUTES, *webhooks.ROOT_ROUTES, Mount("/api/v1", routes=routes)],
-        middleware=[Middleware(Guard, settings=services.settings), Middleware(Traced)],
+        routes=[*scoped_table(table)],
+        middleware=[Middleware(Guard, services=services), Middleware(Traced)],
         exception_handlers={
             HTTPException: _http_error,
             Refused: _refused_error,

@@ -1,29 +1,54 @@
-"""Access to the API: a request needs a known Host header (against DNS rebinding), and then the bearer
-token.
+"""Access to the API: a request needs a known Host header (against DNS rebinding), and then a token.
 
 A web page in a browser on this machine can reach 127.0.0.1 under a host name of its own, but it cannot
-choose the Host header, so such a request is refused. The token is compared in constant time.
+choose the Host header, so such a request is refused. A refused request is answered before its body is
+read, and its connection is closed. Only HTTP passes: a websocket is closed.
 """
 
 import hmac
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from infra.access.audit_buffer import AuditEntry
+from infra.access.tokens import ApiToken
 from infra.ports.actor import ROOT, Actor, acting_as
-from infra.settings.settings import Settings
-from producers.http.responses import problem
+from producers.http.client_address import ClientAddresses
+from producers.http.responses import problem, unavailable_response
+from producers.http.services import Services
+from schemas.errors import TransientError
 
 OPEN_PATHS = ("/healthz", "/readyz")
 SIGNED_PATHS = "/webhooks/"
 """Requests below this path carry a signature instead of a token."""
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+ROOT_KEPT_S = 1.0
+LONGEST_SUBJECT = 200
 
-
-def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith(SIGNED_PATHS)
+CLOSING = {"Connection": "close"}
+CHALLENGE = {"WWW-Authenticate": "Bearer", **CLOSING}
+UNKNOWN_HOST = problem(
+    421,
+    "UNKNOWN_HOST",
+    "the Host header does not name this server; set HEADRACE_URL or HEADRACE_PUBLIC_URL to the name by "
+    "which it is reached",
+    headers=CLOSING,
+)
+UNAUTHORIZED = problem(
+    401,
+    "UNAUTHORIZED",
+    "send `Authorization: Bearer TOKEN` with a valid token; the installation's own one is in "
+    "$HEADRACE_HOME/token, and `headrace token create` makes others",
+    headers=CHALLENGE,
+)
+NUL_IN_ADDRESS = problem(
+    400, "VALIDATION", "the address holds a NUL character; no name contains one", headers=CLOSING
+)
 
 
 def actor_of(request: Request) -> Actor:
@@ -32,60 +57,150 @@ def actor_of(request: Request) -> Actor:
     return actor
 
 
-def _address(scope: Scope) -> str:
-    client = scope.get("client")
-    return str(client[0]) if client else ""
-
-
 class Guard:
-    """ASGI middleware that checks the Host header and the token before anything else runs."""
+    """ASGI middleware that authenticates the sender before anything else runs, and adds every request
+    with a token, and every refused one, to the audit list."""
 
-    def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, *, services: Services) -> None:
         self._app = app
-        self._hosts = {*LOCAL_HOSTS, *settings.hosts}
-        self._settings = settings
+        self._services = services
+        self._hosts = {*LOCAL_HOSTS, *services.settings.hosts}
+        self._addresses = ClientAddresses(services.settings.trusted_proxies)
+        self._root: str | None = None
+        self._root_until = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        if scope["type"] == "http":
+            await self._serve(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008, "reason": "only HTTP is served"})
+        elif scope["type"] == "lifespan":
+            await _answer_lifespan(receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
+        address = self._addresses.of(scope, headers)
         if not self._known_host(headers.get("host", "")):
-            refusal = problem(
-                421,
-                "UNKNOWN_HOST",
-                "the Host header does not name this server; set HEADRACE_URL or "
-                "HEADRACE_PUBLIC_URL to the name by which it is reached",
-            )
-        elif not _is_open(scope["path"]) and not self._has_token(headers):
-            refusal = problem(
-                401,
-                "UNAUTHORIZED",
-                "send `Authorization: Bearer TOKEN`; the token is in $HEADRACE_HOME/token",
-                headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
-            )
-        elif "\0" in scope["path"] or b"%00" in scope.get("query_string", b""):
-            refusal = problem(
-                400, "VALIDATION", "the address holds a NUL character; no name contains one"
-            )
-        elif _is_open(scope["path"]):
+            found: Actor | Response = UNKNOWN_HOST
+        elif scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         else:
-            actor = Actor(ROOT, "admin", frozenset({"admin"}), address=_address(scope))
-            scope.setdefault("state", {})["actor"] = actor
-            with acting_as(actor):
-                await self._app(scope, receive, send)
+            found = await self._find_actor(scope, headers, address)
+        if isinstance(found, Response):
+            self._record(scope, scope["path"], found.status_code, None, address)
+            await found(scope, receive, send)
             return
-        await refusal(scope, receive, send)
+        await self._serve_actor(found, scope, receive, send)
+
+    async def _serve_actor(self, actor: Actor, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the application answer on behalf of an actor, and record its status."""
+        state = scope.setdefault("state", {})
+        state["actor"] = actor
+        path, is_recorded = scope["path"], False
+
+        async def watch(message: Message) -> None:
+            nonlocal is_recorded
+            if message["type"] == "http.response.start":
+                is_recorded = True
+                self._record(scope, path, message["status"], actor, actor.address)
+            await send(message)
+
+        with acting_as(actor):
+            try:
+                await self._app(scope, receive, watch)
+            except Exception:
+                if not is_recorded:
+                    self._record(scope, path, 500, actor, actor.address)
+                raise
+
+    async def _find_actor(self, scope: Scope, headers: Headers, address: str) -> Actor | Response:
+        """The sender of a request, or the response that refuses it."""
+        if scope["path"].startswith(SIGNED_PATHS):
+            found: Actor | Response = Actor("webhook", "forge", frozenset(), address=address)
+        else:
+            scheme, _, text = headers.get("authorization", "").partition(" ")
+            is_bearer = scheme.lower() == "bearer"
+            found = await self._actor_with(text.strip(), address) if is_bearer else UNAUTHORIZED
+        if isinstance(found, Actor) and (
+            "\0" in scope["path"] or b"%00" in scope.get("query_string", b"")
+        ):
+            return NUL_IN_ADDRESS
+        return found
+
+    async def _actor_with(self, text: str, address: str) -> Actor | Response:
+        """The owner of a token, or the response that refuses it. Tokens of the settings are compared in
+        constant time."""
+        given = text.encode()
+        root, metrics = self._root_token(), self._services.settings.metrics_token
+        if root and hmac.compare_digest(given, root.encode()):
+            return Actor(ROOT, "admin", frozenset({"admin"}), address=address)
+        if metrics and hmac.compare_digest(given, metrics.encode()):
+            return Actor("metrics", "operator", frozenset({"metrics"}), address=address)
+        try:
+            token = await self._services.recent_tokens.find(text)
+        except TransientError as error:
+            return unavailable_response(str(error))
+        if token is None:
+            return UNAUTHORIZED
+        if not token.is_valid(self._services.clock.now()):
+            return _invalid(token)
+        return Actor(token.id, token.owner, token.scopes, token.workspace, address)
+
+    def _root_token(self) -> str | None:
+        now = self._services.clock.elapsed_s()
+        if now >= self._root_until:
+            self._root = self._services.settings.read_token()
+            self._root_until = now + ROOT_KEPT_S
+        return self._root
 
     def _known_host(self, host: str) -> bool:
         name, colon, port = host.lower().rpartition(":")
         return (name if colon and port.isdigit() else host.lower()) in self._hosts
 
-    def _has_token(self, headers: Headers) -> bool:
-        token = self._settings.read_token()
-        scheme, _, token_sent = headers.get("authorization", "").partition(" ")
-        if not token or scheme.lower() != "bearer":
-            return False
-        return hmac.compare_digest(token_sent.strip().encode(), token.encode())
+    def _record(
+        self, scope: Scope, path: str, status: int, actor: Actor | None, address: str
+    ) -> None:
+        """Add a request to the audit list. A delivery that was taken is not added, because the log has
+        it."""
+        is_refused = status in (400, 401, 403, 421) if actor is None else status in (401, 403)
+        is_signed = path.startswith(SIGNED_PATHS)
+        if is_signed and not is_refused:
+            return
+        state: Mapping[str, Any] = scope.get("state") or {}
+        now = self._services.clock.now()
+        self._services.audit.add(
+            AuditEntry(
+                at=now,
+                last_at=now,
+                allowed=not is_refused,
+                token=actor.token if actor is not None else None,
+                owner=actor.owner if actor is not None else None,
+                workspace=actor.workspace if actor is not None else None,
+                address=address,
+                method=scope["method"][:20],
+                route=state.get("route", ""),
+                subject=_printable(path),
+                status=status,
+            )
+        )
+
+
+async def _answer_lifespan(receive: Receive, send: Send) -> None:
+    """Tell a server that runs the lifespan protocol that there is nothing to start or stop."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+def _invalid(token: ApiToken) -> Response:
+    what = "was revoked" if token.revoked_at is not None else "has expired"
+    detail = f"the token {token.prefix} {what}; make another one with `headrace token create`"
+    return problem(401, "UNAUTHORIZED", detail, headers=CHALLENGE)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text[:LONGEST_SUBJECT])

@@ -60,6 +60,16 @@ def number(request: Request, name: str, *, default: int, least: int, most: int) 
     return int(text)
 
 
+def flag(request: Request, name: str) -> bool:
+    """Whether `name` is "true" in the query string. Raises InvalidConfig for other values than true and
+    false."""
+    text = request.query_params.get(name) or "false"
+    if text not in ("true", "false"):
+        message = f"must be true or false, got {text[:20]!r}"
+        raise InvalidConfig(f"{name} {message}", issues=(Issue(name, message),))
+    return text == "true"
+
+
 def problem(
     status: int,
     code: str,

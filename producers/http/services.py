@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
+from infra.access.audit import AuditList
+from infra.access.recent_tokens import RecentTokens
+from infra.access.tokens import Tokens
 from infra.blobs.installed import InstalledBlobs
 from infra.git.forges.api import ForgeApis
 from infra.maintenance.archive import Archives
@@ -16,6 +19,7 @@ from infra.postgres.pool import Database
 from infra.postgres.sealed import Sealer
 from infra.readmodel.store import ReadModel
 from infra.settings.settings import Settings
+from producers.core.access_tokens import AccessTokens
 from producers.core.approval import Approvals
 from producers.core.connecting import CheckRepository, Connecting
 from producers.core.control import Control
@@ -48,6 +52,22 @@ class Services:
     settings: Settings
     clock: Clock
     slow_poll_s: float = field(default=0.25)
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        return Tokens(self.database)
+
+    @cached_property
+    def recent_tokens(self) -> RecentTokens:
+        return RecentTokens(self.tokens, self.clock)
+
+    @cached_property
+    def audit(self) -> AuditList:
+        return AuditList(self.database, self.clock, days=self.settings.audit_days)
+
+    @cached_property
+    def access_tokens(self) -> AccessTokens:
+        return AccessTokens(self.tokens, self.recent_tokens, self.workspaces, self.clock)
 
     @cached_property
     def lookup(self) -> Lookup:

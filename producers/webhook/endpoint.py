@@ -14,6 +14,7 @@ from typing import Literal
 from starlette.types import Receive
 
 from infra import telemetry
+from infra.ports.actor import actor_text
 from infra.ports.event_log import EdgeAppend
 from producers.webhook.body import BodyReader, BodyRefused, SenderGone
 from producers.webhook.github import GitHubFormat
@@ -128,7 +129,7 @@ class WebhookEndpoint:
         cannot hold the event."""
         digest = hashlib.sha256(body).hexdigest()
         cause = derive_id(HEADRACE, f"delivery/{event.run_id}/{delivery}/{digest}")
-        entry = EdgeAppend(event, cause, telemetry.traceparent())
+        entry = EdgeAppend(event, cause, telemetry.traceparent(), actor_text())
         try:
             return (await self._journal.record(entry)).is_new
         except Refused as error:

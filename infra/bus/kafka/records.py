@@ -65,6 +65,7 @@ def to_record(recorded: Recorded, settings: KafkaSettings) -> Record:
         "ce_runid": recorded.run,
         "ce_correlationid": str(recorded.correlation),
         "ce_causationid": str(recorded.causation) if recorded.causation else None,
+        "ce_actor": recorded.actor,
         "ce_cursor": str(recorded.cursor),
         "content-type": "application/json",
         PARENT: recorded.traceparent,

@@ -40,7 +40,8 @@ create table events (
     causation      uuid,
     correlation    uuid not null,
     traceparent    text,
-    time           timestamptz not null default clock_timestamp()
+    time           timestamptz not null default clock_timestamp(),
+    actor          text
 );
 create index events_tail on events (xid, position);
 create index events_stream on events (stream, version);
@@ -181,7 +182,7 @@ execute function shut_effects();
 --   p_finished, p_epochs                           effects finished by p_worker, and the epoch of each claim
 --   p_streams, p_expected, p_versions              streams that the decision was made on, in the order of their
 --                                                  names: the version that was read, and the one afterwards
---   e_*                                            events to append, in order
+--   e_*                                            events to append, in order; e_actor: who appended each, or null
 --   f_*                                            effects to request; f_claimed: p_worker performs it at once
 --   a_*                                            small artifacts
 --   g_*                                            gates to set: a state, or 'hold' or 'release'
@@ -199,7 +200,8 @@ create function commit_decision(
     f_id uuid[], f_consumer text[], f_stream text[], f_lane text[], f_run text[], f_type text[],
     f_data text[], f_correlation uuid[], f_trace text[], f_claimed boolean[],
     a_sha text[], a_data bytea[],
-    g_run text[], g_state text[]
+    g_run text[], g_state text[],
+    e_actor text[]
 ) returns table (r_position bigint, r_xid xid8, r_time timestamptz)
 language plpgsql as $$
 declare
@@ -318,13 +320,13 @@ begin
     end loop;
     return query
         insert into events (id, stream, version, type, schema_version, data, run_id, causation,
-                            correlation, traceparent)
+                            correlation, traceparent, actor)
         select e.id, e.stream, e.version, e.type, e.schema, e.data::json, e.run, e.causation,
-               e.correlation, e.trace
+               e.correlation, e.trace, e.actor
         from unnest(e_id, e_stream, e_version, e_type, e_schema, e_data, e_run, e_causation,
-                    e_correlation, e_trace)
+                    e_correlation, e_trace, e_actor)
              with ordinality
-             as e (id, stream, version, type, schema, data, run, causation, correlation, trace, n)
+             as e (id, stream, version, type, schema, data, run, causation, correlation, trace, actor, n)
         order by e.n
         returning events.position, events.xid, events.time;
 end $$;
@@ -332,7 +334,7 @@ end $$;
 -- The same with the signature of the version before, for its processes that still run during an upgrade.
 create function commit_decision(
     p_worker text,
-    p_consumers text[], p_consumed uuid[],
+    p_consumers text[], p_consumed uuid[], p_xids xid8[], p_positions bigint[],
     p_finished uuid[], p_epochs integer[],
     p_streams text[], p_expected integer[], p_versions integer[],
     e_id uuid[], e_stream text[], e_version integer[], e_type text[], e_schema integer[],
@@ -344,10 +346,11 @@ create function commit_decision(
 ) returns table (r_position bigint, r_xid xid8, r_time timestamptz)
 language sql as $$
     select * from commit_decision(
-        p_worker, p_consumers, p_consumed, null, null, p_finished, p_epochs, p_streams, p_expected,
-        p_versions, e_id, e_stream, e_version, e_type, e_schema, e_data, e_run, e_causation,
+        p_worker, p_consumers, p_consumed, p_xids, p_positions, p_finished, p_epochs, p_streams,
+        p_expected, p_versions, e_id, e_stream, e_version, e_type, e_schema, e_data, e_run, e_causation,
         e_correlation, e_trace, f_id, f_consumer, f_stream, f_lane, f_run, f_type, f_data,
-        f_correlation, f_trace, f_claimed, a_sha, a_data, g_run, g_state)
+        f_correlation, f_trace, f_claimed, a_sha, a_data, g_run, g_state,
+        '{}')
 $$;
 
 
@@ -600,6 +603,7 @@ create table runs (
 ) with (fillfactor = 50);
 create index runs_name on runs (name);
 create index runs_recent on runs (created_at desc, run);
+create index runs_by_workspace on runs (workspace, created_at desc, run);
 
 create table metric_points (
     run   text not null,
@@ -656,7 +660,8 @@ create table datasets (
     file_name  text not null,
     file_size  bigint not null,
     original   text not null,
-    created_at timestamptz not null
+    created_at timestamptz not null,
+    workspace  text
 );
 create index datasets_name on datasets (name);
 
@@ -747,7 +752,8 @@ create table evaluations (
     total        integer not null,
     created_at   timestamptz not null,
     started_at   timestamptz,
-    completed_at timestamptz
+    completed_at timestamptz,
+    workspace    text
 );
 create index evaluations_name on evaluations (name);
 create index evaluations_recent on evaluations (created_at desc, evaluation) where run is null;
@@ -803,7 +809,8 @@ create table dataset_uploads (
     file_name  text not null,
     status     text not null,
     error      text,
-    created_at timestamptz not null default clock_timestamp()
+    created_at timestamptz not null default clock_timestamp(),
+    workspace  text
 );
 
 -- Where the device workers that are alive answer requests of the API.
@@ -892,14 +899,17 @@ begin
 end $$;
 revoke execute on function begin_removal(xid8, bigint) from public;
 
--- Append the event that says what happened, as version p_version of its stream.
+-- Append the event that says what happened, as version p_version of its stream. The session's setting
+-- `headrace.actor` says on whose behalf.
 create function leave_notice(
     p_stream text, p_version integer, p_about text,
     t_id uuid, t_type text, t_schema integer, t_data text, t_cause uuid
 ) returns table (r_position bigint, r_xid xid8, r_time timestamptz) language sql as $$
     update streams set version = p_version where stream = p_stream;
-    insert into events (id, stream, version, type, schema_version, data, run_id, causation, correlation)
-    values (t_id, p_stream, p_version, t_type, t_schema, t_data::json, p_about, t_cause, t_cause)
+    insert into events (id, stream, version, type, schema_version, data, run_id, causation,
+                        correlation, actor)
+    values (t_id, p_stream, p_version, t_type, t_schema, t_data::json, p_about, t_cause, t_cause,
+            nullif(current_setting('headrace.actor', true), ''))
     returning position, xid, time;
 $$;
 revoke execute on function leave_notice(text, integer, text, uuid, text, integer, text, uuid) from public;
@@ -1040,6 +1050,47 @@ alter function restore_run(text, bigint, uuid, text, integer, text, uuid)
     security definer set search_path = public, pg_temp;
 alter function remove_dataset(text, text[], uuid, text, integer, text, uuid)
     security definer set search_path = public, pg_temp;
+
+
+-- == Access to the API =====================================================================================
+
+-- Tokens of the API. The database holds only the SHA-256 of a token. `workspace` is the only one that the token
+-- is for, or null for all. A token that was revoked stays, so that the audit list can say whose it was.
+create table api_tokens (
+    id           text primary key,
+    name         text not null,
+    owner        text not null,
+    prefix       text not null,
+    sha256       bytea not null,
+    scopes       text[] not null,
+    workspace    text,
+    expires_at   timestamptz,
+    created_at   timestamptz not null default clock_timestamp(),
+    created_by   text not null,
+    last_used_at timestamptz,
+    revoked_at   timestamptz
+);
+create unique index api_tokens_name on api_tokens (coalesce(workspace, ''), name) where revoked_at is null;
+
+-- Who asked for what. A request that changes something has a row of its own. Reads and refused requests that are
+-- alike share a row, from `at` to `last_at`.
+create table audit (
+    id        bigint generated always as identity primary key,
+    at        timestamptz not null,
+    last_at   timestamptz not null,
+    count     integer not null,
+    allowed   boolean not null,
+    token     text,
+    owner     text,
+    workspace text,
+    address   text not null,
+    method    text not null,
+    route     text not null,
+    subject   text not null,
+    status    smallint not null
+);
+create index audit_by_time on audit (at);
+create index audit_by_token on audit (token, id);
 
 
 -- == Connections to forges ==================================================================================

@@ -53,5 +53,7 @@ def _show(event: Document, *, as_json: bool) -> None:
     data = event.get("data") or {}
     shown = {k: v for k, v in data.items() if isinstance(v, str | int | float | bool)}
     moment = str(event.get("time"))[11:23]
+    if event.get("actor"):
+        shown = {**shown, "by": event["actor"]}
     text = " ".join(f"{key}={one_line(str(value), limit=60)}" for key, value in shown.items())
     say(f"{moment}  {event.get('type')!s:<28}  {one_line(text, limit=160)}")

@@ -12,7 +12,6 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from infra.readmodel.platform import Door
 from producers.core.lookup import Checkpoint
@@ -20,6 +19,7 @@ from producers.http.downloads import download
 from producers.http.requests import JsonBody, body_of
 from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services
+from producers.http.routing import ScopedRoute
 from schemas.errors import InvalidConfig, Issue, NotFound, TransientError
 from schemas.sampling import (
     DrawKey,
@@ -154,7 +154,7 @@ async def _find_checkpoint(request: Request) -> Checkpoint:
 
 
 ROUTES = [
-    Route("/checkpoints/{ref}", show),
-    Route("/checkpoints/{ref}/files/{name:path}", file),
-    Route("/checkpoints/{ref}/chat", chat, methods=["POST"]),
+    ScopedRoute("/checkpoints/{ref}", show, scope="read"),
+    ScopedRoute("/checkpoints/{ref}/files/{name:path}", file, scope="read"),
+    ScopedRoute("/checkpoints/{ref}/chat", chat, scope="inference", methods=["POST"]),
 ]

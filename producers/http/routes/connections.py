@@ -8,7 +8,6 @@ from typing import get_args
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from infra.git.credentials import AppCredential, Credential, KeyCredential, TokenCredential
 from infra.git.forges.address import guess_provider
@@ -18,6 +17,7 @@ from producers.core.workspaces import Workspace
 from producers.http.requests import JsonBody, body_of, cause_of
 from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services
+from producers.http.routing import ScopedRoute
 from schemas.errors import InvalidConfig, Issue
 from schemas.events import Provider
 
@@ -125,7 +125,9 @@ def _invalid(name: str, message: str) -> InvalidConfig:
 
 
 ROUTES = [
-    Route("/workspaces/connect", connect, methods=["POST"]),
-    Route("/workspaces/{ref}/connection", disconnect, methods=["DELETE"]),
-    Route("/workspaces/{ref}/rotate-secret", rotate_secret, methods=["POST"]),
+    ScopedRoute(
+        "/workspaces/connect", connect, scope="admin", reach="installation", methods=["POST"]
+    ),
+    ScopedRoute("/workspaces/{ref}/connection", disconnect, scope="admin", methods=["DELETE"]),
+    ScopedRoute("/workspaces/{ref}/rotate-secret", rotate_secret, scope="admin", methods=["POST"]),
 ]

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from infra.readmodel.registry import DatasetJson
 from producers.core.datasets import registration
@@ -14,6 +13,7 @@ from producers.http.downloads import download, first_lines
 from producers.http.requests import body_of
 from producers.http.responses import ApiResponse, number, page_of, page_response
 from producers.http.routes.runs import services
+from producers.http.routing import ScopedRoute
 from schemas.datasets import DatasetRow
 from schemas.errors import InvalidConfig, NotFound, TransientError
 from schemas.events import DatasetRegistered
@@ -136,11 +136,11 @@ async def _find_registration(request: Request) -> DatasetRegistered:
 
 
 ROUTES = [
-    Route("/datasets", announce, methods=["POST"]),
-    Route("/datasets", index),
-    Route("/datasets/validate", validate, methods=["POST"]),
-    Route("/datasets/{ref}", show),
-    Route("/datasets/{ref}/content", upload_content, methods=["PUT"]),
-    Route("/datasets/{ref}/content", download_content),
-    Route("/datasets/{ref}/preview", preview),
+    ScopedRoute("/datasets", announce, scope="submit", methods=["POST"]),
+    ScopedRoute("/datasets", index, scope="read"),
+    ScopedRoute("/datasets/validate", validate, scope="submit", methods=["POST"]),
+    ScopedRoute("/datasets/{ref}", show, scope="read"),
+    ScopedRoute("/datasets/{ref}/content", upload_content, scope="submit", methods=["PUT"]),
+    ScopedRoute("/datasets/{ref}/content", download_content, scope="read"),
+    ScopedRoute("/datasets/{ref}/preview", preview, scope="read"),
 ]

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from producers.core.dead_letters import Letter
 from producers.http.requests import body_of
 from producers.http.responses import ApiResponse, page_of, page_response
 from producers.http.routes.runs import services
+from producers.http.routing import ScopedRoute
 from schemas.errors import InvalidConfig, Issue
 
 STATUSES = ("waiting", "all")
@@ -67,7 +67,13 @@ def _to_json(letter: Letter) -> Mapping[str, object]:
 
 
 ROUTES = [
-    Route("/dead-letters", index),
-    Route("/dead-letters/{ref}", show),
-    Route("/dead-letters/{ref}/redrive", redrive, methods=["POST"]),
+    ScopedRoute("/dead-letters", index, scope="admin", reach="installation"),
+    ScopedRoute("/dead-letters/{ref}", show, scope="admin", reach="installation"),
+    ScopedRoute(
+        "/dead-letters/{ref}/redrive",
+        redrive,
+        scope="admin",
+        reach="installation",
+        methods=["POST"],
+    ),
 ]

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from infra.readmodel.registry import EvaluationJson
 from producers.http.requests import body_of, cause_of, idempotency_key
 from producers.http.responses import ApiResponse, page_of, page_response
 from producers.http.routes.runs import log_page, request_from, services, warnings_of
 from producers.http.routes.samples import sample_page
+from producers.http.routing import ScopedRoute
 from schemas.errors import TransientError
 
 
@@ -78,10 +78,10 @@ async def _find(request: Request, ref: str) -> EvaluationJson:
 
 
 ROUTES = [
-    Route("/evals", submit, methods=["POST"]),
-    Route("/evals", index),
-    Route("/evals/{ref}", show),
-    Route("/evals/{ref}/logs", logs),
-    Route("/evals/{ref}/samples", samples),
-    Route("/evals/{ref}/stop", stop, methods=["POST"]),
+    ScopedRoute("/evals", submit, scope="submit", methods=["POST"]),
+    ScopedRoute("/evals", index, scope="read"),
+    ScopedRoute("/evals/{ref}", show, scope="read"),
+    ScopedRoute("/evals/{ref}/logs", logs, scope="read"),
+    ScopedRoute("/evals/{ref}/samples", samples, scope="read"),
+    ScopedRoute("/evals/{ref}/stop", stop, scope="control", methods=["POST"]),
 ]

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from infra.ports.event_log import Cursor, Recorded
 from infra.postgres.history import as_of
 from producers.http.responses import ApiResponse, number
 from producers.http.routes.runs import services
+from producers.http.routing import ScopedRoute
 from schemas.envelope import CloudEvent
 from schemas.errors import InvalidConfig, Issue
 from schemas.events import EVENT_TYPES
@@ -40,6 +40,7 @@ def cloud_event(recorded: Recorded) -> CloudEvent:
         correlationid=recorded.correlation,
         causationid=recorded.causation,
         traceparent=recorded.traceparent,
+        actor=recorded.actor,
         cursor=str(recorded.cursor),
         data=event.model_dump(mode="json"),
     )
@@ -141,4 +142,4 @@ def _parse_types(request: Request) -> list[str] | None:
     return types
 
 
-ROUTES = [Route("/runs/{ref}/events", events)]
+ROUTES = [ScopedRoute("/runs/{ref}/events", events, scope="read")]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from infra.readmodel.wait_reasons import describe_holder
 from infra.telemetry import prometheus
 from producers.http.requests import body_of
 from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services, waiting_for
+from producers.http.routing import ScopedRoute
 from schemas.scratch_models import SHAPES
 
 Samples = Mapping[str, float]
@@ -181,12 +181,12 @@ def own_version() -> str:
 
 
 ROOT_ROUTES = [
-    Route("/healthz", healthz),
-    Route("/readyz", readyz),
-    Route("/metrics", metrics),
+    ScopedRoute("/healthz", healthz, scope="open"),
+    ScopedRoute("/readyz", readyz, scope="open"),
+    ScopedRoute("/metrics", metrics, scope="metrics", reach="installation"),
 ]
 ROUTES = [
-    Route("/status", status),
-    Route("/models", models),
-    Route("/rebuild", rebuild, methods=["POST"]),
+    ScopedRoute("/status", status, scope="read", reach="installation"),
+    ScopedRoute("/models", models, scope="read"),
+    ScopedRoute("/rebuild", rebuild, scope="admin", reach="installation", methods=["POST"]),
 ]

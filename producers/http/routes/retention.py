@@ -4,13 +4,13 @@ from datetime import timedelta
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from infra.blobs.garbage import collect
 from infra.ports.event_log import Cursor
 from producers.http.requests import body_of, cause_of
 from producers.http.responses import ApiResponse, number
 from producers.http.routes.runs import run_json, services
+from producers.http.routing import ScopedRoute
 
 LONGEST_S = 100 * 365 * 24 * 3600
 
@@ -68,11 +68,11 @@ async def collect_garbage(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("/runs/{ref}", delete_run, methods=["DELETE"]),
-    Route("/runs/{ref}/rename", rename, methods=["POST"]),
-    Route("/runs/{ref}/archive", archive, methods=["POST"]),
-    Route("/runs/{ref}/restore", restore, methods=["POST"]),
-    Route("/datasets/{ref}", delete_dataset, methods=["DELETE"]),
-    Route("/gc", index_old_runs),
-    Route("/gc", collect_garbage, methods=["POST"]),
+    ScopedRoute("/runs/{ref}", delete_run, scope="control", methods=["DELETE"]),
+    ScopedRoute("/runs/{ref}/rename", rename, scope="control", methods=["POST"]),
+    ScopedRoute("/runs/{ref}/archive", archive, scope="control", methods=["POST"]),
+    ScopedRoute("/runs/{ref}/restore", restore, scope="control", methods=["POST"]),
+    ScopedRoute("/datasets/{ref}", delete_dataset, scope="control", methods=["DELETE"]),
+    ScopedRoute("/gc", index_old_runs, scope="admin", reach="installation"),
+    ScopedRoute("/gc", collect_garbage, scope="admin", reach="installation", methods=["POST"]),
 ]

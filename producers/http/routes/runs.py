@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from infra.ports.event_log import Cursor
 from infra.readmodel.runs import RunJson
@@ -15,7 +14,8 @@ from producers.core.estimates import estimate, has_gpu
 from producers.core.lookup import archived_error
 from producers.core.submit import SubmitRequest
 from producers.http.requests import JsonBody, body_of, cause_of, idempotency_key
-from producers.http.responses import ApiResponse, number, page_of, page_response
+from producers.http.responses import ApiResponse, flag, number, page_of, page_response
+from producers.http.routing import ScopedRoute
 from producers.http.services import Services
 from schemas.errors import InvalidConfig, Issue, TransientError
 from schemas.events import EvaluationRequested, Event, RunRequested
@@ -161,17 +161,9 @@ async def index(request: Request) -> Response:
         page,
         status=status or None,
         search=request.query_params.get("search") or None,
-        archived=_parse_flag(request, "archived"),
+        archived=flag(request, "archived"),
     )
     return page_response("runs", runs, total, page)
-
-
-def _parse_flag(request: Request, name: str) -> bool:
-    text = request.query_params.get(name) or "false"
-    if text not in ("true", "false"):
-        message = f"must be true or false, got {text[:20]!r}"
-        raise InvalidConfig(f"{name} {message}", issues=(Issue(name, message),))
-    return text == "true"
 
 
 async def metrics(request: Request) -> Response:
@@ -227,15 +219,15 @@ async def approve(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("/runs", submit, methods=["POST"]),
-    Route("/runs", index),
-    Route("/runs/{ref}", show),
-    Route("/runs/{ref}/metrics", metrics),
-    Route("/runs/{ref}/checkpoints", checkpoints),
-    Route("/runs/{ref}/logs", logs),
-    Route("/runs/{ref}/approve", approve, methods=["POST"]),
+    ScopedRoute("/runs", submit, scope="submit", methods=["POST"]),
+    ScopedRoute("/runs", index, scope="read"),
+    ScopedRoute("/runs/{ref}", show, scope="read"),
+    ScopedRoute("/runs/{ref}/metrics", metrics, scope="read"),
+    ScopedRoute("/runs/{ref}/checkpoints", checkpoints, scope="read"),
+    ScopedRoute("/runs/{ref}/logs", logs, scope="read"),
+    ScopedRoute("/runs/{ref}/approve", approve, scope="control", methods=["POST"]),
     *(
-        Route(f"/runs/{{ref}}/{verb}", command, methods=["POST"], name=verb)
+        ScopedRoute(f"/runs/{{ref}}/{verb}", command, scope="control", methods=["POST"], name=verb)
         for verb in ("stop", "pause", "resume")
     ),
 ]

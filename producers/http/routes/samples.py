@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from infra.readmodel.runs import GroupRow
 from producers.http.downloads import select_lines
 from producers.http.responses import ApiResponse, number, page_of, page_response
 from producers.http.routes.runs import find_run_with_history, services
+from producers.http.routing import ScopedRoute
 from schemas.datasets import DatasetRow
 from schemas.errors import NotFound
 from schemas.ids import GroupId, sample_id
@@ -93,4 +93,4 @@ def _sample(
     }
 
 
-ROUTES = [Route("/runs/{ref}/samples", index)]
+ROUTES = [ScopedRoute("/runs/{ref}/samples", index, scope="read")]

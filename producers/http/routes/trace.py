@@ -4,11 +4,11 @@ from dataclasses import asdict
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from producers.core.trace import trace
 from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services
+from producers.http.routing import ScopedRoute
 from schemas.errors import InvalidConfig, Issue
 
 
@@ -24,4 +24,4 @@ async def hops(request: Request) -> Response:
     return ApiResponse({"sample": sample, "hops": [asdict(hop) for hop in found]})
 
 
-ROUTES = [Route("/runs/{ref}/trace", hops)]
+ROUTES = [ScopedRoute("/runs/{ref}/trace", hops, scope="read")]

@@ -5,12 +5,12 @@ from dataclasses import asdict
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from producers.core.verification import Verification
 from producers.http.requests import body_of, cause_of
 from producers.http.responses import ApiResponse
 from producers.http.routes.runs import services
+from producers.http.routing import ScopedRoute
 
 
 def to_json(found: Verification) -> Mapping[str, object]:
@@ -34,6 +34,6 @@ async def show(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("/runs/{ref}/verify", verify, methods=["POST"]),
-    Route("/verifications/{id}", show),
+    ScopedRoute("/runs/{ref}/verify", verify, scope="control", methods=["POST"]),
+    ScopedRoute("/verifications/{id}", show, scope="read"),
 ]

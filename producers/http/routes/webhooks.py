@@ -2,10 +2,10 @@
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from producers.http.responses import ApiResponse, problem
 from producers.http.routes.runs import services
+from producers.http.routing import ScopedRoute
 from producers.webhook.headers import RequestHeaders
 
 
@@ -20,4 +20,4 @@ async def take(request: Request) -> Response:
     return ApiResponse({"result": answer.text}, status_code=answer.status)
 
 
-ROOT_ROUTES = [Route("/webhooks/{workspace}", take, methods=["POST"])]
+ROOT_ROUTES = [ScopedRoute("/webhooks/{workspace}", take, scope="open", methods=["POST"])]

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from infra.readmodel.registry import WorkspaceJson
 from producers.core.deliveries import ShownDelivery, page_of_deliveries, request_refs_check
 from producers.http.requests import body_of, cause_of
 from producers.http.responses import ApiResponse, page_of, page_response
 from producers.http.routes.runs import services
+from producers.http.routing import ScopedRoute
 from schemas.errors import TransientError
 
 
@@ -78,9 +78,9 @@ async def _find_json(request: Request, ref: str) -> Mapping[str, object]:
 
 
 ROUTES = [
-    Route("/workspaces", add, methods=["POST"]),
-    Route("/workspaces", index),
-    Route("/workspaces/{ref}", show),
-    Route("/workspaces/{ref}/sync", sync, methods=["POST"]),
-    Route("/workspaces/{ref}/deliveries", deliveries),
+    ScopedRoute("/workspaces", add, scope="admin", reach="installation", methods=["POST"]),
+    ScopedRoute("/workspaces", index, scope="read"),
+    ScopedRoute("/workspaces/{ref}", show, scope="read"),
+    ScopedRoute("/workspaces/{ref}/sync", sync, scope="control", methods=["POST"]),
+    ScopedRoute("/workspaces/{ref}/deliveries", deliveries, scope="read"),
 ]

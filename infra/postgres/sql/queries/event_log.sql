@@ -3,7 +3,7 @@
 
 -- part: event_columns
 position, xid, id, stream, version, type, schema_version, data, run_id, causation,
-correlation, traceparent, time
+correlation, traceparent, time, actor
 
 -- The two horizons, and the bound of a reader that goes on where another one stopped. What was below a
 -- horizon once is complete for good; another horizon, as of now, could be below that bound and hide events
@@ -130,7 +130,7 @@ where consumer = any ($1) and xid < $2 for update skip locked))
 -- name: commit
 select * from commit_decision(
     $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
-    $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34)
+    $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35)
 
 -- The versions of streams, and whether these events were appended already. One snapshot: a commit that finds
 -- the streams unmoved has seen everything that was appended to them.
@@ -166,13 +166,14 @@ select {event_columns} from events where stream = $1 or stream = $2 and version 
 
 -- name: insert_events
 insert into events (position, xid, id, stream, version, type, schema_version, data, run_id, causation,
-                    correlation, traceparent, time) overriding system value
+                    correlation, traceparent, time, actor) overriding system value
 select position, xid::xid8, id, stream, version, type, schema_version, data::json, run_id, causation,
-       correlation, traceparent, time
+       correlation, traceparent, time, actor
 from unnest($1::bigint[], $2::text[], $3::uuid[], $4::text[], $5::integer[], $6::text[], $7::integer[],
-            $8::text[], $9::text[], $10::uuid[], $11::uuid[], $12::text[], $13::timestamptz[])
+            $8::text[], $9::text[], $10::uuid[], $11::uuid[], $12::text[], $13::timestamptz[],
+            $14::text[])
      as e (position, xid, id, stream, version, type, schema_version, data, run_id, causation,
-           correlation, traceparent, time)
+           correlation, traceparent, time, actor)
 
 -- name: consumer_behind
 select w.consumer from watermarks w, (
@@ -187,6 +188,11 @@ select sha256, data from artifacts where sha256 = any ($1)
 
 -- name: insert_artifact
 insert into artifacts (sha256, data) values ($1, $2) on conflict do nothing
+
+-- The actor of the notice that the functions below leave (`leave_notice` in `schema.sql`).
+
+-- name: set_actor
+select set_config('headrace.actor', $1, false)
 
 -- name: remove_run
 select * from remove_run($1, $2, $3, $4, $5, $6, $7, $8)

@@ -1,0 +1,127 @@
+"""The tokens that a process knows. They are read from the database as a whole, at most a few times a
+second, so requests with unknown tokens cost no query of their own.
+
+A revocation takes effect at once in the process that did it, and within KEPT_S in others. While the
+database does not answer, the tokens that were read last stay valid for STALE_S.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from infra.access.token_format import digest, token_id
+from infra.access.tokens import ApiToken
+from infra.ports.clock import Clock
+from infra.postgres.errors import UNAVAILABLE_ERRORS
+from schemas.errors import TransientError
+
+KEPT_S = 2.0
+STALE_S = 5.0
+ASK_AGAIN_S = 0.25
+"""How soon the tokens are read again when one is unknown, because it may have just been created."""
+
+RELOAD_S = 60.0
+"""The tokens are read completely at least this often, even if their mark has not changed."""
+
+USED_S = 60.0
+"""How often the last use of a token is written."""
+
+
+class TokenSource(Protocol):
+    async def mark(self) -> str:
+        """A text that changes whenever a token is created or revoked."""
+        ...
+
+    async def known(self) -> Sequence[ApiToken]:
+        """All valid tokens, and some that were revoked."""
+        ...
+
+
+class RecentTokens:
+    """Finds tokens by their text."""
+
+    def __init__(self, source: TokenSource, clock: Clock) -> None:
+        self._source = source
+        self._clock = clock
+        self._tokens: Mapping[str, ApiToken] = {}
+        self._mark: str | None = None
+        self._read_at = float("-inf")
+        self._loaded_at = float("-inf")
+        self._asked_at = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
+        self._used: dict[str, datetime] = {}
+        self._used_written: dict[str, float] = {}
+
+    async def find(self, text: str) -> ApiToken | None:
+        """The token with this text, valid or not; None when it is unknown. Raises TransientError when
+        the database has not answered for STALE_S."""
+        identity = token_id(text)
+        if identity is None:
+            return None
+        known = await self._known(identity)
+        if known is None or not hmac.compare_digest(known.sha256, digest(text)):
+            return None
+        if known.is_valid(self._clock.now()):
+            self._used[known.id] = self._clock.now()
+        return known
+
+    async def is_valid(self, identity: str) -> bool:
+        """Whether a token (its id) is still valid. Raises TransientError, as `find`."""
+        known = await self._known(identity)
+        return known is not None and known.is_valid(self._clock.now())
+
+    async def expiry_of(self, identity: str) -> datetime | None:
+        """When a token (its id) expires; None when it does not. Raises TransientError, as `find`."""
+        known = await self._known(identity)
+        return known.expires_at if known is not None else None
+
+    def forget(self) -> None:
+        """Read the tokens again before the next request is answered."""
+        self._read_at = self._asked_at = float("-inf")
+        self._mark = None
+
+    def take_used(self) -> dict[str, datetime]:
+        """When tokens were used last, for those whose last use is due to be written."""
+        now = self._clock.elapsed_s()
+        due = {
+            identity: at
+            for identity, at in self._used.items()
+            if now - self._used_written.get(identity, float("-inf")) >= USED_S
+        }
+        for identity in due:
+            del self._used[identity]
+            self._used_written[identity] = now
+        self._used_written = {
+            identity: at for identity, at in self._used_written.items() if now - at < USED_S
+        }
+        return due
+
+    async def _known(self, identity: str) -> ApiToken | None:
+        now = self._clock.elapsed_s()
+        patience = KEPT_S if identity in self._tokens else ASK_AGAIN_S
+        if now - self._read_at >= patience and now - self._asked_at >= ASK_AGAIN_S:
+            await self._read()
+        if self._clock.elapsed_s() - self._read_at >= STALE_S:
+            raise TransientError("the tokens cannot be read from the database now; try again")
+        return self._tokens.get(identity)
+
+    async def _read(self) -> None:
+        """Read the tokens, once for all requests that wait for them."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._read_from_source())
+        await asyncio.shield(self._reading)
+
+    async def _read_from_source(self) -> None:
+        began = self._clock.elapsed_s()
+        try:
+            mark = await self._source.mark()
+            if mark != self._mark or began - self._loaded_at >= RELOAD_S:
+                self._tokens = {token.id: token for token in await self._source.known()}
+                self._mark, self._loaded_at = mark, began
+            self._read_at = began
+        except UNAVAILABLE_ERRORS:
+            self._asked_at = began  # the tokens that were read last stay valid for a while
+        finally:
+            self._reading = None

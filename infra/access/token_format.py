@@ -1,0 +1,75 @@
+"""The form of API tokens: `hr_<id>_<secret><checksum>`.
+
+The id names the row in the database and may be shown. The secret has 256 random bits. The checksum tells
+a mistyped or invented token from a real one without a look into the database, and lets a scanner for
+secrets be sure of what it found.
+"""
+
+import hashlib
+import re
+import secrets
+import string
+import zlib
+from dataclasses import dataclass, field
+
+PREFIX = "hr"
+ID_LENGTH = 10
+SECRET_BITS = 256
+SECRET_LENGTH = 43
+CHECKSUM_LENGTH = 6
+
+ID_DIGITS = string.digits + string.ascii_lowercase
+BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
+
+TOKEN = re.compile(
+    rf"{PREFIX}_([0-9a-z]{{{ID_LENGTH}}})_[0-9A-Za-z]{{{SECRET_LENGTH + CHECKSUM_LENGTH}}}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedToken:
+    """A new token: its id, the prefix by which people recognise it, and its text, which is shown
+    once."""
+
+    id: str
+    text: str = field(repr=False)
+
+    @property
+    def prefix(self) -> str:
+        return f"{PREFIX}_{self.id}"
+
+    @property
+    def sha256(self) -> bytes:
+        return digest(self.text)
+
+
+def issue_token() -> IssuedToken:
+    """Make a new token."""
+    identity = "".join(secrets.choice(ID_DIGITS) for _ in range(ID_LENGTH))
+    body = f"{PREFIX}_{identity}_{_to_base62(secrets.randbits(SECRET_BITS), SECRET_LENGTH)}"
+    return IssuedToken(identity, body + _checksum(body))
+
+
+def token_id(text: str) -> str | None:
+    """The id in a token; None when the text does not have the form of a token, checksum included."""
+    found = TOKEN.fullmatch(text)
+    if found is None or _checksum(text[:-CHECKSUM_LENGTH]) != text[-CHECKSUM_LENGTH:]:
+        return None
+    return found[1]
+
+
+def digest(text: str) -> bytes:
+    """The SHA-256 of a token, which is all that the database holds of its secret."""
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _checksum(body: str) -> str:
+    return _to_base62(zlib.crc32(body.encode()), CHECKSUM_LENGTH)
+
+
+def _to_base62(number: int, length: int) -> str:
+    digits = []
+    for _ in range(length):
+        number, digit = divmod(number, len(BASE62))
+        digits.append(BASE62[digit])
+    return "".join(reversed(digits))

@@ -1,0 +1,153 @@
+"""The API tokens of an installation, in the table `api_tokens`."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+
+from infra.access.token_format import IssuedToken, issue_token
+from infra.ports.actor import SCOPES, TokenScope
+from infra.postgres.pool import Database
+from infra.postgres.queries import queries
+from schemas.errors import Conflict, NotFound
+
+SQL = queries("access")
+
+MOST_TOKENS = 10_000
+"""How many tokens may be valid at the same time."""
+
+MOST_KNOWN = 12_000
+"""How many tokens a process knows: all valid ones, and the ones that were revoked last."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiToken:
+    """A token without its secret. `workspace` (an id) is the only one that it is for; None means all."""
+
+    id: str
+    name: str
+    owner: str
+    prefix: str
+    sha256: bytes
+    scopes: frozenset[TokenScope]
+    workspace: str | None
+    expires_at: datetime | None
+    created_at: datetime
+    created_by: str
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+    def is_valid(self, now: datetime) -> bool:
+        """Whether the token is neither revoked nor expired."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """The content of a new token."""
+
+    name: str
+    owner: str
+    scopes: frozenset[TokenScope]
+    workspace: str | None
+    expires_at: datetime | None
+    created_by: str
+
+
+class Tokens:
+    """Creates, lists and revokes tokens."""
+
+    def __init__(self, database: Database) -> None:
+        self._pool = database.durable
+
+    async def create(self, request: TokenRequest) -> tuple[ApiToken, IssuedToken]:
+        """Make a token. Raises Conflict when its name is in use, or when there are too many tokens."""
+        issued = issue_token()
+        try:
+            created_at = await self._pool.fetchval(
+                SQL["insert_token"],
+                issued.id,
+                request.name,
+                request.owner,
+                issued.prefix,
+                issued.sha256,
+                sorted(request.scopes),
+                request.workspace,
+                request.expires_at,
+                request.created_by,
+                MOST_TOKENS,
+            )
+        except asyncpg.UniqueViolationError as error:
+            raise Conflict(
+                f"there is a token with the name {request.name}; revoke it first, or choose another name"
+            ) from error
+        if created_at is None:
+            raise Conflict(f"there are {MOST_TOKENS} tokens; revoke those that nobody uses")
+        made = ApiToken(
+            id=issued.id,
+            name=request.name,
+            owner=request.owner,
+            prefix=issued.prefix,
+            sha256=issued.sha256,
+            scopes=request.scopes,
+            workspace=request.workspace,
+            expires_at=request.expires_at,
+            created_at=created_at,
+            created_by=request.created_by,
+            last_used_at=None,
+            revoked_at=None,
+        )
+        return made, issued
+
+    async def page(
+        self, *, workspace: str | None, revoked: bool, limit: int, offset: int
+    ) -> tuple[list[ApiToken], int]:
+        """A page of tokens, the newest first, and how many there are in all. With a workspace only its
+        own, and with `revoked` also those that were revoked."""
+        rows = await self._pool.fetch(SQL["page_of_tokens"], workspace, revoked, limit, offset)
+        total = await self._pool.fetchval(SQL["count_tokens"], workspace, revoked)
+        return [_token(row) for row in rows], int(total)
+
+    async def revoke(self, ref: str, *, workspace: str | None) -> ApiToken:
+        """Revoke a token by its id, prefix or name. With a workspace only its tokens are found. Revoking
+        again changes nothing. Raises NotFound."""
+        rows = await self._pool.fetch(SQL["tokens_named"], ref, workspace)
+        if not rows:
+            raise NotFound(f"there is no token {ref!r}; `headrace token list` shows all")
+        found = _token(rows[0])
+        others = [row for row in rows[1:] if row["revoked_at"] is None]
+        if found.revoked_at is None and others and ref == found.name:
+            raise Conflict(f"several tokens have the name {ref}; give the id of one")
+        await self._pool.execute(SQL["revoke_token"], found.id)
+        return found
+
+    async def mark(self) -> str:
+        """A text that changes whenever a token is created or revoked."""
+        mark: str = await self._pool.fetchval(SQL["tokens_mark"])
+        return mark
+
+    async def known(self) -> list[ApiToken]:
+        """All valid tokens, and the ones that were revoked last."""
+        return [_token(row) for row in await self._pool.fetch(SQL["known_tokens"], MOST_KNOWN)]
+
+    async def mark_used(self, times: dict[str, datetime]) -> None:
+        """Record when tokens (their ids) were used last."""
+        await self._pool.execute(SQL["mark_used"], list(times), list(times.values()))
+
+
+def _token(row: Any) -> ApiToken:
+    return ApiToken(
+        id=row["id"],
+        name=row["name"],
+        owner=row["owner"],
+        prefix=row["prefix"],
+        sha256=row["sha256"],
+        scopes=frozenset(scope for scope in SCOPES if scope in row["scopes"]),
+        workspace=row["workspace"],
+        expires_at=row["expires_at"],
+        created_at=row["created_at"],
+        created_by=row["created_by"],
+        last_used_at=row["last_used_at"],
+        revoked_at=row["revoked_at"],
+    )

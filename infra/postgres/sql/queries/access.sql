@@ -1,0 +1,73 @@
+-- Tokens of the API and the audit list: what `infra/access/` writes and asks.
+-- How this file is read: `infra/postgres/queries.py`.
+
+-- == Tokens ===============================================================================================
+
+-- part: select_tokens
+select id, name, owner, prefix, sha256, scopes, workspace, expires_at, created_at, created_by,
+  last_used_at, revoked_at from api_tokens
+
+-- Nothing is inserted beyond $10 tokens that are not revoked.
+
+-- name: insert_token
+insert into api_tokens (id, name, owner, prefix, sha256, scopes, workspace, expires_at, created_by)
+select $1, $2, $3, $4, $5, $6, $7, $8, $9
+where (select count(*) from api_tokens where revoked_at is null) < $10
+returning created_at
+
+-- name: page_of_tokens
+{select_tokens} where ($1::text is null or workspace = $1) and ($2 or revoked_at is null)
+order by created_at desc, id limit $3 offset $4
+
+-- name: count_tokens
+select count(*) from api_tokens
+where ($1::text is null or workspace = $1) and ($2 or revoked_at is null)
+
+-- name: tokens_named
+{select_tokens} where (id = $1 or prefix = $1 or name = $1) and ($2::text is null or workspace = $2)
+order by (id = $1 or prefix = $1) desc, revoked_at is not null, created_at desc limit 2
+
+-- name: revoke_token
+update api_tokens set revoked_at = clock_timestamp() where id = $1 and revoked_at is null
+
+-- Changes whenever a token is created or revoked: rows are never deleted, and a revocation is final.
+
+-- name: tokens_mark
+select count(*) || '/' || count(revoked_at) || '/' || coalesce(max(created_at)::text, '') from api_tokens
+
+-- name: known_tokens
+{select_tokens} order by revoked_at desc nulls first limit $1
+
+-- name: mark_used
+update api_tokens t set last_used_at = greatest(t.last_used_at, u.at)
+from unnest($1::text[], $2::timestamptz[]) as u (id, at) where t.id = u.id
+
+
+-- == The audit list =======================================================================================
+
+-- name: insert_audit
+insert into audit (at, last_at, count, allowed, token, owner, workspace, address, method, route, subject,
+                   status)
+select * from unnest($1::timestamptz[], $2::timestamptz[], $3::integer[], $4::boolean[], $5::text[],
+                     $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::smallint[])
+
+-- part: audit_to_show
+($1::timestamptz is null or last_at >= $1) and ($2::text is null or token = $2 or owner = $2)
+and ($3::text is null or workspace = $3)
+
+-- name: page_of_audit
+select at, last_at, count, allowed, token, owner, workspace, address, method, route, subject, status
+from audit where {audit_to_show} order by at desc, id desc limit $4 offset $5
+
+-- name: count_audit
+select count(*) from audit where {audit_to_show}
+
+-- Rows that are too old, and of each kind those beyond the newest ones.
+
+-- part: changes
+allowed and method not in ('GET', 'HEAD')
+
+-- name: trim_audit
+delete from audit where last_at < $1
+or ({changes}) and id <= (select id from audit where {changes} order by id desc offset $2 limit 1)
+or not ({changes}) and id <= (select id from audit where not ({changes}) order by id desc offset $3 limit 1)

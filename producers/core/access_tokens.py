@@ -1,0 +1,135 @@
+"""Creating and revoking tokens of the API. Nobody gets more rights than the creator of a token has."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from infra.access.recent_tokens import RecentTokens
+from infra.access.token_format import IssuedToken
+from infra.access.tokens import ApiToken, TokenRequest, Tokens
+from infra.ports.actor import ROOT, SCOPES, Actor, TokenScope
+from infra.ports.clock import Clock
+from producers.core.workspaces import Workspaces
+from schemas.errors import InvalidConfig, Issue, Refused
+
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+"""The form of the names of tokens and of owners."""
+
+ALLOWED = "letters, digits, '.', '_' and '-', at most 63"
+LONGEST_S = 10 * 365 * 24 * 3600
+
+
+class BeyondRights(Refused):
+    """The sender asks for something that its own token does not allow."""
+
+    code = "FORBIDDEN"
+    status = 403
+
+
+@dataclass(frozen=True, slots=True)
+class WantedToken:
+    """The content of a token that a user asks for. `workspace` is a name or an id; `expires_s` is None
+    for a token that does not expire."""
+
+    name: str
+    scopes: Sequence[str]
+    owner: str | None = None
+    workspace: str | None = None
+    expires_s: float | None = None
+
+
+class AccessTokens:
+    """Creates and revokes tokens on behalf of an actor."""
+
+    def __init__(
+        self, tokens: Tokens, recent: RecentTokens, workspaces: Workspaces, clock: Clock
+    ) -> None:
+        self._tokens = tokens
+        self._recent = recent
+        self._workspaces = workspaces
+        self._clock = clock
+
+    async def create(self, wanted: WantedToken, creator: Actor) -> tuple[ApiToken, IssuedToken]:
+        """Make a token. Raises InvalidConfig, NotFound when there is no such workspace, BeyondRights
+        when the token would have rights that its creator does not have, and Conflict."""
+        _check_name("name", wanted.name)
+        scopes = _scopes_of(wanted.scopes)
+        for scope in sorted(scopes):
+            if not creator.may(scope):
+                raise BeyondRights(
+                    f"the scope {scope} is beyond the rights of your token, which has "
+                    f"{', '.join(sorted(creator.scopes))}; leave it out"
+                )
+        workspace = await self._workspace_of(wanted, creator)
+        if workspace is not None and "metrics" in scopes:
+            message = "metrics are about all workspaces; make a token without a workspace for them"
+            raise InvalidConfig(message, issues=(Issue("scopes", message),))
+        request = TokenRequest(
+            name=wanted.name,
+            owner=_owner_of(wanted, creator),
+            scopes=scopes,
+            workspace=workspace,
+            expires_at=None,
+            created_by=f"{creator.owner}/{creator.token}",
+        )
+        return await self._create_until(request, wanted.expires_s, creator)
+
+    async def revoke(self, ref: str, revoker: Actor) -> ApiToken:
+        """Revoke a token by id, prefix or name. Raises NotFound, and Conflict when several tokens have
+        the name."""
+        revoked = await self._tokens.revoke(ref, workspace=revoker.workspace)
+        self._recent.forget()
+        return revoked
+
+    async def _create_until(
+        self, request: TokenRequest, expires_s: float | None, creator: Actor
+    ) -> tuple[ApiToken, IssuedToken]:
+        """Make a token that does not live longer than that of its creator."""
+        now = self._clock.now()
+        expires_at = None if expires_s is None else now + timedelta(seconds=expires_s)
+        last = await self._recent.expiry_of(creator.token)
+        if last is not None and (expires_at is None or expires_at > last):
+            raise BeyondRights(
+                f"your token expires at {last:%Y-%m-%d %H:%M} UTC; give the new one an earlier expiry"
+            )
+        made = await self._tokens.create(replace(request, expires_at=expires_at))
+        self._recent.forget()
+        return made
+
+    async def _workspace_of(self, wanted: WantedToken, creator: Actor) -> str | None:
+        """The id of the workspace that the new token is for. Another workspace than the creator's does
+        not exist for the creator."""
+        if wanted.workspace is None:
+            return creator.workspace
+        return (await self._workspaces.find(wanted.workspace)).id
+
+
+def _owner_of(wanted: WantedToken, creator: Actor) -> str:
+    """The owner of the new token. An owner has secrets of its own, so only a token of all workspaces may
+    name another one."""
+    owner = wanted.owner or creator.owner
+    _check_name("owner", owner)
+    if owner != creator.owner and creator.workspace is not None:
+        raise BeyondRights(
+            f"the owner must be {creator.owner}, because your token is bound to a workspace"
+        )
+    if owner == ROOT:
+        raise InvalidConfig(f"{ROOT} is not an owner; choose another name")
+    return owner
+
+
+def _scopes_of(names: Sequence[str]) -> frozenset[TokenScope]:
+    found = frozenset(scope for scope in SCOPES if scope in names)
+    unknown = [name for name in names if name not in SCOPES]
+    if unknown or not found:
+        what = f"{unknown[0]!r} is not a scope" if unknown else "a token needs a scope"
+        message = f"{what}; choose from {', '.join(SCOPES)}"
+        raise InvalidConfig(message, issues=(Issue("scopes", message),))
+    return found
+
+
+def _check_name(key: str, value: str) -> None:
+    if not NAME.fullmatch(value):
+        message = f"{value[:70]!r} cannot be the {key} of a token; use {ALLOWED}"
+        raise InvalidConfig(message, issues=(Issue(key, message),))

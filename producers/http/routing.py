@@ -1,0 +1,87 @@
+"""Routes of the API. Each names the scope that a token needs for it, and whether a token that is bound
+to a workspace may use it.
+
+The guard has authenticated the sender before a route is found. The route checks its rights before the
+request's body is read.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Literal
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import Receive, Scope, Send
+
+from infra.ports.actor import Actor, TokenScope
+from producers.http.responses import problem
+
+RouteScope = TokenScope | Literal["open"]
+"""The scope of a route. An open one needs no token."""
+
+Reach = Literal["workspace", "installation"]
+"""The things that a route is about. A token that is bound to a workspace may use a route about
+workspaces, which leaves out everything else, and no route about the installation as a whole."""
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class ScopedRoute(Route):
+    """A route that checks the rights of the sender."""
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Endpoint,
+        *,
+        scope: RouteScope,
+        reach: Reach = "workspace",
+        methods: Sequence[str] | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(path, endpoint, methods=list(methods) if methods else None, name=name)
+        self.scope = scope
+        self.reach = reach
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope.setdefault("state", {})
+        state["route"] = self.path
+        refusal = None if self.scope == "open" else self._refuse(state["actor"], scope)
+        if refusal is not None:
+            await refusal(scope, receive, send)
+            return
+        await super().handle(scope, receive, send)
+
+    def _refuse(self, actor: Actor, scope: Scope) -> Response | None:
+        """The response to an actor that may not use this route; None when it may."""
+        if self.scope == "open":
+            return None
+        what = f"{scope['method']} {self.path}"
+        if not actor.may(self.scope):
+            detail = (
+                f"{what} needs a token with the scope {self.scope}; this one has "
+                f"{', '.join(sorted(actor.scopes)) or 'none'}"
+            )
+        elif self.reach == "installation" and actor.workspace is not None:
+            detail = f"{what} is about all workspaces; this token is bound to one of them"
+        else:
+            return None
+        return problem(403, "FORBIDDEN", detail, headers={"Connection": "close"})
+
+
+def scoped_table(routes: Sequence[BaseRoute]) -> Sequence[BaseRoute]:
+    """The same table. Raises TypeError when a route of it names no scope."""
+    for _ in scoped_routes(routes):
+        pass
+    return routes
+
+
+def scoped_routes(routes: Sequence[BaseRoute]) -> Iterator[ScopedRoute]:
+    """All routes of a table. Raises TypeError for a route that names no scope."""
+    for route in routes:
+        if isinstance(route, Mount):
+            yield from scoped_routes(route.routes)
+        elif isinstance(route, ScopedRoute):
+            yield route
+        else:
+            raise TypeError(f"{route!r} names no scope: make it a ScopedRoute")
