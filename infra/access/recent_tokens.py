@@ -34,7 +34,7 @@ class TokenSource(Protocol):
         """A text that changes whenever a token is created or revoked."""
         ...
 
-    async def known(self) -> Sequence[ApiToken]:
+    async def read_all(self) -> Sequence[ApiToken]:
         """All valid tokens, and some that were revoked."""
         ...
 
@@ -60,7 +60,7 @@ class RecentTokens:
         identity = token_id(text)
         if identity is None:
             return None
-        known = await self._known(identity)
+        known = await self._find_known(identity)
         if known is None or not hmac.compare_digest(known.sha256, digest(text)):
             return None
         if known.is_valid(self._clock.now()):
@@ -69,12 +69,12 @@ class RecentTokens:
 
     async def is_valid(self, identity: str) -> bool:
         """Whether a token (its id) is still valid. Raises TransientError, as `find`."""
-        known = await self._known(identity)
+        known = await self._find_known(identity)
         return known is not None and known.is_valid(self._clock.now())
 
     async def expiry_of(self, identity: str) -> datetime | None:
         """When a token (its id) expires; None when it does not. Raises TransientError, as `find`."""
-        known = await self._known(identity)
+        known = await self._find_known(identity)
         return known.expires_at if known is not None else None
 
     def forget(self) -> None:
@@ -98,7 +98,7 @@ class RecentTokens:
         }
         return due
 
-    async def _known(self, identity: str) -> ApiToken | None:
+    async def _find_known(self, identity: str) -> ApiToken | None:
         now = self._clock.elapsed_s()
         patience = KEPT_S if identity in self._tokens else ASK_AGAIN_S
         if now - self._read_at >= patience and now - self._asked_at >= ASK_AGAIN_S:
@@ -118,7 +118,7 @@ class RecentTokens:
         try:
             mark = await self._source.mark()
             if mark != self._mark or began - self._loaded_at >= RELOAD_S:
-                self._tokens = {token.id: token for token in await self._source.known()}
+                self._tokens = {token.id: token for token in await self._source.read_all()}
                 self._mark, self._loaded_at = mark, began
             self._read_at = began
         except UNAVAILABLE_ERRORS:

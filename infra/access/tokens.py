@@ -127,7 +127,7 @@ class Tokens:
         mark: str = await self._pool.fetchval(SQL["tokens_mark"])
         return mark
 
-    async def known(self) -> list[ApiToken]:
+    async def read_all(self) -> list[ApiToken]:
         """All valid tokens, and the ones that were revoked last."""
         return [_token(row) for row in await self._pool.fetch(SQL["known_tokens"], MOST_KNOWN)]
 

@@ -30,7 +30,7 @@ ROOT = "root"
 
 
 PUSH = "push"
-"""The id of the actor that submits the run of a push. It is no token."""
+"""The id of the actor that submits the run of a push. It is not the id of a token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ UNKNOWN_HOST = problem(
 UNAUTHORIZED = problem(
     401,
     "UNAUTHORIZED",
-    "send `Authorization: Bearer TOKEN` with a valid token; the installation's own one is in "
-    "$HEADRACE_HOME/token, and `headrace token create` makes others",
+    "send `Authorization: Bearer TOKEN`; the token is in $HEADRACE_HOME/token, or one that "
+    "`headrace token create` made and that is still valid",
     headers=CHALLENGE,
 )
 NUL_IN_ADDRESS = problem(

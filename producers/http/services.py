@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from infra.access.audit import AuditList
+from infra.access.issuing import AccessTokens
 from infra.access.recent_tokens import RecentTokens
 from infra.access.tokens import Tokens
 from infra.blobs.installed import InstalledBlobs
@@ -19,7 +20,6 @@ from infra.postgres.pool import Database
 from infra.postgres.sealed import Sealer
 from infra.readmodel.store import ReadModel
 from infra.settings.settings import Settings
-from producers.core.access_tokens import AccessTokens
 from producers.core.approval import Approvals
 from producers.core.connecting import CheckRepository, Connecting
 from producers.core.control import Control
@@ -67,7 +67,7 @@ class Services:
 
     @cached_property
     def access_tokens(self) -> AccessTokens:
-        return AccessTokens(self.tokens, self.recent_tokens, self.workspaces, self.clock)
+        return AccessTokens(self.tokens, self.recent_tokens, self.clock)
 
     @cached_property
     def lookup(self) -> Lookup:

@@ -1,18 +1,14 @@
 """`headrace train rename|delete|archive|restore` and `headrace gc`: commands for runs that have
 ended."""
 
-import re
-
 import click
 
 from producers.cli.client import Client, path_segment
+from producers.cli.command_options import parse_age_s
 from producers.cli.command_tree import RUN, command
 from producers.cli.display.confirm import confirm
 from producers.cli.display.output import Document, print_json, print_table, say, time_ago
 from producers.cli.errors import Failure
-
-AGE = re.compile(r"(\d{1,6})([smhdw])")
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600, "w": 7 * 24 * 3600}
 
 
 @command(None, "rename", example="headrace train rename sums-1 sums-with-a-bug")
@@ -119,14 +115,3 @@ def _print_result(runs: list[Document], collected: int, *, dry_run: bool, as_jso
     print_table("Would be archived" if dry_run else "Archived", ("name", "status", "ended"), rows)
     if not dry_run:
         say(f"archived {len(runs)} runs; deleted {collected} unused blobs and rows")
-
-
-def parse_age_s(text: str) -> int:
-    """An age such as `30d`, in seconds. Raises Failure when the text is not an age."""
-    parts = AGE.fullmatch(text)
-    if parts is None:
-        raise Failure(
-            "INVALID_OPTION",
-            f"--older-than {text!r} is not an age; write a whole number and s, m, h, d or w, like 30d",
-        )
-    return int(parts[1]) * SECONDS[parts[2]]

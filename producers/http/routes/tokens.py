@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.access.issuing import LONGEST_S, WantedToken
 from infra.access.tokens import ApiToken
-from producers.core.access_tokens import LONGEST_S, WantedToken
 from producers.http.auth import actor_of
 from producers.http.requests import body_of
 from producers.http.responses import ApiResponse, flag, page_of, page_response
@@ -44,14 +44,15 @@ async def create(request: Request) -> Response:
     expires_s = None
     if body.values.get("expires_s") is not None:
         expires_s = body.number("expires_s", default=0, least=1, most=LONGEST_S)
+    core, workspace = services(request), body.optional("workspace")
     wanted = WantedToken(
         name=body.text("name"),
         scopes=[str(scope) for scope in scopes],
         owner=body.optional("owner"),
-        workspace=body.optional("workspace"),
+        workspace=None if workspace is None else (await core.workspaces.find(workspace)).id,
         expires_s=expires_s,
     )
-    made, issued = await services(request).access_tokens.create(wanted, actor_of(request))
+    made, issued = await core.access_tokens.create(wanted, actor_of(request))
     return ApiResponse({"token": to_json(made), "secret": issued.text}, status_code=201)
 
 

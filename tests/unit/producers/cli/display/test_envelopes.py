@@ -159,6 +159,7 @@ def _every_help() -> list[list[str]]:
         "eval": ["submit", "list", "info", "logs", "stop", "download"],
         "checkpoint": ["list", "info", "download", "merge", "chat"],
         "dlq": ["list", "show", "redrive"],
+        "token": ["create", "list", "revoke"],
     }
     single = [[name] for name in TREE if name not in groups]
     return single + [[name, inner] for name, inners in groups.items() for inner in inners]

@@ -10,7 +10,6 @@ from infra.access.token_format import IssuedToken
 from infra.access.tokens import ApiToken, TokenRequest, Tokens
 from infra.ports.actor import ROOT, SCOPES, Actor, TokenScope
 from infra.ports.clock import Clock
-from producers.core.workspaces import Workspaces
 from schemas.errors import InvalidConfig, Issue, Refused
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
@@ -29,8 +28,8 @@ class BeyondRights(Refused):
 
 @dataclass(frozen=True, slots=True)
 class WantedToken:
-    """The content of a token that a user asks for. `workspace` is a name or an id; `expires_s` is None
-    for a token that does not expire."""
+    """The content of a token that a user asks for. `workspace` is an id, and `expires_s` is None for
+    a token that does not expire."""
 
     name: str
     scopes: Sequence[str]
@@ -42,17 +41,14 @@ class WantedToken:
 class AccessTokens:
     """Creates and revokes tokens on behalf of an actor."""
 
-    def __init__(
-        self, tokens: Tokens, recent: RecentTokens, workspaces: Workspaces, clock: Clock
-    ) -> None:
+    def __init__(self, tokens: Tokens, recent: RecentTokens, clock: Clock) -> None:
         self._tokens = tokens
         self._recent = recent
-        self._workspaces = workspaces
         self._clock = clock
 
     async def create(self, wanted: WantedToken, creator: Actor) -> tuple[ApiToken, IssuedToken]:
-        """Make a token. Raises InvalidConfig, NotFound when there is no such workspace, BeyondRights
-        when the token would have rights that its creator does not have, and Conflict."""
+        """Make a token. Raises InvalidConfig, Conflict, and BeyondRights when the token would have
+        rights that its creator does not have."""
         _check_name("name", wanted.name)
         scopes = _scopes_of(wanted.scopes)
         for scope in sorted(scopes):
@@ -61,7 +57,9 @@ class AccessTokens:
                     f"the scope {scope} is beyond the rights of your token, which has "
                     f"{', '.join(sorted(creator.scopes))}; leave it out"
                 )
-        workspace = await self._workspace_of(wanted, creator)
+        workspace = wanted.workspace or creator.workspace
+        if creator.workspace is not None and workspace != creator.workspace:
+            raise BeyondRights("your token is for another workspace; leave the workspace out")
         if workspace is not None and "metrics" in scopes:
             message = "metrics are about all workspaces; make a token without a workspace for them"
             raise InvalidConfig(message, issues=(Issue("scopes", message),))
@@ -96,13 +94,6 @@ class AccessTokens:
         made = await self._tokens.create(replace(request, expires_at=expires_at))
         self._recent.forget()
         return made
-
-    async def _workspace_of(self, wanted: WantedToken, creator: Actor) -> str | None:
-        """The id of the workspace that the new token is for. Another workspace than the creator's does
-        not exist for the creator."""
-        if wanted.workspace is None:
-            return creator.workspace
-        return (await self._workspaces.find(wanted.workspace)).id
 
 
 def _owner_of(wanted: WantedToken, creator: Actor) -> str:

@@ -49,7 +49,7 @@ def test_an_event_that_is_skipped_again_is_a_failure(headrace: Run, server: Fake
 def test_a_projector_that_does_not_get_on_is_named(
     headrace: Run, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("producers.cli.commands.rebuild.STALLED_S", 0.0)
+    monkeypatch.setattr("producers.cli.commands.repair.rebuild.STALLED_S", 0.0)
     server.answer("POST", "/rebuild", begun(1), status=202)
     server.answer("GET", "/status", state(7, 0, cursor="0-0"))
     assert "lacks 7 events" in headrace("rebuild", "--json").error["message"]
