@@ -160,6 +160,7 @@ def _start_with_workspace(state: EvalState, synced: WorkspaceSynced) -> Decision
         secrets=config.secrets.required,
         workspace=request.workspace,
         submitter=request.submitter,
+        network=config.advanced.network,
         workflow_timeout_s=config.evaluation.agent_workflow_timeout_s,
         grader_timeout_s=config.evaluation.grader_timeout_s,
     )

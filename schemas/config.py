@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from schemas.network import MOST_ADDRESSES
 from schemas.sampling import Day, Precision
 
 Algorithm = Literal[
@@ -198,6 +199,9 @@ class Advanced(Section):
     rewards: tuple[RewardWeight, ...] = Field(default=())
     """reward functions whose weighted sum is the reward, instead of a Grader: `[[advanced.rewards]]`
     with `name` and `weight`"""
+    network: tuple[str, ...] = Field(default=(), max_length=MOST_ADDRESSES)
+    """addresses that the workflow may connect to, as `["api.example.com:443"]`; the operator must allow
+    each of them ([rollouts](rollouts.md#the-network))"""
     validation_dataset: str | None = None
     """a registered dataset that is used for validation and not for training"""
     validation_samples: int = Field(default=1, ge=1, le=1024)
@@ -268,6 +272,8 @@ class EvalAdvanced(Section):
     max_response_length: int = Field(default=8192, ge=1, le=262_144)
     """the most tokens that a sample may generate"""
     rewards: tuple[RewardWeight, ...] = Field(default=())
+    """as in training"""
+    network: tuple[str, ...] = Field(default=(), max_length=MOST_ADDRESSES)
     """as in training"""
 
 

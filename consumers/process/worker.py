@@ -181,7 +181,7 @@ async def _open_ports(
         stack.push_async_callback(engine.aclose)
         sampler, learner = engine.sampler, engine.learner
     if sampler is not None:
-        gateway = HttpGateway(sampler, group=user_group())
+        gateway = HttpGateway(sampler, group=user_group(), network=settings.network)
         await gateway.start()
         stack.push_async_callback(gateway.aclose)
         await announce_door(

@@ -68,6 +68,7 @@ def _start_with_workspace(
         rewards=tuple(RewardSpec(name=r.name, weight=r.weight) for r in config.advanced.rewards),
         env=config.env,
         secrets=config.secrets.required,
+        network=config.advanced.network,
         pushed=request.origin is not None,
         workspace=request.workspace,
         submitter=request.submitter,

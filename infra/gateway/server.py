@@ -17,10 +17,14 @@ from pydantic import ValidationError
 
 from infra.gateway.bodies import LargeBodyTurns, Receive, RequestBody, Scope
 from infra.gateway.openai import answer, chunks, failure, parse
+from infra.gateway.sandbox_protocol import SandboxProtocol
 from infra.gateway.sessions import GatewayError, GatewaySession, new_key
+from infra.gateway.tunnels import Tunnels
+from infra.http.dialling import Resolve, resolve
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
 from infra.http.socket_directory import SocketDirectory
+from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
 from schemas.sampling import Sampler, SampleRequest
@@ -51,12 +55,21 @@ class HttpGateway:
     """`infra.ports.services.Gateway` and `GatewaySockets`."""
 
     def __init__(
-        self, sampler: Sampler, *, limits: ConnectionLimits = LIMITS, group: int | None = None
+        self,
+        sampler: Sampler,
+        *,
+        limits: ConnectionLimits = LIMITS,
+        group: int | None = None,
+        network: NetworkPolicy = NO_NETWORK,
+        resolve: Resolve = resolve,
     ) -> None:
-        """`group` is the group of user code, if it is not ours. Its processes may connect to sockets."""
+        """`group` is the group of user code, if it is not ours. Its processes may connect to sockets.
+        `network` is the operator's policy for addresses that user code connects to."""
         self._sampler = sampler
         self._limits = limits
         self._group = group
+        self._network = network
+        self._resolve = resolve
         self._directory: SocketDirectory | None = None
         self._bodies = LargeBodyTurns()
         self._sessions: dict[str, GatewaySession] = {}
@@ -92,11 +105,13 @@ class HttpGateway:
         if self._directory is None:
             self._directory = SocketDirectory(group=self._group)
         path = self._directory.new_path()
+        tunnels = Tunnels(self._network.reachable(network), resolve=self._resolve)
         self._server.listen_unix(
             path,
-            state={"run": run, "network": tuple(network)},
+            state={"run": run, "tunnels": tunnels},
             connections=connections_of_a_socket(self._limits),
             group=self._group,
+            protocol=SandboxProtocol,
         )
         return path
 

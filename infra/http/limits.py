@@ -10,6 +10,7 @@ import logging
 import resource
 from dataclasses import dataclass
 from enum import Enum, auto
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.config import Config
@@ -268,9 +269,9 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._disarm()
         body = text.encode()
-        reason = {408: "Request Timeout", 431: "Request Header Fields Too Large"}[status]
         head = (
-            f"HTTP/1.1 {status} {reason}\r\ncontent-type: text/plain; charset=utf-8\r\n"
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+            "content-type: text/plain; charset=utf-8\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)

@@ -42,6 +42,7 @@ class _Listener:
     socket: socket.socket
     connections: OpenConnections
     state: dict[str, Any] = field(default_factory=dict)
+    protocol: type[LimitedProtocol] = LimitedProtocol
     accepting: "asyncio.Task[None] | None" = None
 
     def close(self) -> None:
@@ -113,18 +114,25 @@ class HttpServer:
             ) from error
 
     def listen_unix(
-        self, path: Path, *, state: dict[str, Any], connections: int, group: int | None = None
+        self,
+        path: Path,
+        *,
+        state: dict[str, Any],
+        connections: int,
+        group: int | None = None,
+        protocol: type[LimitedProtocol] = LimitedProtocol,
     ) -> None:
-        """Serve a new unix socket at `path`, with at most this many connections. Its requests have
-        `state` in their scope. Only this user can connect, and the users of `group` if it is given.
-        Raises InvalidConfig when the path is too long, and OSError when the socket cannot be made."""
+        """Serve a new unix socket at `path` by `protocol`, with at most this many connections. Its
+        requests have `state` in their scope. Only this user can connect, and the users of `group` if it
+        is given. Raises InvalidConfig when the path is too long, and OSError when the socket cannot be
+        made."""
         if len(os.fsencode(path)) > LONGEST_PATH:
             raise InvalidConfig(
                 f"the path {path} has more than {LONGEST_PATH} bytes, so no socket can be there; set "
                 "TMPDIR to a shorter path"
             )
         limits = replace(self._limits, connections=connections)
-        listener = _Listener(_bind_unix(path, group), OpenConnections(limits), state)
+        listener = _Listener(_bind_unix(path, group), OpenConnections(limits), state, protocol)
         self._load()
         self._unix[path] = listener
         listener.accepting = asyncio.ensure_future(self._accept(listener))
@@ -193,7 +201,7 @@ class HttpServer:
     async def _take(self, accepted: socket.socket, listener: _Listener) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: LimitedProtocol(
+                lambda: listener.protocol(
                     self._config, self._server.server_state, listener.connections, listener.state
                 ),
                 accepted,

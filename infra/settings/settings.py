@@ -11,8 +11,10 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from infra.settings import network_policy
 from infra.settings.git import GitSettings
 from infra.settings.kafka import KafkaSettings
+from infra.settings.network_policy import NetworkPolicy
 from infra.settings.s3 import S3Place
 from infra.settings.sandbox_service import SandboxAddress
 from infra.settings.secret_key import KEY_BYTES, parse_key
@@ -70,6 +72,7 @@ class Settings:
     vllm: VllmSettings | None
     sandbox: str
     sandbox_service: SandboxAddress | None
+    network: NetworkPolicy
     workers: str
     retention_days: int | None
     poll_s: int
@@ -102,6 +105,7 @@ class Settings:
             vllm=_vllm(environ, home),
             sandbox=sandbox_level(environ),
             sandbox_service=_sandbox_service(environ),
+            network=_network(environ),
             workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "two", "each"), later=()),
             retention_days=_number(environ, "HEADRACE_RETENTION_DAYS", 0, 0, 36500) or None,
             poll_s=_number(environ, "HEADRACE_POLL_S", 60, 0, 86400),
@@ -275,6 +279,14 @@ def _vllm(environ: Mapping[str, str], home: Path) -> VllmSettings | None:
         server=server,
         api_key=environ.get("HEADRACE_VLLM_API_KEY") or None,
     )
+
+
+def _network(environ: Mapping[str, str]) -> NetworkPolicy:
+    value = environ.get(network_policy.VARIABLE) or ""
+    try:
+        return NetworkPolicy.parse(value)
+    except ValueError as error:
+        raise _bad(network_policy.VARIABLE, value, network_policy.FORM) from error
 
 
 def _vllm_server(environ: Mapping[str, str]) -> VllmLaunch:

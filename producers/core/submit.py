@@ -21,6 +21,7 @@ from infra import telemetry
 from infra.failpoints import hit
 from infra.ports.event_log import EventStore, Recorded
 from infra.postgres.names import Kind, Names
+from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
 from producers.core.lookup import Lookup
 from producers.core.run_names import invented_name
 from producers.core.validation.dataset_issues import num_evaluated_rows
@@ -94,11 +95,19 @@ class Submitter:
     """Submits runs and evaluations."""
 
     def __init__(
-        self, log: EventStore, names: Names, *, lookup: Lookup, workspaces: Workspaces
+        self,
+        log: EventStore,
+        names: Names,
+        *,
+        lookup: Lookup,
+        workspaces: Workspaces,
+        network: NetworkPolicy = NO_NETWORK,
     ) -> None:
         self._log = log
         self._names = names
-        self._references = ReferenceFinder(log, names, lookup=lookup, workspaces=workspaces)
+        self._references = ReferenceFinder(
+            log, names, lookup=lookup, workspaces=workspaces, network=network
+        )
 
     async def resolve_run(self, request: SubmitRequest) -> Resolved:
         """Validate a request and look up everything that it names. Appends nothing. Raises InvalidConfig

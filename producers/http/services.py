@@ -80,7 +80,11 @@ class Services:
     @cached_property
     def submitter(self) -> Submitter:
         return Submitter(
-            self.log, self.readmodel.names, lookup=self.lookup, workspaces=self.workspaces
+            self.log,
+            self.readmodel.names,
+            lookup=self.lookup,
+            workspaces=self.workspaces,
+            network=self.settings.network,
         )
 
     @cached_property

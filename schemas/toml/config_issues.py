@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from schemas.config import EvalConfig, Experiment, RunConfig
 from schemas.errors import Issue
 from schemas.limits import MOST_SFT_ROWS, most_groups, most_samples
+from schemas.network import NetworkAddress, parse_address
 from schemas.toml.algorithm_keys import algorithm_issues, mode_issues
 from schemas.toml.environment import reserved_env
 from schemas.toml.unread_keys import unread_issues
@@ -26,6 +27,7 @@ def config_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
     yield from _cross_key_issues(config)
     yield from _entrypoint_issues(config.experiment)
     yield from _environment_issues(config)
+    yield from _network_issues(config)
     if isinstance(config, EvalConfig):
         yield from _too_many_samples("evaluation.n", config)
         return
@@ -114,6 +116,20 @@ def _environment_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
         if name in config.env:
             yield Issue(key, f"names {name}, which [env] sets too; keep one")
         seen.add(name)
+
+
+def _network_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
+    seen: set[NetworkAddress] = set()
+    for index, text in enumerate(config.advanced.network):
+        key = f"advanced.network[{index}]"
+        try:
+            address = parse_address(text)
+        except ValueError as error:
+            yield Issue(key, f"{error}, got {text[:LONGEST_NAME]!r}")
+            continue
+        if address in seen:
+            yield Issue(key, f"names {address} twice; keep one")
+        seen.add(address)
 
 
 def _validation_key_issues(config: RunConfig) -> Iterator[Issue]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from infra.ports.event_log import Cursor, EventStore, Recorded
 from infra.postgres.names import Names
+from infra.settings.network_policy import NetworkPolicy
 from producers.core.datasets.registration import find as find_dataset
 from producers.core.lookup import Lookup
 from producers.core.model_facts import ModelFacts, model_facts
@@ -17,6 +18,7 @@ from producers.core.workspaces import Workspace, Workspaces
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.events import DatasetRegistered, RepositoryPushed, WorkspaceSynced
+from schemas.network import NetworkAddress
 from schemas.sampling import ModelRef
 
 UNKNOWN = ModelFacts()
@@ -38,6 +40,8 @@ class References:
     workspace: Workspace | None = None
     no_workspace: NotFound | None = None
     commits: tuple[SyncedCommit, ...] = ()
+    network: frozenset[NetworkAddress] = frozenset()
+    """the addresses that the operator allows the workspace"""
     issues: tuple[Issue, ...] = ()
 
 
@@ -45,10 +49,17 @@ class ReferenceFinder:
     """Finds what a config refers to. Appends nothing and raises nothing: see `References.issues`."""
 
     def __init__(
-        self, log: EventStore, names: Names, *, lookup: Lookup, workspaces: Workspaces
+        self,
+        log: EventStore,
+        names: Names,
+        *,
+        lookup: Lookup,
+        workspaces: Workspaces,
+        network: NetworkPolicy,
     ) -> None:
         self._log = log
         self._names = names
+        self._network = network
         self._lookup = lookup
         self._workspaces = workspaces
 
@@ -75,6 +86,7 @@ class ReferenceFinder:
             workspace=chosen,
             no_workspace=missing,
             commits=commits,
+            network=self._network.addresses_of(chosen.name) if chosen else frozenset(),
             issues=tuple(issues),
         )
 

@@ -10,6 +10,7 @@ Submit, `train submit --dry-run` and `eval submit` all parse the TOML and then c
 | the datasets have the rows and columns that the run needs | `dataset_issues.py` |
 | the lengths fit into the model's context | `model_issues.py` |
 | the commit has the rollout | `rollout_issues.py` |
+| the operator allows the addresses | `network_issues.py` |
 
 The parser raises the issues of single keys first, because without a config nothing else can be checked.
 `validate` collects all other issues, so one refused request shows them together.
@@ -22,6 +23,7 @@ from itertools import islice
 from producers.core.model_facts import ModelFacts
 from producers.core.validation.dataset_issues import dataset_issues, validation_dataset_issues
 from producers.core.validation.model_issues import length_issues, unknown_characters
+from producers.core.validation.network_issues import network_issues
 from producers.core.validation.references import References
 from producers.core.validation.rollout_issues import rollout_issues, rollout_warnings
 from producers.core.workspaces import Workspace
@@ -79,6 +81,8 @@ def _issues(config: RunConfig | EvalConfig, references: References) -> Iterator[
         yield from validation_dataset_issues(config, validation)
     yield from length_issues(config, references.facts.context)
     yield from rollout_issues(config.experiment, references.commits)
+    if references.workspace is not None:
+        yield from network_issues(config, references.workspace.name, references.network)
 
 
 def _warnings(config: RunConfig | EvalConfig, references: References) -> Iterator[str]:

@@ -14,6 +14,8 @@ from infra.git.mirrors import GitRepositories
 from infra.ports.services import SandboxOwner
 from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.user_process import user_group
+from infra.settings.git import LAPTOP
+from infra.settings.network_policy import NetworkPolicy
 from infra.settings.settings import Settings
 from schemas.errors import TransientError, UserCodeError
 from schemas.ids import sample_id
@@ -21,12 +23,13 @@ from schemas.sampling import ArtifactRef, Message, SampleRecord
 from schemas.specs import CommitSpec, Entrypoint, RolloutRef
 from tests.kit.http_victim import Quick
 from tests.kit.platform import make_workspace
+from tests.kit.secure_server import Secure, serving
 from tests.kit.specs import group_spec, template
 
 pytestmark = pytest.mark.processes
 
 MAIN = """
-import asyncio, json, os, subprocess, sys, threading, urllib.request
+import asyncio, json, os, ssl, subprocess, sys, threading, urllib.request
 from headrace import AgentWorkflow, Grader
 
 ASK = '''
@@ -61,6 +64,11 @@ class Do(AgentWorkflow):
                 base_url=ctx.base_url.rpartition("/")[0] + "/" + what.split()[1],
             )
             said = (await ctx.chat(hi))["content"]
+        elif what.startswith("fetch "):
+            context = ssl._create_unverified_context()
+            said = await asyncio.to_thread(
+                lambda: urllib.request.urlopen(what[6:], context=context).read().decode()
+            )
         else:
             said = json.dumps([threading.active_count(), sorted(os.environ)])
         return [{"role": "assistant", "content": said.strip()}]
@@ -82,6 +90,7 @@ class Bench:
     user: LocalUserCode
     gateway: HttpGateway
     rollout: RolloutRef
+    secure: Secure
 
     async def run(self, what: str, *, run: str = "r1", index: int = 0) -> str:
         """The answer of a workflow in its own session of the run `r1`, in a sandbox of `run`."""
@@ -103,9 +112,15 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+async def secure(tmp_path: Path) -> AsyncIterator[Secure]:
+    async with serving(tmp_path, host="127.0.0.2") as made:
+        yield made
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, secure: Secure) -> AsyncIterator[Bench]:
     source = make_workspace(tmp_path / "w", {"rollouts/say/main.py": MAIN})
-    repositories = GitRepositories(tmp_path / "git")
+    repositories = GitRepositories(tmp_path / "git", settings=LAPTOP)
     sha = await repositories.fetch("w", CommitSpec(url=str(source)))
     snapshot = await repositories.snapshot("w", sha)
 
@@ -120,11 +135,12 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         grader="Check",
         workflow_timeout_s=20,
     )
-    gateway = HttpGateway(Quick(), group=user_group())
+    policy = NetworkPolicy.parse(f"*={secure.address}")
+    gateway = HttpGateway(Quick(), group=user_group(), network=policy)
     await gateway.start()
     settings = Settings.load({"HEADRACE_HOME": str(tmp_path / "home")})
     user = LocalUserCode(settings.sandbox, fetch=fetch, sockets=gateway)
-    yield Bench(user, gateway, rollout)
+    yield Bench(user, gateway, rollout, secure)
     await user.aclose()
     await gateway.aclose()
 
@@ -167,6 +183,14 @@ async def test_a_socket_is_closed_with_its_process(bench: Bench) -> None:
     await bench.run("chat", index=1)
     (second,) = directory.glob("*.sock")
     assert second != first
+
+
+async def test_a_workflow_reaches_the_addresses_of_its_run(bench: Bench) -> None:
+    address = bench.secure.address
+    bench.rollout = bench.rollout.model_copy(update={"network": (address,)})
+    assert await bench.run(f"fetch https://{address}/") == "hello"
+    with pytest.raises(UserCodeError, match="403"):
+        await bench.run("fetch https://127.0.0.3:1/")
 
 
 async def test_without_a_network_no_proxy_is_named(bench: Bench) -> None:

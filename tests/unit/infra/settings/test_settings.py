@@ -52,6 +52,9 @@ def test_defaults_follow_from_the_home(tmp_path: Path) -> None:
         ("HEADRACE_SAMPLER", "vllm=http://h:1,http://h:1/", "each server once"),
         ("HEADRACE_SANDBOX", "bwrap", "not built"),
         ("HEADRACE_SANDBOX", "none", "process"),
+        ("HEADRACE_NETWORK_ALLOW", "a.org:443", "workspace=host:port"),
+        ("HEADRACE_NETWORK_ALLOW", "w=a.org", "workspace=host:port"),
+        ("HEADRACE_NETWORK_ALLOW", "w=a.org:443;w=b.org:443", "workspace=host:port"),
     ],
 )
 def test_a_bad_value_is_one_line_with_name_value_and_what_may_be(

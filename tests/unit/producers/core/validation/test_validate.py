@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
+from infra.settings.network_policy import NetworkPolicy
 from producers.core.model_facts import ModelFacts
 from producers.core.validation.references import References
 from producers.core.validation.rollout_issues import SyncedCommit
 from producers.core.validation.validate import require_valid, validate
+from producers.core.workspaces import Workspace
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import InvalidConfig, NotFound
 from schemas.events import DatasetRegistered
+from schemas.ids import WorkspaceId
 from schemas.specs import DatasetRef
 from schemas.toml.parser import parse_eval, parse_run
 from tests.kit.specs import MODEL, ref
@@ -97,6 +100,25 @@ def test_a_workspace_that_does_not_exist_is_said_when_nothing_else_is_wrong() ->
         require_valid(parse_run(toml()), found)
 
 
+SEARCH = Workspace(WorkspaceId("workspace-1"), "search", "/w")
+
+
+@pytest.mark.parametrize("parse", [parse_run, parse_eval])
+def test_addresses_must_be_allowed_by_the_operator(parse: Any) -> None:
+    asked = ["API.example.com:443", "10.0.0.7:80", "nowhere", "a:1", "A:1", "169.254.169.254:80"]
+    config = parse(toml(advanced={"network": asked}))
+    policy = NetworkPolicy.parse("search=api.example.com:443,a:1;*=10.0.0.7:80;else=x.org:1")
+    found = references(workspace=SEARCH, network=policy.addresses_of("search"))
+    issues = [one for one in validate(config, found) if one.key.startswith("advanced.network")]
+    assert [issue.key for issue in issues] == [f"advanced.network[{n}]" for n in (2, 4, 5)]
+    assert [issue.message.split(",")[0] for issue in issues] == [
+        "must be HOST:PORT with a host name or an IP address",
+        "names a:1 twice; keep one",
+        "the operator does not allow workspace search to connect to 169.254.169.254:80; ask for "
+        "HEADRACE_NETWORK_ALLOW=search=169.254.169.254:80",
+    ]
+
+
 def sft(**sections: Any) -> dict[str, Any]:
     bare = {"model_path": "m", "dataset": "d"}
     return {
@@ -107,6 +129,7 @@ def sft(**sections: Any) -> dict[str, Any]:
 
 
 EXAMPLES: tuple[tuple[RunConfig | EvalConfig, References], ...] = (
+    (parse_run(toml(advanced={"network": ["a", "a:1"]})), references(workspace=SEARCH)),
     (parse_run(toml(experiment={"branch": "main", "commit_sha": SHA})), references()),
     (parse_run({"experiment": {"model_path": "m", "dataset": "d"}}), references()),
     (parse_run(toml(experiment={"entrypoint": "../main.py"})), references()),
