@@ -1,6 +1,7 @@
 """The first program of a confined process: it sets the limits, then becomes the host of user code.
 
-Started as `python -I -S launch.py ROLE FD_IN FD_OUT ENTRYPOINT`. The rollout's own variables have a
+Started as `python -I -S launch.py ROLE FD_IN FD_OUT ENTRYPOINT`. Its first byte in FD_OUT says that the
+limits hold and that no user code has run yet. The rollout's own variables have a
 prefix in their names, so nothing of the user has an effect before the limits hold, not even a variable
 that the dynamic linker reads. User code cannot undo what is set here.
 """
@@ -19,11 +20,13 @@ MEMORY_BYTES = 16 << 30
 FILE_BYTES = 1 << 30
 PROCESSES = 1024
 FILES = 4096
+KILLED_FIRST = "1000"
+LAUNCHED = b"\0"
 
 
 def confine() -> None:
-    """Set the limits of this process, forbid it to gain rights, and have it killed when its parent
-    dies."""
+    """Set the limits of this process, forbid it to gain rights, have it killed when its parent dies, and
+    before others when memory runs out."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
@@ -42,10 +45,12 @@ def confine() -> None:
         _, hard = resource.getrlimit(limit)
         allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(limit, (allowed, allowed))
+    Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST)
 
 
 def main() -> None:
     confine()
+    os.write(int(sys.argv[3]), LAUNCHED)
     own = {
         name.removeprefix(PREFIX): value
         for name, value in os.environ.items()

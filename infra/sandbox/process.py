@@ -1,18 +1,13 @@
 """One confined process that hosts a role of an entry point, and the calls to it.
 
-Sandbox level `process` means another user (if we are root), limits, an empty environment and a session
-of its own. It trusts the author of the code. It protects the platform from accidents, not from
-attackers.
+The level says how it is confined (`infra/sandbox/levels/`).
 """
 
 import asyncio
 import json
 import logging
 import os
-import pwd
-import shutil
 import struct
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +24,10 @@ from infra.sandbox.host_messages import (
     parse_first,
     parse_later,
 )
-from infra.sandbox.user_process import UNPRIVILEGED, UserProcess
-from schemas.errors import FailureCategory, InvalidConfig, TransientError, UserCodeError
+from infra.sandbox.interpreter import find_interpreter
+from infra.sandbox.levels.level import ConfinedCommand, Level
+from infra.sandbox.user_process import UserProcess
+from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.toml.environment import reserved_env
 
 logger = logging.getLogger(__name__)
@@ -57,30 +54,10 @@ STRAYS_PER_S = 8
 """How many messages that belong to no call are allowed at once, and how many more per second. Such
 messages are late answers and the reports of a stuck process, which come twice a second."""
 
+LAUNCHED = b"\0"
+"""The launcher's first byte. A process that ends before it sent this has run no user code."""
+
 KEPT_OUTPUT = 64 << 10
-
-
-def interpreter() -> str:
-    """The path of a Python that the user of user code can run: ours if that user can reach it, else the
-    system's.
-
-    Raises InvalidConfig when there is none, for example because ours is in a private directory.
-    """
-    ours = Path(sys.executable).resolve()
-    if os.geteuid() != 0 or _reachable(ours):
-        return str(ours)
-    for name in ("python3.12", "python3.11", "python3"):
-        found = shutil.which(name, path="/usr/local/bin:/usr/bin:/bin")
-        if found and _reachable(Path(found).resolve()):
-            return found
-    raise InvalidConfig(
-        f"user code cannot run {ours}, because a directory above it is private; install a system Python "
-        "(Debian: apt-get install python3), or make the directory passable (chmod o+x)"
-    )
-
-
-def _reachable(path: Path) -> bool:
-    return all(place.stat().st_mode & 0o001 for place in (path, *path.parents))
 
 
 @dataclass(slots=True)
@@ -101,18 +78,22 @@ class ConfinedProcess:
     def __init__(
         self,
         role: str,
+        *,
+        level: Level,
         sdk: Path,
+        tree: Path,
         entrypoint: Path,
         env: Mapping[str, str],
-        *,
         gateway: Path | None = None,
         network: Sequence[str] = (),
     ) -> None:
         """Without `gateway`, it has no socket of the gateway. `network` are the addresses that the
         gateway's proxy connects to."""
         self._role = role
+        self._level = level
         self.gateway = gateway
         self._sdk = sdk
+        self._tree = tree
         self._entrypoint = entrypoint
         self._env = dict(env)
         self._network = network
@@ -139,7 +120,7 @@ class ConfinedProcess:
             if why := reserved_env(name):
                 raise UserCodeError(FailureCategory.VALIDATION, f"env.{name} {why}")
         try:
-            reader = await self._connect(*self._spawn())
+            reader = await self._connect(*await self._spawn())
             first = await self._first(reader)
         except BaseException:  # also a cancellation, because nothing else knows this process
             await self.aclose()
@@ -179,29 +160,30 @@ class ConfinedProcess:
         if self._writer is not None:
             self._writer.close()
 
-    def _spawn(self) -> tuple[int, int]:
+    async def _spawn(self) -> tuple[int, int]:
         """Start the process. Returns the pipe ends to write to it and to read from it."""
         inward, outward = os.pipe(), os.pipe()
+        python = find_interpreter()
         fixed = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp"}  # noqa: S108 - not ours
+        own = {f"{ENV_PREFIX}{name}": value for name, value in self._env.items()}
+        network = {"HEADRACE_NETWORK": ",".join(self._network)} if self._network else {}
+        launcher = str(self._sdk / "headrace" / "launch.py")
+        ends = (str(inward[0]), str(outward[1]))
         try:
-            self._process = UserProcess(
-                [
-                    interpreter(),
-                    "-I",
-                    "-S",
-                    str(self._sdk / "headrace" / "launch.py"),
-                    self._role,
-                    str(inward[0]),
-                    str(outward[1]),
-                    str(self._entrypoint),
-                ],
-                pass_fds=(inward[0], outward[1]),
-                env={
-                    **fixed,
-                    **self._way_out(),
-                    **{f"{ENV_PREFIX}{name}": value for name, value in self._env.items()},
-                },
-                cwd=self._entrypoint.parent,
+            self._process = await self._level.start(
+                ConfinedCommand(
+                    [
+                        *(str(python.path), "-I", "-S", launcher),
+                        self._role,
+                        *ends,
+                        str(self._entrypoint),
+                    ],
+                    env={**fixed, **network, **own},
+                    cwd=self._entrypoint.parent,
+                    readable=(self._sdk, self._tree, *python.files),
+                    pass_fds=(inward[0], outward[1]),
+                    gateway=self.gateway,
+                )
             )
         except BaseException:
             os.close(inward[1])
@@ -212,17 +194,14 @@ class ConfinedProcess:
             os.close(outward[1])
         return inward[1], outward[0]
 
-    def _way_out(self) -> dict[str, str]:
-        """The variables by which `headrace/relay.py` finds the gateway."""
-        socket = {"HEADRACE_GATEWAY_SOCKET": str(self.gateway)} if self.gateway else {}
-        network = {"HEADRACE_NETWORK": ",".join(self._network)} if self._network else {}
-        return {**socket, **network}
-
     async def _first(self, reader: asyncio.StreamReader) -> FirstMessage:
-        """Wait for the message that the process sends once it has loaded. Raises the errors of
-        `start`."""
+        """Wait for the launcher's sign of life, and for the message that the process sends once it has
+        loaded. Raises the errors of `start`."""
         try:
             async with asyncio.timeout(START_S):
+                if await reader.read(len(LAUNCHED)) != LAUNCHED:
+                    text = await self._end_and_read()
+                    raise TransientError(f"level {self._level.name} started no process: {text}")
                 said = parse_first(self._role, await _receive(reader, self._role))
         except asyncio.IncompleteReadError as error:
             raise ProcessEnded(
@@ -334,13 +313,3 @@ def _result(message: Answer, role: str) -> Returned | Graded:
     raised = FailureCategory.GRADER if role == "grader" else FailureCategory.AGENT
     category = FailureCategory.TIMEOUT if message.category == "timeout" else raised
     raise UserCodeError(category, message.error)
-
-
-def describe_user() -> str:
-    """The user that user code runs as, for the log."""
-    if os.geteuid() == 0:
-        return f"uid {UNPRIVILEGED}"
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # a container's user may have no entry
-        return f"uid {os.geteuid()}"

@@ -9,7 +9,6 @@ once may have been killed from outside, so only a call that ends its process eve
 import asyncio
 import fcntl
 import io
-import logging
 import os
 import shutil
 import tarfile
@@ -23,13 +22,12 @@ import headrace
 from infra.ports.services import GatewaySockets, SandboxOwner
 from infra.sandbox.calls import CallingUserCode, UserCall
 from infra.sandbox.host_messages import FirstMessage, Graded, Returned
-from infra.sandbox.process import ConfinedProcess, ProcessEnded, describe_user
+from infra.sandbox.levels.probe import choose_level
+from infra.sandbox.process import ConfinedProcess, ProcessEnded
 from infra.sandbox.user_process import UNPRIVILEGED
 from schemas.errors import CorruptData, FailureCategory, TransientError, UserCodeError
 from schemas.sampling import ArtifactRef
 from schemas.specs import DiscoveredRollout, Entrypoint, RolloutRef
-
-logger = logging.getLogger(__name__)
 
 Fetch = Callable[[ArtifactRef], Awaitable[bytes]]
 
@@ -73,7 +71,7 @@ class LocalUserCode(CallingUserCode):
     reads snapshots. `sockets` opens one for each process of a workflow."""
 
     def __init__(self, level: str, *, fetch: Fetch, sockets: GatewaySockets | None = None) -> None:
-        self._level = level
+        self._level = choose_level(level)
         self._fetch = fetch
         self._sockets = sockets
         self._root, self._held = code_directory()
@@ -88,11 +86,6 @@ class LocalUserCode(CallingUserCode):
         self._trees: dict[str, Path] = {}
         self._deaths: dict[str, int] = {}
         self._alone = asyncio.Semaphore(ALONE)
-        logger.warning(
-            "sandbox level 'process': user code runs as %s with limits, but sees this machine's files "
-            "and network; run only code whose author you trust",
-            describe_user(),
-        )
 
     async def discover(
         self, snapshot: bytes, entrypoints: Sequence[Entrypoint]
@@ -110,6 +103,7 @@ class LocalUserCode(CallingUserCode):
         for process in self._warm.values():
             await self._end(process)
         self._warm.clear()
+        await self._level.aclose()
         await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
         os.close(self._held)
 
@@ -170,7 +164,12 @@ class LocalUserCode(CallingUserCode):
             gateway = await self._sockets.open_socket(host.owner.run, network=rollout.network)
         try:
             process, _ = await self._begin(
-                host.role, path, env, gateway=gateway, network=rollout.network if gateway else ()
+                host.role,
+                tree,
+                path,
+                env,
+                gateway=gateway,
+                network=rollout.network if gateway else (),
             )
         except BaseException:
             await self._close_socket(gateway)
@@ -188,6 +187,7 @@ class LocalUserCode(CallingUserCode):
     async def _begin(
         self,
         role: str,
+        tree: Path,
         path: Path,
         env: Mapping[str, str],
         *,
@@ -197,7 +197,16 @@ class LocalUserCode(CallingUserCode):
         """Start a process that loads an entry point. Returns it and its first message. Raises
         UserCodeError, also when TRIES processes in a row ended while they loaded it."""
         for _ in range(TRIES):
-            process = ConfinedProcess(role, self._sdk, path, env, gateway=gateway, network=network)
+            process = ConfinedProcess(
+                role,
+                level=self._level,
+                sdk=self._sdk,
+                tree=tree,
+                entrypoint=path,
+                env=env,
+                gateway=gateway,
+                network=network,
+            )
             try:
                 return process, await process.start()
             except ProcessEnded as error:
@@ -217,7 +226,7 @@ class LocalUserCode(CallingUserCode):
         path = _entry_file(tree, entrypoint)
         assert path is not None  # noqa: S101 - the caller looked
         try:
-            process, found = await self._begin("discover", path, {})
+            process, found = await self._begin("discover", tree, path, {})
         except UserCodeError as error:
             return DiscoveredRollout(entrypoint=entrypoint, error=error.message)
         await process.aclose()

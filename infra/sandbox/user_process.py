@@ -10,13 +10,18 @@ import logging
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
 UNPRIVILEGED = 64731
 """The user and group of user code when we are root. They own nothing."""
+
+
+LAST_UNPRIVILEGED = 65533
+"""The last user of user code. Each sandbox of level `bwrap` runs as one of the users in between, so that
+no sandbox uses up what the kernel counts per user. Their group is UNPRIVILEGED."""
 
 
 def user_group() -> int | None:
@@ -31,14 +36,22 @@ them."""
 
 class UserProcess:
     """A started process in a session of its own. `output` is the read end of a pipe with its output. The
-    caller must close it."""
+    caller must close it. If we are root, it runs as `uid`. `on_end` is called when it is dead."""
 
     def __init__(
-        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, pass_fds: Sequence[int]
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        pass_fds: Sequence[int],
+        uid: int = UNPRIVILEGED,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         confined = os.geteuid() == 0
         self._dead = asyncio.Event()
+        self._on_end = on_end
         _reap()
         reading, writing = os.pipe()
         try:
@@ -51,7 +64,7 @@ class UserProcess:
                 env=dict(env),
                 cwd=cwd,
                 start_new_session=True,
-                user=UNPRIVILEGED if confined else None,
+                user=uid if confined else None,
                 group=UNPRIVILEGED if confined else None,
                 extra_groups=() if confined else None,
             )
@@ -113,7 +126,9 @@ class UserProcess:
         self._process.returncode = -signal.SIGKILL  # otherwise Popen would wait for it
         _unreaped.add(self.pid)
         _reap()
-        self._dead.set()
+        if not self._dead.is_set():
+            self._dead.set()
+            self._on_end()
 
 
 def _reap() -> None:
@@ -133,6 +148,6 @@ def _kill_tracer(pid: int) -> None:
         status = Path(f"/proc/{pid}/status").read_text().splitlines()
         tracer = int(next(line for line in status if line.startswith("TracerPid:")).split()[1])
         if tracer and os.geteuid() == 0:
-            owner = Path(f"/proc/{tracer}/status").read_text()
-            if f"\nUid:\t{UNPRIVILEGED}\t" in owner:
+            owner = Path(f"/proc/{tracer}").stat().st_uid
+            if UNPRIVILEGED <= owner <= LAST_UNPRIVILEGED:
                 os.kill(tracer, signal.SIGKILL)

@@ -149,7 +149,13 @@ class Settings:
 
 def sandbox_level(environ: Mapping[str, str]) -> str:
     """Return the level of HEADRACE_SANDBOX. Raises BadSetting."""
-    return _one_of(environ, "HEADRACE_SANDBOX", ("process",), later=("bwrap", "gvisor"))
+    name = "HEADRACE_SANDBOX"
+    if environ.get(name) == "process":
+        raise BadSetting(
+            f"{name} holds 'process', which is now called 'process-trusted'; it protects from accidents "
+            "only, so remove the variable to confine user code with bubblewrap"
+        )
+    return _one_of(environ, name, ("bwrap", "process-trusted"), later=("gvisor",))
 
 
 def _sandbox_service(environ: Mapping[str, str]) -> SandboxAddress | None:

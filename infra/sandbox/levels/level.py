@@ -12,7 +12,10 @@ from typing import Protocol
 from infra.sandbox.user_process import UserProcess
 
 GATEWAY_SOCKET = Path("/run/headrace/gateway.sock")
-"""Where a confined process finds the socket of its gateway."""
+"""Where a confined process finds the socket of its gateway, if its level gives it files of its own."""
+
+GATEWAY_VARIABLE = "HEADRACE_GATEWAY_SOCKET"
+"""The variable that names the socket of its gateway to a confined process. Every level sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +33,18 @@ class ProcessLimits:
 @dataclass(frozen=True, slots=True)
 class ConfinedCommand:
     """A command to start. `readable` are files and directories that it may read, at the same paths
-    inside. It may write only below its own /tmp, which begins empty. `pass_fds` stay open in it.
-    `gateway` is the socket that it finds at GATEWAY_SOCKET; without it there is no way out."""
+    inside. It may write only below its own /tmp, which begins empty, and in `writable`. `pass_fds` stay
+    open in it. `gateway` is the socket that GATEWAY_VARIABLE names in it. Without that and without
+    `network` there is no way out."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: Path
     readable: tuple[Path, ...] = ()
+    writable: tuple[Path, ...] = ()
     pass_fds: tuple[int, ...] = ()
     gateway: Path | None = None
+    network: bool = False
     limits: ProcessLimits = field(default_factory=ProcessLimits)
 
 

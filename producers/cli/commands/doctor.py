@@ -161,12 +161,12 @@ def _check_compiler() -> Check:
 
 def _check_sandbox() -> Check:
     """Whether the system user under which user code runs can execute its Python interpreter."""
-    from infra.sandbox.process import interpreter
+    from infra.sandbox.interpreter import find_interpreter
     from schemas.errors import InvalidConfig
 
     name = "sandbox interpreter"
     try:
-        found = interpreter()
+        found = find_interpreter().path
     except InvalidConfig as error:
         return Check(name, ok=False, detail=str(error), fix="install python3 system-wide")
     return Check(name, ok=True, detail=str(found))

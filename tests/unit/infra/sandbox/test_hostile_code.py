@@ -27,7 +27,7 @@ from tests.kit.platform import make_workspace
 pytestmark = pytest.mark.processes
 
 OWNER = SandboxOwner(run="run-1")
-LEVEL = "process"
+LEVEL = "bwrap"
 
 MAIN = """
 import asyncio, ctypes, json, os, signal, struct, sys, time
@@ -126,6 +126,18 @@ async def user(tmp_path: Path) -> AsyncIterator[LocalUserCode]:
     await made.aclose()
 
 
+@pytest.fixture
+async def trusted() -> AsyncIterator[LocalUserCode]:
+    """At the level where user code shares files and process ids with the test."""
+
+    async def fetch(ref: ArtifactRef) -> bytes:
+        return SNAPSHOT[-1]
+
+    made = LocalUserCode("process-trusted", fetch=fetch)
+    yield made
+    await made.aclose()
+
+
 async def run(user: LocalUserCode, rollout: RolloutRef, what: str) -> str:
     result = await user.run_workflow(
         rollout,
@@ -178,26 +190,28 @@ async def test_nobody_may_trace_a_process_of_user_code(
 
 
 async def test_twin_where_it_may_be_traced_its_tracer_is_ended_with_it(
-    user: LocalUserCode, rollout: RolloutRef
+    trusted: LocalUserCode, rollout: RolloutRef
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("only as root user code has a user of its own, whose processes may be killed")
-    patch_sdk(user, "host.py", "    hide()\n")
-    assert await run(user, rollout, "seized") == "True"
-    (process,) = user._warm.values()
+    patch_sdk(trusted, "host.py", "    hide()\n")
+    assert await run(trusted, rollout, "seized") == "True"
+    (process,) = trusted._warm.values()
     async with asyncio.timeout(60):
         await process.aclose()
-    assert await run(user, rollout, "fine") == "done"
+    assert await run(trusted, rollout, "fine") == "done"
 
 
 async def test_limits_hold_in_user_code(user: LocalUserCode, rollout: RolloutRef) -> None:
     assert await run(user, rollout, "limits") == "1 0 HOME=/tmp"
 
 
-async def test_twin_the_launcher_is_who_sets_them(user: LocalUserCode, rollout: RolloutRef) -> None:
-    patch_sdk(user, "launch.py", "    confine()\n")
-    patch_sdk(user, "host.py", "    hide()\n")
-    assert await run(user, rollout, "limits") == "0 1 HOME=/tmp"
+async def test_twin_the_launcher_is_who_sets_them(
+    trusted: LocalUserCode, rollout: RolloutRef
+) -> None:
+    patch_sdk(trusted, "launch.py", "    confine()\n")
+    patch_sdk(trusted, "host.py", "    hide()\n")
+    assert await run(trusted, rollout, "limits") == "0 1 HOME=/tmp"
 
 
 async def test_nothing_of_the_users_comes_before_the_limits(
@@ -349,11 +363,11 @@ def test_grades_of_others_are_refused(grades: list[object]) -> None:
 
 
 async def test_a_process_that_does_not_die_is_given_up(
-    user: LocalUserCode, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
+    trusted: LocalUserCode, rollout: RolloutRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confined, "END_S", 0.05)
-    await run(user, rollout, "fine")
-    (process,) = user._warm.values()
+    await run(trusted, rollout, "fine")
+    (process,) = trusted._warm.values()
     assert process._process is not None
     kill = process._process.kill
     monkeypatch.setattr(process._process, "kill", lambda: None)
@@ -361,7 +375,7 @@ async def test_a_process_that_does_not_die_is_given_up(
     async with asyncio.timeout(60):
         await process.aclose()
     assert not process.alive
-    assert await run(user, rollout, "fine") == "done", "another one takes its place"
+    assert await run(trusted, rollout, "fine") == "done", "another one takes its place"
     kill()
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     os.close(pidfd)

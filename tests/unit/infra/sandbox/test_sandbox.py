@@ -14,6 +14,7 @@ from infra.git.mirrors import GitRepositories
 from infra.ports.services import SandboxOwner
 from infra.sandbox import sandbox
 from infra.sandbox.host_messages import FirstMessage
+from infra.sandbox.levels.bubblewrap_options import USER
 from infra.sandbox.process import ConfinedProcess, ProcessEnded
 from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.user_process import UNPRIVILEGED
@@ -26,7 +27,7 @@ from tests.kit.platform import make_workspace
 pytestmark = pytest.mark.processes
 
 OWNER = SandboxOwner(run="run-1")
-LEVEL = "process"
+LEVEL = "bwrap"
 
 MAIN = """
 import asyncio, os, pathlib, signal, sys, time
@@ -149,6 +150,18 @@ async def user(tmp_path: Path) -> AsyncIterator[LocalUserCode]:
     await made.aclose()
 
 
+@pytest.fixture
+async def trusted() -> AsyncIterator[LocalUserCode]:
+    """At the level where user code shares files and process ids with the test."""
+
+    async def fetch(ref: ArtifactRef) -> bytes:
+        return SNAPSHOT[-1]
+
+    made = LocalUserCode("process-trusted", fetch=fetch)
+    yield made
+    await made.aclose()
+
+
 async def run(user: LocalUserCode, rollout: RolloutRef, what: str) -> str:
     result = await user.run_workflow(
         rollout,
@@ -226,7 +239,7 @@ async def test_neighbours_of_one_that_ends_the_process_run_again(
     ],
 )
 async def test_a_process_that_is_killed_is_not_the_samples_fault(
-    user: LocalUserCode, rollout: RolloutRef, when: str, times: int, ends: str
+    trusted: LocalUserCode, rollout: RolloutRef, when: str, times: int, ends: str
 ) -> None:
     with tempfile.TemporaryDirectory() as deaths:
         Path(deaths).chmod(0o755)  # user code's user reads it, and writes to the file
@@ -234,12 +247,12 @@ async def test_a_process_that_is_killed_is_not_the_samples_fault(
         file.write_text(str(times))
         file.chmod(0o666)
         mortal = rollout.model_copy(update={"env": {"DEATHS": deaths}})
-        assert await until_known(user, mortal, "fine") == ends
+        assert await until_known(trusted, mortal, "fine") == ends
         assert file.read_text() == "0"
 
 
 async def test_an_attempt_whose_process_was_killed_is_never_gone_on_with(
-    user: LocalUserCode, rollout: RolloutRef
+    trusted: LocalUserCode, rollout: RolloutRef
 ) -> None:
     """Each call runs the sample once: the requests of a killed attempt to the policy stay its
     own."""
@@ -251,13 +264,13 @@ async def test_an_attempt_whose_process_was_killed_is_never_gone_on_with(
         mortal = rollout.model_copy(update={"env": {"DEATHS": deaths}})
         for left in ("1", "0"):
             with pytest.raises(TransientError, match="runs again, alone"):
-                await run(user, mortal, "fine")
+                await run(trusted, mortal, "fine")
             assert file.read_text() == left
-        assert await run(user, mortal, "fine") == "done"
+        assert await run(trusted, mortal, "fine") == "done"
 
 
 async def test_a_caller_that_gives_up_while_it_loads_leaves_no_process(
-    user: LocalUserCode, rollout: RolloutRef
+    trusted: LocalUserCode, rollout: RolloutRef
 ) -> None:
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
@@ -265,7 +278,7 @@ async def test_a_caller_that_gives_up_while_it_loads_leaves_no_process(
         note.touch()
         note.chmod(0o666)
         slow = rollout.model_copy(update={"env": {"NOTE": str(note)}})
-        caller = asyncio.ensure_future(run(user, slow, "fine"))
+        caller = asyncio.ensure_future(run(trusted, slow, "fine"))
         async with asyncio.timeout(60):
             while not note.read_text():
                 await asyncio.sleep(0.01)
@@ -303,12 +316,24 @@ async def test_who_it_is_and_what_it_can_see(
     uid, _, names = (await run(user, rollout, "who")).partition(" ")
     assert "COLOUR" in names
     assert "HEADRACE" not in names
-    if os.geteuid() != 0:
-        pytest.skip("only root can give user code a user of its own")
-    assert int(uid) == UNPRIVILEGED
+    assert int(uid) == USER
     secret = tmp_path / "home" / "token"
     secret.write_text("secret")
     error = await failure(user, rollout, f"read {secret}")
+    assert "FileNotFoundError" in error.message
+
+
+async def test_a_trusted_process_has_a_user_of_its_own_if_we_are_root(
+    trusted: LocalUserCode, rollout: RolloutRef, tmp_path: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give user code a user of its own")
+    uid, _, _ = (await run(trusted, rollout, "who")).partition(" ")
+    assert int(uid) == UNPRIVILEGED
+    secret = tmp_path / "token"
+    secret.write_text("secret")
+    secret.chmod(0o600)
+    error = await failure(trusted, rollout, f"read {secret}")
     assert "PermissionError" in error.message
 
 

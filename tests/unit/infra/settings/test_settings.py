@@ -10,7 +10,7 @@ import pytest
 
 from infra import failpoints
 from infra.local import embedded_postgres
-from infra.sandbox.process import describe_user
+from infra.sandbox.levels.process import describe_user
 from infra.settings.settings import BadSetting, Settings
 from infra.telemetry import JsonLines
 from schemas.errors import InvalidConfig
@@ -50,8 +50,8 @@ def test_defaults_follow_from_the_home(tmp_path: Path) -> None:
         ("HEADRACE_SAMPLER", "vllm=", "torch, vllm, or vllm=http://host:port"),
         ("HEADRACE_SAMPLER", "vllm=h:1", "torch, vllm, or vllm=http://host:port"),
         ("HEADRACE_SAMPLER", "vllm=http://h:1,http://h:1/", "each server once"),
-        ("HEADRACE_SANDBOX", "bwrap", "not built"),
-        ("HEADRACE_SANDBOX", "none", "process"),
+        ("HEADRACE_SANDBOX", "process", "process-trusted"),
+        ("HEADRACE_SANDBOX", "none", "bwrap"),
         ("HEADRACE_NETWORK_ALLOW", "a.org:443", "workspace=host:port"),
         ("HEADRACE_NETWORK_ALLOW", "w=a.org", "workspace=host:port"),
         ("HEADRACE_NETWORK_ALLOW", "w=a.org:443;w=b.org:443", "workspace=host:port"),
