@@ -38,10 +38,10 @@ from infra.postgres.codec import encode
 from infra.postgres.connections import Connections
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.event_log import PostgresLog
+from infra.postgres.keys.sealed import Sealer
 from infra.postgres.migrate import migrate
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database, connect
-from infra.postgres.sealed import Sealer
 from infra.readmodel.store import ReadModel
 from infra.runtime.folded_states import SNAPSHOT_EVERY, StateCache
 from infra.settings.git import LAPTOP

@@ -17,8 +17,8 @@ from typing import assert_never
 from pydantic import ValidationError
 
 from consumers.error_excerpt import excerpt
+from consumers.user_secrets import sandbox_owner
 from infra.ports.ports import Ports
-from infra.ports.services import SandboxOwner
 from infra.runtime.consumer import NOTHING, Consumer, Decision, Meta
 from schemas.effects import Failed, GradeGroup, GroupScored
 from schemas.errors import CorruptData, FailureCategory, UserCodeError
@@ -139,7 +139,7 @@ async def _call_grader(
     try:
         return await ports.require("user").grade(
             rollout,
-            owner=SandboxOwner(run=spec.owner),
+            owner=await sandbox_owner(spec, rollout, ports),
             group=spec.group,
             label=row.label,
             metadata=row.metadata,

@@ -17,6 +17,7 @@ from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from infra.settings.settings import Settings
+from schemas.secrets.masking import Masks
 from schemas.secrets.redact import redact
 
 TRACER = "headrace"
@@ -32,6 +33,11 @@ FLUSH_MS = 2000
 
 _propagator = TraceContextTextMapPropagator()
 _exporting = False
+
+MOST_MASKS = 64
+"""How many different masks log lines are masked with."""
+
+_masks: tuple[Masks, ...] = ()
 
 
 @contextmanager
@@ -76,6 +82,20 @@ def setup(settings: Settings, *, service: str) -> None:
         export(service)
 
 
+def mask_logs(masks: Masks) -> None:
+    """Mask these secrets in every later log line of this process. It is the last line of defence: no
+    log statement is given a secret. The last MOST_MASKS are remembered."""
+    global _masks
+    if masks not in _masks:
+        _masks = (*_masks[1 - MOST_MASKS :], masks)
+
+
+def _mask(text: str) -> str:
+    for masks in _masks:
+        text = masks.text(text)
+    return text
+
+
 def export(service: str) -> None:
     """Send spans to the collector that OpenTelemetry's variables name, from a background thread. A
     process has one provider, so a second call only resumes."""
@@ -105,7 +125,7 @@ def close() -> None:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line."""
+    """One JSON object per line, with the secrets that `mask_logs` was given masked."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -121,7 +141,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["trace"] = redact(self.formatException(record.exc_info))
-        return json.dumps(line)
+        return _mask(json.dumps(line))
 
 
 def prometheus(values: Mapping[str, tuple[str, Mapping[str, float]]]) -> str:

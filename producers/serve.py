@@ -28,7 +28,7 @@ from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
 from infra.maintenance.archive import Archives
 from infra.postgres.connections import Connections
-from infra.postgres.sealed import Sealer
+from infra.postgres.keys.sealed import Sealer
 from infra.readmodel.store import ReadModel
 from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime

@@ -220,10 +220,10 @@ class Advanced(Section):
 
 
 class Secrets(Section):
-    required: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")], ...] = Field(
-        default=()
-    )
-    """not built yet; a config that sets it is refused"""
+    required: tuple[
+        Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=64)], ...
+    ] = Field(default=(), max_length=32)
+    """names of [secrets](secrets.md) that workflow and grader get as environment variables"""
 
 
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Z_][A-Z0-9_]*$")]

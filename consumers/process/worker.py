@@ -25,9 +25,10 @@ from infra.local import gc_freeze
 from infra.ports.ports import Ports
 from infra.ports.services import Forges, Repositories, Submissions
 from infra.postgres.connections import Connections
+from infra.postgres.keys.sealed import Sealer
 from infra.postgres.lease import LEASE_LOST, LeaseKeeper, leave
 from infra.postgres.notify import News
-from infra.postgres.sealed import Sealer
+from infra.postgres.secrets import PostgresSecrets
 from infra.readmodel.store import announce_door
 from infra.runtime.consumer import AnyConsumer
 from infra.runtime.hosting import Hosting
@@ -41,6 +42,9 @@ from schemas.errors import InvalidConfig
 from schemas.ids import WorkerId
 
 logger = logging.getLogger(__name__)
+
+SECRETS_S = 3.0
+"""How long a worker may use the value of a secret that was replaced or deleted."""
 
 
 def worker_id() -> WorkerId:
@@ -167,6 +171,7 @@ async def _open_ports(
 ) -> Ports:
     lanes = set(hosting.lanes)
     sampler, learner, gateway, user, repositories = None, None, None, None, None
+    secrets = None
     if lanes & {Lane.GENERATE, Lane.TRAIN}:
         from trainer.engine import Engine
         from trainer.sampler.vllm.fleet import VllmServers
@@ -191,6 +196,8 @@ async def _open_ports(
         user = SandboxClient(service_of(settings), fetch=backend.artifacts.get, sockets=gateway)
         stack.push_async_callback(user.aclose)
         await user.start()
+    if lanes & {Lane.USER, Lane.GENERATE}:
+        secrets = PostgresSecrets(backend.database, Sealer.of(settings), cache_s=SECRETS_S)
     if Lane.CONTROL in lanes:
         repositories = GitRepositories(
             settings.home / "git",
@@ -210,6 +217,7 @@ async def _open_ports(
         learner=learner,
         user=user,
         gateway=gateway,
+        secrets=secrets,
     )
 
 

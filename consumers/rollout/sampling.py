@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterable
 
 from consumers.error_excerpt import excerpt
+from consumers.user_secrets import sandbox_owner
 from infra.ports.ports import Ports
 from infra.ports.services import SandboxOwner, Session
 from schemas.datasets import DatasetRow
@@ -27,7 +28,7 @@ from schemas.sampling import (
     Turn,
     sequences_of,
 )
-from schemas.specs import GroupSpec, RolloutRef, SampleEntry
+from schemas.specs import GroupSpec, SampleEntry
 
 NEVER_ASKED = SampleFailure(
     category=FailureCategory.VALIDATION,
@@ -93,11 +94,17 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
     assert rollout is not None, effect.spec.group  # noqa: S101 - without one it is GenerateGroup
     row = (await ports.datasets.rows(effect.spec.template.dataset))[effect.spec.row]
     await _await_sampler(ports.require("sampler"), _request(effect.spec, effect.index, row.prompt))
+    try:
+        owner = await sandbox_owner(effect.spec, rollout, ports)
+    except UserCodeError as error:
+        unset = SampleFailure(category=error.category, message=error.message)
+        record = record_of(effect.index, (), row.prompt, failure=unset)
+        return await _finish(effect, record, ports)
     session = ports.require("gateway").open(
-        effect.spec, effect.index, deadline_s=rollout.workflow_timeout_s
+        effect.spec, effect.index, deadline_s=rollout.workflow_timeout_s, masks=owner.masks
     )
     try:
-        returned = await _run_workflow(effect, rollout, row, ports, session)
+        returned = await _run_workflow(effect, owner, row, ports, session)
     finally:
         turns, conversation = session.close()
     if session.interrupted:
@@ -108,7 +115,11 @@ async def generate_sample(effect: GenerateSample, ports: Ports) -> SampleFinishe
     if failure is None and not turns:
         failure = NEVER_ASKED
     messages = returned if isinstance(returned, tuple) else conversation
-    record = record_of(effect.index, turns, messages, failure=failure)
+    return await _finish(effect, record_of(effect.index, turns, messages, failure=failure), ports)
+
+
+async def _finish(effect: GenerateSample, record: SampleRecord, ports: Ports) -> SampleFinished:
+    """Store the record of a sample."""
     batch = SampleBatch(group=effect.spec.group, samples=(record,))
     data = batch.model_dump_json().encode()
     artifact = await ports.artifacts.put(data, run=effect.spec.owner)
@@ -123,14 +134,16 @@ async def _await_sampler(sampler: Sampler, request: SampleRequest) -> None:
 
 
 async def _run_workflow(
-    effect: GenerateSample, rollout: RolloutRef, row: DatasetRow, ports: Ports, session: Session
+    effect: GenerateSample, owner: SandboxOwner, row: DatasetRow, ports: Ports, session: Session
 ) -> tuple[Message, ...] | SampleFailure | None:
     """Return the messages that the workflow returned (None if it returned none), or how it failed."""
     spec = effect.spec
+    rollout = spec.template.rollout
+    assert rollout is not None, spec.group  # noqa: S101 - the caller looked
     try:
         result = await ports.require("user").run_workflow(
             rollout,
-            owner=SandboxOwner(run=spec.owner),
+            owner=owner,
             sample=sample_id(spec.group_key.id, effect.index),
             prompt=row.prompt,
             metadata=row.metadata,

@@ -30,6 +30,7 @@ from infra.local.lost_leases import LeaseWatch, is_stopped, live_workers
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.migrate import migrate
 from infra.postgres.pool import connect
+from infra.settings.secret_key import CURRENT, OLDER
 from infra.settings.settings import Settings
 from schemas.errors import Conflict, HeadraceError, Refused, TransientError
 from schemas.ids import WorkerId
@@ -136,10 +137,8 @@ def child_specs(
     }
     cores = len(os.sched_getaffinity(0))
     threads = max(1, cores // 2) if settings.workers == "two" else cores
-    # Only the control process opens secrets, and user code runs next to the others.
-    unsealing = "HEADRACE_SECRET_KEY"
-    keyless = {name: value for name, value in shared.items() if name != unsealing}
-    device = {**keyless, "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", str(threads))}
+    keyless = {name: value for name, value in shared.items() if name not in (CURRENT, OLDER)}
+    device = {**shared, "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", str(threads))}
     control = (*PYTHON, "producers.serve")
     hosted = HOSTED[settings.workers]
     beside = settings.vllm.server if settings.vllm else None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from infra.ports.clock import Clock
 from infra.ports.event_log import EventStore
+from infra.ports.secrets import SecretStore
 from infra.ports.services import (
     Artifacts,
     Blobs,
@@ -46,6 +47,7 @@ class Ports:
     gateway: Gateway | None = None
     forges: Forges | None = None
     submissions: Submissions | None = None
+    secrets: SecretStore | None = None
 
     @overload
     def require(self, port: Literal["repositories"]) -> Repositories: ...
@@ -61,6 +63,8 @@ class Ports:
     def require(self, port: Literal["forges"]) -> Forges: ...
     @overload
     def require(self, port: Literal["submissions"]) -> Submissions: ...
+    @overload
+    def require(self, port: Literal["secrets"]) -> SecretStore: ...
     def require(self, port: str) -> object:
         """Return a port that the effect's lane needs. Raises RuntimeError in a process that does not
         have it, because such a process must not claim the effect."""

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from infra.git.credentials import AppCredential, Credential, KeyCredential, TokenCredential
+from infra.postgres.keys.sealed import Sealer
 from infra.postgres.pool import Database, Row
-from infra.postgres.sealed import Sealer
 from schemas.events import Provider
 
 KEPT_HOURS = 24
@@ -24,6 +24,9 @@ KINDS: dict[str, type[Credential]] = {
     "key": KeyCredential,
     "app": AppCredential,
 }
+
+SEALED = {"secret": "secret", "previous_secret": "secret", "credential": "credential"}
+"""The columns with sealed values, and the field that each was sealed for."""
 
 READ = (
     "select workspace, provider, url, hook, secret, credential,"
@@ -64,12 +67,12 @@ class Connections:
     async def get(self, workspace: str) -> Connection | None:
         """Return the connection of a workspace (its id), or None."""
         row = await self._pool.fetchrow(READ, workspace)
-        return None if row is None else self._open(row)
+        return None if row is None else await self._open(row)
 
     async def all(self) -> Sequence[Connection]:
         """Return all connections, by workspace."""
         rows = await self._pool.fetch(READ, None)
-        return [self._open(row) for row in rows]
+        return [await self._open(row) for row in rows]
 
     async def repositories(self) -> Sequence[ConnectedRepository]:
         """Return all connected repositories. No secret is opened, so a connection whose key is lost
@@ -90,7 +93,7 @@ class Connections:
         connection gets a random one. Without `credential` the credential stays. A connection that
         changes its provider or URL loses the hook and the credential, because they belong to the other
         repository."""
-        sealed = None if credential is None else self._seal_credential(workspace, credential)
+        sealed = None if credential is None else await self._seal_credential(workspace, credential)
         await self._pool.execute(
             "insert into connections as c (workspace, provider, url, secret, credential)"
             " values ($1, $2, $3, $4, $5) on conflict (workspace) do update set"
@@ -103,7 +106,7 @@ class Connections:
             workspace,
             provider,
             url,
-            self._seal_secret(workspace, secret or _new_secret()),
+            await self._seal_secret(workspace, secret or _new_secret()),
             sealed,
             secret is not None,
         )
@@ -127,7 +130,7 @@ class Connections:
             " else clock_timestamp() + make_interval(hours => $4) end,"
             " updated_at = clock_timestamp() where workspace = $1",
             workspace,
-            self._seal_secret(workspace, _new_secret()),
+            await self._seal_secret(workspace, _new_secret()),
             now,
             KEPT_HOURS,
         )
@@ -137,13 +140,34 @@ class Connections:
         """Forget the connection of a workspace, with its secrets."""
         await self._pool.execute("delete from connections where workspace = $1", workspace)
 
+    async def rewrap(self) -> int:
+        """Wrap the data keys of all sealed values with the current key. Returns the number of values. A
+        value that changes meanwhile stays as it is, because the current key has sealed it."""
+        done = 0
+        for column, sealed_for in SEALED.items():
+            rows = await self._pool.fetch(
+                f"select workspace, {column} as sealed from connections where {column} is not null"  # noqa: S608 - our own names
+            )
+            for row in rows:
+                fresh = await self._sealer.rewrap(
+                    row["sealed"], owner=row["workspace"], field=sealed_for
+                )
+                await self._pool.execute(
+                    f"update connections set {column} = $3 where workspace = $1 and {column} = $2",  # noqa: S608 - our own names
+                    row["workspace"],
+                    row["sealed"],
+                    fresh,
+                )
+            done += len(rows)
+        return done
+
     async def _reread(self, workspace: str) -> Connection:
         found = await self.get(workspace)
         if found is None:
             raise LookupError(f"the connection of {workspace} was removed while it was written")
         return found
 
-    def _open(self, row: Row) -> Connection:
+    async def _open(self, row: Row) -> Connection:
         workspace = row["workspace"]
         sealed = [one for one in (row["secret"], row["previous_secret"]) if one is not None]
         return Connection(
@@ -152,23 +176,24 @@ class Connections:
             url=row["url"],
             hook=row["hook"],
             secrets=tuple(
-                self._sealer.open(one, workspace=workspace, field="secret") for one in sealed
+                [await self._sealer.open(one, owner=workspace, field="secret") for one in sealed]
             ),
-            credential=self._open_credential(workspace, row["credential"]),
+            credential=await self._open_credential(workspace, row["credential"]),
         )
 
-    def _seal_secret(self, workspace: str, secret: str) -> bytes:
-        return self._sealer.seal(secret, workspace=workspace, field="secret")
+    async def _seal_secret(self, workspace: str, secret: str) -> bytes:
+        return await self._sealer.seal(secret, owner=workspace, field="secret")
 
-    def _seal_credential(self, workspace: str, credential: Credential) -> bytes:
+    async def _seal_credential(self, workspace: str, credential: Credential) -> bytes:
         kind = next(name for name, made in KINDS.items() if isinstance(credential, made))
         text = json.dumps({"kind": kind, **asdict(credential)})
-        return self._sealer.seal(text, workspace=workspace, field="credential")
+        return await self._sealer.seal(text, owner=workspace, field="credential")
 
-    def _open_credential(self, workspace: str, sealed: bytes | None) -> Credential | None:
+    async def _open_credential(self, workspace: str, sealed: bytes | None) -> Credential | None:
         if sealed is None:
             return None
-        held = json.loads(self._sealer.open(sealed, workspace=workspace, field="credential"))
+        opened = await self._sealer.open(sealed, owner=workspace, field="credential")
+        held = json.loads(opened)
         return KINDS[held.pop("kind")](**held)
 
 

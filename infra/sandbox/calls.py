@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from infra import telemetry
 from infra.ports.services import SandboxOwner, WorkflowResult
 from infra.sandbox.host_messages import (
     Graded,
@@ -19,8 +20,9 @@ from infra.sandbox.host_messages import (
     SampleGrade,
     check_grades,
 )
-from schemas.errors import FailureCategory, UserCodeError
+from schemas.errors import FailureCategory, TransientError, UserCodeError
 from schemas.sampling import Grade, Message, SampleFailure, SampleRecord
+from schemas.secrets.masking import Masks
 from schemas.specs import RolloutRef
 
 Role = Literal["workflow", "grader"]
@@ -47,6 +49,20 @@ class CallingUserCode(ABC):
         """Make one attempt at a call. Raises UserCodeError, and TransientError when its process ended
         during the call. The next attempt starts from the beginning."""
 
+    async def _call(self, call: UserCall) -> Returned | Graded:
+        """Make a call and mask the secrets of its owner in what comes back, also in errors. Their texts
+        may have been cut, so parts of a secret are masked too."""
+        masks = call.owner.masks
+        if not masks:
+            return await self.make_call(call)
+        telemetry.mask_logs(masks)
+        try:
+            return _mask_answer(await self.make_call(call), masks)
+        except UserCodeError as error:
+            raise UserCodeError(error.category, masks.cut_text(error.message)) from None
+        except TransientError as error:
+            raise TransientError(masks.cut_text(str(error))) from None
+
     async def run_workflow(
         self,
         rollout: RolloutRef,
@@ -67,7 +83,7 @@ class CallingUserCode(ABC):
         deadline_s = rollout.workflow_timeout_s
         data = json.dumps(message).encode()
         call = UserCall(rollout, owner, "workflow", sample, deadline_s, data)
-        answer = await self.make_call(call)
+        answer = await self._call(call)
         if not isinstance(answer, Returned) or answer.messages is None:
             return WorkflowResult(None)
         return WorkflowResult(tuple(_message(spoken) for spoken in answer.messages))
@@ -98,7 +114,7 @@ class CallingUserCode(ABC):
         }
         deadline_s = rollout.grader_timeout_s
         data = json.dumps(message).encode()
-        answer = await self.make_call(UserCall(rollout, owner, "grader", group, deadline_s, data))
+        answer = await self._call(UserCall(rollout, owner, "grader", group, deadline_s, data))
         if not isinstance(answer, Graded):
             raise UserCodeError(FailureCategory.GRADER, "the grader's process returned no grades")
         names = [reward.name for reward in rollout.rewards]
@@ -108,6 +124,22 @@ class CallingUserCode(ABC):
             text = f"the grader's process wrote into a pipe that is not its own: {error}"
             raise UserCodeError(FailureCategory.PROCESS, text) from error
         return tuple(_grade(grade) for grade in answer.grades)
+
+
+def _mask_answer(answer: Returned | Graded, masks: Masks) -> Returned | Graded:
+    if isinstance(answer, Graded):
+        grades = [
+            grade.model_copy(update={"error": grade.error and masks.cut_text(grade.error)})
+            for grade in answer.grades
+        ]
+        return answer.model_copy(update={"grades": grades})
+    if answer.messages is None:
+        return answer
+    messages = [
+        ReturnedMessage(role=masks.text(spoken.role), content=masks.text(spoken.content))
+        for spoken in answer.messages
+    ]
+    return answer.model_copy(update={"messages": messages})
 
 
 def _message(spoken: ReturnedMessage) -> Message:

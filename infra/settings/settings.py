@@ -17,7 +17,7 @@ from infra.settings.kafka import KafkaSettings
 from infra.settings.network_policy import NetworkPolicy
 from infra.settings.s3 import S3Place
 from infra.settings.sandbox_service import SandboxAddress
-from infra.settings.secret_key import KEY_BYTES, parse_key
+from infra.settings.secret_key import KeySource, load_sources
 from infra.settings.vllm import BadValue, VllmLaunch
 from schemas.secrets.redact import redact_setting
 
@@ -54,7 +54,8 @@ class Settings:
     """How this process runs. Without `database_url` the supervisor runs an embedded Postgres. Without
     `kafka` the bus tails the event log, and without `vllm` the torch engine samples. Without
     `retention_days` no run is archived automatically, and without `secret_key` secrets are sealed with
-    the key file of the home. Without `sandbox_service` each process that needs one starts its own."""
+    the key file of the home. `old_secret_keys` open what they sealed before. Without
+    `sandbox_service` each process that needs one starts its own."""
 
     home: Path
     url: str
@@ -63,7 +64,8 @@ class Settings:
     metrics_token: str | None = field(repr=False)
     trusted_proxies: tuple[Network, ...]
     audit_days: int
-    secret_key: bytes | None = field(repr=False)
+    secret_key: KeySource | None = field(repr=False)
+    old_secret_keys: tuple[KeySource, ...] = field(repr=False)
     database_url: str | None = field(repr=False)
     database: DatabaseLimits
     kafka: KafkaSettings | None
@@ -84,6 +86,7 @@ class Settings:
     def load(cls, environ: Mapping[str, str]) -> "Settings":
         """Read the environment. Raises BadSetting."""
         home = _home(environ)
+        secret_key, old_secret_keys = _secret_keys(environ)
         return cls(
             home=home,
             url=_url(environ),
@@ -92,7 +95,8 @@ class Settings:
             metrics_token=environ.get("HEADRACE_METRICS_TOKEN") or None,
             trusted_proxies=_trusted_proxies(environ),
             audit_days=_number(environ, "HEADRACE_AUDIT_DAYS", 90, 1, 36500),
-            secret_key=_secret_key(environ),
+            secret_key=secret_key,
+            old_secret_keys=old_secret_keys,
             database_url=_database(environ),
             database=DatabaseLimits(
                 pool=_number(environ, "HEADRACE_DATABASE_POOL", 6, 1, 500),
@@ -196,17 +200,14 @@ def _trusted_proxies(environ: Mapping[str, str]) -> tuple[Network, ...]:
         raise _bad("HEADRACE_TRUSTED_PROXIES", value, may) from error
 
 
-def _secret_key(environ: Mapping[str, str]) -> bytes | None:
-    """Return the key that seals secrets, or None for the key file of the home. The message of an error
-    does not show the value."""
-    value = environ.get("HEADRACE_SECRET_KEY")
+def _secret_keys(
+    environ: Mapping[str, str],
+) -> tuple[KeySource | None, tuple[KeySource, ...]]:
+    """Return the key that seals secrets (None for the key file of the home) and the keys before it."""
     try:
-        return parse_key(value.strip()) if value else None
+        return load_sources(environ)
     except ValueError as error:
-        raise BadSetting(
-            f"HEADRACE_SECRET_KEY holds no key; it may hold {KEY_BYTES} random bytes as hex or base64 "
-            "(make one with: openssl rand -hex 32)"
-        ) from error
+        raise BadSetting(str(error)) from error
 
 
 def _http(name: str, value: str) -> str:

@@ -102,10 +102,14 @@ class Client:
         timeout = httpx.Timeout(SLOW_S, connect=5)
         return self._answer(self._send("POST", path, headers=headers, timeout=timeout))
 
-    def delete(self, path: str) -> Document:
+    def put_json(self, path: str, body: Document) -> Document:
+        """PUT JSON and return the response. Raises Failure."""
+        return self._answer(self._send("PUT", path, json=body))
+
+    def delete(self, path: str, **parameters: str) -> Document:
         """DELETE `path` and return the response. Raises Failure."""
         timeout = httpx.Timeout(SLOW_S, connect=5)
-        return self._answer(self._send("DELETE", path, timeout=timeout))
+        return self._answer(self._send("DELETE", path, timeout=timeout, params=parameters))
 
     def post_file(self, path: str, file: Path, **parameters: str) -> Document:
         """POST the bytes of a file and return the response. Raises Failure."""

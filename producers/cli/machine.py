@@ -97,7 +97,7 @@ def _container_headroom_bytes() -> int | None:
 
 def check_hub() -> Check:
     """Whether the model hub answers. Without it, only models that are already here can be trained."""
-    from producers.core.hub import endpoint, offline
+    from producers.core.models.hub import endpoint, offline
 
     name = "model hub"
     if (variable := offline()) is not None:

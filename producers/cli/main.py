@@ -36,6 +36,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         CLI + "dataset:dataset",
         "Datasets: upload, list, preview, download and more.",
     ),
+    "secret": (
+        CLI + "access.secrets:secret",
+        "Secrets for user code: set, list, delete.",
+    ),
     "train": (
         CLI + "train:train",
         "Training runs: submit, watch, stop, samples, archive and more.",

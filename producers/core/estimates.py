@@ -1,8 +1,8 @@
 """A rough estimate of what a run will need, for `train submit --dry-run`.
 
 Time is estimated only when there is no GPU, and the estimate says what it assumes. All figures are
-derived from the model's number of parameters (`producers/core/model_facts.py`). If that is unknown,
-there are no figures.
+derived from the model's number of parameters (`producers/core/models/model_facts.py`). If that is
+unknown, there are no figures.
 """
 
 from collections.abc import Mapping

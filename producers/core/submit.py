@@ -20,12 +20,13 @@ from datetime import UTC
 from infra import telemetry
 from infra.failpoints import hit
 from infra.ports.event_log import EventStore, Recorded
+from infra.ports.secrets import SecretStore
 from infra.postgres.names import Kind, Names
 from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
 from producers.core.lookup import Lookup
 from producers.core.run_names import invented_name
 from producers.core.validation.dataset_issues import num_evaluated_rows
-from producers.core.validation.references import ReferenceFinder
+from producers.core.validation.references import ReferenceFinder, Requester
 from producers.core.validation.rollout_issues import entrypoint_of
 from producers.core.validation.validate import Valid, require_valid
 from producers.core.workspaces import Workspace, Workspaces
@@ -58,13 +59,19 @@ KEY_USED = (
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
     """A request to run or evaluate a TOML. `start`, if set, replaces the TOML's
-    `experiment.model_path`. `origin` is the push that submits, or None."""
+    `experiment.model_path`. `origin` is the push that submits, or None. `submitter` is the person whose
+    personal secrets the run may use, or None."""
 
     config: Mapping[str, object]
     workspace: str | None = None
     name: str | None = None
     start: str | None = None
     origin: PushOrigin | None = None
+    submitter: str | None = None
+
+    @property
+    def requester(self) -> Requester:
+        return Requester(self.workspace, None if self.origin else self.submitter)
 
     def digest(self, kind: str) -> str:
         """A hash of the request: two requests are the same when their digests are equal."""
@@ -101,12 +108,18 @@ class Submitter:
         *,
         lookup: Lookup,
         workspaces: Workspaces,
+        secrets: SecretStore,
         network: NetworkPolicy = NO_NETWORK,
     ) -> None:
         self._log = log
         self._names = names
         self._references = ReferenceFinder(
-            log, names, lookup=lookup, workspaces=workspaces, network=network
+            log,
+            names,
+            lookup=lookup,
+            workspaces=workspaces,
+            network=network,
+            secrets=secrets,
         )
 
     async def resolve_run(self, request: SubmitRequest) -> Resolved:
@@ -117,7 +130,7 @@ class Submitter:
             experiment = config.experiment.model_copy(update={"model_path": request.start})
             config = config.model_copy(update={"experiment": experiment})
         config = _pin_commit(config, request.origin)
-        references = await self._references.find(config, request.workspace)
+        references = await self._references.find(config, request.requester)
         return Resolved(config, require_valid(config, references))
 
     async def submit_run(self, request: SubmitRequest, *, key: str) -> Recorded:
@@ -140,6 +153,7 @@ class Submitter:
             date=await self._today(),
             warnings=valid.warnings,
             origin=request.origin,
+            submitter=request.requester.submitter,
         )
         events: list[Event] = [requested]
         if valid.workspace is not None and not requested.needs_approval:
@@ -156,7 +170,7 @@ class Submitter:
         if recorded := await self._find_recorded(digest, key=key, stream=stream):
             return recorded
         config = parse_eval(request.config)
-        valid = require_valid(config, await self._references.find(config, request.workspace))
+        valid = require_valid(config, await self._references.find(config, request.requester))
         if valid.workspace is None:
             raise AssertionError("an evaluation without a rollout is refused by config_issues")
         requested = EvaluationRequested(
@@ -169,6 +183,7 @@ class Submitter:
             config=config,
             workspace=valid.workspace.id,
             warnings=valid.warnings,
+            submitter=request.requester.submitter,
         )
         push = _push(valid.workspace, config.experiment, stream)
         reserved = ReservedName("evaluation", requested.eval_name, evaluation)

@@ -6,7 +6,7 @@ means one repository, even when several users add at the same time.
 """
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -116,6 +116,12 @@ class Workspaces:
             if found is not None and found.url == url:
                 return found
         return None
+
+    async def all(self) -> Sequence[Workspace]:
+        """All workspaces, by name."""
+        known = await self._names.all("workspace")
+        found = [await self._find_id(known[name]) for name in sorted(known)]
+        return [one for one in found if one is not None]
 
     async def choose(self, ref: str | None) -> Workspace:
         """The named workspace, or the only one. Raises NotFound, InvalidConfig."""

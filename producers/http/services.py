@@ -16,8 +16,9 @@ from infra.ports.event_log import EventLog
 from infra.ports.services import Artifacts, Repositories
 from infra.postgres.connections import Connections
 from infra.postgres.dependents import Holders
+from infra.postgres.keys.sealed import Sealer
 from infra.postgres.pool import Database
-from infra.postgres.sealed import Sealer
+from infra.postgres.secrets import PostgresSecrets
 from infra.readmodel.store import ReadModel
 from infra.settings.settings import Settings
 from producers.core.approval import Approvals
@@ -27,6 +28,7 @@ from producers.core.dead_letters import DeadLetters
 from producers.core.lookup import Lookup
 from producers.core.polling import Ages, Poller, RefSources
 from producers.core.retention import Retention
+from producers.core.secrets import SecretKeeping
 from producers.core.submit import Submitter
 from producers.core.verification import Verifications
 from producers.core.workspaces import Workspaces
@@ -85,11 +87,26 @@ class Services:
             lookup=self.lookup,
             workspaces=self.workspaces,
             network=self.settings.network,
+            secrets=self.secret_store,
+        )
+
+    @cached_property
+    def sealer(self) -> Sealer:
+        return Sealer.of(self.settings)
+
+    @cached_property
+    def secret_store(self) -> PostgresSecrets:
+        return PostgresSecrets(self.database, self.sealer)
+
+    @cached_property
+    def secrets(self) -> SecretKeeping:
+        return SecretKeeping(
+            self.secret_store, self.workspaces, connections=self.connections, sealer=self.sealer
         )
 
     @cached_property
     def connections(self) -> Connections:
-        return Connections(self.database, Sealer.of(self.settings))
+        return Connections(self.database, self.sealer)
 
     @cached_property
     def connecting(self) -> Connecting:

@@ -43,6 +43,12 @@ class Masks:
     def __repr__(self) -> str:
         return f"Masks({len(self._forms)} forms)"
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Masks) and self._forms == other._forms
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._forms))
+
     @property
     def longest(self) -> int:
         """Characters of the longest form."""

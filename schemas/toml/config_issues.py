@@ -40,12 +40,6 @@ def config_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
 
 def unsupported(config: RunConfig | EvalConfig) -> Iterator[Issue]:
     """Issues with values that are valid but that this version does not support."""
-    if config.secrets.required:
-        names = ", ".join(config.secrets.required)
-        yield Issue(
-            "secrets.required",
-            f"is not built yet, got {names}; leave it out, and pass values that are not secret in [env]",
-        )
     if not isinstance(config, RunConfig):
         return
     if config.sampling.rollout_top_p != 1.0:
@@ -113,6 +107,8 @@ def _environment_issues(config: RunConfig | EvalConfig) -> Iterator[Issue]:
         key = f"secrets.required[{index}]"
         if name in seen:
             yield Issue(key, f"names {name} twice; keep one")
+        if reason := reserved_env(name):
+            yield Issue(key, f"names {name}, which {reason}")
         if name in config.env:
             yield Issue(key, f"names {name}, which [env] sets too; keep one")
         seen.add(name)

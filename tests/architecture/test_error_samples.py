@@ -14,8 +14,8 @@ from producers.cli.config_files import read_config
 from producers.core.datasets.mapping import mapping_of
 from producers.core.datasets.registration import check_name, file_kind
 from producers.core.datasets.rules import check_file
-from producers.core.model_facts import ModelFacts
-from producers.core.model_ref import resolve_model
+from producers.core.models.model_facts import ModelFacts
+from producers.core.models.model_ref import resolve_model
 from producers.core.validation.references import References
 from producers.core.validation.rollout_issues import SyncedCommit
 from producers.core.validation.validate import validate
@@ -74,7 +74,7 @@ TOMLS: tuple[tuple[dict[str, Any], str], ...] = (
     (toml(experiment={"branch": "main", "commit_sha": SHA}), "commit_sha"),
     (toml(env={"LD_PRELOAD": "x"}), "LD_PRELOAD"),
     (toml(env={"lower": "x"}), "lower"),
-    (toml(secrets={"required": ["KEY"]}), "KEY"),
+    (toml(secrets={"required": ["LD_KEY"]}), "LD_KEY"),
 )
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from infra.settings.kafka import KafkaSettings
-from producers.core import lookup, model_ref, submit, workspaces
+from producers.core import lookup, submit, workspaces
 from producers.core.datasets import registration
+from producers.core.models import model_ref
 from producers.http import requests
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,9 +24,9 @@ from infra.ports.services import RefList
 from infra.postgres.connections import Connections
 from infra.postgres.effects import PostgresEffects
 from infra.postgres.event_log import PostgresLog
+from infra.postgres.keys.sealed import Sealer
 from infra.postgres.notify import Notifier
 from infra.postgres.pool import Database, connect
-from infra.postgres.sealed import Sealer
 from infra.readmodel.store import ReadModel
 from infra.settings.settings import Settings
 from producers.http.app import create_app

@@ -16,6 +16,7 @@ from infra.git.mirrors import GitRepositories
 from infra.memory.blobs import MemoryBlobs
 from infra.memory.bus import MemoryBus
 from infra.memory.event_log import MemoryEffects, MemoryLog, World
+from infra.memory.secrets import MemorySecrets
 from infra.ports.clock import SystemClock
 from infra.ports.ports import Ports
 from infra.postgres.names import MemoryNames
@@ -51,6 +52,7 @@ class InMemory:
     names: MemoryNames
     blobs: MemoryBlobs
     artifacts: ArtifactStore
+    secrets: MemorySecrets
     log: MemoryLog = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,6 +104,7 @@ async def in_memory(
     from trainer.sampler.vllm.fleet import VllmServers
 
     world, blobs, names = World(), MemoryBlobs(), MemoryNames()
+    secrets = MemorySecrets()
     world.workers[WORKER] = world.now.replace(year=2100)
     log = MemoryLog(world)
     artifacts = ArtifactStore(log, blobs)
@@ -140,15 +143,18 @@ async def in_memory(
                 learner=learner,
                 user=user,
                 gateway=gateway,
+                secrets=secrets,
             ),
             artifacts=artifacts,
             wakeup=Wakeup(),
         )
         task = asyncio.ensure_future(runtime.run())
         workspaces = Workspaces(log, names, repositories)
-        submitter = Submitter(log, names, lookup=Lookup(log, names), workspaces=workspaces)
+        submitter = Submitter(
+            log, names, lookup=Lookup(log, names), workspaces=workspaces, secrets=secrets
+        )
         try:
-            yield InMemory(world, submitter, workspaces, names, blobs, artifacts)
+            yield InMemory(world, submitter, workspaces, names, blobs, artifacts, secrets)
         finally:
             runtime.stop()
             await task

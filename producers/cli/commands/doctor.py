@@ -1,5 +1,6 @@
 """`headrace doctor`: check this machine, and say how to fix what is missing."""
 
+import asyncio
 import importlib.metadata
 import importlib.util
 import os
@@ -16,12 +17,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from infra.settings.secret_key import KmsKey
 from producers.cli.command_tree import command
 from producers.cli.display.output import print_json, print_table, say
 from producers.cli.display.read_model import description
 from producers.cli.errors import Failure
 from producers.cli.machine import MACHINE_CHECKS, Check
-from schemas.errors import InvalidConfig
+from schemas.errors import InvalidConfig, TransientError
 from schemas.secrets.redact import redact
 
 if TYPE_CHECKING:
@@ -218,9 +220,11 @@ def _check_home(settings: "Settings") -> Check:
 
 def _check_secret_key(settings: "Settings") -> Check:
     """The key of stored secrets. A key file that is not there yet is made when it is needed."""
-    from infra.postgres.sealed import FILE, load_key_file
+    from infra.postgres.keys.key_file import FILE, load_key_file
 
     path = settings.home / FILE
+    if isinstance(settings.secret_key, KmsKey):
+        return _check_kms(settings.secret_key)
     if settings.secret_key is not None:
         return Check("secret key", ok=True, detail="in HEADRACE_SECRET_KEY")
     if not os.path.lexists(path):
@@ -230,6 +234,17 @@ def _check_secret_key(settings: "Settings") -> Check:
     except InvalidConfig as error:
         return Check("secret key", ok=False, detail=str(path), fix=str(error))
     return Check("secret key", ok=True, detail=f"in {path}")
+
+
+def _check_kms(key: KmsKey) -> Check:
+    from infra.postgres.keys.kms import KmsWrapper
+
+    try:
+        found = asyncio.run(KmsWrapper(key.name).key_id())
+    except (InvalidConfig, TransientError) as error:
+        fix = "set AWS_REGION and credentials, and allow kms:DescribeKey, Encrypt and Decrypt"
+        return Check("secret key", ok=False, detail=str(error), fix=fix)
+    return Check("secret key", ok=True, detail=found)
 
 
 def _check_disk(settings: "Settings") -> Check:

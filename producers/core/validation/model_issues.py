@@ -3,7 +3,7 @@ its datasets."""
 
 from collections.abc import Iterator
 
-from producers.core.model_facts import ModelFacts
+from producers.core.models.model_facts import ModelFacts
 from schemas.config import EvalConfig, RunConfig
 from schemas.errors import Issue
 from schemas.events import DatasetRegistered

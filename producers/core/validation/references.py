@@ -7,12 +7,13 @@ import difflib
 from dataclasses import dataclass
 
 from infra.ports.event_log import Cursor, EventStore, Recorded
+from infra.ports.secrets import SecretStore
 from infra.postgres.names import Names
 from infra.settings.network_policy import NetworkPolicy
 from producers.core.datasets.registration import find as find_dataset
 from producers.core.lookup import Lookup
-from producers.core.model_facts import ModelFacts, model_facts
-from producers.core.model_ref import resolve_model
+from producers.core.models.model_facts import ModelFacts, model_facts
+from producers.core.models.model_ref import resolve_model
 from producers.core.validation.rollout_issues import SyncedCommit, synced_commits
 from producers.core.workspaces import Workspace, Workspaces
 from schemas.config import EvalConfig, RunConfig
@@ -20,6 +21,7 @@ from schemas.errors import InvalidConfig, Issue, NotFound
 from schemas.events import DatasetRegistered, RepositoryPushed, WorkspaceSynced
 from schemas.network import NetworkAddress
 from schemas.sampling import ModelRef
+from schemas.secrets.rules import how_to_set
 
 UNKNOWN = ModelFacts()
 PAGE = 1000
@@ -45,6 +47,15 @@ class References:
     issues: tuple[Issue, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Requester:
+    """Where a request comes from: the workspace that it names, and the person whose personal secrets
+    its run may use, who is None for a push."""
+
+    workspace: str | None = None
+    submitter: str | None = None
+
+
 class ReferenceFinder:
     """Finds what a config refers to. Appends nothing and raises nothing: see `References.issues`."""
 
@@ -56,14 +67,16 @@ class ReferenceFinder:
         lookup: Lookup,
         workspaces: Workspaces,
         network: NetworkPolicy,
+        secrets: SecretStore,
     ) -> None:
         self._log = log
         self._names = names
         self._network = network
         self._lookup = lookup
         self._workspaces = workspaces
+        self._secrets = secrets
 
-    async def find(self, config: RunConfig | EvalConfig, workspace: str | None) -> References:
+    async def find(self, config: RunConfig | EvalConfig, requester: Requester) -> References:
         """Look up every name in the config, and the workspace that the request names."""
         issues: list[Issue] = []
         dataset = await self._dataset(config.experiment.dataset, "experiment.dataset", issues)
@@ -75,9 +88,10 @@ class ReferenceFinder:
         chosen, missing = None, None
         commits: tuple[SyncedCommit, ...] = ()
         if config.experiment.rollout is not None:
-            chosen, missing = await self._workspace(workspace, issues)
+            chosen, missing = await self._workspace(requester.workspace, issues)
         if chosen is not None:
             commits = await self._commits(chosen)
+            await self._find_secrets(config, chosen, requester.submitter, issues)
         return References(
             dataset=dataset,
             validation=validation,
@@ -122,6 +136,19 @@ class ReferenceFinder:
         except InvalidConfig as error:
             issues.extend(error.issues)
             return None, None
+
+    async def _find_secrets(
+        self,
+        config: RunConfig | EvalConfig,
+        workspace: Workspace,
+        submitter: str | None,
+        issues: list[Issue],
+    ) -> None:
+        """Report the required secrets that are not set. No value is read."""
+        if missing := await self._secrets.missing(
+            config.secrets.required, workspace=workspace.id, submitter=submitter
+        ):
+            issues.append(Issue("secrets.required", how_to_set(missing, pushed=submitter is None)))
 
     async def _commits(self, workspace: Workspace) -> tuple[SyncedCommit, ...]:
         """The commits of a workspace that were synced. Its other events are not read, because each push

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from producers.core.model_facts import ModelFacts
+from producers.core.models.model_facts import ModelFacts
 from producers.core.validation.dataset_issues import dataset_issues, validation_dataset_issues
 from producers.core.validation.model_issues import length_issues, unknown_characters
 from producers.core.validation.network_issues import network_issues

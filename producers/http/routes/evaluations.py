@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infra.readmodel.registry import EvaluationJson
+from producers.http.auth import actor_of
 from producers.http.requests import body_of, cause_of, idempotency_key
 from producers.http.responses import ApiResponse, page_of, page_response
 from producers.http.routes.runs import log_page, request_from, services, warnings_of
@@ -30,7 +31,8 @@ def to_json(evaluation: EvaluationJson) -> Mapping[str, object]:
 async def submit(request: Request) -> Response:
     body = await body_of(request, ("config", "workspace", "name"))
     core = services(request)
-    recorded = await core.submitter.submit_eval(request_from(body), key=idempotency_key(request))
+    wanted = request_from(body, actor_of(request))
+    recorded = await core.submitter.submit_eval(wanted, key=idempotency_key(request))
     await core.readmodel.caught_up(recorded.cursor)
     found = await _find(request, recorded.event.run_id)
     return ApiResponse(

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
+from infra.ports.actor import Actor
 from infra.ports.event_log import Cursor
 from infra.readmodel.runs import RunJson
 from infra.readmodel.wait_reasons import WaitJson, wait_for_approval, waits_of
 from producers.core.estimates import estimate, has_gpu
 from producers.core.lookup import archived_error
 from producers.core.submit import SubmitRequest
+from producers.http.auth import actor_of
 from producers.http.requests import JsonBody, body_of, cause_of, idempotency_key
 from producers.http.responses import ApiResponse, flag, number, page_of, page_response
 from producers.http.routing import ScopedRoute
@@ -39,13 +41,14 @@ def services(request: Request) -> Services:
     return found
 
 
-def request_from(body: JsonBody) -> SubmitRequest:
-    """The submit request in a JSON body. Raises InvalidConfig when a field is not valid."""
+def request_from(body: JsonBody, actor: Actor) -> SubmitRequest:
+    """The submit request in a JSON body of an actor. Raises InvalidConfig when a field is not valid."""
     return SubmitRequest(
         config=body.table("config"),
         workspace=body.optional("workspace"),
         name=body.optional("name"),
         start=body.optional("from"),
+        submitter=actor.owner,
     )
 
 
@@ -53,8 +56,9 @@ async def submit(request: Request) -> Response:
     body = await body_of(request, ("config", "workspace", "name", "from", "dry_run"))
     core = services(request).submitter
     if body.flag("dry_run"):
-        return ApiResponse(await _dry_run(request, request_from(body)))
-    recorded = await core.submit_run(request_from(body), key=idempotency_key(request))
+        return ApiResponse(await _dry_run(request, request_from(body, actor_of(request))))
+    wanted = request_from(body, actor_of(request))
+    recorded = await core.submit_run(wanted, key=idempotency_key(request))
     run = recorded.event.run_id
     made = await run_json(request, run, after=recorded.cursor)
     return ApiResponse({"run": made, "warnings": warnings_of(recorded.event)}, status_code=201)

@@ -324,12 +324,18 @@ def test_a_taken_port_is_named_with_what_to_do() -> None:
             check_port("127.0.0.1", port)
 
 
-def test_only_the_control_process_gets_the_key_of_secrets(tmp_path: Path) -> None:
-    environ = {"HEADRACE_HOME": str(tmp_path), "HEADRACE_SECRET_KEY": "ab" * 32}
-    control, *others = child_specs(Settings.load(environ), environ, database_url="postgresql:///x")
-    assert control.environment["HEADRACE_SECRET_KEY"] == "ab" * 32
-    for spec in others:
-        assert "HEADRACE_SECRET_KEY" not in spec.environment
+def test_a_process_that_opens_no_secrets_does_not_get_their_key(tmp_path: Path) -> None:
+    keys = {"HEADRACE_SECRET_KEY": "ab" * 32, "HEADRACE_SECRET_KEYS_OLD": "cd" * 32}
+    environ = {
+        "HEADRACE_HOME": str(tmp_path),
+        "HEADRACE_SAMPLER": "vllm",
+        "HEADRACE_VLLM_MODEL": "m",
+        **keys,
+    }
+    specs = child_specs(Settings.load(environ), environ, database_url="postgresql:///x")
+    for spec in specs:
+        assert (keys.items() <= spec.environment.items()) == (spec.name != "vllm")
+        assert (not keys.keys() & spec.environment.keys()) == (spec.name == "vllm")
 
 
 def test_threads_are_set_on_purpose_and_a_user_may_choose(tmp_path: Path) -> None:

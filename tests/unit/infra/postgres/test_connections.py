@@ -4,8 +4,9 @@ import pytest
 
 from infra.git.credentials import AppCredential, Credential, KeyCredential, TokenCredential
 from infra.postgres.connections import Connections
+from infra.postgres.keys.local import LocalKey
+from infra.postgres.keys.sealed import Sealer
 from infra.postgres.pool import Database
-from infra.postgres.sealed import Sealer
 from schemas.errors import InvalidConfig
 
 pytestmark = pytest.mark.postgres
@@ -16,7 +17,7 @@ TOKEN = TokenCredential("git", "hush-token")
 
 @pytest.fixture
 def connections(database: Database) -> Connections:
-    return Connections(database, Sealer(lambda: bytes(32)))
+    return Connections(database, Sealer(LocalKey(lambda: bytes(32))))
 
 
 async def test_a_workspace_without_a_connection_has_none(connections: Connections) -> None:
@@ -111,12 +112,12 @@ async def test_a_row_moved_to_another_workspace_does_not_open(
 ) -> None:
     await connections.put("w", provider="github", url=URL)
     await database.durable.execute("update connections set workspace = 'x'")
-    with pytest.raises(InvalidConfig, match="belongs to another workspace"):
+    with pytest.raises(InvalidConfig, match="belongs to another value"):
         await connections.get("x")
 
 
 async def test_another_key_opens_nothing(connections: Connections, database: Database) -> None:
     await connections.put("w", provider="github", url=URL)
-    other = Connections(database, Sealer(lambda: b"k" * 32))
+    other = Connections(database, Sealer(LocalKey(lambda: b"k" * 32)))
     with pytest.raises(InvalidConfig, match="HEADRACE_SECRET_KEY"):
         await other.get("w")

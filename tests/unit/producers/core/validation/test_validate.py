@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infra.settings.network_policy import NetworkPolicy
-from producers.core.model_facts import ModelFacts
+from producers.core.models.model_facts import ModelFacts
 from producers.core.validation.references import References
 from producers.core.validation.rollout_issues import SyncedCommit
 from producers.core.validation.validate import require_valid, validate

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from producers.core.hub import hub_config, parse_object
 from producers.core.lookup import Lookup
+from producers.core.models.hub import hub_config, parse_object
 from schemas.errors import NotFound
 from schemas.sampling import ModelRef
 from schemas.scratch_models import CHARACTERS, scratch_shape

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from producers.core import hub as module
-from producers.core.hub import ANSWER_S, hub_config
+from producers.core.models import hub as module
+from producers.core.models.hub import ANSWER_S, hub_config
 from schemas.errors import InvalidConfig
 from tests.kit.hub import QWEN3_06B, hub
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from producers.core.estimates import estimate
-from producers.core.model_facts import ModelFacts, facts_of_config, model_facts
+from producers.core.models.model_facts import ModelFacts, facts_of_config, model_facts
 from schemas.config import RunConfig
 from schemas.sampling import ModelRef
 from schemas.scratch_models import SHAPES

@@ -1,0 +1,125 @@
+"""Secrets as people manage them: set, list and delete, and wrap all of them with a new key.
+
+A secret belongs to a workspace, or to the person who sets it. No function here returns a value.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from infra.ports.actor import bound_workspace
+from infra.ports.secrets import SecretOwner, StoredSecret
+from infra.postgres.connections import Connections
+from infra.postgres.keys.sealed import Sealer
+from infra.postgres.secrets import PostgresSecrets
+from producers.core.workspaces import Workspace, Workspaces
+from schemas.errors import InvalidConfig, Issue, NotFound
+from schemas.secrets.rules import SCOPES, SecretScope, check_secret_name, check_secret_value
+from schemas.secrets.secret_value import SecretValue
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedBy:
+    """The owner that a request names: the person who sends it, or a workspace (`workspace` is its name
+    or id; without one there must be only one workspace)."""
+
+    person: str
+    scope: SecretScope = "workspace"
+    workspace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrapped:
+    """The number of data keys that were wrapped again, and the id of the key that wraps them now."""
+
+    key: str
+    secrets: int
+    connections: int
+
+
+class SecretKeeping:
+    """Sets, lists and deletes secrets for the API."""
+
+    def __init__(
+        self,
+        store: PostgresSecrets,
+        workspaces: Workspaces,
+        *,
+        connections: Connections,
+        sealer: Sealer,
+    ) -> None:
+        self._store = store
+        self._workspaces = workspaces
+        self._connections = connections
+        self._sealer = sealer
+
+    async def put(self, by: OwnedBy, name: str, value: SecretValue) -> tuple[StoredSecret, bool]:
+        """Store a secret, and return it without its value, and whether it is new. Raises InvalidConfig
+        and NotFound, also when the name, the value or the workspace is not allowed."""
+        check_secret_name(name)
+        check_secret_value(value.reveal())
+        owner = await self._owner(by)
+        is_new = await self._store.put(owner, name, value, by=by.person)
+        found = next(one for one in await self._store.all([owner]) if one.name == name)
+        return found, is_new
+
+    async def delete(self, by: OwnedBy, name: str) -> SecretOwner:
+        """Delete a secret, and return its owner. Raises NotFound."""
+        owner = await self._owner(by)
+        if not await self._store.delete(owner, name):
+            raise NotFound(
+                f"there is no {owner.scope} secret {name[:80]!r}; `headrace secret list` shows all"
+            )
+        return owner
+
+    async def all(
+        self, person: str, workspace: str | None
+    ) -> tuple[Sequence[StoredSecret], Mapping[str, str]]:
+        """Return the personal secrets of a person and those of a workspace (of all workspaces without
+        one), and the names of these workspaces by id. Raises NotFound."""
+        workspaces = await self._workspaces_of(workspace)
+        owners = [SecretOwner("personal", person)]
+        owners += [SecretOwner("workspace", one.id) for one in workspaces]
+        return await self._store.all(owners), {str(one.id): one.name for one in workspaces}
+
+    async def rewrap(self) -> Rewrapped:
+        """Wrap the data keys of all sealed values with the current key. Raises InvalidConfig when one
+        does not open."""
+        connections = await self._connections.rewrap()
+        done = await self._store.rewrap()
+        return Rewrapped(await self._sealer.key_id(), done, connections)
+
+    async def _workspaces_of(self, ref: str | None) -> Sequence[Workspace]:
+        bound = bound_workspace()
+        if ref is None and bound is None:
+            return await self._workspaces.all()
+        return [await self._choose(ref)]
+
+    async def _choose(self, ref: str | None) -> Workspace:
+        """The workspace that is named, or the only one that the token may see. Raises NotFound for any
+        other one."""
+        bound = bound_workspace()
+        found = await self._workspaces.choose(ref or bound)
+        if bound is not None and found.id != bound:
+            raise NotFound(f"there is no workspace {ref!r:.80} that this token may see")
+        return found
+
+    async def _owner(self, by: OwnedBy) -> SecretOwner:
+        if by.scope == "personal":
+            if by.workspace is not None:
+                message = (
+                    "has no meaning for a personal secret; leave it out, or set scope workspace"
+                )
+                raise InvalidConfig(f"workspace {message}", issues=(Issue("workspace", message),))
+            return SecretOwner("personal", by.person)
+        return SecretOwner("workspace", (await self._choose(by.workspace)).id)
+
+
+def parse_secret_scope(text: str | None) -> SecretScope:
+    """Return the scope that a request names; workspace without one. Raises InvalidConfig."""
+    for scope in SCOPES:
+        if text == scope:
+            return scope
+    if text is None:
+        return "workspace"
+    message = f"must be {' or '.join(SCOPES)}, got {text[:40]!r}"
+    raise InvalidConfig(f"scope {message}", issues=(Issue("scope", message),))

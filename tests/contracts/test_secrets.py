@@ -1,0 +1,57 @@
+"""Both stores of secrets keep the contract."""
+
+import pytest
+
+from infra.memory.secrets import MemorySecrets
+from infra.ports.secrets import SecretOwner, SecretStore
+from infra.postgres.keys.local import LocalKey
+from infra.postgres.keys.sealed import Sealer
+from infra.postgres.pool import Database
+from infra.postgres.secrets import PostgresSecrets
+from schemas.errors import InvalidConfig
+from schemas.secrets.secret_value import SecretValue
+from tests.contracts.secrets_suite import SecretsSuite
+
+ANN = SecretOwner("personal", "ann")
+OLD, NEW = LocalKey(lambda: b"o" * 32), LocalKey(lambda: b"n" * 32)
+
+
+class TestMemory(SecretsSuite):
+    @pytest.fixture
+    def store(self) -> SecretStore:
+        return MemorySecrets()
+
+
+@pytest.mark.postgres
+class TestPostgres(SecretsSuite):
+    @pytest.fixture
+    def store(self, database: Database) -> SecretStore:
+        return PostgresSecrets(database, Sealer(OLD))
+
+    async def test_the_table_holds_no_value(self, database: Database, store: SecretStore) -> None:
+        await store.put(ANN, "KEY", SecretValue("hush-hush-1"), by="a")
+        [row] = await database.durable.fetch("select s::text as whole, sealed from secrets s")
+        assert b"hush" not in bytes(row["sealed"])
+        assert "hush" not in row["whole"]
+
+    async def test_a_value_that_is_moved_does_not_open(
+        self, database: Database, store: SecretStore
+    ) -> None:
+        await store.put(ANN, "KEY", SecretValue("hush-hush-1"), by="a")
+        await database.durable.execute("update secrets set owner = 'eve'")
+        with pytest.raises(InvalidConfig):
+            await store.resolve(["KEY"], workspace=None, submitter="eve")
+
+    async def test_a_key_is_replaced_without_touching_the_values(self, database: Database) -> None:
+        before = PostgresSecrets(database, Sealer(OLD))
+        await before.put(ANN, "KEY", SecretValue("hush-hush-1"), by="a")
+        after = PostgresSecrets(database, Sealer(NEW))
+        with pytest.raises(InvalidConfig, match="HEADRACE_SECRET_KEYS_OLD"):
+            await after.resolve(["KEY"], workspace=None, submitter="ann")
+        both = PostgresSecrets(database, Sealer(NEW, lambda: [OLD]))
+        assert await both.rewrap() == 1
+        found = await after.resolve(["KEY"], workspace=None, submitter="ann")
+        assert found["KEY"].reveal() == "hush-hush-1"
+        assert [one.key for one in await after.all([ANN])] == [await NEW.key_id()]
+        with pytest.raises(InvalidConfig):
+            await before.resolve(["KEY"], workspace=None, submitter="ann")
