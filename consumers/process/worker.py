@@ -13,6 +13,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from uuid import uuid4
 
 from infra import failpoints, telemetry
@@ -29,7 +30,7 @@ from infra.postgres.keys.sealed import Sealer
 from infra.postgres.lease import LEASE_LOST, LeaseKeeper, leave
 from infra.postgres.notify import News
 from infra.postgres.secrets import PostgresSecrets
-from infra.readmodel.store import announce_door
+from infra.readmodel.worker_chats import WorkerChats
 from infra.runtime.consumer import AnyConsumer
 from infra.runtime.hosting import Hosting
 from infra.runtime.runtime import Runtime
@@ -186,12 +187,16 @@ async def _open_ports(
         stack.push_async_callback(engine.aclose)
         sampler, learner = engine.sampler, engine.learner
     if sampler is not None:
-        gateway = HttpGateway(sampler, group=user_group(), network=settings.network)
+        chats = WorkerChats(backend.database)
+        gateway = HttpGateway(
+            sampler,
+            group=user_group(),
+            network=settings.network,
+            redeem=partial(chats.redeem, worker=hosting.worker),
+        )
         await gateway.start()
         stack.push_async_callback(gateway.aclose)
-        await announce_door(
-            backend.database, hosting.worker, gateway.internal_url, gateway.internal_key
-        )
+        await chats.announce(hosting.worker, gateway.internal_url)
     if lanes & {Lane.CONTROL, Lane.USER, Lane.GENERATE}:
         user = SandboxClient(service_of(settings), fetch=backend.artifacts.get, sockets=gateway)
         stack.push_async_callback(user.aclose)

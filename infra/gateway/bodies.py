@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from infra.gateway.sessions import GatewayError
 
@@ -49,6 +49,14 @@ class LargeBodyTurns:
                 self._keys[key] = (turns, users - 1)
 
 
+class BytesBudget(Protocol):
+    """Counts the bytes of bodies. Both methods raise GatewayError when there are too many."""
+
+    def check_room(self, num_bytes: int) -> None: ...
+
+    def count_received(self, num_bytes: int) -> None: ...
+
+
 class RequestBody:
     """The body of one request. `complete` is true once nothing more of it will arrive."""
 
@@ -58,15 +66,18 @@ class RequestBody:
         self._announced_length = _announced_length(scope)
         self.complete = self._announced_length == 0
 
-    async def read(self, key: str) -> bytes:
-        """Read and return the whole body. Raises GatewayError when it is too large or the client
-        disconnects."""
-        if self._announced_length is not None and self._announced_length > LONGEST_BODY:
+    async def read(self, key: str, *, budget: BytesBudget | None = None) -> bytes:
+        """Read and return the whole body. Raises GatewayError when it is too large, when the budget does
+        not allow its bytes, or when the client disconnects."""
+        length = self._announced_length
+        if length is not None and length > LONGEST_BODY:
             raise _too_large()
-        if self._announced_length is not None and self._announced_length <= SMALL_BODY:
-            return await self._read_all()
+        if length is not None and budget is not None:
+            budget.check_room(length)
+        if length is not None and length <= SMALL_BODY:
+            return await self._read_all(budget)
         async with self._bodies.turn(key):
-            return await self._read_all()
+            return await self._read_all(budget)
 
     async def discard(self) -> None:
         """Read and drop the rest, for at most DISCARD_S seconds and about DISCARDED bytes."""
@@ -76,10 +87,13 @@ class RequestBody:
                 while not self.complete and dropped < DISCARDED:
                     dropped += len(await self._read_piece())
 
-    async def _read_all(self) -> bytes:
+    async def _read_all(self, budget: BytesBudget | None) -> bytes:
         body = bytearray()
         while not self.complete:
-            body += await self._read_piece()
+            piece = await self._read_piece()
+            if budget is not None:
+                budget.count_received(len(piece))
+            body += piece
             if len(body) > LONGEST_BODY:
                 raise _too_large()
         return bytes(body)

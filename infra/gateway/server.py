@@ -8,7 +8,6 @@ A unix socket belongs to one run. Through it, only samples of that run are reach
 """
 
 import asyncio
-import hmac
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +40,9 @@ KEPT_SESSIONS = 4096
 """When there are more sessions than this, closed ones are forgotten. Late callers then get 404 instead
 of 408."""
 MOST_CONNECTIONS = 1024
+MOST_REDEEMING = 2
+"""How many keys of chats are looked up at the same time."""
+
 PREFIX = "/v1/samples/"
 SUFFIX = "/chat/completions"
 INTERNAL = "/internal/sample"
@@ -62,9 +64,11 @@ class HttpGateway:
         group: int | None = None,
         network: NetworkPolicy = NO_NETWORK,
         resolve: Resolve = resolve,
+        redeem: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
         """`group` is the group of user code, if it is not ours. Its processes may connect to sockets.
-        `network` is the operator's policy for addresses that user code connects to."""
+        `network` is the operator's policy for addresses that user code connects to. `redeem` uses up the
+        key of a chat, and returns whether it was one. Without it there are no chats."""
         self._sampler = sampler
         self._limits = limits
         self._group = group
@@ -76,7 +80,8 @@ class HttpGateway:
         self._server: HttpServer | None = None
         self._task: asyncio.Task[None] | None = None
         self._url = ""
-        self.internal_key = new_key()
+        self._redeem = redeem
+        self._redeeming = asyncio.Semaphore(MOST_REDEEMING)
 
     @property
     def internal_url(self) -> str:
@@ -168,7 +173,7 @@ class HttpGateway:
         session = self._session(scope)
         session.authorize(_key(scope))
         with session.receiving():
-            request = parse(await _in_time(session, body.read(session.api_key)))
+            request = parse(await _in_time(session, body.read(session.api_key, budget=session)))
         session.authorize(session.api_key)  # the deadline may have passed while the body was read
         messages = tuple(session.mask(message.plain()) for message in request.messages)
         call, wanted = session.ask(
@@ -222,10 +227,17 @@ class HttpGateway:
     async def _internal(self, scope: Scope, body: RequestBody) -> bytes:
         if scope["method"] != "POST" or scope["path"] != INTERNAL:
             raise _not_found(scope, INTERNAL)
-        if not hmac.compare_digest(_key(scope).encode(), self.internal_key.encode()):
-            raise GatewayError(401, "invalid_api_key", "the API key is not the key of this worker")
+        key = _key(scope)
+        async with (
+            self._redeeming
+        ):  # a stranger's keys must not take all connections to the database
+            is_granted = self._redeem is not None and await self._redeem(key)
+        if not is_granted:
+            raise GatewayError(
+                401, "invalid_api_key", "this key is not one for a chat; get a new one"
+            )
         try:
-            request = SampleRequest.model_validate_json(await body.read(self.internal_key))
+            request = SampleRequest.model_validate_json(await body.read(key))
         except ValidationError as error:
             raise GatewayError(400, "invalid_request", str(error)) from error
         turn = await self._sample(request)

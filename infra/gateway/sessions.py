@@ -14,6 +14,10 @@ from schemas.specs import GroupSpec
 MOST_TURNS = 256
 """How many model calls one sample may make."""
 
+MOST_BYTES = 64 << 20
+"""How many bytes the bodies of all requests of one sample may have. Its conversations stay in memory
+until it ends."""
+
 
 class GatewayError(Exception):
     """A request was refused. The response is OpenAI's error object with this HTTP status and code."""
@@ -65,6 +69,7 @@ class GatewaySession:
     closed: bool = False
     interrupted: bool = False
     being_received: int = 0
+    received_bytes: int = 0
     calls: list[ModelCall] = field(default_factory=list)
 
     def close(self) -> tuple[tuple[Turn, ...], tuple[Message, ...]]:
@@ -100,6 +105,21 @@ class GatewaySession:
         if len(self.calls) >= MOST_TURNS:
             raise GatewayError(
                 400, "budget_exceeded", f"a sample may make at most {MOST_TURNS} model calls"
+            )
+
+    def count_received(self, num_bytes: int) -> None:
+        """Count bytes of a body. Raises GatewayError (413) when the sample may not send them."""
+        self.received_bytes += num_bytes
+        self.check_room(0)
+
+    def check_room(self, num_bytes: int) -> None:
+        """Raise GatewayError (413) unless the sample may send this many bytes more."""
+        if self.received_bytes + num_bytes > MOST_BYTES:
+            raise GatewayError(
+                413,
+                "budget_exceeded",
+                f"the requests of a sample may have at most {MOST_BYTES} bytes in all; send shorter "
+                "conversations",
             )
 
     @contextmanager

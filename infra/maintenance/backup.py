@@ -29,7 +29,7 @@ CONTENTS = "backup.json"
 TABLES = "tables"
 BLOBS = "blobs"
 
-ELSEWHERE = ("migrations", "workers", "worker_doors")
+ELSEWHERE = ("migrations", "workers", "worker_doors", "chat_grants")
 """Tables that are not copied: a restore applies the migrations itself, and leases do not survive it."""
 
 LISTED = """

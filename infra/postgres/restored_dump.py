@@ -61,6 +61,7 @@ FORGET_XIDS = (
     "update effects set worker = null where worker is not null",
     "delete from workers",
     "delete from worker_doors",
+    "delete from chat_grants",
     "select grant_processes()",
 )
 

@@ -1,12 +1,10 @@
-"""The platform's own state, for `headrace status` and the API: workers, effects, lag, doors."""
+"""The platform's own state, for `headrace status` and the API: workers, effects, lag."""
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TypedDict
 
 from infra.postgres.pool import Database
 from infra.postgres.queries import queries
-from schemas.ids import WorkerId
 
 SQL = queries("read_model")
 
@@ -37,15 +35,6 @@ class BusJson(TypedDict):
     seen_s: float | None
     lag: dict[str, int]
     skipped: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Door:
-    """Where a device worker samples for the API (`checkpoint chat`)."""
-
-    worker: str
-    url: str
-    key: str
 
 
 class PlatformState:
@@ -132,25 +121,3 @@ class PlatformState:
         """Status -> runs."""
         rows = await self._pool.fetch(SQL["count_runs_by_status"])
         return {row["status"]: row["count"] for row in rows}
-
-
-class Doors:
-    """Where device workers answer requests of the API."""
-
-    def __init__(self, database: Database) -> None:
-        self._pool = database.durable
-
-    async def announce(self, worker: WorkerId, url: str, key: str) -> None:
-        """Record where a worker answers, and forget the doors of workers that are gone for an hour."""
-        await self._pool.execute(
-            SQL["announce_door"],
-            worker,
-            url,
-            key,
-        )
-        await self._pool.execute(SQL["forget_old_doors"])
-
-    async def open(self) -> list[Door]:
-        """The doors of workers with a live lease, the newest first."""
-        rows = await self._pool.fetch(SQL["open_doors"])
-        return [Door(row["worker"], row["url"], row["key"]) for row in rows]

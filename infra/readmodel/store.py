@@ -2,7 +2,7 @@
 
 A batch and the cursor that it moves are one transaction, so a crash never shows half a batch or counts
 one twice. The commit does not wait for the disk, because the log can always be projected again. Except
-for names, uploads and doors, every table is a function of the log: `reset` empties them, and the
+for names, uploads and workers, every table is a function of the log: `reset` empties them, and the
 projector fills them again.
 """
 
@@ -20,7 +20,7 @@ from infra.postgres.pool import Database
 from infra.postgres.queries import queries
 from infra.readmodel.dead_letters import DeadLetterRows
 from infra.readmodel.deliveries import Deliveries
-from infra.readmodel.platform import Doors, PlatformState
+from infra.readmodel.platform import PlatformState
 from infra.readmodel.registry import Evaluations, Registry, Uploads
 from infra.readmodel.rows import (
     ChangeEvaluation,
@@ -51,8 +51,9 @@ from infra.readmodel.rows import (
 from infra.readmodel.runs import Runs
 from infra.readmodel.skipped_events import SkippedEvents
 from infra.readmodel.wait_facts import Waits
+from infra.readmodel.worker_chats import WorkerChats
 from schemas.errors import Refused
-from schemas.ids import ConsumerName, WorkerId
+from schemas.ids import ConsumerName
 
 SQL = queries("read_model")
 
@@ -159,7 +160,7 @@ class ReadModel:
         self.deliveries = Deliveries(database)
         self.evaluations = Evaluations(database)
         self.uploads = Uploads(database)
-        self.doors = Doors(database)
+        self.chats = WorkerChats(database)
         self.platform = PlatformState(database)
         self.letters = DeadLetterRows(database)
         self.skipped_events = SkippedEvents(database, PROJECT)
@@ -215,11 +216,6 @@ class ReadModel:
             await connection.execute(SQL["forget_cursor"], PROJECT)
             await connection.execute(f"notify {News.LOG}")
         self._at = Cursor()
-
-
-async def announce_door(database: Database, worker: WorkerId, url: str, key: str) -> None:
-    """Record for the API where this worker's engine answers, and the key that it requires."""
-    await Doors(database).announce(worker, url, key)
 
 
 async def _write(connection: Any, writes: Sequence[Write]) -> None:

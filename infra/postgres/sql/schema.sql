@@ -817,8 +817,15 @@ create table dataset_uploads (
 create table worker_doors (
     worker     text primary key,
     url        text not null,
-    key        text not null,
+    key        text not null default '',
     updated_at timestamptz not null default clock_timestamp()
+);
+
+-- Grants for one chat each, by their SHA-256. The key above is of earlier versions.
+create table chat_grants (
+    sha256     bytea primary key,
+    worker     text not null,
+    expires_at timestamptz not null
 );
 
 

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infra.readmodel.platform import Door
+from infra.readmodel.worker_chats import WorkerAddress, WorkerChats
 from producers.core.lookup import Checkpoint
 from producers.http.downloads import download
 from producers.http.requests import JsonBody, body_of
@@ -84,12 +84,13 @@ async def chat(request: Request) -> Response:
         key=DrawKey(purpose="chat", step=0, slot=0, replacement=0, sample=0),
         messages=_chat_messages(body),
     )
-    doors = await services(request).readmodel.doors.open()
-    if not doors:
+    chats = services(request).readmodel.chats
+    workers = await chats.find()
+    if not workers:
         raise TransientError(
             "no device worker is running; start one, `headrace status` shows what runs"
         )
-    turn = await _sample_turn(doors[0], sample_request)
+    turn = await _sample_turn(chats, workers[0], sample_request)
     prompt, completion = len(turn.prompt_ids), len(turn.completion_ids)
     return ApiResponse(
         {
@@ -104,27 +105,32 @@ async def chat(request: Request) -> Response:
     )
 
 
-async def _sample_turn(door: Door, sample_request: SampleRequest) -> Turn:
+async def _sample_turn(
+    chats: WorkerChats, worker: WorkerAddress, sample_request: SampleRequest
+) -> Turn:
     """Send the request to a worker and return its turn. Raises TransientError when the worker does not
     answer, and InvalidConfig when it refuses the request."""
+    key = await chats.grant(worker.worker)
     try:
         async with httpx.AsyncClient(timeout=CHAT_S, trust_env=False) as client:
             answer = await client.post(
-                door.url,
+                worker.url,
                 content=sample_request.model_dump_json(),
                 headers={
-                    "Authorization": f"Bearer {door.key}",
+                    "Authorization": f"Bearer {key}",
                     "Content-Type": "application/json",
                 },
             )
     except httpx.TransportError as error:
-        raise TransientError(f"worker {door.worker} does not answer; try again") from error
+        raise TransientError(f"worker {worker.worker} does not answer; try again") from error
     if answer.is_success:
         return Turn.model_validate_json(answer.content)
     detail = answer.text[:500]
     if answer.status_code == 400:
         raise InvalidConfig(f"the worker refused the chat: {detail}")
-    raise TransientError(f"worker {door.worker} could not sample ({answer.status_code}): {detail}")
+    raise TransientError(
+        f"worker {worker.worker} could not sample ({answer.status_code}): {detail}"
+    )
 
 
 def _sampling_params(body: JsonBody) -> SamplingParams:

@@ -309,18 +309,28 @@ group by name having max(at) > min(at)
 -- name: count_runs_by_status
 select status, count(*) from runs group by status
 
--- name: announce_door
-insert into worker_doors (worker, url, key) values ($1, $2, $3)
-on conflict (worker) do update set url = excluded.url, key = excluded.key,
-updated_at = clock_timestamp()
+-- name: announce_worker
+insert into worker_doors (worker, url, key) values ($1, $2, '')
+on conflict (worker) do update set url = excluded.url, key = '', updated_at = clock_timestamp()
 
--- name: forget_old_doors
+-- name: forget_old_workers
 delete from worker_doors d where not exists (select from workers w
 where w.id = d.worker) and updated_at < clock_timestamp() - interval '1 hour'
 
--- name: open_doors
-select d.worker, d.url, d.key from worker_doors d join workers w on w.id = d.worker
-where w.expires_at > clock_timestamp() order by d.updated_at desc
+-- A worker of an earlier version has a key of its own, and knows no grants.
+-- name: live_workers
+select d.worker, d.url from worker_doors d join workers w on w.id = d.worker
+where w.expires_at > clock_timestamp() and d.key = '' order by d.updated_at desc
+
+-- name: grant_chat
+with expired as (delete from chat_grants where expires_at < clock_timestamp())
+insert into chat_grants (sha256, worker, expires_at)
+values ($1, $2, clock_timestamp() + make_interval(secs => $3))
+
+-- name: redeem_chat
+delete from chat_grants where sha256 = $1 and worker = $2 and expires_at > clock_timestamp()
+returning true
+
 
 
 -- == What a run waits for =================================================================================

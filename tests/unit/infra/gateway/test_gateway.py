@@ -59,9 +59,13 @@ def sampler() -> Scripted:
     return Scripted()
 
 
+async def redeem(key: str) -> bool:
+    return key == "granted"
+
+
 @pytest.fixture
 async def gateway(sampler: Scripted) -> AsyncIterator[HttpGateway]:
-    made = HttpGateway(sampler)
+    made = HttpGateway(sampler, redeem=redeem)
     await made.start()
     async with relayed(await made.open_socket("r1")) as host:
         RELAY[:] = [host]
@@ -255,7 +259,7 @@ async def test_asking_many_times_at_once_draws_many_times(
     assert [turn.text for turn in turns] == ["answer 1", "answer 2", "answer 3"]
 
 
-async def test_the_inner_door_needs_the_workers_key(gateway: HttpGateway) -> None:
+async def test_a_chat_needs_a_key_that_was_granted(gateway: HttpGateway) -> None:
     request = SampleRequest(
         model=template().model,
         policy=template().policy,
@@ -269,7 +273,7 @@ async def test_the_inner_door_needs_the_workers_key(gateway: HttpGateway) -> Non
         right = await http.post(
             gateway.internal_url,
             content=body,
-            headers={"authorization": f"Bearer {gateway.internal_key}"},
+            headers={"authorization": "Bearer granted"},
         )
     assert wrong.status_code == 401
     assert Turn.model_validate_json(right.content).text == "answer 1"

@@ -331,6 +331,30 @@ async def test_bodies_of_refused_requests_are_not_kept() -> None:
         assert (noted.messages, noted.is_open, len(session.calls)) == ((), False, 1)
 
 
+@pytest.mark.parametrize("announced", [True, False])
+async def test_the_bytes_of_a_sample_are_budgeted(
+    monkeypatch: pytest.MonkeyPatch, announced: bool
+) -> None:
+    monkeypatch.setattr(sessions, "MOST_BYTES", 10_000)
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * 3000}]}).encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield body
+
+    async with gateway(ConnectionLimits()) as session, http_client(SOCKET[0]) as http:
+        answers = [
+            await http.post(
+                chat_url(session),
+                content=body if announced else pieces(),
+                headers=auth(session.api_key),
+            )
+            for _ in range(5)
+        ]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 413, 413]
+    assert "at most 10000 bytes in all" in answers[-1].text
+    assert len(session.calls) == 3
+
+
 async def test_too_large_a_body_is_refused_before_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "LARGE_BODIES", 1)
     async with (

@@ -1,11 +1,12 @@
 """A chat with a checkpoint goes through the internal endpoint of a device worker."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from infra.gateway.server import HttpGateway
-from infra.readmodel.store import announce_door
+from infra.readmodel import worker_chats
 from schemas.errors import FailureCategory, UserCodeError
 from schemas.events import Event
 from schemas.ids import WorkerId
@@ -38,11 +39,11 @@ async def test_a_worker_answers_with_the_checkpoint(app: Application) -> None:
     assert nobody.status_code == 503
     assert "no device worker" in nobody.json()["detail"]
     sampler = FakeSampler(answer)
-    gateway = HttpGateway(sampler)
+    worker, chats = WorkerId("w"), app.services.readmodel.chats
+    gateway = HttpGateway(sampler, redeem=partial(chats.redeem, worker=worker))
     await gateway.start()
-    worker = WorkerId("w")
     await app.services.effects.register(worker, host="h", pid=1, lease_s=60)
-    await announce_door(app.database, worker, gateway.internal_url, gateway.internal_key)
+    await chats.announce(worker, gateway.internal_url)
     answered = await app.post("/checkpoints/r1@last/chat", ASK)
     assert answered.status_code == 200, answered.text
     assert answered.json()["message"] == {"role": "assistant", "content": "three"}
@@ -60,6 +61,36 @@ async def test_a_worker_answers_with_the_checkpoint(app: Application) -> None:
     await gateway.aclose()
     away = await app.post("/checkpoints/r1@last/chat", ASK)
     assert away.status_code == 503
+
+
+async def test_a_grant_is_for_one_chat_with_one_worker(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats = app.services.readmodel.chats
+    ours, other = WorkerId("w"), WorkerId("v")
+    key = await chats.grant(ours)
+    assert not await chats.redeem(key, worker=other)
+    assert not await chats.redeem(key + "x", worker=ours)
+    assert await chats.redeem(key, worker=ours)
+    assert not await chats.redeem(key, worker=ours), "it is used up"
+    stored = await app.services.database.durable.fetch("select * from worker_doors, chat_grants")
+    assert stored == []
+    monkeypatch.setattr(worker_chats, "GRANT_S", -1.0)
+    assert not await chats.redeem(await chats.grant(ours), worker=ours), "it has expired"
+
+
+async def test_the_database_holds_no_key(app: Application) -> None:
+    chats = app.services.readmodel.chats
+    worker = WorkerId("w")
+    await chats.announce(worker, "http://127.0.0.1:1/internal/sample")
+    key = await chats.grant(worker)
+    pool = app.services.database.durable
+    rows = [
+        *await pool.fetch("select d::text as row from worker_doors d"),
+        *await pool.fetch("select encode(sha256, 'escape') || g::text as row from chat_grants g"),
+    ]
+    assert len(rows) == 2
+    assert not [row["row"] for row in rows if key in row["row"] or key[4:] in row["row"]]
 
 
 @pytest.mark.parametrize(
