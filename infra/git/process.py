@@ -280,6 +280,7 @@ def _environment(
         "GIT_CONFIG_GLOBAL": str(source.config) if source else "/dev/null",
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_NO_LAZY_FETCH": "1",
+        "GIT_ALLOW_PROTOCOL": source.protocol if source else "none",
         "GIT_ASKPASS": "/bin/false",
         "GIT_SSH_COMMAND": " ".join(
             filter(None, (SSH, source.pins.ssh if source else "", login.ssh))

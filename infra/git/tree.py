@@ -89,6 +89,8 @@ def _checked_path(raw: bytes, *, mode: str, kind: str) -> str:
         path = raw.decode()
     except UnicodeDecodeError as error:
         raise Refused(f"{_short(repr(raw))} is not a UTF-8 file name; rename it") from error
+    if not path.isprintable():
+        raise Refused(f"{_short(repr(path))} has characters that cannot be shown; rename it")
     parts = path.split("/")
     if len(parts) > DEEPEST:
         raise Refused(
@@ -105,6 +107,8 @@ def _checked_path(raw: bytes, *, mode: str, kind: str) -> str:
         raise Refused(f"{path} is a submodule or not a plain file; commit the files themselves")
     if path.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\\" in path:
         raise Refused(f"{path!r} is not a path inside the repository")
+    if any(part.lower().startswith("git~") for part in parts):
+        raise Refused(f"{path}: a name that some systems take for .git is not allowed; remove it")
     if any(part.lower().startswith(".git") and part not in HARMLESS for part in parts):
         raise Refused(f"{path}: a name that begins with .git is not allowed; remove it")
     return path
