@@ -17,7 +17,7 @@ import httpx
 from infra.git.credentials import GitCredential, TokenCredential
 from infra.git.process import GitFailed
 from infra.git.urls import RepositoryUrl
-from infra.http.dialling import CheckedDialling, CheckedTransport, Resolve, resolve
+from infra.http.dialling import CheckedDialling, CheckedTransport, Resolve, no_cookies, resolve
 from infra.settings.git import AllowedAddresses
 from schemas.errors import InvalidConfig, Refused
 
@@ -68,7 +68,9 @@ class Redirects:
         at, place = url, None
         limits = httpx.Limits(max_connections=1)
         transport = CheckedTransport(self._dialling, tls=self._tls, limits=limits)
-        async with httpx.AsyncClient(transport=transport, timeout=ASK_S, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            transport=transport, timeout=ASK_S, trust_env=False, cookies=no_cookies()
+        ) as client:
             for _ in range(MOST_REDIRECTS):
                 headers = _login(credential) if _origin(at) == _origin(url) else {}
                 try:

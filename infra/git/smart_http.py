@@ -21,7 +21,7 @@ import httpx
 
 from infra.git.credentials import GitCredential, TokenCredential
 from infra.git.refs import BRANCH, TAG, make_listing
-from infra.http.dialling import CheckedDialling, CheckedTransport, Resolve, resolve
+from infra.http.dialling import CheckedDialling, CheckedTransport, Resolve, no_cookies, resolve
 from infra.ports.services import RefList
 from infra.settings.git import AllowedAddresses
 
@@ -87,6 +87,7 @@ class SmartHttp:
                 CheckedDialling(allowed, resolve=resolve), tls=tls, limits=limits
             ),
             trust_env=False,
+            cookies=no_cookies(),
             follow_redirects=False,
             timeout=DEADLINE_S,
         )

@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpcore
 import httpx
@@ -25,6 +26,9 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 RESOLVE_S = 15.0
 MOST_ADDRESSES = 8
 """The maximum number of addresses of a host that are tried."""
+
+READ_BYTES = 16 << 10
+"""The most bytes of an answer that are parsed at once."""
 
 _RESOLVERS = ThreadPoolExecutor(8, thread_name_prefix="resolve")
 """Threads for names alone: a slow name server holds up no other work of this process."""
@@ -93,6 +97,41 @@ def _is_address(host: str) -> bool:
     return True
 
 
+class FairStream(httpcore.AsyncNetworkStream):
+    """A connection that leaves the event loop to others before each read, and reads little at once. A
+    server that sends headers without an end would otherwise hold it. The connection is closed when a
+    deadline passes while TLS begins, where httpcore closes it only when TLS itself fails."""
+
+    def __init__(self, inner: httpcore.AsyncNetworkStream) -> None:
+        self._inner = inner
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        try:
+            begun = await self._inner.start_tls(ssl_context, server_hostname, timeout)
+            return FairStream(begun)
+        except BaseException:
+            await self._inner.aclose()
+            raise
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        await asyncio.sleep(0)
+        return await self._inner.read(min(max_bytes, READ_BYTES), timeout)
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._inner.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def get_extra_info(self, info: str) -> object:
+        return self._inner.get_extra_info(info)
+
+
 class CheckedBackend(httpcore.AsyncNetworkBackend):
     """Makes httpcore's connections to checked addresses. TLS still verifies the name."""
 
@@ -111,9 +150,10 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         failed: Exception | None = None
         for address in await self._dialling.addresses(host, port):
             try:
-                return await self._inner.connect_tcp(
+                opened = await self._inner.connect_tcp(
                     address, port, timeout, local_address, socket_options
                 )
+                return FairStream(opened)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failed = error
         raise failed or httpcore.ConnectError(f"{host} has no address")
@@ -128,6 +168,11 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
 
     async def sleep(self, seconds: float) -> None:
         await self._inner.sleep(seconds)
+
+
+def no_cookies() -> CookieJar:
+    """Return a jar that takes no cookie, because a server could recognise its other clients by one."""
+    return CookieJar(DefaultCookiePolicy(allowed_domains=[]))
 
 
 class CheckedTransport(httpx.AsyncHTTPTransport):

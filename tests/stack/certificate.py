@@ -1,4 +1,5 @@
-"""A certificate for 127.0.0.1 that signs itself: a server shows it, and a client may trust it."""
+"""A certificate for 127.0.0.1 and other names that signs itself: a server shows it, and a client may
+trust it."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -21,11 +22,12 @@ class CertificateFiles:
     key: Path
 
 
-def make_certificate(directory: Path) -> CertificateFiles:
-    """A new certificate in `directory`."""
+def make_certificate(directory: Path, *names: str) -> CertificateFiles:
+    """A new certificate in `directory`, for 127.0.0.1 and these host names."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    others = [x509.DNSName(one) for one in names]
     now = datetime.now(UTC)
     made = (
         x509.CertificateBuilder()
@@ -35,7 +37,7 @@ def make_certificate(directory: Path) -> CertificateFiles:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + VALID)
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([address, *others]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )

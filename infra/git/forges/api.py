@@ -13,7 +13,7 @@ from infra.git.forges.forge import Forge, ShownStatus
 from infra.git.forges.github import ForgeRequests, GetToken, GiteaForge, GitHubForge
 from infra.git.forges.gitlab import GitLabForge
 from infra.git.forges.transport import ForgeRefusal, Transport
-from infra.http.dialling import CheckedDialling, CheckedTransport, Resolve, resolve
+from infra.http.dialling import CheckedDialling, CheckedTransport, Resolve, no_cookies, resolve
 from infra.settings.git import AllowedAddresses
 from schemas.errors import ForgeAway, InvalidConfig
 from schemas.events import Provider
@@ -85,6 +85,7 @@ class ForgeApis:
         return httpx.AsyncClient(
             timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
             transport=CheckedTransport(self._dialling, tls=tls, limits=limits),
+            cookies=no_cookies(),
         )
 
     async def aclose(self) -> None:

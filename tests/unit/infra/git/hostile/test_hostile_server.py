@@ -1,0 +1,243 @@
+"""A git server that lies in 70 ways: nothing outside is reached, nothing is left, and requests to the
+same process are answered all the while."""
+
+import asyncio
+import json
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from infra.git import commits, mirrors, process, redirects, refs, smart_http
+from infra.git.credentials import GitCredential, TokenCredential
+from infra.git.mirrors import GitRepositories
+from infra.git.smart_http import SmartHttp
+from infra.git.storage import size_of
+from infra.http.limits import ConnectionLimits
+from infra.http.server import HttpServer
+from infra.settings.git import AllowedAddresses, GitSettings
+from schemas.errors import HeadraceError
+from schemas.specs import CommitSpec
+from tests.kit.hostile_git_server import LIES
+from tests.kit.raw_repository import FILE, RawRepository
+from tests.stack.certificate import make_certificate
+from tests.unit.infra.git.hostile.test_hostile_repositories import files_of, outcome, processes_of
+
+HOST, REBINDS = "git.example.org", "rebinds.example.org"
+HELD = {"f": b"true\n"}
+QUOTA = 16 << 20
+WORST_S = 0.2
+TOKEN = TokenCredential("bot", "a-token-that-nobody-else-gets")
+
+PROBE = """
+import http.client, sys, threading, time
+ports, ended = [int(one) for one in sys.argv[1:]], threading.Event()
+worst = {port: 0.0 for port in ports}
+threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+while not ended.wait(0.01):
+    for port in ports:
+        began = time.perf_counter()
+        asked = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        asked.request("GET", "/healthz")
+        assert asked.getresponse().status == 204
+        asked.close()
+        worst[port] = max(worst[port], time.perf_counter() - began)
+print(*worst.values())
+"""
+"""Asks some ports in turn until its input ends, and prints the longest wait of each in seconds."""
+
+IDLE = """
+import asyncio
+async def talk(reader, writer):
+    await reader.readuntil(b"\\r\\n\\r\\n")
+    writer.write(b"HTTP/1.1 204 No\\r\\nConnection: close\\r\\n\\r\\n")
+    writer.close()
+async def main():
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+asyncio.run(main())
+"""
+"""A server that does nothing else. Its waits are those of the machine, not of git."""
+
+
+@dataclass
+class Scene:
+    """The hostile server, what it was asked, and a port of this machine that nobody may reach."""
+
+    port: int
+    log: Path
+    reached: list[bytes] = field(default_factory=list)
+
+    def url(self, kind: str) -> str:
+        return f"https://{HOST}:{self.port}/{kind}/source"
+
+    def asked(self) -> list[dict[str, str | None]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    root = tmp_path_factory.mktemp("hostile")
+    source = RawRepository(root / "source")
+    source.publish(source.tree([(FILE, b"f", source.blob(HELD["f"]))]))
+    source.configure("[uploadpack]\n\tallowAnySHA1InWant = true\n")
+    files = make_certificate(root, HOST, REBINDS)
+    log = root / "log"
+    log.touch()
+    command = [sys.executable, "-m", "tests.kit.hostile_git_server"]
+    arguments = [str(root), str(files.certificate), str(files.key), str(log)]
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        socket.create_server(("127.0.0.1", 0)) as canary,
+        subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE) as server,
+    ):
+        for name in ("SSL_CERT_FILE", "GIT_SSL_CAINFO"):
+            patch.setenv(name, str(files.certificate))
+        (root / "canary-port").write_text(str(canary.getsockname()[1]))
+        assert server.stdout is not None
+        found = Scene(int(server.stdout.readline()), log)
+        threading.Thread(target=_watch, args=(canary, found.reached), daemon=True).start()
+        try:
+            yield found
+        finally:
+            server.kill()
+
+
+def _watch(canary: socket.socket, reached: list[bytes]) -> None:
+    """Note every connection."""
+    while True:
+        try:
+            connection, _ = canary.accept()
+        except OSError:
+            return
+        reached.append(connection.recv(100))
+        connection.close()
+
+
+@dataclass
+class Names:
+    """A resolver. One name has a public address when it is first asked for, and a loopback address ever
+    after."""
+
+    asked: list[str] = field(default_factory=list)
+
+    async def resolve(self, host: str, port: int) -> tuple[str, ...]:
+        self.asked.append(host)
+        is_first = self.asked.count(REBINDS) == 1
+        return ("198.51.100.7",) if host == REBINDS and is_first else ("127.0.0.1",)
+
+
+ALLOWED = AllowedAddresses(hosts=frozenset({HOST}))
+
+
+@pytest.fixture(autouse=True)
+def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same limits, sooner."""
+    monkeypatch.setattr(refs, "ASK_S", 3.0)
+    monkeypatch.setattr(commits, "FETCH_S", 3.0)
+    monkeypatch.setattr(mirrors, "WORK_S", 8.0)
+    monkeypatch.setattr(smart_http, "DEADLINE_S", 2.0)
+    monkeypatch.setattr(redirects, "ASK_S", 2.0)
+    monkeypatch.setattr(process, "CPU_S", 1)
+
+
+@contextmanager
+def probing(port: int, found: list[float]) -> Iterator[None]:
+    """Ask `/healthz` from another process until the block ends. Then `found` has the longest wait, and
+    that of an idle server."""
+    begin = [sys.executable, "-c"]
+    with subprocess.Popen([*begin, IDLE], stdout=subprocess.PIPE) as idle:
+        assert idle.stdout is not None
+        command = [*begin, PROBE, str(port), idle.stdout.readline().decode().strip()]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as probe:
+            yield
+            said, _ = probe.communicate()
+            found.extend(map(float, said.split()))
+        idle.kill()
+
+
+async def healthy(_: Request) -> Response:
+    return Response(status_code=204)
+
+
+async def login(_: str) -> GitCredential | None:
+    return TOKEN
+
+
+async def glance(repositories: GitRepositories, url: str) -> list[object]:
+    """List the refs of a repository, and read the files of its branch."""
+    listed = await outcome(repositories.list_refs("w", url))
+    sha = await outcome(repositories.fetch("w", CommitSpec(url=url, branch="main")))
+    files = await outcome(repositories.snapshot("w", sha)) if isinstance(sha, str) else sha
+    return [listed, files]
+
+
+async def tell(scene: Scene, root: Path, kinds: list[str]) -> dict[str, list[object]]:
+    """Read the repository of every kind at the same time, and return all results."""
+    names, found = Names(), dict[str, list[object]]()
+    turns = asyncio.Semaphore(8)
+    settings = GitSettings(ALLOWED, quota_bytes=QUOTA)
+    async with SmartHttp(ALLOWED, resolve=names.resolve) as smart:
+
+        async def one(kind: str) -> None:
+            async with turns:
+                repositories = GitRepositories(
+                    root / kind, login, settings=settings, resolve=names.resolve, smart_http=smart
+                )
+                found[kind] = await glance(repositories, scene.url(kind))
+
+        await asyncio.gather(*map(one, kinds))
+    return found
+
+
+async def test_no_lie_of_a_server_has_an_effect(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canary = tmp_path / "canary"
+    canary.mkdir()
+    monkeypatch.setenv("HOME", str(canary))
+    limits = ConnectionLimits(head_s=10, body_s=60, body_rate=16 << 10)
+    app = Starlette(routes=[Route("/healthz", healthy)])
+    server = HttpServer(app, host="127.0.0.1", port=0, limits=limits)
+    await server.listen()
+    serving = asyncio.ensure_future(server.serve())
+    worst: list[float] = []
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with probing(server.port, worst):
+        found = await tell(scene, tmp_path / "mirrors", sorted(LIES))
+        await asyncio.sleep(0)
+    server.stop()
+    await serving
+    wrong = {
+        kind: results[1]
+        for kind, results in found.items()
+        if not isinstance(results[1], HeadraceError) and files_of(results[1]) != HELD
+    }
+    assert wrong == {}
+    assert files_of(found["true"][1]) == HELD
+    assert files_of(found["cookie"][1]) == HELD
+    assert scene.reached == [], "a redirect led to this machine"
+    assert list(canary.iterdir()) == []
+    assert processes_of(tmp_path) == []
+    assert size_of(tmp_path / "mirrors") < QUOTA
+    told = [str(one) for results in found.values() for one in results if isinstance(one, Exception)]
+    assert not any("\x1b" in text or TOKEN.token in text for text in told)
+    asked = scene.asked()
+    assert {one["host"] for one in asked} == {f"{HOST}:{scene.port}"}
+    assert not any(one["cookie"] for one in asked)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10 < 2 << 30
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10 < 256 << 20
+    ours, idle = worst
+    assert ours < WORST_S + idle, f"/healthz took {ours:.3f} s, and {idle:.3f} s in an idle process"
