@@ -72,6 +72,20 @@ def bound_workspace() -> str | None:
     return actor.workspace if actor is not None else None
 
 
+def may_see(workspace: str | None) -> bool:
+    """Whether this task may see something that belongs to a workspace (None: to no workspace). The run
+    of a push may also start from what belongs to none."""
+    actor = _ACTING.get()
+    if actor is None or actor.workspace is None:
+        return True
+    return workspace == actor.workspace or (workspace is None and actor.token == PUSH)
+
+
+def may_use_dataset(workspace: str | None) -> bool:
+    """Whether this task may read a dataset of a workspace. One that belongs to none is shared."""
+    return workspace is None or may_see(workspace)
+
+
 def actor_text() -> str | None:
     """The actor of this task as an event records it, or None."""
     actor = _ACTING.get()

@@ -1,17 +1,20 @@
-"""The queries of the API about datasets, uploads, workspaces and evaluations."""
+"""The queries of the API about datasets, uploads, workspaces and evaluations. For a token that is bound
+to a workspace, the things of others do not exist."""
 
 from datetime import datetime
 from typing import TypedDict, cast
 
+from infra.ports.actor import bound_workspace
 from infra.postgres.pool import Database
 from infra.postgres.queries import queries
 from infra.readmodel.runs import PageRange
+from schemas.errors import Conflict
 
 SQL = queries("read_model")
 
 
 class DatasetJson(TypedDict):
-    """`columns` and `original` are JSON text."""
+    """`columns` is JSON text. `workspace` is the only one that may use the dataset; None: all."""
 
     id: str
     name: str
@@ -23,6 +26,7 @@ class DatasetJson(TypedDict):
     columns: str | None
     sha256: str | None
     created_at: datetime
+    workspace: str | None
 
 
 class WorkspaceJson(TypedDict):
@@ -77,16 +81,18 @@ class Registry:
         datasets yet are included."""
         rows = await self._pool.fetch(
             SQL["page_of_datasets"],
+            bound_workspace(),
             page.limit,
             page.offset,
         )
-        total = await self._pool.fetchval(SQL["count_datasets"])
+        total = await self._pool.fetchval(SQL["count_datasets"], bound_workspace())
         return [cast(DatasetJson, dict(row)) for row in rows], int(total)
 
     async def dataset(self, ref: str) -> DatasetJson | None:
         """A dataset or upload by id or name."""
         row = await self._pool.fetchrow(
             SQL["dataset"],
+            bound_workspace(),
             ref,
         )
         return cast(DatasetJson, dict(row)) if row else None
@@ -95,10 +101,11 @@ class Registry:
         """A page of workspaces, the newest first, and how many there are in all."""
         rows = await self._pool.fetch(
             SQL["page_of_workspaces"],
+            bound_workspace(),
             page.limit,
             page.offset,
         )
-        total = await self._pool.fetchval(SQL["count_workspaces"])
+        total = await self._pool.fetchval(SQL["count_workspaces"], bound_workspace())
         return [cast(WorkspaceJson, dict(row)) for row in rows], int(total)
 
     async def workspace(self, ref: str) -> WorkspaceJson | None:
@@ -106,6 +113,7 @@ class Registry:
         row = await self._pool.fetchrow(
             SQL["workspace"],
             ref,
+            bound_workspace(),
         )
         return cast(WorkspaceJson, dict(row)) if row else None
 
@@ -119,20 +127,28 @@ class Evaluations:
     async def page(self, page: PageRange) -> tuple[list[EvaluationJson], int]:
         """A page of evaluations, the newest first, and how many there are in all."""
         rows = await self._pool.fetch(
-            SQL["page_of_evaluations"],
+            SQL.variant("page_of_evaluations", evaluation_to_show=_reach()),
+            bound_workspace(),
             page.limit,
             page.offset,
         )
-        total = await self._pool.fetchval(SQL["count_evaluations"])
+        total = await self._pool.fetchval(
+            SQL.variant("count_evaluations", evaluation_to_show=_reach()), bound_workspace()
+        )
         return [cast(EvaluationJson, dict(row)) for row in rows], int(total)
 
     async def get(self, ref: str) -> EvaluationJson | None:
         """An evaluation by id or name."""
         row = await self._pool.fetchrow(
-            SQL["evaluation"],
+            SQL.variant("evaluation", evaluation_to_show=_reach()),
+            bound_workspace(),
             ref,
         )
         return cast(EvaluationJson, dict(row)) if row else None
+
+
+def _reach() -> str:
+    return "in_any_workspace" if bound_workspace() is None else "in_workspace"
 
 
 class Uploads:
@@ -142,17 +158,23 @@ class Uploads:
         self._pool = database.durable
 
     async def announce(self, upload: str, name: str, file_name: str) -> None:
-        """Expect content for a dataset. A second announcement starts over."""
-        await self._pool.execute(
+        """Expect content for a dataset. A second announcement starts over. Raises Conflict when the name
+        belongs to another workspace."""
+        announced = await self._pool.fetchval(
             SQL["announce_upload"],
             upload,
             name,
             file_name,
+            bound_workspace(),
         )
+        if announced is None:
+            raise Conflict(
+                f"the name {name} is already used by another dataset; choose another name"
+            )
 
     async def find(self, upload: str) -> tuple[str, str] | None:
         """The name and the file name of an announced upload."""
-        row = await self._pool.fetchrow(SQL["upload"], upload)
+        row = await self._pool.fetchrow(SQL["upload"], upload, bound_workspace())
         return (row["name"], row["file_name"]) if row else None
 
     async def forget(self, upload: str) -> None:

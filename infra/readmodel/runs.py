@@ -1,9 +1,11 @@
-"""The queries of the API about runs. A page costs the same, however many runs there are."""
+"""The queries of the API about runs. A page costs the same, however many runs there are. For a token
+that is bound to a workspace, the runs of others do not exist."""
 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict, cast
 
+from infra.ports.actor import bound_workspace
 from infra.ports.event_log import Cursor
 from infra.postgres.pool import Database
 from infra.postgres.queries import queries
@@ -96,16 +98,25 @@ class Runs:
     ) -> tuple[list[RunJson], int]:
         """A page of runs, the newest first, and how many there are in all. `archived` selects the runs
         that were archived instead of the others."""
+        workspace = bound_workspace()
         filters = {
             "status": "with_status" if status else "with_any_status",
             "archived": "archived" if archived else "present",
             "words": "with_words" if search else "with_any_words",
+            "reach": "of_any_workspace" if workspace is None else "of_workspace",
         }
         pattern = f"%{_escape_like(search)}%" if search else None
         rows = await self._pool.fetch(
-            SQL.variant("page_of_runs", **filters), status, pattern, page.limit, page.offset
+            SQL.variant("page_of_runs", **filters),
+            status,
+            pattern,
+            workspace,
+            page.limit,
+            page.offset,
         )
-        total = await self._pool.fetchval(SQL.variant("count_runs", **filters), status, pattern)
+        total = await self._pool.fetchval(
+            SQL.variant("count_runs", **filters), status, pattern, workspace
+        )
         return [cast(RunJson, dict(row)) for row in rows], int(total)
 
     async def ended_before(self, moment: datetime) -> list[RunJson]:
@@ -122,6 +133,7 @@ class Runs:
         row = await self._pool.fetchrow(
             SQL["run"],
             ref,
+            bound_workspace(),
         )
         if row is None:
             return None

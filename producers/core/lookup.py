@@ -1,11 +1,12 @@
 """Finds runs, evaluations and checkpoints by name or id. It reads the log itself, so it never waits for
-the read model."""
+the read model. For a token that is bound to a workspace, the things of others do not exist."""
 
 import difflib
 import re
 from dataclasses import dataclass
 from datetime import datetime
 
+from infra.ports.actor import bound_workspace, may_see
 from infra.ports.event_log import Cursor, EventStore
 from infra.postgres.names import Kind, Names
 from schemas.errors import Conflict, NotFound
@@ -67,7 +68,7 @@ class Lookup:
         """The event that requested the run, with the run's current name."""
         identity = await self._names.find("run", ref) or ref
         event = await self._first(run_stream(identity), identity, RunRequested.type)
-        if not isinstance(event, RunRequested):
+        if not isinstance(event, RunRequested) or not may_see(event.owner_workspace):
             raise await self._unknown("run", ref, "`headrace train list` shows all")
         names = [RunRenamed.type, RunArchived.type]
         for recorded in await self._log.read(identity, after=Cursor(), limit=1000, types=names):
@@ -87,7 +88,7 @@ class Lookup:
     async def evaluation(self, ref: str) -> EvaluationRequested:
         identity = await self._names.find("evaluation", ref) or ref
         event = await self._first(eval_stream(identity), identity, EvaluationRequested.type)
-        if isinstance(event, EvaluationRequested):
+        if isinstance(event, EvaluationRequested) and await self._may_see(event):
             return event
         raise await self._unknown("evaluation", ref, "`headrace eval list` shows all")
 
@@ -126,8 +127,15 @@ class Lookup:
         loaded = await self._log.load({stream: 0})
         return next((r.event for r in loaded[stream] if r.event.type == kind), None)
 
+    async def _may_see(self, evaluation: EvaluationRequested) -> bool:
+        """Whether this task may see an evaluation. That of a run belongs to the run's workspace."""
+        if evaluation.run is None or bound_workspace() is None:
+            return may_see(evaluation.workspace)
+        return may_see((await self.run(evaluation.run)).owner_workspace)
+
     async def _unknown(self, kind: Kind, ref: str, hint: str) -> NotFound:
-        close = difflib.get_close_matches(ref, await self._names.all(kind), n=1)
+        known = await self._names.all(kind) if bound_workspace() is None else ()
+        close = difflib.get_close_matches(ref, known, n=1)
         meant = f"did you mean {close[0]}? " if close else ""
         return NotFound(f"there is no {kind} {ref!r}; {meant}{hint}")
 

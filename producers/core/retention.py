@@ -11,7 +11,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from infra.maintenance.archive import Archives, Moved
-from infra.ports.actor import actor_text
+from infra.ports.actor import actor_text, may_see
 from infra.ports.clock import Clock
 from infra.ports.event_log import Commit, CommitMiss, Cursor, EventLog, NewEvent, Recorded
 from infra.postgres.codec import edge_ids
@@ -155,10 +155,14 @@ class Retention:
             recorded, event = await registration(self._log, ref)
         except NotFound:
             upload = await self._tables.registry.dataset(ref)
-            if upload is None or upload["status"] == "uploaded":
+            if upload is None or upload["status"] == "uploaded" or not may_see(upload["workspace"]):
                 raise
             await self._tables.uploads.forget(upload["id"])
             return upload["id"], Cursor()
+        if not may_see(event.workspace):
+            raise Conflict(
+                f"dataset {event.dataset.name} is shared; only a token of all workspaces may delete it"
+            )
         dataset, what = event.dataset.dataset, f"dataset {event.dataset.name}"
         if runs := await self._holders.runs_on(dataset):
             raise _in_use_error(

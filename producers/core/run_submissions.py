@@ -1,12 +1,13 @@
 """The port `Submissions`: a push submits its run by the same door as `headrace train submit`.
 
 The TOML is that of the pushed commit, and its repository is not trusted. Its size is checked before it
-is parsed.
+is parsed. The run may use only what its workspace may see.
 """
 
 import asyncio
 import json
 
+from infra.ports.actor import PUSH, Actor, acting_as
 from producers.core.submit import SubmitRequest, Submitter
 from schemas.events import RunRequested
 from schemas.specs import PushOrigin
@@ -35,7 +36,9 @@ class RunSubmissions:
             name=match.run_name,
             origin=origin,
         )
-        recorded = await self._submitter.submit_run(request, key=origin.key)
+        author = Actor(PUSH, "push", frozenset(), workspace=origin.push.workspace)
+        with acting_as(author):
+            recorded = await self._submitter.submit_run(request, key=origin.key)
         if not isinstance(recorded.event, RunRequested):
             raise AssertionError(f"run {origin.run} begins with {recorded.event.type}")
         return recorded.event.run_name

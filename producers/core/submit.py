@@ -19,6 +19,7 @@ from datetime import UTC
 
 from infra import telemetry
 from infra.failpoints import hit
+from infra.ports.actor import bound_workspace
 from infra.ports.event_log import EventStore, Recorded
 from infra.ports.secrets import SecretStore
 from infra.postgres.names import Kind, Names
@@ -154,6 +155,7 @@ class Submitter:
             warnings=valid.warnings,
             origin=request.origin,
             submitter=request.requester.submitter,
+            belongs_to=bound_workspace(),
         )
         events: list[Event] = [requested]
         if valid.workspace is not None and not requested.needs_approval:

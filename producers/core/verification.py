@@ -1,14 +1,16 @@
 """Verifications, in which a worker of the lane `train` rebuilds a run from its log. This module requests
 them, and finds them in the log itself."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
+from infra.ports.actor import bound_workspace
 from infra.ports.event_log import EventStore
 from producers.core.lookup import Lookup
 from schemas.errors import NotFound
-from schemas.events import VerificationCompleted, VerificationRequested
+from schemas.events import Event, VerificationCompleted, VerificationRequested
 from schemas.ids import short_id, verify_stream
 from schemas.specs import Finding
 
@@ -50,6 +52,8 @@ class Verifications:
         """The verification with this id. Raises NotFound."""
         stream = verify_stream(identity)
         events = [r.event for r in (await self._log.load({stream: 0}))[stream]]
+        if not await self._may_see(events):
+            events = []
         for event in reversed(events):
             match event:
                 case VerificationCompleted():
@@ -59,6 +63,18 @@ class Verifications:
         raise NotFound(
             f"there is no verification {identity!r}; `headrace train verify RUN` starts one"
         )
+
+    async def _may_see(self, events: Sequence[Event]) -> bool:
+        """Whether this task may see the run that is verified."""
+        if bound_workspace() is None:
+            return True
+        try:
+            for event in events:
+                if isinstance(event, VerificationRequested):
+                    await self._lookup.run(event.run)
+        except NotFound:
+            return False
+        return True
 
 
 def _from_completed(event: VerificationCompleted) -> Verification:

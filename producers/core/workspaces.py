@@ -6,10 +6,11 @@ means one repository, even when several users add at the same time.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
+from infra.ports.actor import may_see
 from infra.ports.event_log import Cursor, EventStore, Recorded
 from infra.ports.services import Repositories
 from infra.postgres.names import Names
@@ -82,12 +83,17 @@ class Workspaces:
     async def find(self, ref: str) -> Workspace:
         """A workspace by name or id. Raises NotFound."""
         found = await self._find_id(await self._names.find("workspace", ref) or ref)
-        if found is not None:
+        if found is not None and may_see(found.id):
             return found
-        known = ", ".join(await self._names.all("workspace")) or "none"
+        known = ", ".join(await self._known_names()) or "none"
         raise NotFound(
             f"there is no workspace {ref!r} (there are: {known}); `headrace workspace add PATH` adds one"
         )
+
+    async def _known_names(self) -> Mapping[str, str]:
+        """The names and ids of the workspaces that this task may see."""
+        known = await self._names.all("workspace")
+        return {name: identity for name, identity in known.items() if may_see(identity)}
 
     async def _find_id(self, identity: str) -> Workspace | None:
         """The workspace of an id, or None. A workspace that was just added is not below the horizon
@@ -127,7 +133,7 @@ class Workspaces:
         """The named workspace, or the only one. Raises NotFound, InvalidConfig."""
         if ref is not None:
             return await self.find(ref)
-        known = await self._names.all("workspace")
+        known = await self._known_names()
         if not known:
             raise NotFound("there is no workspace yet; `headrace workspace add PATH` adds one")
         if len(known) > 1:

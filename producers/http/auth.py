@@ -28,6 +28,10 @@ SIGNED_PATHS = "/webhooks/"
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 ROOT_KEPT_S = 1.0
+METRICS = "metrics"
+SETTING_TOKENS = (ROOT, METRICS)
+"""The ids of tokens that are settings and not rows."""
+
 LONGEST_SUBJECT = 200
 
 CLOSING = {"Connection": "close"}
@@ -55,6 +59,14 @@ def actor_of(request: Request) -> Actor:
     """The sender of a request: owner, workspace and scopes of its token, and its address."""
     actor: Actor = request.state.actor
     return actor
+
+
+async def is_still_valid(request: Request) -> bool:
+    """Whether the token of a request is still valid, for answers that last long. Raises
+    TransientError while the tokens cannot be read."""
+    core, actor = request.app.state.services, actor_of(request)
+    is_setting = actor.token in SETTING_TOKENS
+    return is_setting or bool(await core.recent_tokens.is_valid(actor.token))
 
 
 class Guard:
@@ -137,7 +149,7 @@ class Guard:
         if root and hmac.compare_digest(given, root.encode()):
             return Actor(ROOT, "admin", frozenset({"admin"}), address=address)
         if metrics and hmac.compare_digest(given, metrics.encode()):
-            return Actor("metrics", "operator", frozenset({"metrics"}), address=address)
+            return Actor(METRICS, "operator", frozenset({"metrics"}), address=address)
         try:
             token = await self._services.recent_tokens.find(text)
         except TransientError as error:

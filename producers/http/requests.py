@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 
 from starlette.requests import Request
 
+from infra.ports.actor import bound_workspace
 from schemas.errors import InvalidConfig, Issue
 from schemas.ids import HEADRACE, derive_id
 
@@ -89,7 +90,8 @@ async def body_of(request: Request, fields: Sequence[str]) -> JsonBody:
 
 def idempotency_key(request: Request) -> str:
     """The idempotency key that the client sent, or a new one, so that a request without a key never
-    repeats another. Raises InvalidConfig when the key is malformed."""
+    repeats another. The keys of a token that is bound to a workspace are that workspace's own. Raises
+    InvalidConfig when the key is malformed."""
     key = request.headers.get("idempotency-key")
     if key is None:
         return uuid4().hex
@@ -97,7 +99,8 @@ def idempotency_key(request: Request) -> str:
         raise InvalidConfig(
             f"Idempotency-Key must be 1 to 200 visible ASCII characters, got {key[:40]!r}"
         )
-    return key
+    workspace = bound_workspace()
+    return key if workspace is None else f"{workspace}/{key}"
 
 
 def cause_of(request: Request, what: str) -> UUID:

@@ -31,15 +31,18 @@ TEXTS = ("rows", "tree", "{}", *(f"{kind}{step}" for kind in "ws" for step in ra
 """The contents of the references of `tests/kit/specs.py`."""
 
 
-async def ended_run(app: Application, run: str = "r1", name: str = "first") -> None:
-    """A finished run of three steps with a validation, a checkpoint and blobs of its own."""
+async def ended_run(
+    app: Application, run: str = "r1", name: str = "first", *, workspace: str | None = None
+) -> None:
+    """A finished run of three steps with a validation, a checkpoint and blobs of its own. It belongs to
+    `workspace` (an id), or to the workspace of `tests/kit/specs.py`."""
     artifacts = app.services.artifacts
     rows = [
         DatasetRow(prompt=(Message(role="user", content=f"Say {n}"),), label=str(n))
         for n in range(8)
     ]
     content = await artifacts.put(b"".join(row.to_line() for row in rows), run="d", blob=True)
-    manifest = await artifacts.put(f"manifest of {run}".encode(), run=run, blob=True)
+    manifest = await artifacts.put(f'"manifest of {run}"'.encode(), run=run, blob=True)
     weights = await artifacts.put(f"weights of {run}".encode(), run=run, blob=True)
     await app.services.readmodel.names.take("run", name, run)
     for text in TEXTS:
@@ -60,6 +63,8 @@ async def ended_run(app: Application, run: str = "r1", name: str = "first") -> N
                 await keep(app, batch_of(str(GroupKey(f"{run}v", Purpose.EVALUATE, 0, 0))))
             case _ if event.type == "rl.checkpoint.saved":
                 continue
+        if workspace is not None and "workspace" in type(event).model_fields:
+            event = event.model_copy(update={"workspace": workspace})
         [recorded] = await app.services.log.append([event], cause=uuid4())
     assert await app.services.readmodel.caught_up(recorded.cursor)
 

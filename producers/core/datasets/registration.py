@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
+from infra.ports.actor import bound_workspace, may_see, may_use_dataset
 from infra.ports.event_log import EventStore, Recorded
 from infra.ports.services import Blobs
 from infra.postgres.names import Names
@@ -167,10 +168,13 @@ async def register(
         original=raw,
         mapping=dict(mapping or {}),
         characters=checked.report.characters,
+        workspace=bound_workspace(),
     )
     await names.take("dataset", name, identity)
     [recorded] = await log.append([event], cause=await _find_cause(log, name))
     registered = recorded.event
+    if isinstance(registered, DatasetRegistered) and not may_see(registered.workspace):
+        raise Conflict(f"the name {name} is already used by another dataset; choose another name")
     if isinstance(registered, DatasetRegistered) and registered.dataset.content != content:
         raise Conflict(
             f"dataset {name} exists with other content ({registered.dataset.num_rows} rows, sha256 "
@@ -200,8 +204,9 @@ async def registration(log: EventStore, ref: str) -> tuple[Recorded, DatasetRegi
     loaded = await log.load(dict.fromkeys(streams, 0))
     for stream in streams:
         for recorded in loaded[stream]:
-            if isinstance(recorded.event, DatasetRegistered):
-                return recorded, recorded.event
+            event = recorded.event
+            if isinstance(event, DatasetRegistered) and may_use_dataset(event.workspace):
+                return recorded, event
     raise NotFound(
         f"there is no dataset {ref!r}; `headrace dataset upload FILE --name {ref}` makes one"
     )

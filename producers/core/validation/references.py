@@ -108,9 +108,18 @@ class ReferenceFinder:
         try:
             return await find_dataset(self._log, ref)
         except NotFound as error:
-            close = difflib.get_close_matches(ref, await self._names.all("dataset"), n=1)
-            issues.append(Issue(key, error.message, close[0] if close else None))
+            issues.append(Issue(key, error.message, await self._close_dataset(ref)))
             return None
+
+    async def _close_dataset(self, ref: str) -> str | None:
+        """The name of a dataset that is similar to `ref`, and that the sender may use."""
+        for name in difflib.get_close_matches(ref, await self._names.all("dataset"), n=3):
+            try:
+                await find_dataset(self._log, name)
+            except NotFound:
+                continue
+            return name
+        return None
 
     async def _model(
         self, config: RunConfig | EvalConfig, issues: list[Issue]

@@ -14,6 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from infra.ports.event_log import Cursor, Recorded
 from infra.postgres.history import as_of
+from producers.http.auth import is_still_valid
 from producers.http.responses import ApiResponse, number
 from producers.http.routes.runs import services
 from producers.http.routing import ScopedRoute
@@ -86,7 +87,7 @@ async def _follow(
     core, silent_s, over = services(request), 0.0, False
     turn = core.log.turns
     yield ": headrace\n\n"
-    while True:
+    while await is_still_valid(request):
         for recorded in found:
             yield _format_event(recorded)
         if found:

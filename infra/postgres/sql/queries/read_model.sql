@@ -57,23 +57,30 @@ r.archived_at is null
 -- part: with_any_words
 $2::text is null
 
+-- part: of_workspace
+r.workspace = $3
+
+-- part: of_any_workspace
+$3::text is null
+
 -- name: page_of_runs
 select {run_summary} from runs r
 where {status: with_status | with_any_status} and {archived: archived | present}
-  and {words: with_words | with_any_words}
-order by r.created_at desc, r.run limit $3 offset $4
+  and {words: with_words | with_any_words} and {reach: of_workspace | of_any_workspace}
+order by r.created_at desc, r.run limit $4 offset $5
 
 -- name: count_runs
 select count(*) from runs r
 where {status: with_status | with_any_status} and {archived: archived | present}
-  and {words: with_words | with_any_words}
+  and {words: with_words | with_any_words} and {reach: of_workspace | of_any_workspace}
 
 -- name: runs_ended_before
 select {run_summary} from runs r where r.archived_at is null
 and greatest(r.completed_at, r.restored_at) < $1 order by r.completed_at limit 1000
 
 -- name: run
-select {run_summary}, r.config from runs r where r.run = $1 or r.name = $1
+select {run_summary}, r.config from runs r
+where (r.run = $1 or r.name = $1) and ($2::text is null or r.workspace = $2)
 order by (r.run = $1) desc, r.created_at desc limit 1
 
 -- name: dataset_ref_of_run
@@ -115,30 +122,39 @@ order by xid asc, position asc, line asc limit $5
 
 -- part: datasets_and_uploads
 (select dataset as id, name, 'uploaded' as status, null as error, file_name, file_size,
-   num_rows, columns, ref::json -> 'content' ->> 'sha256' as sha256, created_at from datasets
+   num_rows, columns, ref::json -> 'content' ->> 'sha256' as sha256, created_at, workspace from datasets
  union all
  select id, name, status, error, file_name, null::bigint, null::integer, null, null,
-   created_at from dataset_uploads u
+   created_at, workspace from dataset_uploads u
  where not exists (select from datasets d where d.dataset = u.id))
 
+-- A dataset that belongs to no workspace is shared.
+
+-- part: dataset_to_show
+($1::text is null or d.workspace is null or d.workspace = $1)
+
 -- name: page_of_datasets
-select * from {datasets_and_uploads} d order by created_at desc, id limit $1 offset $2
+select * from {datasets_and_uploads} d
+where {dataset_to_show} order by created_at desc, id limit $2 offset $3
 
 -- name: count_datasets
-select (select count(*) from datasets) + (select count(*) from dataset_uploads u where
-not exists (select from datasets d where d.dataset = u.id))
+select count(*) from {datasets_and_uploads} d where {dataset_to_show}
 
 -- name: dataset
-select * from {datasets_and_uploads} d where id = $1 or name = $1
-order by (id = $1) desc, (status = 'uploaded') desc limit 1
+select * from {datasets_and_uploads} d
+where (id = $2 or name = $2) and {dataset_to_show}
+order by (id = $2) desc, (status = 'uploaded') desc limit 1
 
 -- name: announce_upload
-insert into dataset_uploads (id, name, file_name, status)
-values ($1, $2, $3, 'pending') on conflict (id) do update
+insert into dataset_uploads as u (id, name, file_name, status, workspace)
+values ($1, $2, $3, 'pending', $4) on conflict (id) do update
 set file_name = excluded.file_name, status = 'pending', error = null
+where $4::text is null or u.workspace = $4
+returning id
 
 -- name: upload
-select name, file_name from dataset_uploads where id = $1
+select name, file_name from dataset_uploads
+where id = $1 and ($2::text is null or workspace = $2)
 
 -- name: forget_upload
 delete from dataset_uploads where id = $1
@@ -153,13 +169,15 @@ select workspace as id, name, url, status, commit_sha, rollouts,
   nullif(push_error, '') as push_error from workspaces
 
 -- name: page_of_workspaces
-{select_workspaces} order by created_at desc, workspace limit $1 offset $2
+{select_workspaces} where $1::text is null or workspace = $1
+order by created_at desc, workspace limit $2 offset $3
 
 -- name: count_workspaces
-select count(*) from workspaces
+select count(*) from workspaces where $1::text is null or workspace = $1
 
 -- name: workspace
-{select_workspaces} where workspace = $1 or name = $1 order by (workspace = $1) desc limit 1
+{select_workspaces} where (workspace = $1 or name = $1) and ($2::text is null or workspace = $2)
+order by (workspace = $1) desc limit 1
 
 -- name: refs_digests
 select workspace, refs_digest as digest, nullif(refs_error, '') as error from workspaces
@@ -200,15 +218,24 @@ select evaluation as id, name, status, model, dataset, rollout, reward, metrics,
   (select count(*) from graded_groups g where g.owner = e.evaluation and g.purpose = 'evaluate')
   as completed from evaluations e
 
+-- part: in_workspace
+coalesce(e.workspace, (select r.workspace from runs r where r.run = e.run)) = $1
+
+-- part: in_any_workspace
+$1::text is null
+
 -- name: page_of_evaluations
-{select_evaluations} where run is null order by created_at desc, evaluation limit $1 offset $2
+{select_evaluations} where run is null and {evaluation_to_show: in_workspace | in_any_workspace}
+order by created_at desc, evaluation limit $2 offset $3
 
 -- name: count_evaluations
-select count(*) from evaluations where run is null
+select count(*) from evaluations e
+where run is null and {evaluation_to_show: in_workspace | in_any_workspace}
 
 -- name: evaluation
-{select_evaluations} where evaluation = $1 or name = $1
-order by (evaluation = $1) desc, created_at desc limit 1
+{select_evaluations} where (evaluation = $2 or name = $2)
+and {evaluation_to_show: in_workspace | in_any_workspace}
+order by (evaluation = $2) desc, created_at desc limit 1
 
 
 -- == Dead letters =========================================================================================

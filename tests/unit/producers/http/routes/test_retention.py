@@ -196,7 +196,7 @@ async def test_bytes_of_an_archived_run_are_collected_and_checkpoints_stay(
     left = [blob.key for blob in await blobs.keys("runs/r1/")]
     assert len([key for key in left if "/archives/" in key]) == 1
     manifest = (await ended.get("/runs/first"))["checkpoints"][0]["uri"]
-    assert await blobs.get(manifest) == b"manifest of r1"
+    assert await blobs.get(manifest) == b'"manifest of r1"'
     assert len(left) == 2, "the weights of step 2 are in the archive"
     await sound(ended)
 

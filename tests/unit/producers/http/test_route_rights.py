@@ -1,0 +1,242 @@
+"""Every route against every kind of token: which scope it needs, and what a token of a workspace gets
+from its own workspace and from another one."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from infra.ports.actor import CONTAINED, SCOPES
+from producers.http.routing import Reach, RouteScope, scoped_routes, scoped_table
+from tests.kit.application import Application, application, rows
+from tests.kit.tokens import Tenant, ask, create_token, tenant
+
+pytestmark = pytest.mark.postgres
+
+JSONL = {"content": rows(5).encode()}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A route, the scope it needs, and the status for a token of the workspace that `path` names."""
+
+    method: str
+    path: str
+    scope: RouteScope
+    own: int = 200
+    reach: Reach = "workspace"
+    content: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_about_a_thing(self) -> bool:
+        return "{" in self.path
+
+
+SUBMITTED: dict[str, Any] = {"json": {"config": {}}}
+RENAMED: dict[str, Any] = {"json": {"name": "renamed"}}
+MADE: dict[str, Any] = {"json": {"name": "a b"}}
+
+TABLE = [
+    Row("GET", "/healthz", "open"),
+    Row("GET", "/readyz", "open"),
+    Row("POST", "/webhooks/{workspace}", "open", 401),
+    Row("GET", "/metrics", "metrics", reach="installation"),
+    Row("GET", "/api/v1/status", "read", reach="installation"),
+    Row("GET", "/api/v1/models", "read"),
+    Row("POST", "/api/v1/runs", "submit", 400, content=SUBMITTED),
+    Row("GET", "/api/v1/runs", "read"),
+    Row("GET", "/api/v1/runs/{run}", "read"),
+    Row("GET", "/api/v1/runs/{run}/metrics", "read"),
+    Row("GET", "/api/v1/runs/{run}/checkpoints", "read"),
+    Row("GET", "/api/v1/runs/{run}/logs", "read"),
+    Row("GET", "/api/v1/runs/{run}/events", "read"),
+    Row("GET", "/api/v1/runs/{run}/samples", "read"),
+    Row("GET", "/api/v1/runs/{run}/trace?sample={run}-train-1-0-0.0", "read"),
+    Row("GET", "/api/v1/datasets", "read"),
+    Row("POST", "/api/v1/datasets", "submit", 400, content=MADE),
+    Row("POST", "/api/v1/datasets/validate?file_name=a.jsonl", "submit", content=JSONL),
+    Row("GET", "/api/v1/datasets/{dataset}", "read"),
+    Row("GET", "/api/v1/datasets/{dataset}/content", "read"),
+    Row("GET", "/api/v1/datasets/{dataset}/preview", "read"),
+    Row("PUT", "/api/v1/datasets/{dataset}/content", "submit", 409, content=JSONL),
+    Row("GET", "/api/v1/workspaces", "read"),
+    Row("GET", "/api/v1/workspaces/{workspace}", "read"),
+    Row("GET", "/api/v1/workspaces/{workspace}/deliveries", "read"),
+    Row("POST", "/api/v1/workspaces/{workspace}/sync", "control", 202),
+    Row("POST", "/api/v1/workspaces/{workspace}/rotate-secret", "admin", 404),
+    Row("DELETE", "/api/v1/workspaces/{workspace}/connection", "admin", 404),
+    Row("POST", "/api/v1/evals", "submit", 400, content=SUBMITTED),
+    Row("GET", "/api/v1/evals", "read"),
+    Row("GET", "/api/v1/evals/{evaluation}", "read"),
+    Row("GET", "/api/v1/evals/{run}v", "read"),
+    Row("GET", "/api/v1/evals/{evaluation}/logs", "read"),
+    Row("GET", "/api/v1/evals/{evaluation}/samples?offset=9", "read"),
+    Row("POST", "/api/v1/evals/{evaluation}/stop", "control"),
+    Row("GET", "/api/v1/checkpoints/{run_name}@3", "read"),
+    Row("GET", "/api/v1/checkpoints/{run_name}@3/files/nothing", "read", 404),
+    Row("POST", "/api/v1/checkpoints/{run_name}@3/chat", "inference", 400),
+    Row("POST", "/api/v1/runs/{run}/verify", "control", 202),
+    Row("GET", "/api/v1/verifications/{verification}", "read"),
+    Row("POST", "/api/v1/runs/{run}/stop", "control", 409),
+    Row("POST", "/api/v1/runs/{run}/pause", "control", 409),
+    Row("POST", "/api/v1/runs/{run}/resume", "control", 409),
+    Row("POST", "/api/v1/runs/{run}/approve", "control", 409),
+    Row("POST", "/api/v1/runs/{run}/rename", "control", content=RENAMED),
+    Row("POST", "/api/v1/runs/{run}/archive", "control"),
+    Row("POST", "/api/v1/runs/{run}/restore", "control"),
+    Row("DELETE", "/api/v1/runs/{run}", "control"),
+    Row("DELETE", "/api/v1/datasets/{dataset}", "control"),
+    Row("GET", "/api/v1/tokens", "admin"),
+    Row("POST", "/api/v1/tokens", "admin", 400, content=MADE),
+    Row("DELETE", "/api/v1/tokens/{run_name}", "admin", 404),
+    Row("GET", "/api/v1/audit", "admin"),
+    Row("POST", "/api/v1/workspaces", "admin", reach="installation"),
+    Row("POST", "/api/v1/workspaces/connect", "admin", reach="installation"),
+    Row("GET", "/api/v1/dead-letters", "admin", reach="installation"),
+    Row("GET", "/api/v1/dead-letters/{run}", "admin", reach="installation"),
+    Row("POST", "/api/v1/dead-letters/{run}/redrive", "admin", reach="installation"),
+    Row("POST", "/api/v1/rebuild", "admin", reach="installation"),
+    Row("GET", "/api/v1/gc", "admin", reach="installation"),
+    Row("POST", "/api/v1/gc", "admin", reach="installation"),
+]
+"""Requests that would end or delete something come after the ones that read it."""
+
+
+@pytest.fixture
+async def shared(database_url: str, tmp_path: Path) -> AsyncIterator[Application]:
+    repositories = ("/ours", "/theirs")
+    async with application(database_url, tmp_path / "home", repositories=repositories) as app:
+        yield app
+
+
+@pytest.fixture
+async def ours(shared: Application) -> Tenant:
+    return await tenant(shared, "ours", "/ours")
+
+
+@pytest.fixture
+async def theirs(shared: Application) -> Tenant:
+    return await tenant(shared, "theirs", "/theirs")
+
+
+async def test_the_table_has_every_route(app: Application) -> None:
+    known = set()
+    for route in scoped_routes(app.app.routes):
+        prefix = "" if route.path in ("/healthz", "/readyz", "/metrics") else "/api/v1"
+        prefix = "" if route.path.startswith("/webhooks/") else prefix
+        for method in (route.methods or set()) - {"HEAD"}:
+            known.add((method, _shape(prefix + route.path), route.scope, route.reach))
+    table = {(row.method, _shape(row.path), row.scope, row.reach) for row in TABLE}
+    assert known - table == set(), "add a row to the table of this test"
+    assert table - known == set(), "these routes are gone or changed"
+
+
+async def test_a_route_without_a_scope_does_not_start() -> None:
+    async def nothing(_: object) -> Response:
+        return Response()
+
+    with pytest.raises(TypeError, match="names no scope"):
+        scoped_table([Route("/open", nothing)])
+
+
+async def test_a_token_needs_the_scope_of_the_route(shared: Application) -> None:
+    """The requests are about nothing that exists, so that a request with enough rights changes
+    nothing."""
+    nothing = dict.fromkeys(("run", "run_name", "dataset", "evaluation"), "none")
+    nothing |= {"workspace": "none", "verification": "none"}
+    for scope in SCOPES:
+        token = await create_token(shared, scope, scope)
+        for row in TABLE:
+            if row.scope == "open":
+                continue
+            allowed = row.scope in CONTAINED[scope]
+            content = {} if row.reach == "installation" else row.content
+            answer = await ask(shared, row.method, row.path.format(**nothing), token, **content)
+            assert (answer.status_code == 403) is not allowed, (scope, row, answer.text)
+            assert answer.status_code != 401, (scope, row)
+
+
+async def test_a_token_that_is_not_valid_opens_nothing(shared: Application) -> None:
+    revoked = await create_token(shared, "revoked", "admin")
+    expired = await create_token(shared, "expired", "admin", expires_s=3600)
+    await shared.database.durable.execute(
+        "update api_tokens set expires_at = $1 where name = 'expired'",
+        datetime.now(UTC) - timedelta(seconds=1),
+    )
+    answer = await shared.api.delete("/api/v1/tokens/revoked")
+    assert answer.status_code == 200
+    mistyped = revoked[:-1] + ("0" if revoked[-1] != "0" else "1")
+    for row in TABLE:
+        for token in (revoked, expired, mistyped, "no", ""):
+            if row.scope != "open":
+                answer = await ask(shared, row.method, row.path, token, **row.content)
+                assert answer.status_code == 401, (row, token)
+                assert answer.headers["connection"] == "close"
+
+
+async def test_a_workspaces_token_works_in_its_own_workspace(
+    shared: Application, ours: Tenant
+) -> None:
+    for row in TABLE:
+        answer = await ask(shared, row.method, ours.fill(row.path), ours.token, **row.content)
+        wanted = 403 if row.reach == "installation" else row.own
+        assert answer.status_code == wanted, (row, answer.text)
+
+
+async def test_another_workspaces_things_are_absent(
+    shared: Application, ours: Tenant, theirs: Tenant
+) -> None:
+    for row in TABLE:
+        if row.scope == "open" or not row.is_about_a_thing or row.reach == "installation":
+            continue
+        answer = await ask(shared, row.method, theirs.fill(row.path), ours.token, **row.content)
+        absent = (
+            theirs.fill(row.path).replace("theirs", "absent").replace(theirs.workspace, "absent")
+        )
+        absent = absent.replace(theirs.dataset, "absent").replace(theirs.verification, "absent")
+        other = await ask(shared, row.method, absent, ours.token, **row.content)
+        assert answer.status_code == 404, (row, answer.text)
+        assert (
+            answer.text.replace("theirs", "absent")
+            .replace(theirs.workspace, "absent")
+            .replace(theirs.dataset, "absent")
+            .replace(theirs.verification, "absent")
+            == other.text
+        )
+
+
+async def test_lists_leave_out_other_workspaces(
+    shared: Application, ours: Tenant, theirs: Tenant
+) -> None:
+    await shared.upload("common", rows(4))
+    for path in ("runs", "datasets", "workspaces", "evals", "tokens", "audit"):
+        answer = await ask(shared, "GET", f"/api/v1/{path}?limit=1000", ours.token)
+        assert answer.status_code == 200, answer.text
+        assert "theirs" not in answer.text
+        assert answer.json()["total_count"] == len(answer.json()[path])
+        everything = await shared.api.get(f"/api/v1/{path}?limit=1000")
+        assert "theirs" in everything.text
+    datasets = await ask(shared, "GET", "/api/v1/datasets", ours.token)
+    assert {row["name"] for row in datasets.json()["datasets"]} == {"common", "ours-data"}
+
+
+async def test_a_shared_dataset_is_read_by_all_and_deleted_by_none_of_them(
+    shared: Application, ours: Tenant
+) -> None:
+    await shared.upload("common", rows(4))
+    answer = await ask(shared, "GET", "/api/v1/datasets/common/content", ours.token)
+    assert answer.status_code == 200
+    answer = await ask(shared, "DELETE", "/api/v1/datasets/common", ours.token)
+    assert answer.status_code == 409
+    assert "shared" in answer.text
+
+
+def _shape(path: str) -> str:
+    """A path without the names of its parameters."""
+    parts = path.partition("?")[0].split("/")
+    return "/".join("*" if "{" in part or part == "nothing" else part for part in parts)
