@@ -91,6 +91,12 @@ TABLE = [
     Row("POST", "/api/v1/runs/{run}/restore", "control"),
     Row("DELETE", "/api/v1/runs/{run}", "control"),
     Row("DELETE", "/api/v1/datasets/{dataset}", "control"),
+    Row(
+        "PUT", "/api/v1/secrets/API_KEY", "control", 201, content={"json": {"value": "k-12345678"}}
+    ),
+    Row("GET", "/api/v1/secrets?workspace={workspace}", "read"),
+    Row("DELETE", "/api/v1/secrets/API_KEY?workspace={workspace}", "control"),
+    Row("POST", "/api/v1/secrets/rotate-key", "admin", reach="installation"),
     Row("GET", "/api/v1/tokens", "admin"),
     Row("POST", "/api/v1/tokens", "admin", 400, content=MADE),
     Row("DELETE", "/api/v1/tokens/{run_name}", "admin", 404),
@@ -239,4 +245,6 @@ async def test_a_shared_dataset_is_read_by_all_and_deleted_by_none_of_them(
 def _shape(path: str) -> str:
     """A path without the names of its parameters."""
     parts = path.partition("?")[0].split("/")
-    return "/".join("*" if "{" in part or part == "nothing" else part for part in parts)
+    return "/".join(
+        "*" if "{" in part or part in ("nothing", "API_KEY") else part for part in parts
+    )
