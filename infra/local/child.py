@@ -7,7 +7,6 @@ then stops everything in order. The kernel kills a child when the supervisor die
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -146,19 +145,28 @@ def pause_s(deaths: int) -> float:
 
 
 def rotate_log(log: Path) -> None:
-    """Copy a log larger than LARGEST_LOG_BYTES to `rotated_log` and empty it. Its writers append, so
-    their next line becomes the first of the empty file. Lines that are written during the copy are lost.
-    Raises no OSError: a log that cannot be copied is only emptied. Does not follow links, because
-    another user may own the directory."""
+    """Copy the last LARGEST_LOG_BYTES of a log that is larger to `rotated_log`, and empty it. Its
+    writers append, so their next line becomes the first of the empty file. Lines that are written
+    during the copy are lost. Raises no OSError: a log that cannot be copied is only emptied. Does not
+    follow links, because another user may own the directory."""
     with contextlib.suppress(OSError), _open_log(log, os.O_RDWR) as file:
-        if os.fstat(file.fileno()).st_size <= LARGEST_LOG_BYTES:
+        size = os.fstat(file.fileno()).st_size
+        if size <= LARGEST_LOG_BYTES:
             return
+        file.seek(size - LARGEST_LOG_BYTES)
         try:
             with _open_log(rotated_log(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as kept:
-                shutil.copyfileobj(file, kept, 1 << 20)
+                _copy(file, kept, num_bytes=LARGEST_LOG_BYTES)
         except OSError:
             rotated_log(log).unlink(missing_ok=True)
         os.ftruncate(file.fileno(), 0)
+
+
+def _copy(source: BinaryIO, target: BinaryIO, *, num_bytes: int) -> None:
+    """Copy this many bytes, and no more while the source grows."""
+    while num_bytes > 0 and (piece := source.read(min(1 << 20, num_bytes))):
+        target.write(piece)
+        num_bytes -= len(piece)
 
 
 def _open_log(path: Path, flags: int) -> BinaryIO:

@@ -3,12 +3,13 @@
 It starts Postgres (unless HEADRACE_DATABASE_URL names one), migrates its schema, starts the control
 process and the device worker, and restarts processes that die. On SIGTERM or SIGINT it stops everything
 in order: workers, control, Postgres. It has one thread, which waits for signals and checks leases and
-the size of the logs every 10 s, so it uses almost no CPU time while nothing happens. The death of a
+the size of the logs every 2 s, so it uses almost no CPU time while nothing happens. The death of a
 child also arrives as a signal. The supervisor then ends the child's lease at once, so that other workers
 take over its work without waiting for the lease to expire.
 """
 
 import asyncio
+import contextlib
 import http.client
 import logging
 import os
@@ -59,8 +60,10 @@ READY_POLL_S = 0.05
 READY_S = 120.0
 REVIVE_S = 3.0
 """The embedded server is started again at most this often."""
-LOGS_S = 10.0
-"""How often the size of the logs is checked."""
+LOGS_S, FLOODED_LOGS_S = 2.0, 0.1
+"""How often the size of the logs is checked, and how often while one of them grows fast."""
+FLOOD_BYTES = 1 << 20
+"""A log that grew by more than this since the last check grows fast."""
 NO_LEASE = "no lease for"
 EARLY_DEATHS = 3
 """After this many deaths of the control process before it ever answered, `headrace up` fails."""
@@ -192,6 +195,8 @@ class Supervisor:
         self._ready_by = time.monotonic() + READY_S
         self._ready = False
         self._watch = LeaseWatch()
+        self._log_sizes: dict[Path, int] = {}
+        self._is_flooded = False
 
     def run(self, on_ready: Callable[[], None]) -> None:
         """Start the children and restart those that die. Returns after everything is stopped. Raises
@@ -216,13 +221,21 @@ class Supervisor:
     def _rotate_logs(self) -> None:
         """Keep each log and its rotated part below their size limit."""
         logs = [*(self._settings.home / "logs").glob("*.log")]
+        sizes = {}
         for log in (*logs, self._server.log) if self._server else logs:
             rotate_log(log)
+            with contextlib.suppress(OSError):
+                sizes[log] = log.stat().st_size
+        before = {log: self._log_sizes.get(log, 0) for log in sizes}
+        self._is_flooded = any(  # a log that is smaller was put aside just now
+            not before[log] <= size <= before[log] + FLOOD_BYTES for log, size in sizes.items()
+        )
+        self._log_sizes = sizes
 
     def _wait_for_stop(self) -> bool:
         """Wait for a signal, or until something is due. Returns True if the signal was SIGTERM or
         SIGINT."""
-        due = [LOGS_S]
+        due = [FLOODED_LOGS_S if self._is_flooded else LOGS_S]
         due += [
             READY_POLL_S if child.should_wait() else s
             for child in self._children

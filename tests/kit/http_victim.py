@@ -18,6 +18,9 @@ from infra.gateway.server import HttpGateway
 from schemas.sampling import SampleRequest, Turn
 from tests.kit.specs import group_spec, template
 
+OTHERS = 4
+"""The number of sockets of other runs."""
+
 FILES = 128
 """Files that the process may open where they are made scarce."""
 
@@ -79,6 +82,7 @@ async def main(kind: str) -> None:
     session = gateway.open(group_spec(template()), 0, deadline_s=600)
     plain = None
     address: str | int = str(await gateway.open_socket(session.spec.owner))
+    others = [str(await gateway.open_socket(f"other-{n}")) for n in range(OTHERS)]
     if kind == "asyncio-listener":
         config = uvicorn.Config(gateway._app, port=0, log_config=None, backlog=4096, lifespan="off")
         server = uvicorn.Server(config)
@@ -88,7 +92,7 @@ async def main(kind: str) -> None:
         address = server.servers[0].sockets[0].getsockname()[1]
     held: list[int] = []
     loop = asyncio.get_running_loop()
-    said = {"path": session.base_path, "key": session.api_key, "address": address}
+    said = {"path": session.base_path, "key": session.api_key, "address": address, "others": others}
     sys.stdout.write(json.dumps(said) + "\n")
     sys.stdout.flush()
     status = os.open("/proc/self/status", os.O_RDONLY)  # at the limit of files it is too late

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from infra.local import child, supervisor
 from infra.local.child import LARGEST_LOG_BYTES, Child, ChildSpec, pause_s, rotate_log
 from infra.local.free_port import free_port
 from infra.local.supervisor import check_port, child_specs, tail
@@ -45,6 +46,7 @@ while True: signal.pause()
 SUPERVISOR = """
 import os, pathlib, sys
 from infra.local import home, lost_leases, supervisor
+from infra.local import child, supervisor
 from infra.local.child import Child, ChildSpec
 from infra.settings.settings import Settings
 
@@ -197,6 +199,31 @@ def test_twin_without_shortening_it_grows(start: Callable[..., Started]) -> None
     log = started.root / "logs" / "worker.log"
     eventually(lambda: True if log.stat().st_size > 1 << 20 else None, within_s=60, what="a MiB")
     assert not log.with_suffix(".log.1").exists()
+
+
+def test_of_a_flooded_log_only_the_end_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "LARGEST_LOG_BYTES", 1000)
+    log = tmp_path / "a.log"
+    log.write_bytes(b"old" * 10_000 + b"n" * 1000)
+    rotate_log(log)
+    assert log.stat().st_size == 0
+    assert log.with_suffix(".log.1").read_bytes() == b"n" * 1000
+
+
+def test_a_log_that_grows_fast_is_checked_often(tmp_path: Path) -> None:
+    settings = Settings.load({"HEADRACE_HOME": str(tmp_path)})
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "a.log"
+    watching = supervisor.Supervisor(settings, (), url="")
+    found = []
+    for size in (10, 20, supervisor.FLOOD_BYTES * 2, supervisor.FLOOD_BYTES * 2, 5, 5):
+        log.touch()
+        os.truncate(log, size)
+        watching._rotate_logs()
+        found.append(watching._is_flooded)
+    assert found == [False, False, True, False, True, False]
 
 
 def test_shortening_follows_no_link(tmp_path: Path) -> None:
