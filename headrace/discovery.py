@@ -1,8 +1,10 @@
 """Finds what an entry point defines: at most one workflow, at most one grader, and reward functions.
 
-Every error names the file and the line, as a compiler would.
+An entry point is first read without running it (`headrace/entry_source.py`). Every error names the file
+and the line, as a compiler would.
 """
 
+import ast
 import inspect
 import linecache
 import sys
@@ -11,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace.blame import import_hint, own_frames, workspace_path
+from headrace.entry_source import find_problem
 from headrace.grading import Grader
 from headrace.rewards import is_reward
 from headrace.workflow import AgentWorkflow
@@ -22,13 +25,17 @@ class EntryPointError(Exception):
 
 def load(path: Path) -> types.ModuleType:
     """Run an entry point as a module and return the module. Raises EntryPointError with file and line
-    when it does not load."""
+    when it does not load, and before it runs when its text alone shows an error."""
     module = types.ModuleType("rollout")
     module.__file__ = str(path)
     sys.modules["rollout"] = module
     try:
-        source = path.read_text()
-        exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102 - this is what we are for
+        tree = ast.parse(path.read_text(), str(path))
+        if problem := find_problem(tree, path):
+            raise EntryPointError(problem)
+        exec(compile(tree, str(path), "exec"), module.__dict__)  # noqa: S102 - this is what we are for
+    except EntryPointError:
+        raise
     except SyntaxError as error:
         where = workspace_path(Path(error.filename or str(path)), path)
         raise EntryPointError(f"{where}:{error.lineno}: SyntaxError: {error.msg}") from error

@@ -65,7 +65,7 @@ async def serve(settings: Settings) -> int:
         control = ControlPorts(
             repositories=services.repositories,
             forges=forges,
-            submissions=RunSubmissions(services.submitter),
+            submissions=RunSubmissions(services.submitter, level=settings.sandbox),
         )
         async with open_runtime(hosting, backend, settings, control=control) as runtime:
             await _serve(services, backend, hosting, runtime)

@@ -25,6 +25,7 @@ from infra.sandbox.host_messages import FirstMessage, Graded, Returned
 from infra.sandbox.levels.probe import choose_level
 from infra.sandbox.process import ConfinedProcess, ProcessEnded
 from infra.sandbox.user_process import UNPRIVILEGED
+from infra.settings.sandbox_level import REFUSES_PUSHES, TRUSTED
 from schemas.errors import CorruptData, FailureCategory, TransientError, UserCodeError
 from schemas.sampling import ArtifactRef
 from schemas.specs import DiscoveredRollout, Entrypoint, RolloutRef
@@ -151,6 +152,8 @@ class LocalUserCode(CallingUserCode):
 
     async def _start(self, host: _Host) -> ConfinedProcess:
         rollout = host.rollout
+        if rollout.pushed and self._level.name == TRUSTED:
+            raise UserCodeError(FailureCategory.VALIDATION, REFUSES_PUSHES)
         tree = await self._tree(rollout.snapshot)
         path = _entry_file(tree, rollout.entrypoint)
         if path is None:

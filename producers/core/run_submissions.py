@@ -8,7 +8,9 @@ import asyncio
 import json
 
 from infra.ports.actor import PUSH, Actor, acting_as
+from infra.settings.sandbox_level import REFUSES_PUSHES, TRUSTED
 from producers.core.submit import SubmitRequest, Submitter
+from schemas.errors import InvalidConfig
 from schemas.events import RunRequested
 from schemas.specs import PushOrigin
 from schemas.toml.overrides import apply_overrides
@@ -17,15 +19,19 @@ from schemas.toml.untrusted import read_untrusted_toml
 
 
 class RunSubmissions:
-    """Submits the runs of pushes."""
+    """Submits the runs of pushes. `level` says how user code is confined; one that trusts the authors of
+    user code refuses them."""
 
-    def __init__(self, submitter: Submitter) -> None:
+    def __init__(self, submitter: Submitter, *, level: str) -> None:
         self._submitter = submitter
+        self._level = level
 
     async def submit(self, origin: PushOrigin, config: bytes) -> str:
         """Submit the run of a push and a trigger, with the TOML `config` of the pushed commit. Returns
         the run's name. Submitting again returns the same name. Raises Refused when the run is refused,
         with all issues."""
+        if self._level == TRUSTED:
+            raise InvalidConfig(REFUSES_PUSHES)
         match = origin.match
         parsed = await asyncio.to_thread(read_untrusted_toml, config, match.config)
         document = apply_overrides(parsed, json.loads(match.overrides))

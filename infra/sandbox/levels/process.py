@@ -10,6 +10,7 @@ import pwd
 
 from infra.sandbox.levels.level import GATEWAY_VARIABLE, ConfinedCommand
 from infra.sandbox.user_process import UNPRIVILEGED, UserProcess
+from infra.settings.sandbox_level import TRUSTED
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ class ProcessLevel:
     """`infra.sandbox.levels.level.Level` with no more than another user and limits. The limits are those
     that `headrace/launch.py` sets."""
 
-    name = "process-trusted"
+    name = TRUSTED
 
     def __init__(self) -> None:
         logger.warning(

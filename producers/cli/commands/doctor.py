@@ -89,9 +89,10 @@ def run_checks(settings: "Settings") -> tuple[Check, ...]:
         _check_torch,
         *MACHINE_CHECKS,
         _check_compiler,
-        _check_sandbox,
+        _check_interpreter,
     )
     about: tuple[Callable[[Settings], Check], ...] = (
+        _check_sandbox,
         _check_postgres,
         _check_kafka,
         _check_home,
@@ -161,10 +162,9 @@ def _check_compiler() -> Check:
     return Check("C compiler", ok=True, detail=detail)
 
 
-def _check_sandbox() -> Check:
+def _check_interpreter() -> Check:
     """Whether the system user under which user code runs can execute its Python interpreter."""
     from infra.sandbox.interpreter import find_interpreter
-    from schemas.errors import InvalidConfig
 
     name = "sandbox interpreter"
     try:
@@ -172,6 +172,24 @@ def _check_sandbox() -> Check:
     except InvalidConfig as error:
         return Check(name, ok=False, detail=str(error), fix="install python3 system-wide")
     return Check(name, ok=True, detail=str(found))
+
+
+def _check_sandbox(settings: "Settings") -> Check:
+    """Whether user code can be confined here as HEADRACE_SANDBOX says. Also says what that level
+    promises, and how to get a stronger one."""
+    from infra.sandbox.levels.probe import choose_level
+    from infra.settings.sandbox_level import PROMISES, STRONGER
+
+    name = "sandbox"
+    if settings.sandbox_service is not None:
+        return Check(name, None, "user code runs in the service at HEADRACE_SANDBOX_URL")
+    try:
+        level = choose_level(settings.sandbox).name
+    except InvalidConfig as error:
+        cause, _, fix = str(error).partition("; ")
+        return Check(name, ok=False, detail=cause, fix=fix)
+    stronger = f" ({STRONGER[level]})" if level in STRONGER else ""
+    return Check(name, ok=True, detail=f"{level}: {PROMISES[level]}{stronger}")
 
 
 def _check_postgres(settings: "Settings") -> Check:

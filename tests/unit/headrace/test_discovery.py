@@ -77,7 +77,8 @@ def test_two_workflows_are_refused_with_both_lines(tmp_path: Path) -> None:
 
 
 def test_methods_must_be_async(tmp_path: Path) -> None:
-    module = load(entry(tmp_path, GOOD.replace("async def", "def")))
+    set_later = "\nSolve.run, Check.grade = Solve.run, Check.grade\n"
+    module = load(entry(tmp_path, GOOD.replace("async def", "def") + set_later))
     with pytest.raises(EntryPointError, match=r"main.py:8: Solve.run must be async"):
         workflow_of(module)
     with pytest.raises(EntryPointError, match=r"Check.grade must be async"):

@@ -337,6 +337,16 @@ async def test_a_trusted_process_has_a_user_of_its_own_if_we_are_root(
     assert "PermissionError" in error.message
 
 
+async def test_code_that_a_push_brought_is_not_trusted(
+    user: LocalUserCode, trusted: LocalUserCode, rollout: RolloutRef
+) -> None:
+    pushed = rollout.model_copy(update={"pushed": True})
+    error = await failure(trusted, pushed, "fine")
+    assert "HEADRACE_SANDBOX is process-trusted" in error.message
+    assert await run(user, pushed, "fine") == "done"
+    assert await run(trusted, rollout, "fine") == "done", "a person's code is trusted there"
+
+
 async def test_an_attempt_has_a_directory_of_its_own_until_it_is_over(
     user: LocalUserCode, rollout: RolloutRef
 ) -> None:

@@ -66,8 +66,11 @@ async def pushed(app: Application, number: int = 1, **match: Any) -> PushOrigin:
     return found.model_copy(update={"push": push})
 
 
-async def submit(app: Application, of: PushOrigin, config: str = CONFIG) -> str:
-    return await RunSubmissions(app.services.submitter).submit(of, config.encode())
+async def submit(
+    app: Application, of: PushOrigin, config: str = CONFIG, level: str = "bwrap"
+) -> str:
+    submissions = RunSubmissions(app.services.submitter, level=level)
+    return await submissions.submit(of, config.encode())
 
 
 async def events(app: Application, of: PushOrigin) -> list[Event]:
@@ -98,6 +101,13 @@ async def test_a_push_submits_its_commit_with_the_values_that_its_trigger_sets(
     assert isinstance(push, RepositoryPushed)
     assert (push.commit.sha, push.commit.ref, push.commit.branch) == (AFTER, of.push.ref, None)
     assert push.workspace_name == "math"
+
+
+async def test_a_level_that_trusts_authors_refuses_the_runs_of_pushes(ready: Application) -> None:
+    of = await pushed(ready)
+    with pytest.raises(InvalidConfig, match="HEADRACE_SANDBOX is process-trusted"):
+        await submit(ready, of, level="process-trusted")
+    assert await events(ready, of) == []
 
 
 async def test_submitting_again_is_the_same_run(ready: Application) -> None:
