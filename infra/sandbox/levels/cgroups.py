@@ -20,8 +20,6 @@ logger = logging.getLogger(__name__)
 PREFIX = "headrace-sandbox-"
 NEEDED = ("memory", "pids")
 SHARE_OF_MACHINE = 0.75
-CPU_WEIGHT, CPU_SHARES = 50, 512
-"""Half of what a group has by default, because the platform's own processes come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +87,7 @@ def _values(version: int, controller: str, memory: int, processes: int) -> list[
     if controller == "pids":
         return [("pids.max", str(processes))]
     if controller == "cpu":
-        return [
-            ("cpu.weight", str(CPU_WEIGHT)) if version == 2 else ("cpu.shares", str(CPU_SHARES))
-        ]
+        return []  # that it has a share of its own is enough, however many processes it starts
     if version == 2:
         return [
             ("memory.max", str(memory)),

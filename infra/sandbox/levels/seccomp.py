@@ -82,6 +82,11 @@ def denied_calls(machine: str, *, uncounted_memory: bool) -> Mapping[str, int]:
     return calls if uncounted_memory else {**calls, **_parse(_UNCOUNTED, machine)}
 
 
+def checked_calls(machine: str) -> Mapping[str, int]:
+    """The calls whose arguments decide, with their numbers."""
+    return _parse(_CHECKED, machine)
+
+
 def compile_filter(machine: str | None = None, *, uncounted_memory: bool) -> bytes:
     """Return the filter as the kernel and bubblewrap read it. Raises InvalidConfig on a machine of
     another kind."""
@@ -102,7 +107,7 @@ def compile_filter(machine: str | None = None, *, uncounted_memory: bool) -> byt
     ]
     for number in denied_calls(machine, uncounted_memory=uncounted_memory).values():
         program += [(EQUAL, 0, 1, number), _return(_fail(errno.EPERM))]
-    numbers = _parse(_CHECKED, machine)
+    numbers = checked_calls(machine)
     for name, check in _argument_checks().items():
         program += [(EQUAL, 0, len(check), numbers[name]), *check]
     program.append(_return(ALLOW))
@@ -124,7 +129,7 @@ def _argument_checks() -> Mapping[str, Sequence[Instruction]]:
         "personality": list(_only(0, PERSONALITIES, _fail(errno.EPERM))),
         "ioctl": [
             _argument(1),
-            *((EQUAL, 2 - place, 0, n) for place, n in enumerate(TERMINAL_INPUT, start=1)),
+            *((EQUAL, 2 - place, 0, n) for place, n in enumerate(TERMINAL_INPUT)),
             _return(ALLOW),
             _return(_fail(errno.EPERM)),
         ],
