@@ -19,6 +19,7 @@ from typing import Any
 from consumers.process.command import main
 from consumers.registry import REGISTRY
 from infra.local import gc_freeze
+from infra.sandbox.service.self_protection import hide_memory
 
 IMPORTED = ("consumers.process.worker", "trainer.engine", "trainer.sampler.vllm.fleet")
 PR_SET_PDEATHSIG = 1
@@ -28,6 +29,7 @@ PR_SET_NAME = 15
 def serve() -> int:
     """Fork workers until the supervisor closes the channel. In a forked worker, do the worker's work.
     Returns an exit code."""
+    hide_memory()  # forks are hidden too
     for module in (*IMPORTED, *REGISTRY.values()):
         importlib.import_module(module)
     gc_freeze.freeze()

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from infra import telemetry
 from infra.ports.services import SandboxOwner, WorkflowResult
 from infra.sandbox.host_messages import (
     Graded,
@@ -55,13 +54,15 @@ class CallingUserCode(ABC):
         masks = call.owner.masks
         if not masks:
             return await self.make_call(call)
+        from infra import telemetry  # not at the top: a sandbox service needs none
+
         telemetry.mask_logs(masks)
         try:
             return _mask_answer(await self.make_call(call), masks)
         except UserCodeError as error:
             raise UserCodeError(error.category, masks.cut_text(error.message)) from None
         except TransientError as error:
-            raise TransientError(masks.cut_text(str(error))) from None
+            raise type(error)(masks.cut_text(str(error))) from None
 
     async def run_workflow(
         self,

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -10,6 +10,8 @@ import httpx
 
 from headrace import relay
 from infra.gateway.sessions import GatewaySession
+from infra.http.socket_directory import SocketDirectory
+from infra.sandbox.user_process import user_group
 
 HOST = "http://gateway"
 """The host part of URLs. A unix socket has none, and the gateway ignores it."""
@@ -37,3 +39,25 @@ async def relayed(path: Path) -> AsyncIterator[str]:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+class DeadSockets:
+    """`infra.ports.services.GatewaySockets` on which nothing listens. `opened` are the open ones."""
+
+    def __init__(self) -> None:
+        self._directory = SocketDirectory(group=user_group())
+        self.opened: list[Path] = []
+
+    async def open_socket(self, run: str, *, network: Sequence[str] = ()) -> Path:
+        path = self._directory.new_path()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+        path.chmod(0o666)
+        self.opened.append(path)
+        return path
+
+    async def close_socket(self, path: Path) -> None:
+        self.opened.remove(path)
+
+    def close(self) -> None:
+        self._directory.close()

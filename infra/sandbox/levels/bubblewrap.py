@@ -28,14 +28,13 @@ INFO_S = 20.0
 LONGEST_INFO = 4096
 OPTIONS_BYTES = 1 << 20
 LIMITED = (
-    'exec 3>&2 2>/dev/null; ulimit -c 0; ulimit -v "$1"; ulimit -f "$2"; ulimit -n "$3";'
+    "exec 3>&2 2>/dev/null; echo 1000 >/proc/self/oom_score_adj;"
+    ' ulimit -c 0; ulimit -v "$1"; ulimit -f "$2"; ulimit -n "$3";'
     ' ulimit -u "$4" || ulimit -p "$4"; exec 2>&3 3>&-; shift 4; exec "$@"'
 )
-"""Sets the limits. Lower limits of the system stay in force. The parent could not set them, because that
-needs CAP_SYS_RESOURCE, which root has in few containers."""
-
-KILLED_FIRST = "1000"
-"""The kernel kills such a process first when memory runs out (`oom_score_adj`)."""
+"""Sets the limits, and has the kernel kill this process first when memory runs out. Lower limits of the
+system stay in force. The parent could not set them, because that needs CAP_SYS_RESOURCE, which root has
+in few containers."""
 
 REMOVE_TRIES, REMOVE_S = 50, 0.1
 
@@ -157,7 +156,6 @@ def _command_line(command: ConfinedCommand, program: Path, options: int) -> list
 def _bound_memory(pid: int, group: ControlGroup | None) -> None:
     if group is not None:
         group.add(pid)
-    Path(f"/proc/{pid}/oom_score_adj").write_text(KILLED_FIRST)
 
 
 def _send(writing: BinaryIO, options: bytes) -> None:

@@ -33,7 +33,7 @@ class SandboxListener:
         self._server: asyncio.Server | None = None
         self._snapshots = SnapshotCache()
         self._strangers = 0
-        self._clients: set[asyncio.Task[None]] = set()
+        self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     @property
     def port(self) -> int:
@@ -51,10 +51,9 @@ class SandboxListener:
         """Stop listening, and end all user code."""
         if self._server is not None:
             self._server.close()
-        clients = tuple(self._clients)
-        for task in clients:
-            task.cancel()
-        await asyncio.gather(*clients, return_exceptions=True)
+        for writer in self._clients.values():
+            writer.transport.abort()
+        await asyncio.gather(*self._clients, return_exceptions=True)  # each ends its user code
         self._snapshots.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -71,7 +70,7 @@ class SandboxListener:
             return
         finally:
             self._strangers -= 1
-        self._clients.add(task)
+        self._clients[task] = writer
         try:
             await ServiceSession(
                 reader,
@@ -80,12 +79,10 @@ class SandboxListener:
                 snapshots=self._snapshots,
                 make_sockets=CarriedSockets,
             ).serve()
-        except asyncio.CancelledError:  # by aclose; the server would log it
-            return
         except Exception:
             logger.exception("serving a client failed")
         finally:
-            self._clients.discard(task)
+            del self._clients[task]
             writer.transport.abort()
 
 

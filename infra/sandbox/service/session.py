@@ -73,9 +73,11 @@ class ServiceSession:
                 return
             await self._peer.run()
         finally:
-            async with asyncio.timeout(CLOSE_S):
-                if self._code is not None:
-                    await self._code.aclose()
+            try:
+                async with asyncio.timeout(CLOSE_S):
+                    if self._code is not None:
+                        await self._code.aclose()
+            finally:
                 await self._sockets.aclose()
 
     async def _fetch(self, ref: ArtifactRef) -> bytes:
