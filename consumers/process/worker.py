@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -44,6 +45,8 @@ from schemas.ids import WorkerId
 
 logger = logging.getLogger(__name__)
 
+MOST_FILES = 16384
+
 SECRETS_S = 3.0
 """How long a worker may use the value of a secret that was replaced or deleted."""
 
@@ -54,9 +57,19 @@ def worker_id() -> WorkerId:
     return WorkerId(supervisor_name or f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}")
 
 
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may, at most MOST_FILES, because each request of a
+    workflow has a connection. Many systems allow 1,024 unless a process asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 async def work(consumers: Sequence[AnyConsumer], *, lanes: Sequence[Lane], drain: bool) -> int:
     """Host `consumers` until stopped, or with `drain` until nothing is left. Returns an exit code."""
     settings = Settings.load(os.environ)
+    raise_file_limit()
     telemetry.setup(settings, service="+".join(consumer.name for consumer in consumers))
     failpoints.arm(settings.failpoint or "", settings.home)
     hosting = Hosting(worker=worker_id(), consumers=tuple(consumers), lanes=tuple(lanes))

@@ -20,8 +20,8 @@ SMALL_BODY = 64 << 10
 """A body of at most this size is read without waiting for a turn."""
 
 LARGE_BODIES = 32
-"""How many larger bodies are read at the same time, and how many of them with one key."""
-LARGE_OF_A_KEY = 4
+"""How many larger bodies are read at the same time, and how many of them of one run."""
+LARGE_OF_A_RUN = 4
 
 DISCARDED = 1 << 20
 DISCARD_S = 2.0
@@ -33,20 +33,20 @@ class LargeBodyTurns:
 
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(LARGE_BODIES)
-        self._keys: dict[str, tuple[asyncio.Semaphore, int]] = {}
+        self._runs: dict[str, tuple[asyncio.Semaphore, int]] = {}
 
     @asynccontextmanager
-    async def turn(self, key: str) -> AsyncIterator[None]:
-        """Wait until a large body may be read with this key, and keep that place inside the block."""
-        turns, users = self._keys.get(key, (asyncio.Semaphore(LARGE_OF_A_KEY), 0))
-        self._keys[key] = (turns, users + 1)
+    async def turn(self, run: str) -> AsyncIterator[None]:
+        """Wait until a large body of this run may be read, and keep that place inside the block."""
+        turns, users = self._runs.get(run, (asyncio.Semaphore(LARGE_OF_A_RUN), 0))
+        self._runs[run] = (turns, users + 1)
         try:
             async with turns, self._all:
                 yield
         finally:
-            turns, users = self._keys.pop(key)
+            turns, users = self._runs.pop(run)
             if users > 1:
-                self._keys[key] = (turns, users - 1)
+                self._runs[run] = (turns, users - 1)
 
 
 class BytesBudget(Protocol):
@@ -66,7 +66,7 @@ class RequestBody:
         self._announced_length = _announced_length(scope)
         self.complete = self._announced_length == 0
 
-    async def read(self, key: str, *, budget: BytesBudget | None = None) -> bytes:
+    async def read(self, run: str, *, budget: BytesBudget | None = None) -> bytes:
         """Read and return the whole body. Raises GatewayError when it is too large, when the budget does
         not allow its bytes, or when the client disconnects."""
         length = self._announced_length
@@ -76,7 +76,7 @@ class RequestBody:
             budget.check_room(length)
         if length is not None and length <= SMALL_BODY:
             return await self._read_all(budget)
-        async with self._bodies.turn(key):
+        async with self._bodies.turn(run):
             return await self._read_all(budget)
 
     async def discard(self) -> None:

@@ -173,7 +173,7 @@ class HttpGateway:
         session = self._session(scope)
         session.authorize(_key(scope))
         with session.receiving():
-            request = parse(await _in_time(session, body.read(session.api_key, budget=session)))
+            request = parse(await _in_time(session, body.read(session.spec.owner, budget=session)))
         session.authorize(session.api_key)  # the deadline may have passed while the body was read
         messages = tuple(session.mask(message.plain()) for message in request.messages)
         call, wanted = session.ask(
@@ -237,7 +237,7 @@ class HttpGateway:
                 401, "invalid_api_key", "this key is not one for a chat; get a new one"
             )
         try:
-            request = SampleRequest.model_validate_json(await body.read(key))
+            request = SampleRequest.model_validate_json(await body.read(""))
         except ValidationError as error:
             raise GatewayError(400, "invalid_request", str(error)) from error
         turn = await self._sample(request)

@@ -382,22 +382,22 @@ async def test_too_large_a_body_is_refused_before_it_comes(monkeypatch: pytest.M
         assert (await reader.readline()).startswith(b"HTTP/1.1 413")
 
 
-async def test_large_bodies_of_one_key_wait_for_each_other() -> None:
+async def test_large_bodies_of_one_run_wait_for_each_other() -> None:
     turns, inside, most = bodies.LargeBodyTurns(), 0, 0
 
-    async def one(key: str) -> None:
+    async def one(run: str) -> None:
         nonlocal inside, most
-        async with turns.turn(key):
+        async with turns.turn(run):
             inside += 1
             most = max(most, inside)
             await asyncio.sleep(0)
             inside -= 1
 
     await asyncio.gather(*(one("a") for _ in range(40)))
-    assert most == bodies.LARGE_OF_A_KEY
+    assert most == bodies.LARGE_OF_A_RUN
     await asyncio.gather(*(one(str(n)) for n in range(100)))
     assert most == bodies.LARGE_BODIES
-    assert turns._keys == {}
+    assert turns._runs == {}
 
 
 async def test_the_api_server_gives_heads_a_deadline_too(

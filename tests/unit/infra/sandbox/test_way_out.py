@@ -16,7 +16,6 @@ from infra.sandbox.sandbox import LocalUserCode
 from infra.sandbox.user_process import user_group
 from infra.settings.git import LAPTOP
 from infra.settings.network_policy import NetworkPolicy
-from infra.settings.settings import Settings
 from schemas.errors import TransientError, UserCodeError
 from schemas.ids import sample_id
 from schemas.sampling import ArtifactRef, Message, SampleRecord
@@ -118,7 +117,15 @@ async def secure(tmp_path: Path) -> AsyncIterator[Secure]:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path, secure: Secure) -> AsyncIterator[Bench]:
+def level() -> str:
+    return "bwrap"
+
+
+at_both_levels = pytest.mark.parametrize("level", ["bwrap", "process-trusted"])
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, secure: Secure, level: str) -> AsyncIterator[Bench]:
     source = make_workspace(tmp_path / "w", {"rollouts/say/main.py": MAIN})
     repositories = GitRepositories(tmp_path / "git", settings=LAPTOP)
     sha = await repositories.fetch("w", CommitSpec(url=str(source)))
@@ -138,18 +145,19 @@ async def bench(tmp_path: Path, secure: Secure) -> AsyncIterator[Bench]:
     policy = NetworkPolicy.parse(f"*={secure.address}")
     gateway = HttpGateway(Quick(), group=user_group(), network=policy)
     await gateway.start()
-    settings = Settings.load({"HEADRACE_HOME": str(tmp_path / "home")})
-    user = LocalUserCode(settings.sandbox, fetch=fetch, sockets=gateway)
+    user = LocalUserCode(level, fetch=fetch, sockets=gateway)
     yield Bench(user, gateway, rollout, secure)
     await user.aclose()
     await gateway.aclose()
 
 
+@at_both_levels
 @pytest.mark.parametrize("what", ["chat", "many", "child"])
 async def test_a_workflow_reaches_the_policy(bench: Bench, what: str) -> None:
     assert await bench.run(what) == "here"
 
 
+@at_both_levels
 async def test_the_key_of_another_runs_sample_is_of_no_use(bench: Bench) -> None:
     other = bench.session(1)
     sample = sample_id(other.spec.group_key.id, 1)
@@ -185,6 +193,7 @@ async def test_a_socket_is_closed_with_its_process(bench: Bench) -> None:
     assert second != first
 
 
+@at_both_levels
 async def test_a_workflow_reaches_the_addresses_of_its_run(bench: Bench) -> None:
     address = bench.secure.address
     bench.rollout = bench.rollout.model_copy(update={"network": (address,)})
