@@ -76,7 +76,7 @@ class Redirects:
                 try:
                     location = await _ask(client, at.text.rstrip("/") + SUFFIX, headers)
                 except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
-                    return None
+                    break
                 if location is None:
                     break
                 at = place = _place(at, location)

@@ -143,7 +143,7 @@ def sends(made: Callable[[], bytes]) -> Lie:
 
 def endless_pack() -> Answer:
     blob = packs.entry(packs.BLOB, os.urandom(1 << 19))
-    begin = packs.packet("packfile\n") + packs.band(packs.beginning(1 << 31))
+    begin = packs.packet("packfile\n") + packs.band(packs.beginning(1 << 20))
     return Answer(begin, more=repeat(packs.band(blob)))
 
 
@@ -177,6 +177,14 @@ def dumb(request: Request) -> Answer | None:
     return Answer(status="404 Not Found", type="text/plain")
 
 
+def moved(request: Request) -> Answer | None:
+    """The repository is at another host, where it is served truly."""
+    if request.headers.get("host", "").startswith("rebinds."):
+        return None
+    port = request.headers["host"].rpartition(":")[2]
+    return redirect(f"https://rebinds.example.org:{port}{request.path}")(request)
+
+
 REST = "/info/refs?service=git-upload-pack"
 LINE = packs.packet(f"{SHA} refs/heads/" + "b" * 200 + "\n")
 
@@ -202,6 +210,7 @@ LIES: dict[str, Lie] = {
     "redirect-loop": redirect("{rest}"),
     "redirect-post": redirect(OUTSIDE + "{rest}", only="POST"),
     "redirect-empty": redirect(""),
+    "moved": moved,
     "endless-pack": on_fetch(endless_pack),
     "endless-refs": on_listing(lambda: Answer(more=repeat(LINE * 100))),
     "endless-begin": on_begin(

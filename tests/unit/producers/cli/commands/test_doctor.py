@@ -168,3 +168,12 @@ def test_the_hub_is_asked_and_not_needed(headrace: Run, monkeypatch: pytest.Monk
     assert "cannot be reached" in str(check(ran, "model hub")["detail"])
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "HF_HUB_OFFLINE" in str(check(headrace("doctor", "--json"), "model hub")["detail"])
+
+
+@pytest.mark.usefixtures("free_port")
+def test_a_git_that_is_too_old_is_named(headrace: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.git.process.OLDEST", (99, 1))
+    found = check(headrace("doctor", "--json"), "git")
+    assert found["ok"] is False
+    assert "install git 99.1 or newer" in found["fix"]
+    assert "git version" in found["detail"]
