@@ -25,12 +25,15 @@ class Seen:
 
 @dataclass
 class Collector:
-    """A running collector. `endpoint` is a value for OTEL_EXPORTER_OTLP_ENDPOINT."""
+    """A running collector. `endpoint` is a value for OTEL_EXPORTER_OTLP_ENDPOINT. `bodies` are the
+    requests as they came."""
 
     endpoint: str = ""
+    bodies: list[bytes] = field(default_factory=list)
     spans: dict[Key, Seen] = field(default_factory=dict)
 
     def take(self, body: bytes) -> None:
+        self.bodies.append(body)
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             attributes = {a.key: a.value.string_value for a in resource.resource.attributes}
             for scope in resource.scope_spans:
