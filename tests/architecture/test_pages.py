@@ -13,6 +13,7 @@ from producers.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMISES = ROOT / "docs" / "guarantees.md"
+SECURITY = ROOT / "docs" / "security.md"
 RUNBOOK = ROOT / "docs" / "runbook.md"
 PAGES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
@@ -33,7 +34,14 @@ def functions(path: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("named", sorted(set(re.findall(r"`(tests/[^`]+)`", PROMISES.read_text()))))
+NAMED_TESTS = {
+    name
+    for page in (PROMISES, SECURITY)
+    for name in re.findall(r"`(tests/[^`]+)`", page.read_text())
+}
+
+
+@pytest.mark.parametrize("named", sorted(NAMED_TESTS))
 def test_a_promise_names_a_test_that_exists_or_it_is_only_a_wish(named: str) -> None:
     file, _, function = named.partition("::")
     path = ROOT / file

@@ -21,7 +21,10 @@ async def private(host: str, port: int) -> tuple[str, ...]:
     return ("10.0.0.1",)
 
 
-async def pins(url: str, settings: GitSettings = GitSettings()) -> tuple[tuple[str, ...], str]:  # noqa: B008
+DEFAULTS = GitSettings()
+
+
+async def pins(url: str, settings: GitSettings = DEFAULTS) -> tuple[tuple[str, ...], str]:
     found = await SourceAccess(settings, resolve=public).pin(RepositoryUrl.parse(url))
     return found.settings, found.ssh
 

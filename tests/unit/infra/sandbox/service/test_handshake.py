@@ -132,7 +132,7 @@ async def test_the_proof_of_one_connection_is_of_no_use_in_another(
         sent += data
         write(data)
 
-    writer.write = record  # type: ignore[method-assign,assignment]  # spied on
+    writer.write = record  # type: ignore[method-assign, assignment]  # spied on
     await greet_service(reader, writer, KEY)
     writer.close()
     reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
