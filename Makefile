@@ -9,7 +9,7 @@ STACK_DIR := .stack
 VLLM ?= .vllm
 TOOLS ?= .tools
 
-.PHONY: demo matrix learning oracles vllm gitea audit sbom digests test test-fast test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
+.PHONY: demo matrix learning oracles vllm gitea gvisor escapes audit sbom digests test test-fast test-vllm lint format bench chaos storms fuzz stack stack-down venv lock clean
 
 venv: $(READY)
 
@@ -80,6 +80,15 @@ digests: $(READY)
 gitea: $(READY)
 	$(BIN)/python -m tests.stack.gitea
 
+# gVisor's program runsc, for HEADRACE_SANDBOX=gvisor (Go; a minute of CPU, once). It stays in the cache,
+# where Headrace finds it.
+gvisor: $(READY)
+	$(BIN)/python -m tests.stack.runsc
+
+# The corpus of attacks on what is outside of a sandbox, at every level, as root and as another user.
+escapes: gvisor
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/escapes $(ARGS)
+
 # With STACK=1 it uses the stack that `make stack` started, instead of starting a platform of its own.
 demo: $(READY)
 	$(if $(STACK),. $(STACK_DIR)/env && )$(BIN)/headrace demo $(if $(STACK),--here) $(ARGS)
@@ -109,10 +118,10 @@ storms: $(READY)
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
-	$(PYTEST) -m 'not vllm' $(ARGS)
+	$(PYTEST) -m 'not vllm and not gvisor' $(ARGS)
 
 test-fast: $(READY)
-	$(PYTEST) -m 'not slow and not processes and not vllm' $(ARGS)
+	$(PYTEST) -m 'not slow and not processes and not vllm and not gvisor' $(ARGS)
 
 # The vLLM sampler against real vLLM on this machine's CPU.
 test-vllm: $(READY) $(VLLM)/.ready

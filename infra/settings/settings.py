@@ -110,7 +110,7 @@ class Settings:
             sandbox=sandbox_level(environ),
             sandbox_service=_sandbox_service(environ),
             network=_network(environ),
-            workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "two", "each"), later=()),
+            workers=_one_of(environ, "HEADRACE_WORKERS", ("one", "two", "each")),
             retention_days=_number(environ, "HEADRACE_RETENTION_DAYS", 0, 0, 36500) or None,
             poll_s=_number(environ, "HEADRACE_POLL_S", 60, 0, 86400),
             git=_git(environ),
@@ -159,7 +159,7 @@ def sandbox_level(environ: Mapping[str, str]) -> str:
             f"{name} holds 'process', which is now called 'process-trusted'; it protects from accidents "
             "only, so remove the variable to confine user code with bubblewrap"
         )
-    return _one_of(environ, name, ("bwrap", "process-trusted"), later=("gvisor",))
+    return _one_of(environ, name, ("bwrap", "gvisor", "process-trusted"))
 
 
 def _sandbox_service(environ: Mapping[str, str]) -> SandboxAddress | None:
@@ -315,17 +315,10 @@ def _git(environ: Mapping[str, str]) -> GitSettings:
         raise _bad(*error.args) from error
 
 
-def _one_of(
-    environ: Mapping[str, str], name: str, known: tuple[str, ...], *, later: str | tuple[str, ...]
-) -> str:
+def _one_of(environ: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
     value = environ.get(name) or known[0]
     if value in known:
         return value
-    if value.startswith(later):
-        raise BadSetting(
-            f"{name} holds {redact_setting(value)!r}; which is not built in this version; it may hold "
-            f"{', '.join(known)}"
-        )
     raise _bad(name, value, ", ".join(known))
 
 

@@ -35,8 +35,9 @@ LACKED = ("torch", "transformers", "peft", "safetensors", "numpy", "pixeltable_p
 ROOT_SERVICES = {"s3-init"}
 """It gives a directory to the store's user, and ends."""
 
-INTERNAL = {"HEADRACE_WORKER_ID"}
-"""Not for people: the supervisor tells a child its name."""
+INTERNAL = {"HEADRACE_WORKER_ID", "HEADRACE_RUNSC"}
+"""Those that no settings hold: the supervisor tells a child its name, and the process that starts user
+code looks for gVisor's program."""
 
 FOR_TESTS = re.compile(r"HEADRACE_TEST_[A-Z0-9]+")
 

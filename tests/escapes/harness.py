@@ -81,6 +81,9 @@ MAY = {
         "programs may give it new rights",
         "process_madvise was allowed",
         "a file of 8 TiB",
+        "it opened /dev/fuse, /dev/net/tun",
+        "it is root",
+        "8 settings may be written",
     ),
 }
 """The claims of attacks that are no effect at a level."""

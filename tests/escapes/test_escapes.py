@@ -11,6 +11,7 @@ import pytest
 from tests.escapes.attacks.attack import ATTACKS
 from tests.escapes.harness import TRUSTED, load_attacks
 from tests.escapes.run_corpus import run_corpus
+from tests.kit.runsc import runsc
 
 pytestmark = pytest.mark.processes
 
@@ -53,3 +54,20 @@ def test_without_a_sandbox_the_attacks_reach_out(user: str) -> None:
     assert families >= (BITING if user == "root" else BITING_AS_PLATFORM), outcome.effects
     assert len(outcome.effects) >= 60
     assert "import (discovery)" in outcome.effects
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("user", users())
+def test_in_namespaces_nothing_outside_is_reached(user: str) -> None:
+    outcome = run_corpus("bwrap", is_root=user == "root")
+    assert outcome.effects == {}
+    assert set(outcome.attacks) == set(ATTACKS)
+
+
+@pytest.mark.slow
+@pytest.mark.gvisor
+@pytest.mark.parametrize("user", users())
+def test_on_a_kernel_of_its_own_nothing_outside_is_reached(user: str) -> None:
+    outcome = run_corpus("gvisor", is_root=user == "root", runsc=runsc())
+    assert outcome.effects == {}
+    assert set(outcome.attacks) == set(ATTACKS)

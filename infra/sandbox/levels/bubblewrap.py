@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from infra.sandbox.levels.bubblewrap_errors import explain
-from infra.sandbox.levels.bubblewrap_options import build, encode
+from infra.sandbox.levels.bubblewrap_options import BubblewrapPlan, build, encode
 from infra.sandbox.levels.cgroups import ControlGroup, find_place
 from infra.sandbox.levels.level import ConfinedCommand
 from infra.sandbox.user_process import LAST_UNPRIVILEGED, UNPRIVILEGED, UserProcess
@@ -101,11 +101,12 @@ class BubblewrapLevel:
 
         with ExitStack() as held:
             try:
-                options = build(command, held, counted=group is not None)
+                plan = self._plan(command, held, counted=group is not None)
+                options = plan.options
                 reading, writing = (held.enter_context(end) for end in _pipe())
                 info, inform = (held.enter_context(end) for end in _pipe())
                 process = SandboxProcess(
-                    _command_line(command, self._program, reading.fileno()),
+                    _command_line(plan, self._program, reading.fileno()),
                     env={},
                     cwd=Path("/"),
                     pass_fds=(
@@ -133,6 +134,11 @@ class BubblewrapLevel:
     async def aclose(self) -> None:
         """Nothing is kept ready."""
 
+    def _plan(self, command: ConfinedCommand, held: ExitStack, *, counted: bool) -> BubblewrapPlan:
+        """The plan of a sandbox for a command."""
+        options = build(command, held, counted=counted)
+        return BubblewrapPlan(options, tuple(command.argv), command.limits)
+
     def _take_user(self) -> int:
         """A user for one sandbox, which no other one of this process has, if there are enough. Other
         processes may have chosen it too, so this is not what keeps sandboxes apart."""
@@ -143,14 +149,14 @@ class BubblewrapLevel:
         return uid
 
 
-def _command_line(command: ConfinedCommand, program: Path, options: int) -> list[str]:
+def _command_line(plan: BubblewrapPlan, program: Path, options: int) -> list[str]:
     """The command line that sets the limits of processes and becomes bubblewrap. The number of processes
     of a user is only limited if a sandbox has the user to itself, which is so as root."""
-    limits = command.limits
+    limits = plan.limits
     processes = limits.processes if os.geteuid() == 0 else "unlimited"
     values = (limits.memory_bytes >> 10, limits.file_bytes >> 9, limits.files, processes)
     shell = ["/bin/sh", "-c", LIMITED, "sh", *map(str, values)]
-    return [*shell, str(program), "--args", str(options), "--", *command.argv]
+    return [*shell, str(program), "--args", str(options), "--", *plan.argv]
 
 
 def _bound_memory(pid: int, group: ControlGroup | None) -> None:

@@ -10,7 +10,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.sandbox.levels.level import GATEWAY_SOCKET, GATEWAY_VARIABLE, ConfinedCommand
+from infra.sandbox.levels.level import (
+    GATEWAY_SOCKET,
+    GATEWAY_VARIABLE,
+    ConfinedCommand,
+    ProcessLimits,
+)
 from infra.sandbox.levels.seccomp import compile_filter
 
 USER = 1000
@@ -64,13 +69,22 @@ class BubblewrapOptions:
     descriptors: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class BubblewrapPlan:
+    """One start of bubblewrap: its options, the command line inside, and the limits of its processes."""
+
+    options: BubblewrapOptions
+    argv: tuple[str, ...]
+    limits: ProcessLimits
+
+
 def build(command: ConfinedCommand, held: ExitStack, *, counted: bool) -> BubblewrapOptions:
     """Return the options for a command. `held` closes the descriptors. Memory that belongs to no process
     may be made only where it is `counted`."""
     descriptors: list[int] = []
 
     def keep(content: bytes) -> str:
-        descriptors.append(_memory_file(content))
+        descriptors.append(memory_file(content))
         held.callback(os.close, descriptors[-1])
         return str(descriptors[-1])
 
@@ -148,7 +162,8 @@ def encode(arguments: Sequence[str]) -> bytes:
     return b"".join(os.fsencode(argument) + b"\0" for argument in arguments)
 
 
-def _memory_file(content: bytes) -> int:
+def memory_file(content: bytes) -> int:
+    """Return a descriptor of an anonymous file with this content, at its begin."""
     descriptor = os.memfd_create("headrace", os.MFD_CLOEXEC)
     try:
         os.write(descriptor, content)

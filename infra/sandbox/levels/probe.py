@@ -13,6 +13,8 @@ from pathlib import Path
 from infra.sandbox.levels.bubblewrap import BubblewrapLevel
 from infra.sandbox.levels.bubblewrap_errors import explain, missing
 from infra.sandbox.levels.bubblewrap_options import build, encode
+from infra.sandbox.levels.gvisor import GVisorLevel
+from infra.sandbox.levels.gvisor_program import find_runsc
 from infra.sandbox.levels.level import ConfinedCommand, Level
 from infra.sandbox.levels.process import ProcessLevel
 from infra.sandbox.user_process import UNPRIVILEGED
@@ -27,6 +29,8 @@ def choose_level(name: str) -> Level:
     here."""
     if name == ProcessLevel.name:
         return ProcessLevel()
+    if name == GVisorLevel.name:
+        return GVisorLevel(find_bubblewrap(), find_runsc(find_bubblewrap()))
     return BubblewrapLevel(find_bubblewrap())
 
 

@@ -21,6 +21,9 @@ END_S = 25.0
 
 ROOT = Path(infra.__file__).resolve().parents[1]
 STDERR = 2
+PASSED = ("HEADRACE_RUNSC", "XDG_CACHE_HOME")
+"""The variables of ours that a child gets too. They name gVisor's program."""
+
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -89,4 +92,5 @@ def environment(level: str) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "TMPDIR": tempfile.gettempdir(),
         "HEADRACE_SANDBOX": level,
+        **{name: os.environ[name] for name in PASSED if name in os.environ},
     }

@@ -10,6 +10,13 @@ from tests.escapes.attacks.attack import Loot, Targets, attack
 MIB = 1 << 20
 
 
+def _send(message: bytes) -> None:
+    """Writes a whole message into the pipe of messages."""
+    view = memoryview(struct.pack(">I", len(message)) + message)
+    while view:
+        view = view[os.write(int(sys.argv[3]), view) :]
+
+
 @attack(in_child=False)
 def print_much(targets: Targets) -> Loot:
     """Prints 128 MiB to its output, and as much to its errors."""
@@ -40,24 +47,21 @@ def many_messages(targets: Targets) -> Loot:
 @attack(in_child=False)
 def deep_message(targets: Targets) -> Loot:
     """Sends JSON that is nested a million times."""
-    message = b"[" * MIB + b"]" * MIB
-    os.write(int(sys.argv[3]), struct.pack(">I", len(message)) + message)
+    _send(b"[" * MIB + b"]" * MIB)
     return None
 
 
 @attack(in_child=False)
 def huge_number(targets: Targets) -> Loot:
     """Sends a number of a million digits."""
-    message = b'{"id": ' + b"9" * MIB + b"}"
-    os.write(int(sys.argv[3]), struct.pack(">I", len(message)) + message)
+    _send(b'{"id": ' + b"9" * MIB + b"}")
     return None
 
 
 @attack(in_child=False)
 def long_message(targets: Targets) -> Loot:
     """Sends a message of 15 MiB."""
-    message = b'{"id": "' + b"x" * (15 * MIB) + b'"}'
-    os.write(int(sys.argv[3]), struct.pack(">I", len(message)) + message)
+    _send(b'{"id": "' + b"x" * (15 * MIB) + b'"}')
     return None
 
 

@@ -9,7 +9,7 @@ import time
 
 from tests.escapes.attacks.attack import Loot, Targets, attack, call
 
-MOST_PROCESSES = 1500
+MOST_PROCESSES = 1200
 HOLD_S = 0.7
 
 

@@ -28,7 +28,7 @@ def core_pattern(targets: Targets) -> Loot:
 def other_helpers(targets: Targets) -> Loot:
     """Opens for writing the names of the other programs that the kernel starts as root."""
     found = ""
-    for name in ("modprobe", "hotplug", "poweroff_cmd", "usermodehelper/bset", "ns_last_pid"):
+    for name in ("modprobe", "hotplug", "poweroff_cmd", "usermodehelper/bset"):
         try:
             os.close(os.open(f"/proc/sys/kernel/{name}", os.O_WRONLY))
             found += claim(f"kernel/{name} may be written")
@@ -50,7 +50,7 @@ def kernel_settings(targets: Targets) -> Loot:
     """Opens all settings of the kernel for writing."""
     found = []
     for folder, _, names in os.walk("/proc/sys"):
-        for name in names:
+        for name in set(names) - {"ns_last_pid"}:  # it may be opened, and a write is refused
             try:
                 os.close(os.open(f"{folder}/{name}", os.O_WRONLY))
                 found.append(f"{folder}/{name}")
