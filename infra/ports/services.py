@@ -8,6 +8,7 @@ holds `Ports`, what a `perform` gets of all of them.
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -180,7 +181,13 @@ class SandboxOwner:
     @property
     def masks(self) -> Masks:
         """The masks of the values of its secrets."""
-        return Masks({name: value.reveal() for name, value in self.secrets.items()})
+        return _masks_of(frozenset(self.secrets.items())) if self.secrets else NO_MASKS
+
+
+@lru_cache(maxsize=64)
+def _masks_of(secrets: frozenset[tuple[str, SecretValue]]) -> Masks:
+    """The masks of secrets. They are kept, because those of large values take long to make."""
+    return Masks({name: value.reveal() for name, value in secrets})
 
 
 class UserCode(Protocol):

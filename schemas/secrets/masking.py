@@ -20,6 +20,10 @@ SHORTEST = 8
 FRAGMENT = 12
 """A part of a form with at least this many characters is masked in texts that may have been cut."""
 
+LONG, STRIDE = 1024, 8
+"""In a form that is longer than LONG, only the parts that begin at every eighth character are looked
+for, because all of them would take a second to prepare."""
+
 Span = tuple[int, int, str]
 """Where something to mask begins and ends, and the name of its secret."""
 
@@ -85,7 +89,7 @@ class Masks:
             self._fragments = {
                 form[first : first + FRAGMENT]: name
                 for form, name in self._forms
-                for first in range(len(form) - FRAGMENT + 1)
+                for first in range(0, len(form) - FRAGMENT + 1, 1 if len(form) <= LONG else STRIDE)
             }
         for place in range(len(text) - FRAGMENT + 1):
             name = self._fragments.get(text[place : place + FRAGMENT])

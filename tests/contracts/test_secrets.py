@@ -42,6 +42,21 @@ class TestPostgres(SecretsSuite):
         with pytest.raises(InvalidConfig):
             await store.resolve(["KEY"], workspace=None, submitter="eve")
 
+    async def test_a_worker_uses_a_value_for_a_moment(self, database: Database) -> None:
+        """The twin without a moment shows the new value at once."""
+        store = PostgresSecrets(database, Sealer(OLD))
+        cached = PostgresSecrets(database, Sealer(OLD), cache_s=60)
+        request = {"workspace": None, "submitter": "ann"}
+        for value, seen in (("hush-hush-1", "hush-hush-1"), ("hush-hush-2", "hush-hush-1")):
+            await store.put(ANN, "KEY", SecretValue(value), by="a")
+            assert (await store.resolve(["KEY"], **request))["KEY"].reveal() == value
+            assert (await cached.resolve(["KEY"], **request))["KEY"].reveal() == seen
+        assert await cached.resolve(["KEY"], workspace=None, submitter="bob") == {}
+        brief = PostgresSecrets(database, Sealer(OLD), cache_s=1e-6)
+        await brief.resolve(["KEY"], **request)
+        await store.delete(ANN, "KEY")
+        assert await brief.resolve(["KEY"], **request) == {}
+
     async def test_a_key_is_replaced_without_touching_the_values(self, database: Database) -> None:
         before = PostgresSecrets(database, Sealer(OLD))
         await before.put(ANN, "KEY", SecretValue("hush-hush-1"), by="a")

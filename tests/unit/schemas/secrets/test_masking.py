@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.secrets.masking import FRAGMENT, NO_MASKS, Masks, forms_of, mask_of
+from schemas.secrets.masking import FRAGMENT, NO_MASKS, STRIDE, Masks, forms_of, mask_of
 
 VALUE = "sk-läng&\"geheim\\ '42/+="
 MASK = "***KEY***"
@@ -118,3 +118,10 @@ def test_a_stream_is_masked_as_its_whole_text(
     pieces = [whole[a:b] for a, b in itertools.pairwise(places)]
     shown = "".join(stream.feed(piece) for piece in pieces) + stream.finish()
     assert shown == masks(value).text(whole)
+
+
+def test_a_part_of_a_long_value_is_masked_too() -> None:
+    value = "".join(f"{number:04d}-" for number in range(400))
+    for first in range(40):
+        part = value[first : first + 60]
+        assert len(masks(value).cut_text(part).replace(MASK, "")) < 2 * STRIDE
