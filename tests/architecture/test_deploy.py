@@ -352,14 +352,15 @@ def test_prometheus_asks_where_the_api_answers_by_a_name_that_its_guard_knows() 
     ]
 
 
-def test_prometheus_brings_the_token_for_metrics_are_not_open() -> None:
+def test_prometheus_has_a_token_that_only_reads_metrics() -> None:
     assert scrape()["metrics_path"] not in OPEN_PATHS
     file = Path(scrape()["authorization"]["credentials_file"])
     assert scrape()["authorization"]["type"] == "Bearer"
     assert file.parent == Path("/run/secrets")
     assert file.name in services()["prometheus"]["secrets"]
     source = compose()["secrets"][file.name]["environment"]
-    assert f"${{{source}:?" in ours()["api"]["environment"]["HEADRACE_TOKEN"]
+    assert source == "HEADRACE_METRICS_TOKEN"
+    assert f"${{{source}:?" in ours()["api"]["environment"]["HEADRACE_METRICS_TOKEN"]
 
 
 def test_traces_go_to_the_port_on_which_the_collector_listens() -> None:

@@ -279,7 +279,7 @@ def serving(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
 
     def ready() -> bool | None:
         assert process.poll() is None, f"headrace up ended with {process.returncode}: {tail(said)}"
-        return _ready(environment["HEADRACE_URL"])
+        return is_ready(environment["HEADRACE_URL"])
 
     try:
         eventually(ready, within_s=60, what=f"headrace up on {home} is ready")
@@ -289,7 +289,7 @@ def serving(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     return process
 
 
-def _ready(url: str) -> bool | None:
+def is_ready(url: str) -> bool | None:
     try:
         answer = httpx.get(f"{url}/readyz", timeout=2)
     except httpx.TransportError:

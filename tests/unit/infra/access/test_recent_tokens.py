@@ -1,0 +1,151 @@
+"""What a process knows of tokens: how often it asks the database, and when it forgets."""
+
+from dataclasses import replace
+
+import pytest
+
+from infra.access.recent_tokens import KEPT_S, STALE_S, USED_S, RecentTokens
+from infra.access.token_format import IssuedToken, issue_token
+from infra.access.tokens import ApiToken
+from infra.ports.clock import ManualClock
+from infra.postgres.errors import DatabaseUnavailable
+from schemas.errors import TransientError
+
+
+class Source:
+    """A table of tokens that counts how often it is asked."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.tokens: dict[str, ApiToken] = {}
+        self.marks = self.reads = 0
+        self.is_away = False
+
+    def add(self, issued: IssuedToken) -> None:
+        self.tokens[issued.id] = ApiToken(
+            id=issued.id,
+            name="t",
+            owner="ada",
+            prefix=issued.prefix,
+            sha256=issued.sha256,
+            scopes=frozenset({"read"}),
+            workspace=None,
+            expires_at=None,
+            created_at=self.clock.now(),
+            created_by="root",
+            last_used_at=None,
+            revoked_at=None,
+        )
+
+    async def mark(self) -> str:
+        if self.is_away:
+            raise DatabaseUnavailable("away")
+        self.marks += 1
+        revoked = sum(token.revoked_at is not None for token in self.tokens.values())
+        return f"{len(self.tokens)}/{revoked}"
+
+    async def read_all(self) -> list[ApiToken]:
+        self.reads += 1
+        return list(self.tokens.values())
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def source(clock: ManualClock) -> Source:
+    return Source(clock)
+
+
+async def test_a_token_is_found_and_the_table_is_read_once(
+    source: Source, clock: ManualClock
+) -> None:
+    issued = issue_token()
+    source.add(issued)
+    recent = RecentTokens(source, clock)
+    for _ in range(1000):
+        found = await recent.find(issued.text)
+        assert found is not None
+        assert found.owner == "ada"
+    assert (source.marks, source.reads) == (1, 1)
+
+
+async def test_a_flood_of_unknown_tokens_asks_four_times_a_second(
+    source: Source, clock: ManualClock
+) -> None:
+    recent = RecentTokens(source, clock)
+    flood = [issue_token().text for _ in range(500)]
+    for number in range(10_000):
+        assert await recent.find(flood[number % 500]) is None
+        clock.advance(0.0001)
+    assert source.marks <= 5
+    assert source.reads == 1
+
+
+async def test_a_text_without_the_checksum_asks_nothing(source: Source, clock: ManualClock) -> None:
+    recent = RecentTokens(source, clock)
+    assert await recent.find("hr_aaaaaaaaaa_" + "x" * 49) is None
+    assert source.marks == 0
+
+
+async def test_another_secret_under_a_known_id_is_refused(
+    source: Source, clock: ManualClock
+) -> None:
+    issued, other = issue_token(), issue_token()
+    source.add(issued)
+    source.tokens[issued.id] = replace(source.tokens[issued.id], sha256=other.sha256)
+    assert await RecentTokens(source, clock).find(issued.text) is None
+
+
+async def test_a_revocation_elsewhere_takes_effect_within_five_seconds(
+    source: Source, clock: ManualClock
+) -> None:
+    issued = issue_token()
+    source.add(issued)
+    recent = RecentTokens(source, clock)
+    assert await recent.is_valid(issued.id)
+    source.tokens[issued.id] = replace(source.tokens[issued.id], revoked_at=clock.now())
+    clock.advance(KEPT_S)
+    assert KEPT_S <= 5
+    assert not await recent.is_valid(issued.id)
+
+
+async def test_a_new_token_is_known_within_a_moment(source: Source, clock: ManualClock) -> None:
+    recent = RecentTokens(source, clock)
+    issued = issue_token()
+    assert await recent.find(issued.text) is None
+    source.add(issued)
+    clock.advance(0.3)
+    assert await recent.find(issued.text) is not None
+
+
+async def test_without_the_database_a_known_token_is_valid_for_a_while(
+    source: Source, clock: ManualClock
+) -> None:
+    issued = issue_token()
+    source.add(issued)
+    recent = RecentTokens(source, clock)
+    await recent.find(issued.text)
+    source.is_away = True
+    clock.advance(STALE_S - 0.1)
+    assert await recent.find(issued.text) is not None
+    clock.advance(0.2)
+    with pytest.raises(TransientError):
+        await recent.find(issued.text)
+    source.is_away = False
+    clock.advance(0.3)
+    assert await recent.find(issued.text) is not None
+
+
+async def test_the_last_use_is_written_once_a_minute(source: Source, clock: ManualClock) -> None:
+    issued = issue_token()
+    source.add(issued)
+    recent = RecentTokens(source, clock)
+    written = 0
+    for _ in range(100):
+        await recent.find(issued.text)
+        written += len(recent.take_used())
+        clock.advance(1)
+    assert written == 1 + 100 // int(USED_S)

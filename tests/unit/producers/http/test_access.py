@@ -1,0 +1,201 @@
+"""Tokens and the audit list through the API: who may make which token, how soon a revocation takes
+effect, which events name whom, and what the audit list shows."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from infra.access.audit import FLUSH_S, record_access
+from infra.access.tokens import Tokens
+from infra.postgres.pool import connect
+from schemas.events import RunRequested
+from schemas.ids import dataset_stream, run_stream
+from tests.kit.application import TOKEN, Application, rows
+from tests.kit.history import ended_run
+from tests.kit.story import beginning
+from tests.kit.tokens import ask, create_token
+
+pytestmark = pytest.mark.postgres
+
+
+async def audit(app: Application, **parameters: str) -> list[Any]:
+    found: list[Any] = (await app.get("/audit", **parameters))["audit"]
+    return found
+
+
+async def test_the_text_of_a_token_is_shown_once_and_stored_as_a_hash(app: Application) -> None:
+    made = await app.post("/tokens", {"name": "ci", "scopes": ["submit"], "owner": "ada"})
+    text, token = made.json()["secret"], made.json()["token"]
+    assert text.startswith(f"{token['prefix']}_")
+    listed = await app.api.get("/api/v1/tokens")
+    assert token["prefix"] in listed.text
+    assert text not in listed.text
+    stored = await app.database.durable.fetchval("select api_tokens::text from api_tokens")
+    assert text not in stored
+    assert text.rpartition("_")[2] not in stored
+    assert (await ask(app, "GET", "/api/v1/runs", text)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"name": "t", "scopes": ["everything"]}, 400),
+        ({"name": "t", "scopes": []}, 400),
+        ({"name": "t", "scopes": "read"}, 400),
+        ({"name": "a b"}, 400),
+        ({"name": "t", "owner": "a@b"}, 400),
+        ({"name": "t", "expires_s": 0}, 400),
+        ({"name": "t", "workspace": "nothing"}, 404),
+        ({"name": "t", "scopes": ["metrics"], "workspace": "w"}, 400),
+        ({"name": "t", "scopes": ["read", "inference"], "workspace": "w", "expires_s": 60}, 201),
+    ],
+)
+async def test_a_token_is_checked(app: Application, body: object, status: int) -> None:
+    await app.post("/workspaces", {"url": "/repo", "name": "w"})
+    assert (await app.post("/tokens", body)).status_code == status
+
+
+async def test_nobody_makes_a_token_with_more_rights_than_their_own(app: Application) -> None:
+    await app.post("/workspaces", {"url": "/repo", "name": "w"})
+    bound = await create_token(app, "bound", "admin", workspace="w", owner="ada")
+    brief = await create_token(app, "brief", "admin", expires_s=600)
+    weak = await create_token(app, "weak", "read", "submit", "control")
+
+    async def make(token: str, **body: object) -> int:
+        answer = await ask(app, "POST", "/api/v1/tokens", token, json={"name": "new", **body})
+        return answer.status_code
+
+    assert await make(weak) == 403
+    assert await make(bound, owner="admin") == 403
+    assert await make(bound, scopes=["admin"], name="own") == 201
+    made = (await app.get("/tokens"))["tokens"][0]
+    assert (made["name"], made["owner"]) == ("own", "ada")
+    assert made["workspace"] is not None
+    assert await make(brief) == 403
+    assert await make(brief, expires_s=3600) == 403
+    assert await make(brief, expires_s=60) == 201
+
+
+async def test_a_name_is_in_use_until_its_token_is_revoked(app: Application) -> None:
+    await create_token(app, "ci", "read")
+    assert (await app.post("/tokens", {"name": "ci"})).status_code == 409
+    assert (await app.api.delete("/api/v1/tokens/ci")).status_code == 200
+    await create_token(app, "ci", "read")
+    assert (await app.api.delete("/api/v1/tokens/absent")).status_code == 404
+
+
+async def test_another_process_knows_of_a_revocation_within_five_seconds(app: Application) -> None:
+    text = await create_token(app, "ci", "read")
+    async with connect(app.database.url) as database:
+        assert (await ask(app, "GET", "/api/v1/runs", text)).status_code == 200
+        await Tokens(database).revoke("ci", workspace=None)
+        async with asyncio.timeout(5):
+            while (await ask(app, "GET", "/api/v1/runs", text)).status_code != 401:
+                await asyncio.sleep(0.1)
+
+
+async def test_a_stream_of_events_ends_when_its_token_is_revoked(app: Application) -> None:
+    await app.append([next(beginning("r1", "first", steps=3))])
+    text = await create_token(app, "ci", "read")
+    await app.services.recent_tokens.find(text)
+
+    async def follow() -> str:
+        headers = {"Accept": "text/event-stream", "Authorization": f"Bearer {text}"}
+        return (await app.api.get("/api/v1/runs/r1/events", headers=headers)).text
+
+    stream = asyncio.ensure_future(follow())
+    await asyncio.sleep(0.2)
+    assert not stream.done()
+    await app.api.delete("/api/v1/tokens/ci")
+    assert "rl.run.requested" in await asyncio.wait_for(stream, 5)
+
+
+async def test_each_event_of_a_request_names_its_actor(app: Application) -> None:
+    text = await create_token(app, "ci", "submit", "control", owner="ada")
+    identity = text.split("_")[1]
+    made = await ask(
+        app, "POST", "/api/v1/datasets", text, json={"name": "d", "file_name": "r.jsonl"}
+    )
+    sent = await ask(app, "PUT", made.json()["upload"]["path"], text, content=rows(4))
+    assert sent.status_code == 200
+    stream = dataset_stream(made.json()["dataset"]["id"])
+    [recorded] = (await app.services.log.load({stream: 0}))[stream]
+    assert recorded.actor == f"ada/{identity}@127.0.0.1"
+    await ended_run(app)
+    stream = run_stream("r1")
+    events = (await app.services.log.load({stream: 0}))[stream]
+    assert {event.actor for event in events} == {None}
+    for verb, kind in (("archive", "rl.run.archived"), ("restore", "rl.run.restored")):
+        answer = await ask(app, "POST", f"/api/v1/runs/r1/{verb}", text, json={})
+        assert answer.status_code == 200, answer.text
+        events = (await app.services.log.load({stream: 0}))[stream]
+        [notice] = [event for event in events if event.type == kind]
+        assert notice.actor == f"ada/{identity}@127.0.0.1"
+    page = await app.get("/runs/r1/events", types="rl.run.restored")
+    assert page["events"][0]["actor"] == f"ada/{identity}@127.0.0.1"
+
+
+async def test_an_archive_keeps_the_actors(app: Application) -> None:
+    await ended_run(app)
+    answer = await app.post("/runs/r1/rename", {"name": "renamed"})
+    assert answer.status_code == 200
+    for verb in ("archive", "restore"):
+        assert (await app.post(f"/runs/r1/{verb}", {})).status_code == 200
+    stream = run_stream("r1")
+    events = (await app.services.log.load({stream: 0}))[stream]
+    actors = {event.type: event.actor for event in events}
+    assert actors["rl.run.renamed"] == "admin/root@127.0.0.1"
+    assert actors[RunRequested.type] is None
+
+
+async def test_the_audit_list_shows_what_was_allowed_and_refused(app: Application) -> None:
+    text = await create_token(app, "ci", "read", owner="ada")
+    assert (await ask(app, "POST", "/api/v1/gc", text)).status_code == 403
+    for _ in range(3):
+        await ask(app, "GET", "/api/v1/runs", text)
+        await ask(app, "GET", "/api/v1/runs", "not a token")
+    found = await audit(app)
+    shown = {(one["owner"], one["method"], one["route"], one["status"]): one for one in found}
+    assert shown["admin", "POST", "/tokens", 201]["allowed"]
+    assert not shown["ada", "POST", "/gc", 403]["allowed"]
+    assert shown["ada", "GET", "/runs", 200]["count"] == 3
+    refused = shown[None, "GET", "", 401]
+    assert (refused["count"], refused["subject"]) == (3, "/api/v1/runs")
+    assert refused["address"] == "127.0.0.1"
+    assert {one["owner"] for one in await audit(app, token="ada")} == {"ada"}
+    assert await audit(app, since="2100-01-01") == []
+    assert (await app.api.get("/api/v1/audit?since=x")).status_code == 400
+    assert TOKEN not in str(found)
+
+
+async def test_audit_entries_are_bounded(app: Application) -> None:
+    for _ in range(4):
+        await app.post("/gc", {})
+        await app.api.get("/api/v1/nothing", headers={"Authorization": ""})
+        await app.services.audit.flush(everything=True)
+    await app.services.audit.trim(changes=3, others=2)
+    found = await app.database.durable.fetch("select method, status from audit order by id")
+    assert [(row["method"], row["status"]) for row in found].count(("POST", 200)) == 3
+    assert [row["status"] for row in found].count(401) == 2
+
+
+async def test_audit_entries_and_last_uses_are_written_without_being_asked(
+    app: Application,
+) -> None:
+    core = app.services
+    text = await create_token(app, "ci", "read")
+    await ask(app, "GET", "/api/v1/runs", text)
+    writing = asyncio.ensure_future(
+        record_access(core.audit, core.recent_tokens, core.tokens, core.clock)
+    )
+    async with asyncio.timeout(FLUSH_S * 20):
+        while not await app.database.durable.fetchval(
+            "select last_used_at is not null and exists (select from audit where status = 201) "
+            "from api_tokens"
+        ):
+            await asyncio.sleep(0.02)
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    count = await app.database.durable.fetchval("select count(*) from audit where method = 'GET'")
+    assert count == 1, "the counts are written when the process ends"
