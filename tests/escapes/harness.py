@@ -112,6 +112,19 @@ def snapshot(targets: str) -> bytes:
     return out.getvalue()
 
 
+def attacking_rollout(tree: ArtifactRef) -> RolloutRef:
+    """The rollout whose workflow and grader attack."""
+    return RolloutRef(
+        snapshot=tree,
+        commit="c" * 40,
+        entrypoint=Entrypoint(rollout="escape"),
+        workflow="Escape",
+        grader="Judge",
+        workflow_timeout_s=10.0,
+        grader_timeout_s=10.0,
+    )
+
+
 class Corpus:
     """The attacks at one level. `effects` maps an attack to what it did outside."""
 
@@ -122,6 +135,10 @@ class Corpus:
         self._session = self._gateway.open(group_spec(template()), 0, deadline_s=600)
         outside.other_path, outside.other_key = self._session.base_path, self._session.api_key
         self._tree = snapshot(json.dumps(dataclasses.asdict(outside.targets())))
+        digest = hashlib.sha256(self._tree).hexdigest()
+        self._rollout = attacking_rollout(
+            ArtifactRef(sha256=digest, size=len(self._tree), uri="test:tree")
+        )
         self._user = LocalUserCode(level, fetch=self._fetch, sockets=self._gateway)
         self.effects: dict[str, list[str]] = {}
         self.found: dict[str, str] = {}
@@ -190,7 +207,7 @@ class Corpus:
         """The answer of a workflow to an attack's name, or the text of its failure."""
         try:
             result = await self._user.run_workflow(
-                self._rollout(),
+                self._rollout,
                 owner=owner,
                 sample=f"{name}-{secrets.token_hex(4)}",
                 prompt=[Message(role="user", content=name)],
@@ -234,7 +251,7 @@ class Corpus:
         record = SampleRecord.model_construct(index=0, text="", messages=())
         try:
             grades = await self._user.grade(
-                self._rollout(),
+                self._rollout,
                 owner=owner,
                 group=f"group-{secrets.token_hex(4)}",
                 label=self._outside.secrets["ground truth"],
@@ -254,19 +271,6 @@ class Corpus:
     def _add(self, name: str, effects: Sequence[str]) -> None:
         if effects:
             self.effects.setdefault(name, []).extend(effects)
-
-    def _rollout(self) -> RolloutRef:
-        return RolloutRef(
-            snapshot=ArtifactRef(
-                sha256=hashlib.sha256(self._tree).hexdigest(), size=len(self._tree), uri="test:tree"
-            ),
-            commit="c" * 40,
-            entrypoint=Entrypoint(rollout="escape"),
-            workflow="Escape",
-            grader="Judge",
-            workflow_timeout_s=10.0,
-            grader_timeout_s=10.0,
-        )
 
     async def _fetch(self, _: ArtifactRef) -> bytes:
         return self._tree

@@ -19,6 +19,7 @@ from infra.memory.event_log import MemoryEffects, MemoryLog, World
 from infra.memory.secrets import MemorySecrets
 from infra.ports.clock import SystemClock
 from infra.ports.ports import Ports
+from infra.ports.services import UserCode
 from infra.postgres.names import MemoryNames
 from infra.postgres.notify import Wakeup
 from infra.runtime.hosting import Hosting
@@ -53,6 +54,7 @@ class InMemory:
     blobs: MemoryBlobs
     artifacts: ArtifactStore
     secrets: MemorySecrets
+    user: UserCode
     log: MemoryLog = field(init=False)
 
     def __post_init__(self) -> None:
@@ -154,7 +156,7 @@ async def in_memory(
             log, names, lookup=Lookup(log, names), workspaces=workspaces, secrets=secrets
         )
         try:
-            yield InMemory(world, submitter, workspaces, names, blobs, artifacts, secrets)
+            yield InMemory(world, submitter, workspaces, names, blobs, artifacts, secrets, user)
         finally:
             runtime.stop()
             await task
