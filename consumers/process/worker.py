@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 MOST_FILES = 16384
 
+SYNC = "sync"
 SECRETS_S = 3.0
 """How long a worker may use the value of a secret that was replaced or deleted."""
 
@@ -210,7 +211,7 @@ async def _open_ports(
         await gateway.start()
         stack.push_async_callback(gateway.aclose)
         await chats.announce(hosting.worker, gateway.internal_url)
-    if lanes & {Lane.CONTROL, Lane.USER, Lane.GENERATE}:
+    if needs_user_code(hosting):
         user = SandboxClient(service_of(settings), fetch=backend.artifacts.get, sockets=gateway)
         stack.push_async_callback(user.aclose)
         await user.start()
@@ -237,6 +238,12 @@ async def _open_ports(
         gateway=gateway,
         secrets=secrets,
     )
+
+
+def needs_user_code(hosting: Hosting) -> bool:
+    """Whether a process runs user code, or looks for it in new commits."""
+    is_sync = Lane.CONTROL in hosting.lanes and any(c.name == SYNC for c in hosting.consumers)
+    return is_sync or bool({Lane.USER, Lane.GENERATE} & set(hosting.lanes))
 
 
 async def _credentials(

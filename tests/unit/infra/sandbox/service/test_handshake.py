@@ -121,7 +121,7 @@ async def test_a_service_without_the_key_is_refused_also_if_it_sends_our_proof_b
 
 
 async def test_the_proof_of_one_connection_is_of_no_use_in_another(
-    service: SandboxListener,
+    service: SandboxListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = b""
     reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
@@ -132,7 +132,7 @@ async def test_the_proof_of_one_connection_is_of_no_use_in_another(
         sent += data
         write(data)
 
-    writer.write = record  # type: ignore[method-assign, assignment]  # spied on
+    monkeypatch.setattr(writer, "write", record)
     await greet_service(reader, writer, KEY)
     writer.close()
     reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
