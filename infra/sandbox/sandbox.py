@@ -100,13 +100,16 @@ class LocalUserCode(CallingUserCode):
             )
 
     async def aclose(self) -> None:
-        """End all processes and remove what was unpacked."""
+        """End all processes and remove what was unpacked. A second call does nothing."""
+        if self._held < 0:
+            return
+        held, self._held = self._held, -1
         for process in self._warm.values():
             await self._end(process)
         self._warm.clear()
         await self._level.aclose()
         await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
-        os.close(self._held)
+        os.close(held)
 
     async def make_call(self, call: UserCall) -> Returned | Graded:
         """Make one attempt at a call. Raises TransientError when its process ended during the call. The

@@ -36,7 +36,8 @@ LIMITED = (
 system stay in force. The parent could not set them, because that needs CAP_SYS_RESOURCE, which root has
 in few containers."""
 
-REMOVE_TRIES, REMOVE_S = 50, 0.1
+REMOVE_S, REMOVE_TRIES = 0.02, 50
+"""The kernel may count a dead process in its group for a moment, so removing a group is repeated."""
 
 
 class SandboxProcess(UserProcess):
@@ -85,6 +86,8 @@ class BubblewrapLevel:
     def __init__(self, program: Path) -> None:
         self._program = program
         self._users: set[int] = set()
+        self._ended: set[ControlGroup] = set()
+        self._sweeping: asyncio.TimerHandle | None = None
 
     async def start(self, command: ConfinedCommand) -> UserProcess:
         """Start a command. Bubblewrap gets its options only when the command's limits hold, and does
@@ -97,7 +100,8 @@ class BubblewrapLevel:
             self._users.discard(uid)
             if group is not None:
                 group.kill()
-                _remove(group, REMOVE_TRIES)
+                self._ended.add(group)
+                self._sweep()
 
         with ExitStack() as held:
             try:
@@ -132,7 +136,20 @@ class BubblewrapLevel:
         return process
 
     async def aclose(self) -> None:
-        """Nothing is kept ready."""
+        for _ in range(REMOVE_TRIES):
+            self._sweep()
+            if not self._ended:
+                return
+            await asyncio.sleep(REMOVE_S)
+
+    def _sweep(self) -> None:
+        """Remove the groups of sandboxes that have ended, and try again later if one is left."""
+        self._ended = {group for group in self._ended if not group.remove()}
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+        if self._ended:
+            self._sweeping = asyncio.get_running_loop().call_later(REMOVE_S, self._sweep)
 
     def _plan(self, command: ConfinedCommand, held: ExitStack, *, counted: bool) -> BubblewrapPlan:
         """The plan of a sandbox for a command."""
@@ -211,10 +228,3 @@ def _parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def _remove(group: ControlGroup, tries: int) -> None:
-    """Remove a group as soon as its last process is gone."""
-    if not group.remove() and tries:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, so the next start removes it
-            asyncio.get_running_loop().call_later(REMOVE_S, _remove, group, tries - 1)

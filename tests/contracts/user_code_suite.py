@@ -1,0 +1,249 @@
+"""The contract that user code keeps at every level: what its callers get of it."""
+
+import asyncio
+import io
+import tarfile
+from collections.abc import Mapping
+
+import pytest
+
+from infra.blobs.artifacts import reference
+from infra.ports.services import SandboxOwner, UserCode
+from schemas.errors import FailureCategory, TransientError, UserCodeError
+from schemas.sampling import ArtifactRef, Message, SampleRecord
+from schemas.secrets.secret_value import SecretValue
+from schemas.specs import Entrypoint, RewardSpec, RolloutRef
+
+MAIN = """
+import asyncio, os, signal, time
+import helper
+from headrace import AgentWorkflow, Grader, reward
+
+class Do(AgentWorkflow):
+    async def run(self, ctx):
+        what = ctx.prompt[0]["content"]
+        if what == "raise":
+            raise ValueError("as asked")
+        if what == "sleep":
+            await asyncio.sleep(3600)
+        if what == "block":
+            time.sleep(3600)
+        if what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "wait":
+            await asyncio.sleep(0.3)
+        if what == "nothing":
+            return None
+        said = {
+            "memory": lambda: helper.remember(),
+            "environment": lambda: " ".join(f"{n}={v}" for n, v in sorted(os.environ.items())),
+            "metadata": lambda: str(ctx.metadata),
+            "threads": lambda: helper.threads(),
+            "children": lambda: helper.child(),
+            "disk": lambda: helper.disk(),
+        }.get(what, lambda: what)()
+        return [*ctx.prompt, {"role": "assistant", "content": said}]
+
+class Check(Grader):
+    async def grade(self, ctx):
+        if ctx.label == "raise":
+            raise KeyError("as asked")
+        for name, sample in ctx.samples.items():
+            ctx.set_sample_reward(name, float(sample.text == ctx.label))
+
+@reward
+def length(solution_str, ground_truth, extra_info=None, **kwargs):
+    return float(len(solution_str))
+"""
+HELPER = """
+import subprocess, sys, tempfile, threading
+
+calls = 0
+
+def remember():
+    global calls
+    calls += 1
+    return str(calls)
+
+def threads():
+    found = []
+    started = [threading.Thread(target=found.append, args=(n,)) for n in range(8)]
+    for thread in started: thread.start()
+    for thread in started: thread.join()
+    return str(len(found))
+
+def child():
+    command = [sys.executable, "-c", "print(6 * 7)"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+def disk():
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"x" * 1000)
+        return str(file.tell())
+"""
+TRIES = 6
+
+
+def make_snapshot(files: Mapping[str, str]) -> bytes:
+    """A tree as git's adapter delivers it."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, text in sorted(files.items()):
+            member = tarfile.TarInfo(name)
+            member.size = len(text.encode())
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return out.getvalue()
+
+
+SNAPSHOT = make_snapshot(
+    {
+        "rollouts/say/main.py": MAIN,
+        "rollouts/say/helper.py": HELPER,
+        "rollouts/bad/main.py": "import os\nos._exit(3)\n",
+        "rollouts/wrong/main.py": "x = (\n",
+    }
+)
+OWNER = SandboxOwner(run="run-1")
+SAMPLES = [SampleRecord(index=0, text="4"), SampleRecord(index=1, text="5")]
+
+
+async def fetch_snapshot(ref: ArtifactRef) -> bytes:
+    """What an implementation reads the snapshot with."""
+    assert ref.sha256 == reference(SNAPSHOT).sha256
+    return SNAPSHOT
+
+
+def rollout_of(**values: object) -> RolloutRef:
+    """The rollout of the contract, with other values."""
+    return RolloutRef(
+        snapshot=reference(SNAPSHOT),
+        commit="0" * 40,
+        entrypoint=Entrypoint(rollout="say"),
+        workflow="Do",
+        grader="Check",
+        workflow_timeout_s=1.0,
+        grader_timeout_s=5.0,
+    ).model_copy(update=values)
+
+
+async def say(
+    user: UserCode, what: str, *, rollout: RolloutRef | None = None, owner: SandboxOwner = OWNER
+) -> str | None:
+    """Run the workflow once. Returns its last message."""
+    result = await user.run_workflow(
+        rollout or rollout_of(),
+        owner=owner,
+        sample=f"sample-{what}",
+        prompt=[Message(role="user", content=what)],
+        metadata={"level": 3},
+        base_path="/v1/samples/one",
+        api_key="key",
+    )
+    return result.messages[-1].content if result.messages is not None else None
+
+
+async def settle(user: UserCode, what: str) -> str | None:
+    """Run the workflow as an effect does: again after an error that may pass."""
+    for _ in range(TRIES):
+        try:
+            return await say(user, what)
+        except TransientError:
+            continue
+        except UserCodeError as error:
+            return error.category
+    raise AssertionError(f"{what} did not settle")
+
+
+class UserCodeSuite:
+    """The contract. A class of a level gives the fixture `user`."""
+
+    async def test_discovery_names_what_each_entry_point_defines(self, user: UserCode) -> None:
+        found = {each.entrypoint.rollout: each for each in await user.discover(SNAPSHOT, [])}
+        assert set(found) == {"say", "bad", "wrong"}
+        good = found["say"]
+        assert (good.workflow, good.grader, good.rewards, good.error) == (
+            "Do",
+            "Check",
+            ("length",),
+            None,
+        )
+        assert "main.py:1: SyntaxError" in (found["wrong"].error or "")
+        assert found["bad"].error is not None
+
+    async def test_a_workflow_returns_its_conversation(self, user: UserCode) -> None:
+        assert await say(user, "hello") == "hello"
+        assert await say(user, "nothing") is None
+        assert await say(user, "metadata") == "{'level': 3}"
+
+    @pytest.mark.parametrize(
+        ("what", "answer"), [("threads", "8"), ("children", "42"), ("disk", "1000")]
+    )
+    async def test_ordinary_programs_run(self, user: UserCode, what: str, answer: str) -> None:
+        assert await say(user, what, rollout=rollout_of(workflow_timeout_s=20.0)) == answer
+
+    @pytest.mark.parametrize(
+        ("what", "category"),
+        [
+            ("raise", FailureCategory.AGENT),
+            ("sleep", FailureCategory.TIMEOUT),
+            ("block", FailureCategory.TIMEOUT),
+            ("die", FailureCategory.PROCESS),
+        ],
+    )
+    async def test_a_sample_fails_alone(
+        self, user: UserCode, what: str, category: FailureCategory
+    ) -> None:
+        failed, good = await asyncio.gather(settle(user, what), settle(user, "wait"))
+        assert (failed, good) == (category, "wait")
+
+    async def test_a_process_is_of_one_run_and_role(self, user: UserCode) -> None:
+        other = SandboxOwner(run="run-2")
+        said = [await say(user, "memory", owner=owner) for owner in (OWNER, OWNER, other)]
+        assert said == ["1", "2", "1"]
+
+    async def test_variables_are_those_of_the_rollout_and_its_secrets(self, user: UserCode) -> None:
+        owner = SandboxOwner(run="run-1", secrets={"KEY": SecretValue("a b=c\nd")})
+        said = await say(
+            user, "environment", rollout=rollout_of(env={"COLOUR": "blue"}), owner=owner
+        )
+        assert said is not None
+        assert "COLOUR=blue" in said
+        assert "KEY=a b=c\nd" in said
+        assert "HOME=/tmp" in said
+        assert "HEADRACE" not in said
+        assert "KEY=" not in (await say(user, "environment") or "")
+
+    async def test_samples_are_graded_in_their_order(self, user: UserCode) -> None:
+        graded = await user.grade(
+            rollout_of(), owner=OWNER, group="g", label="4", metadata={}, samples=SAMPLES
+        )
+        assert [(grade.index, grade.reward) for grade in graded] == [(0, 1.0), (1, 0.0)]
+        weighted = rollout_of(grader=None, rewards=(RewardSpec(name="length", weight=2.0),))
+        graded = await user.grade(
+            weighted, owner=OWNER, group="g", label="4", metadata={}, samples=SAMPLES
+        )
+        assert [grade.reward for grade in graded] == [2.0, 2.0]
+        assert [dict(grade.parts) for grade in graded] == [{"length": 1.0}, {"length": 1.0}]
+
+    async def test_a_grader_that_raises_says_where(self, user: UserCode) -> None:
+        with pytest.raises(UserCodeError, match=r"main.py:\d+ in grade: KeyError") as raised:
+            await user.grade(
+                rollout_of(), owner=OWNER, group="g", label="raise", metadata={}, samples=SAMPLES
+            )
+        assert raised.value.category == FailureCategory.GRADER
+
+    async def test_an_entry_point_that_is_not_there_is_named(self, user: UserCode) -> None:
+        gone = rollout_of(entrypoint=Entrypoint(rollout="say", path="gone.py"))
+        with pytest.raises(UserCodeError, match=r"gone\.py"):
+            await say(user, "hello", rollout=gone)
+
+    async def test_code_ends_within_seconds(self, user: UserCode) -> None:
+        """Also code that runs. A second end changes nothing."""
+        patient = rollout_of(workflow_timeout_s=99.0)
+        assert await say(user, "hello", rollout=patient) == "hello"
+        calling = asyncio.ensure_future(say(user, "sleep", rollout=patient))
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(20):
+            await user.aclose()
+            with pytest.raises(TransientError):
+                await calling
