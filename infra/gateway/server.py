@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from infra.gateway.bodies import LargeBodyTurns, Receive, RequestBody, Scope
-from infra.gateway.openai import answer, chunks, failure, parse
+from infra.gateway.openai import ChatRequest, answer, chunks, failure, parse
 from infra.gateway.sandbox_protocol import SandboxProtocol
 from infra.gateway.sessions import GatewayError, GatewaySession, new_key
 from infra.gateway.tunnels import Tunnels
@@ -23,6 +23,7 @@ from infra.http.dialling import Resolve, resolve
 from infra.http.limits import ConnectionLimits
 from infra.http.server import HttpServer
 from infra.http.socket_directory import SocketDirectory
+from infra.http.token_bucket import TokenBucket
 from infra.settings.network_policy import NO_NETWORK, NetworkPolicy
 from schemas.errors import CorruptData, FailureCategory, Refused, TransientError, UserCodeError
 from schemas.ids import sample_id
@@ -40,6 +41,10 @@ KEPT_SESSIONS = 4096
 """When there are more sessions than this, closed ones are forgotten. Late callers then get 404 instead
 of 408."""
 MOST_CONNECTIONS = 1024
+REFUSED_PER_S, REFUSED_AT_ONCE, MOST_WAITING_REFUSALS = 64, 256, 256
+"""How many bad requests of one socket are answered per second, how many at once after a pause, and how
+many wait for that. The connections of further ones are closed after the answer."""
+
 MOST_REDEEMING = 2
 """How many keys of chats are looked up at the same time."""
 
@@ -113,7 +118,7 @@ class HttpGateway:
         tunnels = Tunnels(self._network.reachable(network), resolve=self._resolve)
         self._server.listen_unix(
             path,
-            state={"run": run, "tunnels": tunnels},
+            state={"run": run, "tunnels": tunnels, "refusals": _refusals()},
             connections=connections_of_a_socket(self._limits),
             group=self._group,
             protocol=SandboxProtocol,
@@ -170,11 +175,11 @@ class HttpGateway:
             await _refuse(send, body, error)
 
     async def _complete(self, scope: Scope, body: RequestBody, send: Send) -> None:
-        session = self._session(scope)
-        session.authorize(_key(scope))
-        with session.receiving():
-            request = parse(await _in_time(session, body.read(session.spec.owner, budget=session)))
-        session.authorize(session.api_key)  # the deadline may have passed while the body was read
+        try:
+            session, request = await self._receive(scope, body)
+        except GatewayError as error:
+            error.is_final = not await scope["state"]["refusals"].take()
+            raise
         messages = tuple(session.mask(message.plain()) for message in request.messages)
         call, wanted = session.ask(
             messages,
@@ -198,6 +203,15 @@ class HttpGateway:
         for chunk in chunks(turn, request, request_id=request_id):
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+    async def _receive(self, scope: Scope, body: RequestBody) -> tuple[GatewaySession, ChatRequest]:
+        """Check the key, and then read and parse the body. Raises GatewayError."""
+        session = self._session(scope)
+        session.authorize(_key(scope))
+        with session.receiving():
+            request = parse(await _in_time(session, body.read(session.spec.owner, budget=session)))
+        session.authorize(session.api_key)  # the deadline may have passed while the body was read
+        return session, request
 
     def _session(self, scope: Scope) -> GatewaySession:
         path: str = scope["path"]
@@ -250,6 +264,14 @@ def _not_found(scope: Scope, known: str) -> GatewayError:
     return GatewayError(404, "not_found", text)
 
 
+def _refusals() -> TokenBucket:
+    """The pace at which one socket gets refusals, so that a flood of bad requests does not take the
+    worker's time from other runs."""
+    return TokenBucket(
+        per_s=REFUSED_PER_S, burst=REFUSED_AT_ONCE, most_waiting=MOST_WAITING_REFUSALS
+    )
+
+
 def connections_of_a_socket(limits: ConnectionLimits) -> int:
     """How many connections one socket may have: a quarter of all, at most MOST_CONNECTIONS."""
     return max(8, min(MOST_CONNECTIONS, limits.max_connections() // 4))
@@ -270,13 +292,14 @@ async def _refuse(send: Send, body: RequestBody, error: GatewayError) -> None:
     """Answer with the error. If the body was not read, keep reading it for a moment and drop it: a
     client whose connection closes while it sends may lose the answer."""
     data = failure(error)
-    if body.complete:
+    if body.complete and not error.is_final:
         await _reply(send, error.status, data)
         return
     headers = [*_headers(data), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": data, "more_body": True})
-    await body.discard()
+    if not error.is_final:
+        await body.discard()
     await send({"type": "http.response.body", "body": b""})
 
 

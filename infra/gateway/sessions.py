@@ -30,6 +30,8 @@ class GatewayError(Exception):
         self.parameter = parameter
         self.code = code
         self.message = message
+        self.is_final = False
+        """Whether the connection is closed after the answer."""
 
 
 @dataclass(slots=True)

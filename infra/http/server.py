@@ -20,6 +20,7 @@ from typing import Any
 import uvicorn
 
 from infra.http.limits import ConnectionLimits, LimitedProtocol, OpenConnections
+from infra.http.token_bucket import TokenBucket
 from infra.rate_limited_log import RateLimit
 from schemas.errors import InvalidConfig
 
@@ -28,6 +29,9 @@ logger.addFilter(RateLimit())
 
 BACKLOG = 128
 UNIX_BACKLOG = 32
+ACCEPTED_PER_S, ACCEPTED_AT_ONCE = 250, 2048
+"""How fast a unix socket accepts connections. Accepting takes time from all other sockets."""
+
 LONGEST_PATH = 107
 """The longest path of a unix socket, in bytes."""
 REST_S = 0.5
@@ -43,6 +47,7 @@ class _Listener:
     connections: OpenConnections
     state: dict[str, Any] = field(default_factory=dict)
     protocol: type[LimitedProtocol] = LimitedProtocol
+    pace: TokenBucket | None = None
     accepting: "asyncio.Task[None] | None" = None
 
     def close(self) -> None:
@@ -132,7 +137,9 @@ class HttpServer:
                 "TMPDIR to a shorter path"
             )
         limits = replace(self._limits, connections=connections)
-        listener = _Listener(_bind_unix(path, group), OpenConnections(limits), state, protocol)
+        pace = TokenBucket(per_s=ACCEPTED_PER_S, burst=ACCEPTED_AT_ONCE)
+        open_ = OpenConnections(limits)
+        listener = _Listener(_bind_unix(path, group), open_, state, protocol, pace)
         self._load()
         self._unix[path] = listener
         listener.accepting = asyncio.ensure_future(self._accept(listener))
@@ -185,6 +192,8 @@ class HttpServer:
         loop, connections = asyncio.get_running_loop(), listener.connections
         while True:
             await connections.wait_for_room()
+            if listener.pace is not None:
+                await listener.pace.take()
             try:
                 accepted, _ = await loop.sock_accept(listener.socket)
             except OSError as error:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from headrace.relay import connect
-from infra.gateway import bodies, sessions
+from infra.gateway import bodies, server, sessions
 from infra.gateway.server import HttpGateway, connections_of_a_socket
 from infra.http.limits import ConnectionLimits, OpenConnections
 from infra.http.server import HttpServer
@@ -346,6 +346,57 @@ async def test_bodies_of_refused_requests_are_not_kept() -> None:
         noted, _ = session.ask((), max_tokens=None)
         session.refuse(noted)
         assert (noted.messages, noted.is_open, len(session.calls)) == ((), False, 1)
+
+
+async def flood(path: str, num: int, *, seconds: float) -> int:
+    """Send bad requests over this many connections; return how many were answered."""
+    bad = head(path, "bad", 0)
+    answered = 0
+
+    async def one() -> None:
+        nonlocal answered
+        async with connected() as (reader, writer):
+            while True:
+                writer.write(bad)
+                await reader.readuntil(b"}}")
+                answered += 1
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.gather(*(one() for _ in range(num)), return_exceptions=True)
+    return answered
+
+
+async def test_a_flood_of_bad_requests_is_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REFUSED_AT_ONCE", 10)
+    async with gateway(ConnectionLimits()) as session:
+        answered, _ = await asyncio.gather(
+            flood(session.base_path, 32, seconds=1.0), served(session)
+        )
+        assert answered <= 10 + server.REFUSED_PER_S + 32
+        await served(session)
+
+
+async def test_twin_without_a_pace_it_takes_the_workers_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "REFUSED_PER_S", 1_000_000)
+    async with gateway(ConnectionLimits()) as session:
+        assert await flood(session.base_path, 32, seconds=1.0) > 300
+
+
+async def test_refusals_that_would_wait_too_long_end_their_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("REFUSED_AT_ONCE", "MOST_WAITING_REFUSALS"):
+        monkeypatch.setattr(server, name, 1)
+    monkeypatch.setattr(server, "REFUSED_PER_S", 1)
+    async with gateway(ConnectionLimits()) as session, flooded(session, 4) as clients:
+        for _, writer in clients:
+            writer.write(head(session.base_path, "bad", 0))
+        answers = [await reader.readuntil(b"}}") for reader, _ in clients]
+        assert all(b"401" in answer for answer in answers)
+        assert sum(b"connection: close" in answer for answer in answers) == 2
 
 
 @pytest.mark.parametrize("announced", [True, False])
