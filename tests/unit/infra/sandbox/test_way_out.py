@@ -22,6 +22,7 @@ from schemas.sampling import ArtifactRef, Message, SampleRecord
 from schemas.specs import CommitSpec, Entrypoint, RolloutRef
 from tests.kit.http_victim import Quick
 from tests.kit.platform import make_workspace
+from tests.kit.runsc import runsc
 from tests.kit.secure_server import Secure, serving
 from tests.kit.specs import group_spec, template
 
@@ -121,7 +122,9 @@ def level() -> str:
     return "bwrap"
 
 
-at_both_levels = pytest.mark.parametrize("level", ["bwrap", "process-trusted"])
+at_all_levels = pytest.mark.parametrize(
+    "level", ["bwrap", pytest.param("gvisor", marks=pytest.mark.gvisor), "process-trusted"]
+)
 
 
 @pytest.fixture
@@ -145,19 +148,21 @@ async def bench(tmp_path: Path, secure: Secure, level: str) -> AsyncIterator[Ben
     policy = NetworkPolicy.parse(f"*={secure.address}")
     gateway = HttpGateway(Quick(), group=user_group(), network=policy)
     await gateway.start()
+    if level == "gvisor":
+        runsc()
     user = LocalUserCode(level, fetch=fetch, sockets=gateway)
     yield Bench(user, gateway, rollout, secure)
     await user.aclose()
     await gateway.aclose()
 
 
-@at_both_levels
+@at_all_levels
 @pytest.mark.parametrize("what", ["chat", "many", "child"])
 async def test_a_workflow_reaches_the_policy(bench: Bench, what: str) -> None:
     assert await bench.run(what) == "here"
 
 
-@at_both_levels
+@at_all_levels
 async def test_the_key_of_another_runs_sample_is_of_no_use(bench: Bench) -> None:
     other = bench.session(1)
     sample = sample_id(other.spec.group_key.id, 1)
@@ -193,7 +198,7 @@ async def test_a_socket_is_closed_with_its_process(bench: Bench) -> None:
     assert second != first
 
 
-@at_both_levels
+@at_all_levels
 async def test_a_workflow_reaches_the_addresses_of_its_run(bench: Bench) -> None:
     address = bench.secure.address
     bench.rollout = bench.rollout.model_copy(update={"network": (address,)})
