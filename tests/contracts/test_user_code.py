@@ -6,6 +6,7 @@ import pytest
 
 from infra.sandbox.sandbox import LocalUserCode
 from tests.contracts.user_code_suite import UserCodeSuite, fetch_snapshot
+from tests.kit.runsc import runsc
 
 pytestmark = pytest.mark.processes
 
@@ -22,5 +23,15 @@ class TestBubblewrap(UserCodeSuite):
     @pytest.fixture
     async def user(self) -> AsyncIterator[LocalUserCode]:
         made = LocalUserCode("bwrap", fetch=fetch_snapshot)
+        yield made
+        await made.aclose()
+
+
+@pytest.mark.gvisor
+class TestGVisor(UserCodeSuite):
+    @pytest.fixture
+    async def user(self) -> AsyncIterator[LocalUserCode]:
+        runsc()
+        made = LocalUserCode("gvisor", fetch=fetch_snapshot)
         yield made
         await made.aclose()
