@@ -2,7 +2,7 @@
 in-memory adapters of database, bus and blobs."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,10 +98,15 @@ class InMemory:
 
 @asynccontextmanager
 async def in_memory(
-    home: Path, *, latency_seed: int | None = None, vllm: tuple[str, ...] = ()
+    home: Path,
+    *,
+    latency_seed: int | None = None,
+    vllm: tuple[str, ...] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> AsyncIterator[InMemory]:
     """A platform that works until the block ends. `latency_seed`: the seed of how much longer samples
-    and steps take; None: no longer. `vllm`: the servers that sample, if any."""
+    and steps take; None: no longer. `vllm`: the servers that sample, if any. `environ`: more
+    settings."""
     from trainer.engine import Engine
     from trainer.sampler.vllm.fleet import VllmServers
 
@@ -110,7 +115,7 @@ async def in_memory(
     world.workers[WORKER] = world.now.replace(year=2100)
     log = MemoryLog(world)
     artifacts = ArtifactStore(log, blobs)
-    settings = Settings.load({"HEADRACE_HOME": str(home)})
+    settings = Settings.load({"HEADRACE_HOME": str(home), **(environ or {})})
     repositories = GitRepositories(home / "git", settings=LAPTOP)
     async with AsyncExitStack() as stack:
         servers = VllmServers(vllm, home / "adapters") if vllm else None
