@@ -18,8 +18,9 @@ from typing import BinaryIO
 
 from infra.sandbox.levels.bubblewrap_errors import explain
 from infra.sandbox.levels.bubblewrap_options import BubblewrapPlan, build, encode
-from infra.sandbox.levels.cgroups import ControlGroup, find_place
-from infra.sandbox.levels.level import ConfinedCommand
+from infra.sandbox.levels.cgroups import ControlGroup, find_place, memory_bound
+from infra.sandbox.levels.level import ConfinedCommand, ProcessLimits
+from infra.sandbox.levels.memory_watch import watch_memory
 from infra.sandbox.user_process import LAST_UNPRIVILEGED, UNPRIVILEGED, UserProcess
 
 INFO_S = 20.0
@@ -87,6 +88,7 @@ class BubblewrapLevel:
         self._program = program
         self._users: set[int] = set()
         self._ended: set[ControlGroup] = set()
+        self._watching: set[asyncio.Task[None]] = set()
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def start(self, command: ConfinedCommand) -> UserProcess:
@@ -129,6 +131,8 @@ class BubblewrapLevel:
                 _send(writing, encode(("--info-fd", str(inform.fileno()), *options.arguments)))
                 inform.close()
                 process.follow(await _first_process(info, process))
+                if group is None:
+                    self._watch(process, command.limits)
             except BaseException:
                 process.kill()
                 os.close(process.output)
@@ -136,11 +140,18 @@ class BubblewrapLevel:
         return process
 
     async def aclose(self) -> None:
+        for watching in tuple(self._watching):
+            watching.cancel()
         for _ in range(REMOVE_TRIES):
             self._sweep()
             if not self._ended:
                 return
             await asyncio.sleep(REMOVE_S)
+
+    def _watch(self, process: UserProcess, limits: ProcessLimits) -> None:
+        watching = asyncio.ensure_future(watch_memory(process, memory_bound(limits)))
+        self._watching.add(watching)
+        watching.add_done_callback(self._watching.discard)
 
     def _sweep(self) -> None:
         """Remove the groups of sandboxes that have ended, and try again later if one is left."""

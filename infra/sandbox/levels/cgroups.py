@@ -77,7 +77,7 @@ class ControlGroup:
         return removed
 
     def _limit(self, place: GroupPlace, name: str, limits: ProcessLimits) -> None:
-        memory = min(limits.memory_bytes, int(_machine_bytes() * SHARE_OF_MACHINE))
+        memory = memory_bound(limits)
         for controller, directory in place.directories:
             for file, value in _values(place.version, controller, memory, limits.processes):
                 _write(directory / name / file, value)
@@ -104,8 +104,10 @@ def _write(path: Path, value: str) -> None:
         target.write_text(value)
 
 
-def _machine_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def memory_bound(limits: ProcessLimits) -> int:
+    """Return how many bytes of memory a whole sandbox may use on this machine."""
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(limits.memory_bytes, int(machine_bytes * SHARE_OF_MACHINE))
 
 
 @cache
