@@ -21,6 +21,7 @@ from infra import failpoints, telemetry
 from infra.access.audit import record_access
 from infra.adapters import Backend, open_backend
 from infra.blobs.garbage import collecting
+from infra.git.confinement import find_confinement
 from infra.git.forges.api import ForgeApis
 from infra.git.mirrors import GitRepositories
 from infra.git.smart_http import SmartHttp
@@ -59,7 +60,11 @@ async def serve(settings: Settings) -> int:
     ):
         git = settings.home / "git"
         repositories = GitRepositories(
-            git, forges.git_credentials, settings=settings.git, smart_http=smart_http
+            git,
+            forges.git_credentials,
+            settings=settings.git,
+            smart_http=smart_http,
+            confinement=await asyncio.to_thread(find_confinement, settings.sandbox),
         )
         services = _services(backend, settings, forges, repositories)
         control = ControlPorts(

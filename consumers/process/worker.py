@@ -20,6 +20,7 @@ from uuid import uuid4
 from infra import failpoints, telemetry
 from infra.adapters import Backend, open_backend
 from infra.gateway.server import HttpGateway
+from infra.git.confinement import find_confinement
 from infra.git.credentials import CredentialSource
 from infra.git.forges.api import ForgeApis
 from infra.git.mirrors import GitRepositories
@@ -222,6 +223,7 @@ async def _open_ports(
             settings.home / "git",
             await _credentials(stack, backend, settings),
             settings=settings.git,
+            confinement=await asyncio.to_thread(find_confinement, settings.sandbox),
         )
         await repositories.collect()
     return Ports(

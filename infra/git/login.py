@@ -37,11 +37,12 @@ HELPER = (
 
 @dataclass(frozen=True, slots=True)
 class GitLogin:
-    """How a git command logs in: variables of its environment, options of its ssh, and the texts that no
-    message may quote."""
+    """How a git command logs in: variables of its environment, options of its ssh with the files that
+    they name, and the texts that no message may quote."""
 
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     ssh: str = ""
+    files: tuple[Path, ...] = ()
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def redact(self, text: str) -> str:
@@ -64,7 +65,7 @@ def logging_in(url: str, credential: GitCredential | None, *, folder: Path) -> I
         case KeyCredential():
             with _key_file(credential, folder) as file:
                 agent = "-oIdentitiesOnly=yes -oIdentityAgent=none"
-                yield GitLogin(ssh=f"-i {shlex.quote(str(file))} {agent}")
+                yield GitLogin(ssh=f"-i {shlex.quote(str(file))} {agent}", files=(file.parent,))
         case None:
             yield NO_LOGIN
 

@@ -16,11 +16,12 @@ from typing import TypeVar
 from infra.git import contents, refs
 from infra.git.access import SourceAccess
 from infra.git.commits import fetch_alone, fetch_pushed, resolve_commit, trees_of
+from infra.git.confinement import GitConfinement
 from infra.git.credentials import CredentialSource, GitCredential
 from infra.git.failures import error_for
 from infra.git.login import logging_in
 from infra.git.pace import ListingPace
-from infra.git.process import GitFailed, GitSource, GitTimeout, check_version
+from infra.git.process import CONFINEMENT, GitFailed, GitSource, GitTimeout, check_version
 from infra.git.redirects import Redirects
 from infra.git.smart_http import SmartHttp
 from infra.git.storage import MirrorStorage
@@ -59,7 +60,8 @@ class GitRepositories:
     """`infra.ports.services.Repositories`. Each workspace has a directory in `root`, with a bare
     repository for each recently used commit. `credentials` returns the credential of a workspace's
     repository. `settings` say which repositories are reached, and by default these are those at public
-    addresses. With `smart_http`, refs are listed without git where that is possible."""
+    addresses. With `smart_http`, refs are listed without git where that is possible. Git runs inside of
+    `confinement`, if there is one."""
 
     def __init__(
         self,
@@ -69,6 +71,7 @@ class GitRepositories:
         settings: GitSettings = GitSettings(),  # noqa: B008 - it is frozen
         resolve: Resolve = resolve,
         smart_http: SmartHttp | None = None,
+        confinement: GitConfinement | None = None,
     ) -> None:
         self._root = root
         self._credentials = credentials
@@ -76,6 +79,7 @@ class GitRepositories:
         self._redirects = Redirects(settings.addresses, resolve=resolve)
         self._storage = MirrorStorage(root, quota_bytes=settings.quota_bytes)
         self._smart_http = smart_http
+        self._confinement = confinement
         self._locks: dict[str, asyncio.Lock] = {}
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._all_turns = asyncio.Semaphore(AT_ONCE)
@@ -210,7 +214,7 @@ class GitRepositories:
         config = await asyncio.to_thread(self._config)
         turns = self._turns.setdefault(workspace, asyncio.Semaphore(AT_ONCE_OF_ONE))
         async with turns, self._all_turns, _deadline():
-            with logging_in(url, credential, folder=self._root) as login:
+            with self._confining(), logging_in(url, credential, folder=self._root) as login:
 
                 async def attempt(at: RepositoryUrl) -> T:
                     source = GitSource(
@@ -241,7 +245,10 @@ class GitRepositories:
         """The repository of the first of these commits, while they are read. They are only copies: if
         reading fails, they are removed, and the next attempt fetches them again."""
         mirrors = [self._root / workspace / f"{sha}.git" for sha in commits]
-        with self._translating_errors(workspace, what=f"mirror of workspace {workspace}"):
+        with (
+            self._translating_errors(workspace, what=f"mirror of workspace {workspace}"),
+            self._confining(),
+        ):
             try:
                 for mirror in mirrors:
                     os.utime(mirror)
@@ -250,6 +257,15 @@ class GitRepositories:
                 for mirror in mirrors:
                     shutil.rmtree(mirror, ignore_errors=True)
                 raise
+
+    @contextmanager
+    def _confining(self) -> Iterator[None]:
+        """Inside the block, git runs in the sandbox."""
+        before = CONFINEMENT.set(self._confinement)
+        try:
+            yield
+        finally:
+            CONFINEMENT.reset(before)
 
     @contextmanager
     def _translating_errors(self, key: str, *, what: str) -> Iterator[None]:

@@ -10,11 +10,14 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
 from infra.git.access import NO_PINS, Pins
+from infra.git.confinement import GitConfinement, GitFiles
 from infra.git.login import NO_LOGIN, GitLogin
 from infra.git.urls import Protocol
 from schemas.errors import RepositoryAway
@@ -127,6 +130,27 @@ class GitTimeout(GitFailed):
         super().__init__(-signal.SIGKILL, f"no answer within {deadline_s:g} s")
 
 
+CONFINEMENT: ContextVar[GitConfinement | None] = ContextVar("CONFINEMENT", default=None)
+"""The sandbox of the commands of this task; None without one."""
+
+SIGNALLED = {
+    128 + number: -number
+    for number in map(
+        int,
+        (
+            signal.SIGABRT,
+            signal.SIGBUS,
+            signal.SIGFPE,
+            signal.SIGKILL,
+            signal.SIGSEGV,
+            signal.SIGTERM,
+            signal.SIGXCPU,
+        ),
+    )
+}
+"""The exit statuses by which a sandbox tells that a signal ended git."""
+
+
 async def run_git(
     *arguments: str,
     where: Path | None = None,
@@ -140,23 +164,9 @@ async def run_git(
     thread; an error that `sink` raises ends git. `objects` is another repository whose objects git may
     read. Raises GitFailed, GitTimeout after `deadline_s`
     seconds, and OSError if git cannot be started."""
-    process = await asyncio.create_subprocess_exec(
-        "/bin/sh",
-        "-c",
-        LIMITED,
-        "sh",
-        *_limits(source),
-        "git",
-        *(item for setting in _config(source) for item in ("-c", setting)),
-        *arguments,
-        cwd=where,
-        env=_environment(source, where, objects),
-        stdin=asyncio.subprocess.PIPE if send is not None else asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        limit=CHUNK,
-        start_new_session=True,
-    )
+    settings = (item for setting in _config(source) for item in ("-c", setting))
+    command = ("git", *settings, *arguments)
+    process = await _start(command, where, source, objects, is_fed=send is not None)
     kept = bytearray()
     try:
         async with asyncio.timeout(deadline_s):
@@ -167,11 +177,57 @@ async def run_git(
         await _end(process)
     if process.returncode:
         _kill_group(process)
+        status = SIGNALLED.get(process.returncode, process.returncode)
         if source is None:
-            raise GitFailed(process.returncode, said)
+            raise GitFailed(status, said)
         told = source.login.redact(said)
-        raise GitFailed(process.returncode, told, most_bytes=source.most_bytes)
+        raise GitFailed(status, told, most_bytes=source.most_bytes)
     return bytes(kept)
+
+
+async def _start(
+    command: Sequence[str],
+    where: Path | None,
+    source: GitSource | None,
+    objects: Path | None,
+    *,
+    is_fed: bool,
+) -> asyncio.subprocess.Process:
+    """Start git under its limits, and inside of a sandbox if there is one for this command."""
+    env, descriptors = _environment(source, where, objects), tuple[int, ...]()
+    confinement = CONFINEMENT.get()
+    has_sandbox = where is not None if source is None else source.protocol != "file"
+    with ExitStack() as held:
+        line: Sequence[str] = command
+        if confinement is not None and has_sandbox:
+            files = _files(where, source, objects)
+            line, descriptors = confinement.wrap(command, held, env=env, cwd=where, files=files)
+            env = {"PATH": env["PATH"]}
+        return await asyncio.create_subprocess_exec(
+            "/bin/sh",
+            "-c",
+            LIMITED,
+            "sh",
+            *_limits(source),
+            *line,
+            cwd=where,
+            env=env,
+            stdin=asyncio.subprocess.PIPE if is_fed else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=CHUNK,
+            start_new_session=True,
+            pass_fds=descriptors,
+        )
+
+
+def _files(where: Path | None, source: GitSource | None, objects: Path | None) -> GitFiles:
+    """The files of a command. Only a command that reaches a repository writes to its mirror."""
+    places = tuple(path for path in (where,) if path is not None)
+    others = tuple(path for path in (objects,) if path is not None)
+    if source is None:
+        return GitFiles(readable=(*places, *others))
+    return GitFiles(places, (*others, source.config), source.protocol, source.login)
 
 
 async def _talk(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.git.confinement import find_confinement
 from infra.git.mirrors import GitRepositories
 from infra.settings.git import LAPTOP
 from schemas.errors import HeadraceError
@@ -95,7 +96,9 @@ async def test_a_hostile_repository_has_no_effect(
     kind, url = KINDS[name], str(tmp_path / "source")
     kind.make(RawRepository(Path(url)))
     before = sorted(tmp_path.iterdir())
-    found = await examine(GitRepositories(tmp_path / "mirrors", settings=LAPTOP), url)
+    confinement = find_confinement("bwrap")
+    repositories = GitRepositories(tmp_path / "mirrors", settings=LAPTOP, confinement=confinement)
+    found = await examine(repositories, url)
     assert list(canary.iterdir()) == []
     assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "mirrors"])
     assert processes_of(tmp_path) == []

@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from infra.git import access, commits, mirrors, process, redirects, refs, smart_http
 from infra.git.access import NO_PINS
+from infra.git.confinement import find_confinement
 from infra.git.credentials import GitCredential, TokenCredential
 from infra.git.mirrors import GitRepositories
 from infra.git.smart_http import SmartHttp
@@ -41,7 +42,7 @@ from tests.unit.infra.git.hostile.test_hostile_repositories import files_of, out
 HOST, REBINDS = "git.example.org", "rebinds.example.org"
 HELD = {"f": b"true\n"}
 QUOTA = 16 << 20
-WORST_S = 0.2
+WORST_S, QUIET_S = 0.2, 0.02
 TOKEN = TokenCredential("bot", "a-token-that-nobody-else-gets")
 
 PROBE = """
@@ -205,13 +206,18 @@ async def tell(scene: Scene, root: Path, kinds: list[str]) -> dict[str, list[obj
     """Read the repository of every kind at the same time, and return all results."""
     names, found = Names(), dict[str, list[object]]()
     turns = asyncio.Semaphore(8)
-    settings = GitSettings(ALLOWED, quota_bytes=QUOTA)
+    settings, confinement = GitSettings(ALLOWED, quota_bytes=QUOTA), find_confinement("bwrap")
     async with SmartHttp(ALLOWED, resolve=names.resolve) as smart:
 
         async def one(kind: str) -> None:
             async with turns:
                 repositories = GitRepositories(
-                    root / kind, login, settings=settings, resolve=names.resolve, smart_http=smart
+                    root / kind,
+                    login,
+                    settings=settings,
+                    resolve=names.resolve,
+                    smart_http=smart,
+                    confinement=confinement,
                 )
                 found[kind] = await glance(repositories, scene.url(kind))
 
@@ -260,7 +266,8 @@ async def test_no_lie_of_a_server_has_an_effect(
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10 < 256 << 20
     assert max(held) < WORST_S, f"the loop was held for {max(held):.3f} s"
     ours, idle = worst
-    assert ours < WORST_S + 5 * idle, f"/healthz: {ours:.3f} s, in an idle process {idle:.3f} s"
+    if idle < QUIET_S:  # else the machine has other work, and says nothing about ours
+        assert ours < WORST_S, f"/healthz took {ours:.3f} s, and {idle:.3f} s in an idle process"
 
 
 async def read(scene: Scene, root: Path, kind: str, allowed: AllowedAddresses) -> list[object]:
